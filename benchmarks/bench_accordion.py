@@ -14,8 +14,7 @@ import argparse
 from benchmarks.sorted_rows import sorted_rows
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig
-from hpcsgd.unread import without_unread
+from hpcsgd.config import RunConfig, without_unread
 
 REPLICAS, L2 = 4, 0.05
 KINDS = {

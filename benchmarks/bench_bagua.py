@@ -86,7 +86,7 @@ def hidden() -> Figures:
 def _hidden_share(X: Any, y: Any, row: str) -> float:
     from hpcsgd.api import train
     from hpcsgd.comm.threads import run_ranks
-    from hpcsgd.unread import without_unread
+    from hpcsgd.config import without_unread
 
     method, more, _ = ROWS[row]
     config: Figures = {

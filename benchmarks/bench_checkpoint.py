@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback
-from hpcsgd.checkpoint import Store
-from hpcsgd.saving import Saver
+from hpcsgd.runs.checkpoint import CheckpointStore, Saver
+from hpcsgd.runs.progress import Callback
 
 WIDTHS = (2_000, 20_000, 200_000)
 ROWS, REPEATS = 512, 5
@@ -76,7 +75,7 @@ def run(X: np.ndarray, y: np.ndarray, every: int, parts: dict) -> float:
 
 def timed(parts: dict):
     """Time the two parts of every checkpoint; returns what undoes it."""
-    kept = Saver.save, Store.write
+    kept = Saver.save, CheckpointStore.write
 
     def around(name, action):
         def inner(*arguments):
@@ -87,9 +86,12 @@ def timed(parts: dict):
 
         return inner
 
-    Saver.save, Store.write = around("save", kept[0]), around("write", kept[1])
+    Saver.save, CheckpointStore.write = (
+        around("save", kept[0]),
+        around("write", kept[1]),
+    )
 
     def undo() -> None:
-        Saver.save, Store.write = kept
+        Saver.save, CheckpointStore.write = kept
 
     return undo

@@ -15,8 +15,8 @@ from time import perf_counter
 import numpy as np
 
 import hpcsgd
-from hpcsgd.comm import open_world, persistent, shared
-from hpcsgd.comm.workspace import Workspace
+from hpcsgd.comm import open_world, shared_memory
+from hpcsgd.comm.communicator import Workspace
 
 RANKS, REPEATS, RUN_REPEATS = 2, 41, 9
 EXCHANGES = ((8, 8), (16, 8), (32, 8), (32, 16), (64, 16))
@@ -91,15 +91,15 @@ def _sums(world, words: int) -> dict:
 
 def _every_kind(world, words: int) -> dict:
     kinds = {"ordinary": Workspace(world, words, np.float32)}
-    limits = persistent.UP_TO, shared.ALONE_UP_TO
-    persistent.UP_TO = 2**40
+    limits = shared_memory.UP_TO, shared_memory.ALONE_UP_TO
+    shared_memory.UP_TO = 2**40
     world.share_nodes("off")
     kinds["persistent"] = world.workspace(words, np.float32)
     world.share_nodes("on")
     for name, limit in (("shared_each", 2**40), ("shared_slices", -1)):
-        shared.ALONE_UP_TO = limit
+        shared_memory.ALONE_UP_TO = limit
         kinds[name] = world.workspace(words, np.float32)
-    persistent.UP_TO, shared.ALONE_UP_TO = limits
+    shared_memory.UP_TO, shared_memory.ALONE_UP_TO = limits
     return kinds
 
 

@@ -14,17 +14,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hpcsgd.backends import cpu
-from hpcsgd.backends.base import Batch
-from hpcsgd.backends.bf16_gram import tile_peak
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
-from hpcsgd.families import get_family
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.base import StepBatch
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.compiled_calls import tile_peak
+from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.formats import encode
+from hpcsgd.glm import get_family, make_update
+from hpcsgd.glm.unrolling import uniform_blocks, unroll
 from hpcsgd.precision import RECIPES
-from hpcsgd.schedule import uniform_blocks
-from hpcsgd.storage import encode
-from hpcsgd.updates import make_update
-from hpcsgd.updates.unroll import unroll
 
 REPEATS, LEAST = 9, 0.02  # turns, seconds of each
 GRAMS = ((8, 8, 1000), (32, 8, 1000), (32, 16, 1000), (32, 16, 4000), (64, 32, 8000))
@@ -35,7 +33,7 @@ BYTES = 200 * 2**20  # of a matrix in float32
 def measure() -> dict:
     """All figures."""
     figures = {
-        "instructions": cpu.instructions(),
+        "instructions": compiled_calls.instructions(),
         "read_GB_s": round(read_bandwidth(), 2),
         "sgemm_GF_s": round(sgemm(), 1),
         "tiles_GF_s": round(tiles(), 1),
@@ -163,7 +161,7 @@ def recurrence(b: int, s: int) -> dict:
     rng = np.random.default_rng(0)
     packed = (1e-3 * rng.standard_normal(blocks.gram_words)).astype(np.float32)
     z = rng.standard_normal((m, 1), dtype=np.float32)
-    batch = Batch((z > 0).astype(np.float32), None, None)
+    batch = StepBatch((z > 0).astype(np.float32), None, None)
     family, ways = get_family("logistic"), {}
     for name, kind in (("numpy", HostBackend), ("fp32", NativeBackend)):
         one = kind(RECIPES["fp32"])

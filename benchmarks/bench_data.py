@@ -77,7 +77,7 @@ def _of_libsvm(folder: Path) -> list[dict]:
 
 
 def _libsvm_ways(path: Path) -> dict[str, Way]:
-    from hpcsgd.data.libsvm import LibsvmSource
+    from hpcsgd.data.convert.libsvm import LibsvmSource
 
     ways = _own_ways(partial(LibsvmSource, path), vstack)
     if _there("sklearn"):
@@ -97,7 +97,7 @@ def _of_csv(folder: Path) -> list[dict]:
 
 
 def _csv_ways(path: Path) -> dict[str, Way]:
-    from hpcsgd.data.csv import CsvSource
+    from hpcsgd.data.convert.csv import CsvSource
 
     ways = _own_ways(partial(CsvSource, path, 0, ",", False), np.concatenate)
     if _there("pyarrow"):
@@ -179,8 +179,8 @@ def _rates(size: float, times: dict[str, tuple[float, float]]) -> dict[str, int]
 
 def _of_conversion(folder: Path) -> list[dict]:
     """Text to a store of each element type, and the store against its checksums."""
-    from hpcsgd.data.csv import CsvSource
-    from hpcsgd.data.libsvm import LibsvmSource
+    from hpcsgd.data.convert.csv import CsvSource
+    from hpcsgd.data.convert.libsvm import LibsvmSource
 
     kinds = {
         "epsilon": (text_files.epsilon, LibsvmSource),
@@ -198,7 +198,7 @@ def _of_conversion(folder: Path) -> list[dict]:
 
 def _converted(path: Path, source: Callable) -> dict:
     from hpcsgd.data.checksums import block_sum
-    from hpcsgd.data.verify_store import verify_store
+    from hpcsgd.data.store import verify_store
 
     stores = {e: path.with_name(f"{path.name}-{e}.h5") for e in ("fp32", "bf16")}
     ways: dict[str, Way] = {
@@ -219,7 +219,8 @@ def _converted(path: Path, source: Callable) -> dict:
 
 
 def _convert(source: Callable, store: Path, element: str) -> None:
-    from hpcsgd.data.convert import Recipe, convert
+    from hpcsgd.data.convert.pipeline import convert
+    from hpcsgd.data.convert.transform import Recipe
 
     convert(source(), store, Recipe(element), _Silent(), force=True)
 
@@ -240,10 +241,10 @@ class _Silent:
 
 def _of_python(folder: Path) -> list[dict]:
     """Both parsers on the same few lines."""
-    from hpcsgd.data import parse_native, parse_python
-    from hpcsgd.data.parse_python import Layout
+    from hpcsgd.data.convert import parsers
+    from hpcsgd.data.convert.parsers import LineLayout
 
-    rows, modules = [], {"compiled": parse_native, "python": parse_python}
+    rows, modules = [], {"compiled": parsers, "python": parsers}
     for name, row in (text_files.LIBSVM | text_files.CSV).items():
         text = text_files.write(folder / name, row, SLOW_BYTES).read_bytes()
         ways = {}
@@ -253,7 +254,7 @@ def _of_python(folder: Path) -> list[dict]:
             else:
                 fields = text.split(b"\n", 1)[0].count(b",") + 1
                 places = np.arange(-1, fields - 1, dtype=np.int32)
-                layout = Layout(b",", places, fields - 1, 1, False)
+                layout = LineLayout(b",", places, fields - 1, 1, False)
                 ways[module_name] = partial(module.parse_csv, text, layout)
         rows.append({"file": name, **_rates(len(text) / 1e6, _in_turns(ways))})
         print(rows[-1], flush=True)

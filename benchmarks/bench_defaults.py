@@ -22,7 +22,7 @@ from scipy.optimize import minimize  # noqa: E402
 
 from benchmarks.peers.problems import Kind, make_of, read_libsvm  # noqa: E402
 from benchmarks.text_files import REAL  # noqa: E402
-from hpcsgd.families import get_family  # noqa: E402
+from hpcsgd.glm import get_family  # noqa: E402
 
 DATA = Path(os.environ.get("DATA", REAL))  # a9a.txt, w1a.txt, abalone.txt
 ALPHA = 1e-4  # the default

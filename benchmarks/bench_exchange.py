@@ -11,8 +11,8 @@ import time
 import numpy as np
 
 import hpcsgd
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.schedule import uniform_blocks
+from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.glm.unrolling import uniform_blocks
 
 ROWS, COLUMNS, M = 64 * 400, 100, 64
 TARGET = 25.0  # µs

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcsgd.agreement.decentralised import MixPairs
-from hpcsgd.agreement.decentralised_low import LowPrecision
+from hpcsgd.agreements.more.decentralized import LowPrecision, MixPairs
 from tests.helpers import anybatch_laws, bagua_laws
 from tests.helpers.averages_laws import HARD, L2, OPTIMUM, gap, loss
 from tests.helpers.contracts.codec import gap_of

@@ -31,7 +31,7 @@ from benchmarks.gpu.figure import Figure, table, write
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.worker import LIMIT, NO_GPU, Told, apart, own_line, tell
 from benchmarks.run import HERE, machine
-from hpcsgd.backends.cuda import CudaDevice
+from hpcsgd.backends.cuda.device import CudaDevice
 from hpcsgd.errors import ConfigError
 
 MINUTES = 8.0

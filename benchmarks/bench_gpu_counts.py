@@ -24,7 +24,7 @@ from benchmarks.gpu.predicted import (
 )
 from benchmarks.gpu.resident import residents
 from benchmarks.gpu.sizes import Sizes
-from hpcsgd.backends.launch_gram import STAGES
+from hpcsgd.backends.cuda.kernels import STAGES
 from tests.helpers.kernels.ptx.chain import Latencies
 
 SIZES, KEPT = Sizes(), Latencies()

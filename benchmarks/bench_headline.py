@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.command import hpcsgd, timed
-from hpcsgd.comm import wire
-from hpcsgd.comm.network import parse_network
+from hpcsgd.comm import communicator
+from hpcsgd.comm.network_model import parse_network
 
 ROWS, BATCH, EPOCHS, REPEATS, MANY = 20000, 32, 10, 5, 64
 TRIES = 5  # runs that a machine file may learn from
@@ -117,7 +117,7 @@ class Place:
     def gradient_sum(self) -> float:
         """Seconds of a sum of d words over 64 ranks: what DDP cannot avoid."""
         network = parse_network(LAN_OF_MANY)
-        moved = wire.sum_bytes(4 * self.shape.columns, MANY)
+        moved = communicator.sum_bytes(4 * self.shape.columns, MANY)
         return network.alpha * 6 + moved / network.bandwidth
 
     def plain(self, steps: int, *more: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcsgd.tiles.files import StateFile
+from hpcsgd.agreements.more.infinity.tiles import StateFile
 
 ROWS, STORED, EXCHANGES = 64, 200, 4
 

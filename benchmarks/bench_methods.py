@@ -125,16 +125,16 @@ def _compare(
     given: Figures,
 ) -> Any:
     """All methods, each at its part of the highest rate."""
-    from hpcsgd.study import compare
-    from hpcsgd.study.line_up import ALL, line_up
-    from hpcsgd.study.settings import Setting
+    from hpcsgd.studies import compare
+    from hpcsgd.studies.compare import ALL, line_up
+    from hpcsgd.studies.plan import NamedSetting
 
     base = _base(shape, network)
     entries = line_up(methods, base, given["world"].size)
     if methods == ALL:
         entries += [_casgd(base, name) for name in STEPS]
     for place, one in enumerate(entries):
-        if isinstance(one, Setting):
+        if isinstance(one, NamedSetting):
             top = shape.rate if one.config.update.kind in LINEAR else ELEMENTWISE
             rate = replace(one.config.rate, value=top * parts[one.name])
             entries[place] = replace(one, config=replace(one.config, rate=rate))
@@ -147,7 +147,7 @@ def _compare(
 
 def _casgd(base: Figures, name: str) -> Any:
     """CA-SGD with other steps between two sums."""
-    from hpcsgd.study.settings import make_setting
+    from hpcsgd.studies.plan import make_setting
 
     over = {"products": {"kind": "gram"}, "schedule": {"steps": STEPS[name]}}
     return make_setting(name, base, over)
@@ -155,7 +155,7 @@ def _casgd(base: Figures, name: str) -> Any:
 
 def _rates(shape: Shape, methods: str, given: Figures) -> tuple[Figures, Figures]:
     """The part of the rate that each method ends lowest with; name -> part -> loss."""
-    from hpcsgd.study.line_up import parse_methods
+    from hpcsgd.studies.compare import parse_methods
 
     names = [*parse_methods(methods), *STEPS]
     ends: dict[str, dict[float, float]] = {name: {} for name in names}

@@ -1,7 +1,7 @@
 """What the cost model is worth: predictions beside runs of settings it never saw.
 
 For each shape, number of ranks and network the tuner takes its figures and fits its
-model to bursts at the steps of `hpcsgd.tuner.question.PROBED`. Then every product runs
+model to bursts at the steps of `hpcsgd.tuning.tuner.PROBED`. Then every product runs
 with other steps, JUDGED: how far off was the prediction, and how far from the fastest
 of them all is what the tuner chooses among the same? Medians of runs that take turns.
 
@@ -156,11 +156,14 @@ def _work(asked: argparse.Namespace) -> None:
 def _row(shape: str, network: str, folder: Path, world) -> dict:
     """Fit, choose, then run everything."""
     from hpcsgd.config import RunConfig
-    from hpcsgd.tuner.budget import Budget
-    from hpcsgd.tuner.learning import Learnt, Way
-    from hpcsgd.tuner.question import Question
-    from hpcsgd.tuner.rooms import open_room
-    from hpcsgd.tuner.tune import run_best
+    from hpcsgd.tuning.rehearsal import TimeBudget
+    from hpcsgd.tuning.tuner import (
+        LearningSetting,
+        Learnt,
+        TuningQuestion,
+        open_room,
+        run_best,
+    )
 
     rows, _, epochs, family, recipe = SHAPES[shape]
     tables = {
@@ -170,11 +173,11 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
         "precision": {"recipe": recipe},
         "run": {"network": network} if network != "none" else {},
     }
-    question = Question(RunConfig.parse(tables), (BATCH,), SECONDS)
-    budget, grid = Budget(world, SECONDS), (1, world.size)
+    question = TuningQuestion(RunConfig.parse(tables), (BATCH,), SECONDS)
+    budget, grid = TimeBudget(world, SECONDS), (1, world.size)
     room = open_room(question, grid, recipe, world, rows, 1.0, budget, 0.25)
     room.fit(question, [BATCH], budget, 0.6)
-    way = Learnt(Way(BATCH, 0.1), 1.0)
+    way = Learnt(LearningSetting(BATCH, 0.1), 1.0)
     every = [c for c in room.candidates(question, [way]) if c.setting.steps in JUDGED]
     chosen = run_best(every, [room], budget)[0]
     took = {c: [] for c in every}
@@ -194,7 +197,7 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
 
 def _run(setting, room, world, epochs: int) -> float:
     """Seconds of a step of a real run: all its epochs, or as many as time allows."""
-    from hpcsgd.build import put_together
+    from hpcsgd.runs.build import put_together
 
     config = room.stage.config
     config = replace(
@@ -222,7 +225,7 @@ def _run(setting, room, world, epochs: int) -> float:
 
 def _watch(keeps: bool, rank: int):
     """Notes when epochs end, and ends a run that is long enough."""
-    from hpcsgd.callbacks import Callback
+    from hpcsgd.runs.progress import Callback
 
     class Watch(Callback):
         def __init__(self):

@@ -15,8 +15,8 @@ import numpy as np
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.polish import lbfgs
-from hpcsgd.polish.scaling import Scaling
+from hpcsgd.solvers import lbfgs
+from hpcsgd.solvers.full_passes import VariableScaling
 
 ROWS, COLS, MEMBERS, BATCH, L2 = 4000, 200, 4, 32, 1e-3
 TARGET, EPOCHS, REPEATS = 1e-8, 60, 3
@@ -168,10 +168,10 @@ def finisher(scales: bool):
     return go
 
 
-def unscaled(moments, l2, has_intercept) -> Scaling:
+def unscaled(moments, l2, has_intercept) -> VariableScaling:
     """No change of variables."""
     ones = np.ones_like(moments.second)
-    return Scaling(ones, 0.0 * ones, np.ones_like(moments.total))
+    return VariableScaling(ones, 0.0 * ones, np.ones_like(moments.total))
 
 
 def polished(results, best: float) -> dict:

@@ -25,13 +25,11 @@ import numpy as np
 
 from benchmarks.own_core import now, own_cores
 from benchmarks.two_networks import NETWORKS
-from hpcsgd.agreement import Scheduled
-from hpcsgd.alternate import tick_tock
-from hpcsgd.api import train
-from hpcsgd.callbacks import Callback
+from hpcsgd.agreements import Scheduled
+from hpcsgd.api import tick_tock, train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig
-from hpcsgd.unread import without_unread
+from hpcsgd.config import RunConfig, without_unread
+from hpcsgd.runs.progress import Callback
 
 METHODS = {
     "ddp": {"method": "ddp"},

@@ -2,7 +2,7 @@
 
 The five shapes of bench_methods, batches of 32 rows, three epochs, one process that
 agrees on gradients; F before the first step and at the end. What a comparison takes
-for such a rule (`hpcsgd/study/own_rates.py`) stands in the middle of its rates.
+for such a rule (`hpcsgd/studies/plan.py`) stands in the middle of its rates.
 
     python -m benchmarks.run bench_own_rates
 """
@@ -23,7 +23,7 @@ def measure():
 
 
 def _measure(shape):
-    from hpcsgd.study.own_rates import OWN_RATES
+    from hpcsgd.studies.plan import OWN_RATES
 
     X, y = shape.data()
     found = {}

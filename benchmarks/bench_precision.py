@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcsgd.bound import Exchange, largest_safe_rate, term
-from hpcsgd.data.partition import split_range
-from hpcsgd.families import get_family
+from hpcsgd.data.shard import split_range
+from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS
-from hpcsgd.trials.exchange import as_one_field, held, relative_error
+from hpcsgd.tuning.bound import ExactExchange, largest_safe_rate, term
+from hpcsgd.tuning.pilots import as_one_field, held, relative_error
 
 FORMAT = "bf16"
 DRAWS = 12
@@ -36,14 +36,14 @@ def measure() -> list[dict]:
 
 def make_exchange(
     seed: int, batch: int, steps: int, columns: int, members: int
-) -> Exchange:
+) -> ExactExchange:
     """Normal rows, weights and targets that suit them, a tenth of the safe rate."""
     rng = np.random.default_rng([seed, columns])
     name = ("logistic", "gaussian")[seed % 2]
     X = rng.normal(size=(batch * steps, columns))
     w = rng.normal(size=(columns, 1)) / np.sqrt(columns)
     t = X @ rng.normal(size=(columns, 1)) / np.sqrt(columns)
-    exchange = Exchange(
+    exchange = ExactExchange(
         rows=X,
         sizes=(batch,) * steps,
         targets=(t > 0).astype(float) if name == "logistic" else t,

@@ -15,12 +15,12 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
 import numpy as np  # noqa: E402
 
 from benchmarks.peers.problems import Kind, make_of  # noqa: E402
-from hpcsgd.bound import largest_safe_rate  # noqa: E402
 from hpcsgd.comm.threads import run_ranks  # noqa: E402
 from hpcsgd.config import RunConfig  # noqa: E402
-from hpcsgd.data.memory import MemoryReader  # noqa: E402
-from hpcsgd.trials.path import Path as Groups  # noqa: E402
-from hpcsgd.trials.pilot import draw_sample  # noqa: E402
+from hpcsgd.data.readers import MemoryReader  # noqa: E402
+from hpcsgd.tuning.bound import largest_safe_rate  # noqa: E402
+from hpcsgd.tuning.pilots import SamplePath as Groups  # noqa: E402
+from hpcsgd.tuning.pilots import draw_sample  # noqa: E402
 
 ROWS, BATCH, EPOCHS = 20000, 32, 3
 STEPS, MEMBERS = (4, 16, 64), (1, 2, 4)

@@ -15,8 +15,7 @@ import numpy as np
 from benchmarks.two_networks import main, on_both
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig
-from hpcsgd.unread import without_unread
+from hpcsgd.config import RunConfig, without_unread
 
 ROWS = {
     "ddp": {"method": "ddp"},

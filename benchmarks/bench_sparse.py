@@ -4,7 +4,7 @@ Part "exchange": gather, Gram, scores and gradient of m sampled rows, each as CS
 a dense array by what is used here, and as CSR by SciPy, in turns, over densities and
 widths, columns drawn evenly or as words are in texts (Zipf). Part "gram": SciPy's
 sparse Gram with several shares of rows from which a column counts as heavy, which is
-what `HEAVY` in hpcsgd/backends/sparse.py is chosen by.
+what `HEAVY` in hpcsgd/backends/numpy_rows.py is chosen by.
 """
 
 import time
@@ -12,13 +12,12 @@ import time
 import numpy as np
 from scipy.sparse import csr_array
 
-from hpcsgd.backends import make_backend, sparse
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.csr import Csr, from_scipy
+from hpcsgd.backends import make_backend, numpy_rows
+from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.glm import make_update
+from hpcsgd.glm.unrolling import uniform_blocks, unroll
 from hpcsgd.precision import RECIPES
-from hpcsgd.schedule import uniform_blocks
-from hpcsgd.updates import make_update
-from hpcsgd.updates.unroll import unroll
+from hpcsgd.sparse import Csr, from_scipy
 
 BATCH, STEPS, ROWS = 32, 8, 1024
 DENSITIES = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5)
@@ -130,14 +129,14 @@ def _exchange(backend, matrix, chosen, width):
 def _gram_row(rng, columns, width, density):
     """µs of the Gram for every share; 0 makes all columns dense, 1 none."""
     matrix = make_rows(rng, columns, BATCH * STEPS, width, density)
-    backend, kept = HostBackend(RECIPES["fp32"]).for_sparse(), sparse.HEAVY
+    backend, kept = HostBackend(RECIPES["fp32"]).for_sparse(), numpy_rows.HEAVY
     found = {}
     for share in SHARES:
-        sparse.HEAVY = share
+        numpy_rows.HEAVY = share
         chosen = np.arange(BATCH * STEPS)
         ways = {"scipy": (backend, matrix)}
         found[f"{share:.3g}"] = _phases(ways, chosen, width)["scipy"]["gram"]
-    sparse.HEAVY = kept
+    numpy_rows.HEAVY = kept
     return {
         "part": "gram",
         "columns": columns,

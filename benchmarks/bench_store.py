@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from hpcsgd.data.checksums import block_sum
-from hpcsgd.data.partition import split_range
+from hpcsgd.data.shard import split_range
 
 ROWS, COLS, REPEATS = 25_600, 2000, 5
 TURNS = range(REPEATS)
@@ -89,7 +89,7 @@ def _forget(path: Path) -> None:
 def _of_checksums(folder: Path, X: np.ndarray) -> dict:
     """Kinds of checksum on one tile, and whole reads with and without ours."""
     from hpcsgd.data.hdf5 import Hdf5Reader
-    from hpcsgd.data.store_writer import StoreWriter
+    from hpcsgd.data.store import StoreWriter
 
     path, tile = folder / "store.h5", np.ascontiguousarray(X[:1024, :256])
     start = perf_counter()

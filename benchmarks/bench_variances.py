@@ -14,8 +14,7 @@ of it is exact: no clock is read.
 import numpy as np
 from sklearn.datasets import load_digits
 
-from hpcsgd.codecs.adaptive import powers
-from hpcsgd.codecs.truncated import Mixture
+from hpcsgd.agreements.codecs.levels import Mixture, powers
 from tests.helpers.contracts.codec import Alone, moments, opened
 
 BITS = (3, 4, 6, 8)

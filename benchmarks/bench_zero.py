@@ -16,9 +16,9 @@ import tracemalloc
 import numpy as np
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback
 from hpcsgd.cli.launch import mpiexec
 from hpcsgd.config import RunConfig
+from hpcsgd.runs.progress import Callback
 
 METHODS = ("ddp", "zero1", "zero2", "offload", "zero3")
 UPDATES = ("sgd", "momentum", "adagrad", "adam")

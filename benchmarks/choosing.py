@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.bench_methods import NETWORKS, RESULT
 from benchmarks.methods_file import known
 from benchmarks.methods_shapes import SHAPES
-from hpcsgd.methods import METHODS
+from hpcsgd.config import METHODS
 
 Figures = dict[str, Any]
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"

@@ -24,8 +24,8 @@ def rows_of(shape: str, rows: int, is_sorted: bool) -> tuple[Any, Any]:
 def curve_of(config: Figures, X: Any, y: Any, ranks: int) -> tuple[list[Figures], Any]:
     """What rank 0 saw at every look at the loss, and its report."""
     from hpcsgd.api import train
-    from hpcsgd.callbacks import Callback
     from hpcsgd.comm.threads import run_ranks
+    from hpcsgd.runs.progress import Callback
 
     curve: list[Figures] = []
 

@@ -11,10 +11,10 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 
-import hpcsgd.comm.link as link
-from hpcsgd.agreement.overlap import Overlap
-from hpcsgd.comm.delayed import Delayed
-from hpcsgd.comm.pending import Arrival, has_come_of
+import hpcsgd.comm.network_model as link
+from hpcsgd.agreements.base import Overlap
+from hpcsgd.comm.communicator import Arrival, has_come_of
+from hpcsgd.comm.network_model import DelayedCommunicator
 
 
 class OwnCore(threading.local):
@@ -57,11 +57,11 @@ def own_cores():
         return Arrival(wait, lambda: inner() and now() >= over())
 
     before = link.perf_counter, link.sleep_until
-    was_late, clock = Delayed._late, Overlap.__init__.__defaults__
+    was_late, clock = DelayedCommunicator._late, Overlap.__init__.__defaults__
     link.perf_counter, link.sleep_until = now, CLOCK.wait_until
-    Delayed._late, Overlap.__init__.__defaults__ = late, (now,)
+    DelayedCommunicator._late, Overlap.__init__.__defaults__ = late, (now,)
     try:
         yield
     finally:
         link.perf_counter, link.sleep_until = before
-        Delayed._late, Overlap.__init__.__defaults__ = was_late, clock
+        DelayedCommunicator._late, Overlap.__init__.__defaults__ = was_late, clock

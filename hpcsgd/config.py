@@ -1,39 +1,536 @@
 """What the user asked for: frozen sections in, TOML out, nothing unknown accepted."""
 
+import logging
+import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
+from itertools import product
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from hpcsgd.agreement.settings import AgreementConfig
-from hpcsgd.averaging import AverageConfig
-from hpcsgd.codecs.accordion_settings import AccordionConfig
-from hpcsgd.codecs.settings import CodecConfig
-from hpcsgd.coordinate.settings import CoordinateConfig
-from hpcsgd.data.sampling import SamplingConfig
+from hpcsgd.agreements import AGREEMENTS
+from hpcsgd.agreements.base import GRADIENTS
+from hpcsgd.agreements.codecs import CODECS
+from hpcsgd.agreements.codecs.base import AccordionConfig, CodecConfig
+from hpcsgd.agreements.settings import AgreementConfig
+from hpcsgd.data.sampling import FoldSplit, SamplingConfig
+from hpcsgd.data.shard import PARTITIONS
 from hpcsgd.errors import ConfigError
-from hpcsgd.files import open_entry
-from hpcsgd.methods import with_method
-from hpcsgd.mirror.settings import MirrorConfig
-from hpcsgd.polish.settings import PolishConfig
+from hpcsgd.files import numbers, open_entry, parse_toml, toml_literal, toml_value
+from hpcsgd.glm.mirror_maps import MirrorConfig
+from hpcsgd.glm.penalties import Models, ProblemConfig, SweepModel
+from hpcsgd.glm.unrolling import Schedule
+from hpcsgd.glm.updates import RateConfig
 from hpcsgd.precision import PrecisionConfig
-from hpcsgd.problem import ProblemConfig
-from hpcsgd.products.choose import ProductsConfig
-from hpcsgd.rates import RateConfig
-from hpcsgd.retired import why_retired, without_retired
-from hpcsgd.schedule import Schedule
-from hpcsgd.sections import (
-    CheckpointConfig,
-    DataConfig,
-    GridConfig,
-    RunSection,
-    UpdateConfig,
-)
-from hpcsgd.stopping import StopConfig
-from hpcsgd.sweeps.settings import SweepConfig
-from hpcsgd.toml_text import numbers, parse_toml, toml_literal, toml_value
+from hpcsgd.products.cost import ProductsConfig
+from hpcsgd.solvers.coordinate import CoordinateConfig
+from hpcsgd.solvers.evaluation import MEASURES, AverageConfig, StopConfig
+from hpcsgd.solvers.lbfgs import PolishConfig
+
+# Sections of a configuration that no other module owns: data, update, grid, run.
+
+CENTRES = ("none", "classes", "columns")
+DEVICES = ("cpu", "cuda")
+TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
+DRIVERS = ("independent", "mpio")
+MOST_EXCHANGES = 1_000_000  # between two looks
+MOST_EMULATED = 2**20  # members
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where rows come from."""
+
+    path: str = ""
+    # Columns to members: in equal numbers, or so that stored values are (sparse data).
+    partition: str = "auto"
+    hdf5: str = "independent"  # every rank reads for itself; "mpio" = through MPI-IO
+
+    def __post_init__(self) -> None:
+        if self.partition not in PARTITIONS:
+            raise ConfigError(
+                f"[data] partition = {self.partition!r} must be one of"
+                f" {', '.join(PARTITIONS)}"
+            )
+        if self.hdf5 not in DRIVERS:
+            raise ConfigError(
+                f"[data] hdf5 = {self.hdf5!r} must be one of {', '.join(DRIVERS)}"
+            )
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """How a gradient becomes a step."""
+
+    kind: str = "sgd"
+    momentum: float = 0.9  # momentum, nesterov, nesterov-classic
+    beta1: float = 0.9  # adam: of the mean of gradients
+    beta2: float = 0.999  # adam: of the mean of their squares
+    epsilon: float = 1e-08  # adam, adagrad: beside the root that steps are divided by
+    bits: int = (
+        32  # 8: what momentum, adam and adagrad keep, where gradients are shared
+    )
+    snapshot: int = 1  # epochs between the full gradients of svrg
+    clip: str = "none"  # too large gradients: by value, in norm, or of a percentile
+    clip_at: float = 0.0  # the largest value or norm, 0 = 1; a percentile, 0 = 5
+    clip_over: str = "step"  # exchange: the mean of s gradients, another method
+    centre: str = "none"  # gradients less their mean over classes, or over columns
+    normalise: bool = False  # gradients of length one
+    noise: float = 0.0  # variance at the first step of noise on gradients; it fades
+
+    def __post_init__(self) -> None:
+        if self.snapshot < 1:
+            raise ConfigError(
+                f"[update] snapshot = {self.snapshot} must be at least 1; 1 is usual"
+            )
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(
+                    f"[update] {name} = {getattr(self, name)!r} must lie in [0, 1)"
+                )
+        self._check_shapes()
+        if self.bits not in (8, 32):
+            raise ConfigError(f"[update] bits = {self.bits!r} must be 8 or 32")
+        if not 0.0 < self.epsilon < float("inf"):
+            raise ConfigError(
+                f"[update] epsilon = {self.epsilon!r} must be above 0; 1e-8 is usual"
+            )
+
+    def _check_shapes(self) -> None:
+        if self.centre not in CENTRES:
+            raise ConfigError(
+                f"[update] centre = {self.centre!r} must be one of {', '.join(CENTRES)}"
+            )
+        if not 0.0 <= self.noise < float("inf"):
+            raise ConfigError(
+                f"[update] noise = {self.noise!r} must be at least 0; 0 is none"
+            )
+        if self.clip == "percentile" and not 0.0 < self.limit <= 100.0:
+            raise ConfigError(
+                f"[update] clip_at = {self.clip_at!r} is the percentile of the last"
+                " norms and must lie in (0, 100]; 5 is usual"
+            )
+
+    @property
+    def limit(self) -> float:
+        """What is clipped to: the usual one where none was given."""
+        return self.clip_at or (5.0 if self.clip == "percentile" else 1.0)
+
+    @property
+    def shapes(self) -> str:
+        """What is done to gradients that only those who agree on them can do."""
+        if self.clip == "percentile":
+            return "clip"
+        if self.bits == 8:
+            return "bits"
+        asked = {"centre": self.centre != "none", "normalise": self.normalise}
+        return next((k for k, v in {**asked, "noise": self.noise}.items() if v), "")
+
+
+@dataclass(frozen=True)
+class GridConfig:
+    """R × C; 0 members means all the ranks there are."""
+
+    replicas: int = 1
+    members: int = 0
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """How the run behaves, none of which changes what is learnt."""
+
+    out: str | None = None  # run folder; nothing is written without one
+    resume: str = "no"  # auto: from the newest checkpoint in out; or a path
+    memory: float = 0.0  # GiB that the ranks of one node may use; 0 = what is free
+    network: str | None = None  # lan, hpc, cloud or alpha=...,bandwidth=...
+    comm: str = "auto"  # serial, mpi, or what the launcher says
+    reproducible: bool = False  # every member holds the same bits, at a second message
+    check_members: int = 0  # exchanges between comparisons of members; 0 = never
+    check_every: int = 64  # exchanges between looks at non-finite weights and stops
+    node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
+    evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
+    evaluate: str = "loss"  # and the gradient, or a bound of F − F*: more passes
+    gap_every: int = 50  # exchanges between looks at the recurrence; 0 = never
+    fall_back: bool = True  # after an alarm or a divergence: go on more carefully
+    record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
+    on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
+    timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
+    emulate_members: int = 0  # this rank as one of so many, for times; 0 = no
+    device: str = "cpu"  # cuda: exchanges on a GPU
+    transport: str = "auto"  # of arrays on GPUs: nccl, mpi-cuda, mpi-host
+    share_gpus: bool = False  # more ranks on a node than it has GPUs
+    threads: int = 1  # of each rank, in compiled kernels; larger = ranks on more cores
+    profile: bool = False  # report where the time went, on all ranks
+
+    def __post_init__(self) -> None:
+        for name, least, remedy in (
+            ("check_members", 0, "0 never compares"),
+            ("check_every", 1, "64 is usual"),
+            ("gap_every", 0, "0 never looks"),
+            ("record", 0, "0 keeps none"),
+            ("emulate_members", 0, "0 emulates none"),
+            ("threads", 1, "1 is one core a rank"),
+            ("evaluate_every", 0, "0 measures at the two ends only"),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(
+                    f"[run] {name} = {value} must be at least {least}; {remedy}"
+                )
+        if self.emulate_members > MOST_EMULATED:
+            raise ConfigError(
+                f"[run] emulate_members = {self.emulate_members} must be at most"
+                f" {MOST_EMULATED}; no machine has more ranks"
+            )
+        if self.evaluate not in MEASURES:
+            known = ", ".join(MEASURES)
+            raise ConfigError(f"[run] evaluate = {self.evaluate!r}; known: {known}")
+        if self.check_every > MOST_EXCHANGES:
+            raise ConfigError(
+                f"[run] check_every must be at most {MOST_EXCHANGES}; 64 is usual"
+            )
+        if not 0.0 <= self.memory < float("inf"):
+            raise ConfigError(
+                f"[run] memory = {self.memory!r} GiB must be at least 0;"
+                " 0 asks the system"
+            )
+        if not 0.0 <= self.timeout < float("inf"):
+            raise ConfigError(
+                f"[run] timeout = {self.timeout!r} must be finite seconds, 0 = wait for"
+                " ever"
+            )
+        if self.on_failure not in ("stop", "shrink"):
+            raise ConfigError(
+                f"[run] on_failure = {self.on_failure!r}; known: stop, shrink"
+            )
+        if self.device not in DEVICES:
+            raise ConfigError(f"[run] device = {self.device!r}; known: cpu, cuda")
+        if self.transport not in TRANSPORTS:
+            raise ConfigError(
+                f"[run] transport = {self.transport!r}; known: {', '.join(TRANSPORTS)}"
+            )
+        if self.node_sharing not in ("auto", "on", "off"):
+            raise ConfigError(
+                f"[run] node_sharing = {self.node_sharing!r}; known: auto, on, off"
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run with a run folder is saved; the last exchange always is."""
+
+    every: int = 0  # exchanges; 0 = by time alone
+    seconds: float = 300.0  # by time; 0 = by exchanges alone
+    keep: int = 2  # older ones are removed; larger = more to fall back on
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ConfigError(f"[checkpoint] every = {self.every} must be at least 0")
+        if not 0.0 <= self.seconds < math.inf:
+            raise ConfigError(
+                f"[checkpoint] seconds = {self.seconds!r} must be finite and at least"
+                " 0; 300 is usual, 0 goes by exchanges alone"
+            )
+        if self.keep < 1:
+            raise ConfigError(f"[checkpoint] keep = {self.keep} must be at least 1")
+
+
+# Methods by name: an agreement, a codec and the settings that belong together.
+#
+# `--method NAME` sets what is left open. Settings that make the method what it is must
+# not be given another value; the others are defaults that an explicit setting
+# overrides.
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One row: what it says of itself, and section.key -> value."""
+
+    says: str
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
+    """The gradient agreement with one of the codecs, and defaults of [codec]."""
+    fixed = {
+        "agreement.kind": "gradient",
+        "agreement.codec": codec,
+        "schedule.steps": 1,
+    }
+    return MethodRow(says, fixed, {f"codec.{key}": v for key, v in defaults.items()})
+
+
+def gradient_kind(kind: str, says: str) -> MethodRow:
+    """One step an exchange, and what replicas tell each other beside it."""
+    return MethodRow(says, {"agreement.kind": kind, "schedule.steps": 1})
+
+
+def averaged(kind: str, says: str) -> MethodRow:
+    """Replicas that take steps of their own, and agree on weights now and then."""
+    return MethodRow(says, {"agreement.kind": kind}, LOCAL)
+
+
+def sharded(stage: int, says: str) -> MethodRow:
+    """ZeRO: what a step needs is held in slices, one of each tile a replica."""
+    fixed = {"agreement.kind": "sharded", "agreement.stage": stage, "schedule.steps": 1}
+    return MethodRow(says, fixed)
+
+
+LOCAL = {"schedule.steps": 1, "schedule.period": 8}
+METHODS = {
+    "ddp": ddp("identity", "gradients are summed in every step"),
+    "fp16": ddp("fp16", "gradients travel in fp16"),
+    "bf16": ddp("bf16", "gradients travel in bf16"),
+    "fp8": ddp("fp8", "gradients travel in 8 bits, with error feedback"),
+    "topk": ddp("topk", "the largest words of gradients, with error feedback"),
+    "randomk": ddp("randomk", "words drawn by all alike, with error feedback"),
+    "threshold": ddp("threshold", "words above a size, with error feedback"),
+    "wangni": ddp("wangni", "large words more often, unbiased"),
+    "dgc": MethodRow(
+        "top-k of momentum that every replica gathers",
+        {**ddp("dgc", "").fixed, "update.kind": "sgd"},
+    ),
+    "qsgd": ddp("qsgd", "gradients are rounded by dice to uniform levels"),
+    "sign": ddp("sign", "one bit a word and a scale, with error feedback"),
+    "byte": ddp("byte", "8 bits between the least and the greatest, with feedback"),
+    "bytegrad": ddp("bytegrad", "8 bits a word, added in pieces, with feedback"),
+    "nuqsgd": ddp("nuqsgd", "gradients are rounded by dice to powers of two"),
+    "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
+    "amq": ddp("amq", "levels are powers of a number that follows the gradients"),
+    "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
+    "infinity": MethodRow(
+        "weights and states on disk, tile by tile through memory",
+        {"agreement.kind": "infinity", "schedule.steps": 1},
+        {"update.kind": "adam"},
+    ),
+    "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
+    "bagua": ddp("bytegrad", "as bytegrad, and nothing is remembered", feedback="off"),
+    "decentralized": gradient_kind(
+        "decentralized", "weights are mixed while gradients are computed"
+    ),
+    "decentralized-low": gradient_kind(
+        "decentralized-low", "neighbours on a ring tell how they moved, in 8 bits"
+    ),
+    "qadam": MethodRow(
+        "Adam whose momentum travels in 8 bits after a warm-up",
+        {
+            "agreement.kind": "qadam",
+            "agreement.codec": "bytegrad",
+            "update.kind": "adam",
+            "schedule.steps": 1,
+        },
+        {"codec.feedback": "off"},
+    ),
+    "async-average": averaged(
+        "async-average", "as local, and averages travel while replicas go on"
+    ),
+    "accordion-batch": MethodRow(
+        "batches that grow where gradients have settled",
+        {"agreement.kind": "growing", "schedule.steps": 1},
+        {"agreement.accumulate": 4},
+    ),
+    "bytescheduler": MethodRow(
+        "gradients by priority and credit, behind the next step's scores",
+        {"agreement.kind": "scheduled", "schedule.steps": 1},
+    ),
+    "wavelet": MethodRow(
+        "half of a step's gradients travel while the others are computed",
+        {"agreement.kind": "ticktock", "schedule.steps": 1},
+    ),
+    "local": averaged("average", "weights are averaged every --period exchanges"),
+    "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
+    "hierarchical": averaged("hierarchical", "nested groups average in their periods"),
+    "fedavg": averaged("fedavg", "some of the replicas train in each round"),
+    "slowmo": averaged("slowmo", "local, with slow momentum where weights agree"),
+    "anybatch": MethodRow(
+        "rounds of a fixed time, whatever batch a replica gets through",
+        {"agreement.kind": "anybatch", "schedule.steps": 1, "update.kind": "sgd"},
+        {"agreement.accumulate": 8, "rate.kind": "inverse-sqrt", "rate.decay": 0.01},
+    ),
+    "zero1": sharded(1, "ddp with optimiser state in slices"),
+    "zero2": sharded(2, "ddp with optimiser state and gradient in slices"),
+    "zero3": sharded(3, "ddp with weights, gradient and state in slices"),
+    "offload": MethodRow(
+        "zero2 whose steps the host takes, one late if asked for",
+        {"agreement.kind": "offload", "schedule.steps": 1},
+    ),
+}
+
+
+def get_method(name: str) -> MethodRow:
+    """The method called `name`."""
+    if name not in METHODS:
+        raise ConfigError(
+            f"[agreement] unknown method: {name!r}; known: {list(METHODS)}"
+        )
+    return METHODS[name]
+
+
+def with_method(
+    tables: Mapping[str, Mapping[str, Any]],
+) -> Mapping[str, Mapping[str, Any]]:
+    """`tables` with what their method sets, where they name one."""
+    agreement = tables.get("agreement")
+    name = agreement.get("method") if isinstance(agreement, Mapping) else None
+    if not isinstance(name, str) or not name:
+        return tables
+    method = get_method(name)
+    for setting, value in method.fixed.items():
+        _check(name, setting, value, tables)
+    merged = {section: dict(table) for section, table in tables.items()}
+    for setting, value in {**method.fixed, **method.defaults}.items():
+        section, key = setting.split(".")
+        table = merged.setdefault(section, {})
+        if setting in method.fixed or key not in table:
+            table[key] = value
+    return merged
+
+
+def _check(
+    name: str, setting: str, value: Any, tables: Mapping[str, Mapping[str, Any]]
+) -> None:
+    section, key = setting.split(".")
+    given = tables.get(section, {}).get(key, "auto")
+    if given not in ("auto", value):
+        raise ConfigError(
+            f"method {name} is [{section}] {key} = {value!r}, and {given!r} was given;"
+            f" leave {setting} out, or choose another method"
+        )
+
+
+# The section `[sweep]`, and the models that it asks for.
+
+MOST_MODELS = 4096  # of one run
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """What differs between models that are trained together; nothing: one model."""
+
+    l2: tuple[float, ...] = ()  # ridge penalties; none: that of [problem]
+    rate: tuple[float, ...] = ()  # first rates; none: that of [rate]
+    folds: int = 0  # a model more for each, without its rows; 0 = no cross-validation
+    fold_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("l2", "rate"):
+            _check_list(name, getattr(self, name))
+        if self.folds < 0 or self.folds == 1:
+            raise ConfigError(
+                f"[sweep] folds = {self.folds} must be 0 or at least 2; 5 is usual"
+            )
+        if self.fold_seed < 0:
+            raise ConfigError(
+                f"[sweep] fold_seed = {self.fold_seed} must be at least 0; 0 will do"
+            )
+        if self.count > MOST_MODELS:
+            raise ConfigError(
+                f"[sweep] asks for {self.count} models at once; split the lists so that"
+                f" each run has at most {MOST_MODELS}"
+            )
+
+    @property
+    def count(self) -> int:
+        """How many models that is."""
+        each = self.folds + 1 if self.folds else 1
+        return max(len(self.l2), 1) * max(len(self.rate), 1) * each
+
+    @property
+    def is_many(self) -> bool:
+        """False where nothing differs."""
+        return self.count > 1 or bool(self.l2 or self.rate)
+
+    def models(self, l2: float, rate: float, scores: int = 1) -> Models:
+        """Every penalty, for each every rate, for each every fold, then all rows.
+
+        `l2` and `rate` are those of a run without a list.
+        """
+        folds = (*range(self.folds), None)
+        each = tuple(
+            SweepModel(*one)
+            for one in product(self.l2 or (l2,), self.rate or (rate,), folds)
+        )
+        last = self.folds  # the column of weights that has all rows
+        weights = tuple(last if m.fold is None else m.fold for m in each)
+        return Models(each, scores, weights)
+
+
+def _check_list(name: str, values: tuple[float, ...]) -> None:
+    least = "at least 0" if name == "l2" else "above 0"
+    for value in values:
+        good = value >= 0.0 if name == "l2" else value > 0.0
+        if not (good and value < float("inf")):
+            raise ConfigError(
+                f"[sweep] {name} has {value!r}; every value must be finite and {least}"
+            )
+    if len(set(values)) < len(values):
+        raise ConfigError(f"[sweep] {name} names a value twice; name each once")
+
+
+def split_of(sweep: SweepConfig, sampling: SamplingConfig) -> FoldSplit:
+    """Which rows are trained on."""
+    return FoldSplit(sweep.folds, sweep.fold_seed, sampling.hold_out, sampling.seed)
+
+
+# Settings, and values of settings, that earlier versions had.
+#
+# A file that a run wrote with one of them is read without it; a configuration that a
+# person writes is refused, because what it asks for does not happen.
+
+log = logging.getLogger("hpcsgd")
+# (section, key) -> what takes its place.
+RETIRED = {
+    ("precision", "recheck"): "--precision auto chooses before the run; the gap monitor"
+    " (--gap-every) and --fall-back watch it",
+    ("run", "comm"): "ranks communicate through MPI (mpiexec, srun --mpi=pmi2 or pmix,"
+    " or --ranks N)",
+}
+
+
+def without_retired(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file that a run wrote, without those that are retired.
+
+    One log line names them.
+    """
+    retired = [
+        (section, key)
+        for section, key in RETIRED
+        if isinstance(tables.get(section), Mapping)
+        and key in tables[section]
+        and _is_retired(section, key, tables[section][key])
+    ]
+    if not retired:
+        return dict(tables)
+    _log_once(", ".join(f"{section}.{key}" for section, key in retired))
+    kept = dict(tables)
+    for section, key in retired:
+        kept[section] = {k: v for k, v in kept[section].items() if k != key}
+    return kept
+
+
+def why_retired(section: str, key: str, value: Any = None) -> str | None:
+    """Return the sentence for a setting that is retired, None for any other."""
+    if not _is_retired(section, key, value):
+        return None
+    name = f"{key} = {value!r}" if (section, key) == ("run", "comm") else key
+    instead = RETIRED[section, key]
+    return f"[{section}] {name} is no setting any more: {instead}; leave it out"
+
+
+def _is_retired(section: str, key: str, value: Any) -> bool:
+    """Whether a setting is retired, of which some are with certain values alone."""
+    if (section, key) == ("run", "comm"):
+        return isinstance(value, str) and (value == "tcp" or value.startswith("file:"))
+    return (section, key) in RETIRED
+
+
+@cache
+def _log_once(names: str) -> None:
+    log.info("settings of an earlier version are ignored: %s", names)
 
 
 @dataclass(frozen=True)
@@ -223,3 +720,210 @@ def _rate(value: Any) -> float:
             " cautious start"
         )
     return 0.0
+
+
+# Settings that a run would not read: whoever wrote one meant another run.
+#
+# A row of `READ_BY` names settings and what has to be so for them to be read, written
+# as `section.key=value|value`; of several such words all have to hold. A setting that
+# is in no row is always read, or refused elsewhere in a sentence of its own.
+
+Tables = Mapping[str, Mapping[str, Any]]
+SPARSE = "agreement.codec=topk|randomk|threshold|wangni|dgc"
+LEVELS = "agreement.codec=qsgd|nuqsgd|alq|amq"
+DGC, POWERSGD = "agreement.codec=dgc", "agreement.codec=powersgd"
+ENCODES = "agreement.kind=gradient|growing|qadam|scheduled"
+BUCKETS = f"{ENCODES}|ticktock|sharded|offload"
+AVERAGES = (
+    "agreement.kind=average|auto|postlocal|hierarchical|fedavg|slowmo|async-average"
+)
+SLOWMO, SCHEDULED = "agreement.kind=slowmo", "agreement.kind=scheduled"
+ANYBATCH, INFINITY = "agreement.kind=anybatch", "agreement.kind=infinity"
+MOMENTA = "update.kind=momentum|nesterov|nesterov-classic"
+
+READ_BY: dict[str, tuple[str, ...]] = {
+    "update.momentum": (MOMENTA,),
+    "update.beta1 update.beta2": ("update.kind=adam",),
+    "update.epsilon": ("update.kind=adam|adagrad",),
+    "update.bits": (f"{MOMENTA}|adam|adagrad",),
+    "update.snapshot": ("update.kind=svrg",),
+    "update.clip_at update.clip_over": ("update.clip=norm|value|percentile",),
+    "coordinate.form coordinate.tol": ("update.kind=coordinate",),
+    "rate.decay": ("rate.kind=inverse|inverse-sqrt",),
+    "rate.milestones rate.factor": ("rate.kind=milestones",),
+    "sampling.block sampling.window": ("sampling.mode=blocks",),
+    "stop.tol": ("stop.on=gap|gradient|loss|validation",),
+    "stop.patience": ("stop.on=loss|validation",),
+    "polish.passes polish.tol polish.gap": ("polish.kind=auto|lbfgs|newton",),
+    "average.share": ("average.kind=tail",),
+    "mirror.kind mirror.radius mirror.p": (ANYBATCH,),
+    "mirror.epsilon": (ANYBATCH, "mirror.kind=diagonal"),
+    "accordion.codec accordion.low accordion.high": ("agreement.codec=accordion",),
+    "accordion.eta accordion.interval": (
+        "agreement.codec=accordion or agreement.kind=growing",
+    ),
+    "accordion.scale_rate": ("agreement.kind=growing",),
+    "codec.feedback": (f"agreement.kind={'|'.join(GRADIENTS)}",),
+    "codec.share codec.warm_up": (SPARSE, "codec.threshold=0.0", "codec.budget=0.0"),
+    "codec.dense": ("agreement.codec=topk|threshold|wangni|dgc",),
+    "codec.threshold": ("agreement.codec=threshold",),
+    "codec.budget": ("agreement.codec=wangni",),
+    "codec.momentum codec.nesterov codec.masking codec.clip": (DGC,),
+    "codec.bits codec.norm": (LEVELS,),
+    "codec.chunk": (f"{LEVELS}|byte",),
+    "codec.adapt": ("agreement.codec=alq|amq",),
+    "codec.rank codec.start codec.min_rate": (POWERSGD,),
+    "agreement.momentum": (AVERAGES, f"{MOMENTA}|svrg"),
+    "agreement.switch": ("agreement.kind=postlocal",),
+    "agreement.groups agreement.periods": ("agreement.kind=hierarchical",),
+    "agreement.fraction": ("agreement.kind=fedavg",),
+    "agreement.base agreement.slow_rate agreement.slow_momentum": (SLOWMO,),
+    "agreement.slow_period agreement.slow_sharded": (SLOWMO,),
+    "agreement.peers": ("agreement.kind=decentralized",),
+    "agreement.resync": ("agreement.kind=decentralized-low",),
+    "agreement.delay": ("agreement.kind=async-average",),
+    "agreement.warmup_steps": ("agreement.kind=qadam",),
+    "agreement.rounds agreement.replay agreement.graph": (ANYBATCH,),
+    "agreement.mixing agreement.weighted": (ANYBATCH,),
+    "agreement.deadline": (ANYBATCH, "agreement.rounds=clock"),
+    "agreement.partition agreement.credit agreement.order": (SCHEDULED,),
+    "agreement.tune_schedule": (SCHEDULED,),
+    "agreement.mode": ("agreement.kind=ticktock",),
+    "agreement.stage": ("agreement.kind=sharded",),
+    "agreement.delay_after": ("agreement.kind=offload",),
+    "agreement.tile agreement.store": (INFINITY,),
+    "agreement.sync agreement.direct": (INFINITY,),
+    "agreement.bucket": (BUCKETS,),  # last: others tell more of a misunderstanding
+}
+NEEDS = {name: needs for names, needs in READ_BY.items() for name in names.split()}
+USUAL = RunConfig()
+NOTHING = {"update.momentum": 0.0}  # what those who do not read it have
+
+
+def check_read(config: RunConfig, given: Tables | None = None) -> None:
+    """Refuse the first setting that somebody gave and nobody would read.
+
+    `given`: the tables of somebody, where others have laid theirs below.
+    """
+    for name, sentence in unread(config).items():
+        section, key = name.split(".")
+        if given is None or key in given.get(section, {}):
+            raise ConfigError(sentence)
+
+
+def unread(config: RunConfig) -> dict[str, str]:
+    """section.key -> why it is not read here, for all that were given a value."""
+    found = {}
+    for name in NEEDS:
+        needs = list(_missing(name, config)) if _is_given(name, config) else []
+        if needs:
+            found[name] = _sentence(name, needs[0], config)
+    return found | _turned(config)
+
+
+def is_read(name: str, config: RunConfig) -> bool:
+    """Whether a run with `config` reads this setting, whatever its value."""
+    return not any(_missing(name, config))
+
+
+def value_of(name: str, config: RunConfig) -> Any:
+    """That of section.key."""
+    section, key = name.split(".")
+    return getattr(getattr(config, section), key)
+
+
+def without_unread(tables: Tables, shared: Tables) -> dict[str, dict[str, Any]]:
+    """`tables` less what they have of `shared` and would not read.
+
+    What several runs share is for those of them that read it.
+    """
+    left = {section: dict(table) for section, table in tables.items()}
+    try:
+        names = list(unread(RunConfig.parse(tables)))
+    except ConfigError:
+        return left  # whoever parses them says why
+    for name in names:
+        section, key = name.split(".")
+        ours = left.get(section, {})
+        if key in ours and ours[key] == shared.get(section, {}).get(key, ours):
+            del ours[key]
+    return left
+
+
+def _is_given(name: str, config: RunConfig) -> bool:
+    """Whether it has a value that neither the default nor the method would give it."""
+    value = value_of(name, config)
+    method = METHODS.get(config.agreement.method)
+    usual = {} if method is None else {**method.defaults, **method.fixed}
+    true = (value_of(name, USUAL), *(t[name] for t in (usual, NOTHING) if name in t))
+    return value not in true
+
+
+def _missing(name: str, config: RunConfig) -> Iterator[str]:
+    """What would have to be so for it to be read, and is not."""
+    for need in NEEDS.get(name, ()):
+        if not any(_holds(one, config) for one in need.split(" or ")):
+            yield need.split(" or ")[0]
+
+
+def _holds(need: str, config: RunConfig) -> bool:
+    of, _, values = need.partition("=")
+    found = _in_force(of, config)
+    return _is_yours(of, config) or bool(found & set(values.split("|")))
+
+
+def _in_force(of: str, config: RunConfig) -> set[str]:
+    """Its value; what wraps another is that, too."""
+    found = {str(value_of(of, config))}
+    if of == "agreement.kind" and found == {"slowmo"}:
+        found.add(config.agreement.base)
+    if of == "agreement.codec" and found == {"accordion"}:
+        found.add(config.accordion.codec)
+    return found
+
+
+def _is_yours(of: str, config: RunConfig) -> bool:
+    """Whether it was registered from outside: such may read anything."""
+    kind = AGREEMENTS.get(config.agreement.kind)
+    if of == "agreement.kind" and kind is not None:
+        return not kind.__module__.startswith("hpcsgd.")
+    homes = [CODECS.get(name, "") for name in _in_force("agreement.codec", config)]
+    return of == "agreement.codec" and not all(h.startswith("hpcsgd.") for h in homes)
+
+
+def _sentence(name: str, need: str, config: RunConfig) -> str:
+    (section, key), (of, _, values) = name.split("."), need.partition("=")
+    place, other = of.split(".")
+    *most, last = map(repr, values.split("|"))
+    one_of = f"{', '.join(most)} or {last}" if most else last
+    return (
+        f"[{section}] {key} = {value_of(name, config)!r} is for [{place}] {other} ="
+        f" {one_of}, and {other} = {value_of(of, config)!r} does not read it; use"
+        f" {_remedy(name, of, values.split('|')[0], config)}, or leave {name} out"
+    )
+
+
+def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
+    """The method of that kind, and best one that has this very value."""
+    if of == "update.kind":
+        return f"--update {value}"
+    fits = [n for n, row in METHODS.items() if str(row.fixed.get(of)) == value]
+    given = value_of(name, config)
+    best = [n for n in fits if METHODS[n].fixed.get(name) == given]
+    return f"--method {(best + fits)[0]}" if fits else f"--set {of}={value}"
+
+
+def _turned(config: RunConfig) -> dict[str, str]:
+    """Settings of [codec] that accordion has others for in both of its modes."""
+    if config.agreement.codec != "accordion" or config.accordion.codec not in CODECS:
+        return {}
+    low, high = config.accordion.ways(config.codec)
+    found = {}
+    for key, value in vars(config.codec).items():
+        if value not in (getattr(low, key), getattr(high, key)):
+            found[f"codec.{key}"] = (
+                f"[codec] {key} = {value!r} is what accordion turns, between"
+                f" {getattr(low, key)!r} and {getattr(high, key)!r}; set accordion.low"
+                " and accordion.high, and leave it out"
+            )
+    return {name: said for name, said in found.items() if _is_given(name, config)}

@@ -7,11 +7,27 @@ follows no link either. The folder itself may well be a link: users link to scra
 file systems.
 """
 
+import ctypes
 import errno
+import fcntl
+import hashlib
+import json
 import os
+import re
+import socket
 import stat
+import time
+import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 
 def _umask() -> int:
@@ -186,3 +202,448 @@ def sync_folder(folder: Path) -> None:
         pass  # a file system that flushes no folders
     finally:
         os.close(number)
+
+
+# JSON texts of files that others may have written.
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises
+    ------
+    json.JSONDecodeError
+        The text is not JSON, or is nested more deeply than the parser can follow.
+    UnicodeDecodeError
+        The bytes are not UTF-8.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from error
+
+
+# Sealed files: arrays and one JSON document, in an HDF5 file that knows it is whole.
+#
+# The first 512 bytes (HDF5's user block, so every HDF5 tool opens the file) say what it
+# is, how long it is, and the SHA-256 of all that follows. Nothing of a file is believed
+# before that agrees, and then only flat arrays of plain numbers are: no groups, no
+# links, no filters, nothing stored elsewhere, and never a pickle.
+
+Array = NDArray[Any]
+HEADER_BYTES = 512
+MAGIC = b"hpcsgd "
+# What every version begins with; the rest of the header is of this one.
+FIRST_LINE = re.compile(MAGIC + rb"([a-z]{1,32}) (\d{1,4})\n")
+HEADER = re.compile(
+    FIRST_LINE.pattern + rb"bytes (\d{1,18})\nsha256 ([0-9a-f]{64})\n *"
+)
+DOCUMENT = "document"
+KINDS = "fiu"  # elements that an array may have: real numbers
+MOST_DIMENSIONS = 4
+
+
+class DamagedFile(DataError):
+    """It is proven that the bytes are not those that were written."""
+
+
+class Unreadable(DataError):
+    """The system, or this version, cannot read it: it may well be whole."""
+
+
+def write_sealed(
+    path: Path,
+    kind: str,
+    version: int,
+    document: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+) -> None:
+    """Write the file whole or not at all; OSError where there is no room."""
+    # The image is made in memory: HDF5 takes the interpreter down with it when a
+    # disk fills under an open file.
+    image = _image(document, arrays)
+    digest = hashlib.sha256(image).hexdigest()
+    said = f"hpcsgd {kind} {version}\nbytes {len(image)}\nsha256 {digest}\n"
+    replace_file(path, said.encode().ljust(HEADER_BYTES), image)
+
+
+def read_sealed(
+    path: Path, kind: str, version: int
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """(document, arrays) of a whole file of this kind; DataError for any other."""
+    image = _checked(path, kind, version)
+    h5py = _h5py()
+    try:
+        with h5py.File(h5py.h5f.open_file_image(image)) as file:
+            arrays = {name: _array(path, file, name, len(image)) for name in file}
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise _refusal(path, "it is not well-formed HDF5") from error
+    return _document(path, arrays.pop(DOCUMENT, None)), arrays
+
+
+def is_sealed(path: Path, kind: str) -> bool:
+    """True where the file says that it is of this kind; nothing more is checked."""
+    try:
+        with open(open_entry(path), "rb") as file:
+            found = HEADER.match(file.read(HEADER_BYTES))
+    except OSError:
+        return False
+    return found is not None and found[1].decode() == kind
+
+
+def check_schema(
+    path: Path, document: Mapping[str, Any], schema: Mapping[str, Any]
+) -> None:
+    """Refuse a document that lacks a key of `schema` or has something else there.
+
+    A schema is a type; a tuple of schemas, one of which has to fit; [item] for a list;
+    {key: schema} for a table with at least these keys; {...: schema} for any keys.
+    """
+    for key, wanted in schema.items():
+        if not _matches(document.get(key, _MISSING), wanted):
+            raise _refusal(path, f"its {key} is missing or not what it has to be")
+
+
+_MISSING = object()
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, tuple):
+        return any(_matches(value, one) for one in wanted)
+    if isinstance(wanted, list):
+        return type(value) is list and all(_matches(v, wanted[0]) for v in value)
+    if isinstance(wanted, dict):
+        if type(value) is not dict:
+            return False
+        if ... in wanted:
+            return all(_matches(v, wanted[...]) for v in value.values())
+        return all(_matches(value.get(k, _MISSING), w) for k, w in wanted.items())
+    if wanted is None:
+        return value is None
+    # A number without a point may stand for a real one; a truth value for nothing.
+    return type(value) is wanted or (wanted is float and type(value) is int)
+
+
+def _image(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+    h5py = _h5py()
+    text = json.dumps(document).encode()
+    # The name is never made on disk; it only tells open images of one process apart.
+    name = f"sealed-{id(document)}"
+    with h5py.File(name, "w", driver="core", backing_store=False) as file:
+        file[DOCUMENT] = np.frombuffer(text, dtype=np.uint8)
+        for key, array in arrays.items():
+            file[key] = array
+        file.flush()
+        image: bytes = file.id.get_file_image()
+    return image
+
+
+def unreadable(path: Path, error: OSError) -> Unreadable:
+    """What to raise where the system could not read."""
+    return Unreadable(
+        f"{path} cannot be read ({error.strerror or error}); make it readable, then"
+        " try again"
+    )
+
+
+def _checked(path: Path, kind: str, version: int) -> bytes:
+    """Everything after the header, once it is what the header says."""
+    try:
+        with open(open_entry(path), "rb") as file:
+            header = file.read(HEADER_BYTES)
+            _check_first_line(path, header, kind, version)
+            found = HEADER.fullmatch(header)
+            if found is None:
+                raise _refusal(path, "its header is not what was written", DamagedFile)
+            # Asked before it is read: a file may claim to be longer than memory.
+            size = os.fstat(file.fileno()).st_size - HEADER_BYTES
+            if size != int(found[3]):
+                why = f"it has {size} of {int(found[3])} bytes"
+                raise _refusal(path, why, DamagedFile)
+            image = file.read(size)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if hashlib.sha256(image).hexdigest() != found[4].decode():
+        raise _refusal(path, "its bytes are not those that were written", DamagedFile)
+    return image
+
+
+def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> None:
+    """Refuse what was cut off in the header, other kinds, and other versions."""
+    if len(content) < HEADER_BYTES and content.startswith(MAGIC[: len(content)]):
+        why = f"it has {len(content)} bytes, less than its header"
+        raise _refusal(path, why, DamagedFile)
+    found = FIRST_LINE.match(content)
+    if found is None or found[1].decode() != kind:
+        raise DataError(
+            f"{path} is not {_with_article(kind)} of this package; name one that it"
+            " wrote"
+        )
+    if int(found[2]) != version:
+        raise Unreadable(
+            f"{path} is a {kind} of version {int(found[2])} and this package reads"
+            f" version {version}; use the hpcsgd that wrote it"
+        )
+
+
+def _array(path: Path, file: Any, name: str, limit: int) -> Array:
+    """One dataset of the root group, read only if it is what we would have written."""
+    h5py = _h5py()
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+        raise _refusal(path, f"/{name} is a link to elsewhere")
+    node = file[name]
+    if not isinstance(node, h5py.Dataset):
+        raise _refusal(path, f"/{name} is no array")
+    plain = (
+        node.dtype.kind in KINDS
+        and node.dtype.isnative
+        and len(node.shape) <= (MOST_DIMENSIONS)
+    )
+    if not plain or node.id.get_create_plist().get_nfilters() or node.is_virtual:
+        raise _refusal(path, f"/{name} is not stored as plain numbers")
+    # A file may claim any shape; what it holds is bounded by its length.
+    size = int(np.prod(node.shape, dtype=object)) * node.dtype.itemsize
+    if size > limit or node.external or node.id.get_storage_size() != size:
+        raise _refusal(path, f"/{name} claims {size} bytes that are not in the file")
+    array: Array = node[()] if node.shape else np.asarray(node[()])
+    return array
+
+
+def _document(path: Path, text: Array | None) -> dict[str, Any]:
+    try:
+        document = parse_json(b"" if text is None else text.tobytes())
+    except ValueError as error:
+        raise _refusal(path, "its document is not JSON") from error
+    if not isinstance(document, dict):
+        raise _refusal(path, "its document is no table")
+    return document
+
+
+def _refusal(path: Path, why: str, kind: type[DataError] = DataError) -> DataError:
+    return kind(
+        f"{path} cannot be used: {why}; take a copy that is whole, or make it again"
+    )
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as missing:
+        raise MissingPackage(
+            "models and checkpoints need h5py; install it with: pip install h5py"
+        ) from missing
+    return h5py
+
+
+def _with_article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+# One run at a time in a run folder; the system frees it however the run ends.
+
+NAME = ".in-use"
+TRIES, PAUSE = 5, 0.02  # to lock it, and seconds between two
+
+
+class FolderLock:
+    """Held from `take` to `release`, or to the end of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self.file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Refuse where another run has it."""
+        while self.file is None:
+            number = open_entry(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            file = open(number, "a+", encoding="utf-8")  # noqa: SIM115
+            try:
+                _lock(file)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"--out {self.path.parent} is in use by {_owner(file)}; choose"
+                    " another folder, or wait until that run has ended"
+                ) from error
+            except OSError:
+                pass  # a file system without locks: better unguarded than not at all
+            # Between open and lock the run before may have removed the file.
+            if _is_at(file, self.path):
+                self.file = file
+        self.file.truncate(0)
+        self.file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self.file.flush()
+
+    def release(self) -> None:
+        """Let the next one in."""
+        if self.file is not None:
+            # While it is still ours; the folder may be gone, or have become a file.
+            with suppress(OSError):
+                self.path.unlink()
+            self.file.close()
+            self.file = None
+
+
+def user_of(folder: Path) -> str:
+    """Return who trains in `folder`, or "" where nobody does or it cannot be known."""
+    try:
+        with open(
+            open_entry(folder / NAME), encoding="utf-8", errors="replace"
+        ) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _owner(file)
+    except OSError:
+        pass
+    return ""
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether a process of this machine has trained in `folder` and was killed.
+
+    It names itself in the lock file, which it would have removed at its own end. A lock
+    is not enough to see that it is gone: there are file systems without locks.
+    """
+    try:
+        owner = read_entry_text(folder / NAME, "replace").strip()
+    except OSError:
+        return False
+    pattern = rf"process ([1-9]\d*) on {re.escape(socket.gethostname())}"
+    match = re.fullmatch(pattern, owner)
+    return match is not None and not _is_alive(int(match[1])) and not user_of(folder)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # of another user
+    return True
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock it for this process alone, also where `user_of` looks just then."""
+    for left in reversed(range(TRIES)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(PAUSE)
+
+
+def _owner(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read().strip() or "another run"
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+# TOML texts, and single values as TOML writes and reads them.
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text.
+
+    Raises
+    ------
+    tomllib.TOMLDecodeError
+        The text is not TOML, or is nested more deeply than the parser can follow.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError(
+            "its tables or lists are nested more deeply than any setting is"
+        ) from error
+
+
+def toml_value(text: str) -> Any:
+    """A TOML value, or the plain word it is."""
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def toml_literal(value: Any) -> str:
+    """`value` as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, which takes DEL for a control character too.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def numbers(place: str, value: Any) -> tuple[float, ...]:
+    """A list of numbers; one number alone is a mistake."""
+    good = isinstance(value, list | tuple) and all(
+        isinstance(one, int | float) and not isinstance(one, bool) for one in value
+    )
+    if not good:
+        raise ConfigError(
+            f"{place} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
+        )
+    return tuple(float(one) for one in value)
+
+
+# Where kernels/, slurm/ and data/ are: in a wheel, an editable install, a checkout.
+
+PACKAGE = Path(__file__).parent
+
+
+def path(name: str) -> Path:
+    """The file or folder called `name`, for example "kernels/cpu/rows.c".
+
+    A wheel carries the three folders inside the package; an editable install and a
+    bare checkout have them beside it.
+    """
+    for base in (PACKAGE / "_shared", PACKAGE.parent):
+        found = base / name
+        if found.exists() and _is_ours(base):
+            return found
+    raise ConfigError(
+        f"{name} is not part of this installation; install hpcsgd again from its wheel"
+    )
+
+
+def _is_ours(base: Path) -> bool:
+    """Whatever lies beside an installed package in site-packages is not ours."""
+    return base.name == "_shared" or (base / "setup.cfg").exists()
+
+
+# Finds and loads the compiled kernels; where they are missing, says why.
+
+SWITCH = "HPCSGD_NATIVE"  # off: leave the compiled kernels alone
+
+
+def load(folder: Path, name: str, instead: str) -> tuple[Any, str]:
+    """(library or None, why); `instead` is what does its work where it is missing."""
+    if os.environ.get(SWITCH, "").lower() in ("off", "0", "no"):
+        return None, f"switched off by {SWITCH}"
+    for suffix in EXTENSION_SUFFIXES:
+        path = folder / f"{name}{suffix}"
+        if path.exists():
+            return _open(path, instead)
+    return None, (
+        "not compiled in this installation (no C compiler when it was installed,"
+        f" or a bare checkout); {instead} is used"
+    )
+
+
+def _open(path: Path, instead: str) -> tuple[Any, str]:
+    try:
+        return ctypes.CDLL(str(path)), f"compiled: {path.name}"
+    except OSError as error:
+        return None, f"{path.name} does not load: {error}; {instead} is used"

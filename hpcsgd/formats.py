@@ -1,11 +1,13 @@
 """Number formats: what each can hold, and how the host stores it."""
 
 from dataclasses import dataclass
+from math import frexp
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, MissingPackage
 
 
 @dataclass(frozen=True)
@@ -84,3 +86,227 @@ def get_format(name: str) -> Format:
 def wider(first: str, second: str) -> str:
     """The one of two formats that rounds less."""
     return min(first, second, key=lambda name: get_format(name).unit_roundoff)
+
+
+# Rounding to a format while values stay in float32 or float64.
+#
+# Done with the bits of the values, by operators that every array library has: the same
+# text serves NumPy and CuPy. Nothing is rounded twice, whatever the format.
+
+Array = NDArray[Any]
+# of a carrier: unsigned integers of its size, bits of its fraction, smallest exponent
+BITS = {"float32": ("uint32", 23, -126), "float64": ("uint64", 52, -1022)}
+LEAST_EXPONENT = -126  # 2^126 is the largest power of two that divides nothing away
+
+
+def round_through(values: Array, name: str, saturate: bool = False) -> None:
+    """Round `values` in place to the nearest that format `name` has, ties to even.
+
+    Beyond the largest number lies infinity, or NaN where the format has none;
+    `saturate` stops there instead. Zeros keep their sign and NaN stays NaN.
+    """
+    form = get_format(name)
+    if form.carrier.itemsize > values.dtype.itemsize or form.name == "fp64":
+        return  # a wider format holds every value there is
+    if form.is_wide:
+        if form.dtype != values.dtype:
+            values[...] = values.astype(form.dtype)
+        return
+    rounded = _nearest(values, form)
+    _limit(rounded, form, saturate)
+    values[...] = rounded
+
+
+def round_randomly(values: Array, name: str, draws: Array) -> None:
+    """Round `values` in place up or down, the nearer one being the likelier.
+
+    `draws` are uniform in [0, 1), one a value: the mean over draws is the value. What
+    the format has is not changed; beyond its largest number it saturates.
+    """
+    form = get_format(name)
+    if form.is_wide and form.carrier.itemsize >= values.dtype.itemsize:
+        return
+    low = _towards_zero(values, form)
+    distance = values - low
+    step = _spacing(low, form)
+    up = np.abs(distance) > draws * step
+    moved = np.where(up, low + np.copysign(step, values), low)
+    _limit(moved, form, saturate=True)
+    values[...] = moved
+
+
+def count_lost(values: Array, name: str) -> tuple[int, int]:
+    """How many values lie beyond the largest of the format, and how many become 0."""
+    form = get_format(name)
+    size = np.abs(values)
+    beyond = size > form.largest
+    flushed = (size > 0) & (size <= form.tiny / 2)
+    return int(beyond.sum()), int(flushed.sum())
+
+
+def _nearest(values: Array, form: Format) -> Array:
+    """To the fraction of the format; exponents above its largest are kept."""
+    kind, fraction, least = BITS[values.dtype.name]
+    drop = fraction - form.fraction
+    bits: Array = values.view(kind)
+    unit = np.dtype(kind).type
+    half = unit((1 << (drop - 1)) - 1)
+    odd: Array = (bits >> unit(drop)) & unit(1)
+    # A carry out of the fraction is what it should be: the next power of two.
+    moved = (bits + half + odd) & ~unit((1 << drop) - 1)
+    rounded: Array = np.where(np.isfinite(values), moved, bits).view(values.dtype)
+    if form.least > least:
+        small = np.abs(values) < 2.0**form.least
+        rounded = np.where(small, _to_multiples(values, form), rounded)
+    return rounded
+
+
+def _to_multiples(values: Array, form: Format) -> Array:
+    """Subnormal numbers lie at multiples of the smallest: an addition rounds to them.
+
+    Zeros keep their sign.
+    """
+    fraction = BITS[values.dtype.name][1]
+    magic = values.dtype.type(1.5 * 2.0 ** (form.least - form.fraction + fraction))
+    multiples: Array = np.copysign((values + magic) - magic, values)
+    return multiples
+
+
+def _towards_zero(values: Array, form: Format) -> Array:
+    """The neighbour in the format that is not larger in size."""
+    step = _spacing(values, form)
+    cut = np.trunc(values / step) * step
+    kept: Array = np.where(np.isfinite(values), np.copysign(cut, values), values)
+    return kept
+
+
+def _spacing(values: Array, form: Format) -> Array:
+    """The distance of the format's numbers around each value, as a power of two."""
+    _, exponent = np.frexp(values)
+    exponent = np.maximum(exponent - 1, form.least) - form.fraction
+    spacing: Array = np.ldexp(np.ones_like(values), exponent)
+    return spacing
+
+
+def _limit(rounded: Array, form: Format, saturate: bool) -> None:
+    """What lies beyond the largest number."""
+    over = np.abs(rounded) > form.largest
+    if saturate:
+        over &= np.isfinite(rounded) | np.isinf(rounded)
+        rounded[over] = np.copysign(form.largest, rounded[over])
+    elif form.has_infinity:
+        rounded[over] = np.copysign(np.inf, rounded[over])
+    else:
+        rounded[over] = np.nan
+
+
+def exponent_for(size: float, form: Format) -> int:
+    """The least e for which size / 2^e is no more than the format's largest number."""
+    if size == 0.0:
+        return 0
+    part, power = frexp(size)
+    largest, top = frexp(form.largest)
+    return max(power - top + (part > largest), LEAST_EXPONENT)
+
+
+# How values are stored in a format: the bits that memory, files and wires hold.
+
+ENCODED = 2**20  # bytes rounded together: what rounding takes beside them stays small
+
+# formats that NumPy itself does not have, as ml_dtypes calls them
+NARROW = {
+    "bf16": "bfloat16",
+    "fp8-e4m3": "float8_e4m3fn",
+    "fp8-e5m2": "float8_e5m2",
+}
+
+
+def _narrow(name: str) -> Any:
+    try:
+        import ml_dtypes
+    except ImportError as missing:
+        raise MissingPackage(
+            f"{name} needs the package ml_dtypes; install it with:"
+            " pip install ml_dtypes"
+        ) from missing
+    return getattr(ml_dtypes, NARROW[name])
+
+
+def encode(values: Array, name: str) -> Array:
+    """`values` rounded to nearest even into the storage of format `name`.
+
+    Many values are rounded a megabyte at a time: rounding takes several times their
+    bytes.
+    """
+    form = get_format(name)
+    if form.is_wide:
+        whole = np.ascontiguousarray(values, dtype=form.dtype)
+        # Kernels and BLAS sum rows in another order, or not at all, where an array that
+        # came out of a stream of bytes lies between the addresses of its words.
+        return whole if whole.flags.aligned else whole.copy()
+    if values.nbytes <= ENCODED or values.ndim == 0:
+        return _encode(values, name)
+    if values.ndim > 1 and values.flags.c_contiguous:  # rows may be long
+        return encode(values.reshape(-1), name).reshape(values.shape)
+    step = max(ENCODED * len(values) // values.nbytes, 1)
+    encoded = np.empty(values.shape, dtype=form.dtype)
+    for first in range(0, len(values), step):
+        part = slice(first, first + step)
+        encoded[part] = _encode(values[part], name)
+    return encoded
+
+
+def _encode(values: Array, name: str) -> Array:
+    """The same of a few rows, in a format narrower than float32."""
+    form = get_format(name)
+    if name == "tf32" or values.dtype == np.float64:
+        values = values.astype(values.dtype, order="C")  # a copy to round, once
+        round_through(values, name)
+    if name in FOR_MATRICES:  # whole numbers already, but for float32 that came so
+        values = np.rint(values)
+    with np.errstate(invalid="ignore"):  # not-a-number stays what it is
+        held = values.astype(_narrow(name) if name in NARROW else form.dtype)
+    return np.ascontiguousarray(held).view(form.dtype)
+
+
+def decode(stored: Array, name: str, dtype: Any, out: Array | None = None) -> Array:
+    """The values of an array in storage `name`, exactly, as `dtype`."""
+    if name == "bf16":
+        return widen_bf16(stored, dtype, out)
+    held = stored.view(_narrow(name)) if name in NARROW else stored
+    if out is None:
+        return held.astype(dtype, copy=False)
+    np.copyto(out, held.astype(out.dtype, copy=False))
+    return out
+
+
+def widen_bf16(stored: Array, dtype: Any, out: Array | None = None) -> Array:
+    """bf16 bits to float32 or float64: a 16-bit shift, exact."""
+    direct = out if out is not None and out.dtype == np.float32 else None
+    if direct is None:
+        direct = np.empty(stored.shape, dtype=np.float32)
+    np.left_shift(stored, np.uint32(16), out=direct.view(np.uint32), dtype=np.uint32)
+    if out is None:
+        return direct.astype(dtype, copy=False)
+    if out is not direct:
+        np.copyto(out, direct)
+    return out
+
+
+def encode_element(values: Array, name: str, stored: Any, scale: float) -> Array:
+    """`values` / `scale` rounded to nearest even, as the bits that a file holds."""
+    if scale != 1.0:
+        values = values / scale
+    rounded = values.astype(_narrow(name) if name in NARROW else stored, copy=False)
+    return np.ascontiguousarray(rounded).view(stored)
+
+
+def decode_element(stored: Array, name: str, scale: float) -> Array:
+    """The values of a file's elements: float64 of fp64, else float32."""
+    if name == "bf16":
+        values = widen_bf16(stored, np.float32)
+    else:
+        held = stored.view(_narrow(name)) if name in NARROW else stored
+        wide = np.float64 if name == "fp64" else np.float32
+        values = held.astype(wide, copy=False)
+    return values if scale == 1.0 else values * values.dtype.type(scale)

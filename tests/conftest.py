@@ -139,14 +139,14 @@ def ratios(monkeypatch):
     """gap / tolerance of everything that was compared, by what it was of."""
     import numpy as np
 
-    from hpcsgd.products import gap
+    from hpcsgd.products import monitor
 
     found = {"scores": [], "residuals": []}
-    note = gap.GapMonitor._note
+    note = monitor.GapMonitor._note
 
     def noting(self, what, number, difference, allowed):
         found[what].append(float(np.max(difference / allowed)))
         note(self, what, number, difference, allowed)
 
-    monkeypatch.setattr(gap.GapMonitor, "_note", noting)
+    monkeypatch.setattr(monitor.GapMonitor, "_note", noting)
     return found

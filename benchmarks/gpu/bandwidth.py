@@ -8,7 +8,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Way
 from benchmarks.gpu.figure import Figure
 from benchmarks.gpu.rows import Rows
-from hpcsgd.backends.device_buffers import sent
+from hpcsgd.backends.cuda.matrix import sent
 
 SHARE = 0.85
 NEAR = 1e-3  # of a margin, on the scale of the largest

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends import launch_gram, launch_recurrence, launch_steps
-from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import build_of
 from tests.helpers.kernels.emulator import empty, on_device
 from tests.helpers.kernels.exchanges import exchange, in_tiles, results, setting_of
 from tests.helpers.kernels.problems import numbers, stored
@@ -107,9 +107,9 @@ def margin_counts(cols: int, text: Any, count: int) -> Counts:
 
 def update(count: int, cols: int) -> Asked:
     """w = carry w + Yᵀ f, from some of its columns and parts of its rows."""
-    plan = launch_steps.update(count, cols, 2)
+    plan = kernels.update(count, cols, 2)
     strips, splits = plan.grid
-    each = launch_steps.update_rows(count, splits)
+    each = kernels.update_rows(count, splits)
     wide, tall = min(256, cols), min(splits, 2) * each
     # As many parts as there are, of as many rows: the columns are fewer.
     found = asked(update_counts(tall, wide, None, each), 1, 2.0 * tall * wide)
@@ -120,8 +120,8 @@ def update(count: int, cols: int) -> Asked:
 
 def update_counts(count: int, cols: int, text: Any = None, each: int = 0) -> Counts:
     """Of a launch for so many rows, `each` a part."""
-    plan = launch_steps.update(count, cols, 2)
-    each = each or launch_steps.update_rows(count, plan.grid[1])
+    plan = kernels.update(count, cols, 2)
+    each = each or kernels.update_rows(count, plan.grid[1])
     strips, splits = plan.grid[0], -(-count // each)
     kernel = CountedKernel("update", "ELEMENT=1", text=text, arch=ARCH)
     given = (
@@ -143,7 +143,7 @@ def tile_counts(side: int, cols: int, diagonal: bool, text: Any = None) -> Count
     """Of its launch."""
     build = build_of(f"gram-{side}", "bf16", ARCH)
     kernel = CountedKernel("gram", *build.defines, text=text, arch=ARCH)
-    plan = launch_gram.launch_of(
+    plan = kernels.launch_of(
         *(1, 2 * side, cols), tile=side, itemsize=2, splits=1, margins=False
     )
     numbers = on_device([0 if diagonal else 1 << 16], np.uint32)
@@ -158,11 +158,11 @@ def tile_counts(side: int, cols: int, diagonal: bool, text: Any = None) -> Count
 
 def gram(count: int, cols: int, batch: int, sms: int) -> tuple[Asked, int, int]:
     """(tiles and margins of an exchange, parts of the columns, stages of a part)."""
-    side = launch_gram.tile_for(count, cols)
+    side = kernels.tile_for(count, cols)
     starts = np.arange(0, count + 1, batch)
-    tiles = launch_gram.tiles_of(starts, side)[0]
-    splits = launch_gram.splits_of(len(tiles), cols, side, 2, sms)
-    each = launch_gram.per_split_of(splits, cols, side, 2)
+    tiles = kernels.tiles_of(starts, side)[0]
+    splits = kernels.splits_of(len(tiles), cols, side, 2, sms)
+    each = kernels.per_split_of(splits, cols, side, 2)
     diagonal = int(np.sum(tiles >> 16 == tiles & 0xFFFF))
     parts = cols / each  # the last may be shorter
     own = tile(side, each, True).times(diagonal * parts)
@@ -172,14 +172,14 @@ def gram(count: int, cols: int, batch: int, sms: int) -> tuple[Asked, int, int]:
         found.from_l2 += 4.0 * side * side * len(tiles) * splits
     found = found.beside(margin(count, cols))
     found.blocks = len(tiles) * splits
-    return found, splits, each // launch_gram.step_of(side, 2)
+    return found, splits, each // kernels.step_of(side, 2)
 
 
 def recurrence(sizes: tuple[int, ...], cluster: int = 1) -> Asked:
     """The steps of an exchange, without an intercept; with their chain."""
     counts = recurrence_counts(sizes, cluster, trace=True)
     found = asked(counts, cluster, 4.0 * sum(sizes) ** 2 / 2)
-    threads = launch_recurrence.THREADS[cluster]
+    threads = kernels.RECURRENCE_THREADS[cluster]
     found.chain = intervals(counts, threads, hits=served(counts))
     return found
 
@@ -189,20 +189,20 @@ def recurrence_counts(
 ) -> Counts:
     """Of its launch, for plain SGD and logistic regression."""
     given = exchange(np.random.default_rng(0), sizes, sides=frozenset())
-    build = build_of(launch_recurrence.kernel_for("logistic", cluster), "fp32", ARCH)
+    build = build_of(kernels.kernel_for("logistic", cluster), "fp32", ARCH)
     kernel = CountedKernel(
         build.source, *build.defines, text=text, arch=ARCH, trace=trace
     )
-    shape = launch_recurrence.recurrence_launch(
+    shape = kernels.recurrence_launch(
         given.rows, max(sizes), given.states, cluster, ARCH
     )
     residuals, factors, intercept = results(given)
-    side = launch_gram.tile_for(given.rows, 2000)
+    side = kernels.tile_for(given.rows, 2000)
     arguments = (
         *(*in_tiles(given, side), given.z, given.targets, None, None, intercept),
         *(given.starts, len(sizes), given.states, given.read, *given.given.arrays),
         *(setting_of("logistic"), residuals, factors),
-        launch_recurrence.pitch_of(max(sizes)),
+        kernels.recurrence_pitch_of(max(sizes)),
     )
     kernel(
         *(shape.grid, shape.block, arguments),
@@ -228,13 +228,13 @@ def direct_step(batch: int, cols: int, steps: int = 2) -> Asked:
         *("direct_steps", *build_of("direct-steps-logistic", "fp32", ARCH).defines),
         arch=ARCH,
     )
-    plan = launch_steps.direct_steps(cols, 4, batch, PROCESSORS)
+    plan = kernels.direct_steps(cols, 4, batch, PROCESSORS)
     kernel(
         *(plan.grid, plan.block),
         (
             *(walk.matrix, c_longlong(walk.stride), walk.rows, *walk.given),
-            *(*walk.state(), empty(launch_steps.direct_partials(plan, batch)), batch),
-            *(launch_steps.direct_room(plan, 4, batch), 1),
+            *(*walk.state(), empty(kernels.direct_partials(plan, batch)), batch),
+            *(kernels.direct_room(plan, 4, batch), 1),
             on_device([0, 0], np.uint32),
         ),
         **{"shared": plan.shared, "cluster": plan.grid[0]},

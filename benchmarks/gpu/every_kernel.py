@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.kernel_table import FAMILIES, Build, serves
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.kernels import FAMILIES, Build, serves
 
 DIFFERS = 3  # what this exits with
 ONCE = (1,)  # seeds are of the emulation

@@ -9,14 +9,12 @@ import numpy as np
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Way, as_graph
 from benchmarks.gpu.figure import Figure
-from hpcsgd.backends.device_buffers import Order, sent
-from hpcsgd.backends.device_exchange import DeviceExchange
-from hpcsgd.backends.device_matrix import DeviceMatrix
-from hpcsgd.families import get_family
+from hpcsgd.backends.cuda.exchange import DeviceExchange
+from hpcsgd.backends.cuda.matrix import DeviceMatrix, Order, sent
+from hpcsgd.formats import encode
+from hpcsgd.glm import get_family, make_update, unrolling
+from hpcsgd.glm.unrolling import uniform_blocks
 from hpcsgd.precision import RECIPES
-from hpcsgd.schedule import uniform_blocks
-from hpcsgd.storage import encode
-from hpcsgd.updates import make_update, unroll
 
 MOST_US = 35.0
 NCCL_FLOAT, NCCL_SUM = 7, 0
@@ -41,7 +39,7 @@ class Epoch:
         self.matrix = stored(self.device, X, precision.matrix)
         self.order = Order(self.device, y.astype(np.float32)[:, None], None, None)
         update, steps = make_update("sgd", 0.0), len(self.blocks.sizes)
-        unrolled = unroll(update, [rate] * steps, self.blocks.sizes, 0.0)
+        unrolled = unrolling(update, [rate] * steps, self.blocks.sizes, 0.0)
         given = self.device, self.matrix, self.order, self.blocks
         self.made, self.other = (
             DeviceExchange(*given, get_family(family), precision) for _ in range(2)

@@ -15,7 +15,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Times, Way, as_graph
 from benchmarks.gpu.figure import Figure
 from benchmarks.gpu.rows import OurGram, Rows
-from hpcsgd.backends.cublas_gram import CublasGram
+from hpcsgd.backends.cuda.gram import CublasGram
 
 NEAR = 1e-3  # of a product, on the scale of the largest
 SMALL, LARGE, SHARE = 2.0, 1.0, 0.45

@@ -17,8 +17,7 @@ from benchmarks.gpu.figure import Figure
 from benchmarks.gpu.gram import NEAR, over_sets, rows_of
 from benchmarks.gpu.rows import OurGram
 from benchmarks.gpu.sanitizer import ROOT
-from hpcsgd.backends.cublas_gram import CublasGram
-from hpcsgd.backends.wgmma_gram import WgmmaGram, has_wgmma
+from hpcsgd.backends.cuda.gram import CublasGram, WgmmaGram, has_wgmma
 
 ALONE_COMMAND = [sys.executable, "-m", "benchmarks.gpu.every_kernel", *ALONE]
 LIMIT = 120.0  # seconds

@@ -10,13 +10,11 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Way, as_graph
 from benchmarks.gpu.exchanges import Epoch, stored
 from benchmarks.gpu.sizes import Case
-from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_walk import Walk
-from hpcsgd.families import get_family
+from hpcsgd.backends.cuda.exchange import DeviceFusedSteps
+from hpcsgd.backends.cuda.matrix import sent
+from hpcsgd.glm import get_family, make_update
+from hpcsgd.glm.unrolling import plain_steps, uniform_blocks
 from hpcsgd.precision import RECIPES
-from hpcsgd.schedule import uniform_blocks
-from hpcsgd.updates import make_update
-from hpcsgd.updates.unroll import plain_steps
 
 STEPS = 16  # of one graph
 
@@ -81,7 +79,9 @@ def persistent(bench: Bench, case: Case, X: np.ndarray, y: np.ndarray) -> Way:
         sent(device, order.astype(np.int64)), sent(device, y[order].astype(np.float32))
     )
     matrix = stored(device, X, "fp32")
-    walk = Walk(device, matrix, rows, blocks, get_family(case.family), precision)
+    walk = DeviceFusedSteps(
+        device, matrix, rows, blocks, get_family(case.family), precision
+    )
     rates = [case.rate] * steps
     walk.load(plain_steps(make_update("sgd", 0.0), rates, blocks.sizes, 0.0))
     weights = device.zeros((X.shape[1], 1), np.float32)

@@ -14,9 +14,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_layer import NEWEST, driver_major, load_cupy
-from hpcsgd.backends.kernel_table import Build, all_builds
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.driver import NEWEST, driver_major, load_cupy
+from hpcsgd.backends.cuda.kernels import Build, all_builds
 from hpcsgd.errors import ConfigError, MissingPackage
 
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from hpcsgd.backends import launch_gram, launch_recurrence, launch_steps
-from hpcsgd.backends.kernel_table import build_of, number_of
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import build_of, number_of
 from tests.helpers.kernels import nvrtc
 from tests.helpers.kernels.emulator import source_of
 
@@ -13,12 +13,12 @@ WHOLE = 1024  # bytes: a processor has so much more than a block may have, sm_80
 GRAIN = 256  # registers of a warp, that come at once
 # kernel, element, threads, bytes of shared memory
 LAUNCHES = (
-    ("margin", "bf16", launch_steps.BLOCK, 0),
-    ("update", "bf16", launch_steps.BLOCK, launch_steps.update(512, 2000, 2).shared),
-    ("gram-64", "bf16", 128, launch_gram.shared_bytes()),
-    ("gram-128", "bf16", 256, launch_gram.shared_bytes()),
-    ("recurrence-logistic", "fp32", launch_recurrence.THREADS[1], 4096),
-    ("direct-steps-logistic", "fp32", launch_steps.BLOCK, launch_steps.PLAIN_SHARED),
+    ("margin", "bf16", kernels.BLOCK, 0),
+    ("update", "bf16", kernels.BLOCK, kernels.update(512, 2000, 2).shared),
+    ("gram-64", "bf16", 128, kernels.shared_bytes()),
+    ("gram-128", "bf16", 256, kernels.shared_bytes()),
+    ("recurrence-logistic", "fp32", kernels.RECURRENCE_THREADS[1], 4096),
+    ("direct-steps-logistic", "fp32", kernels.BLOCK, kernels.PLAIN_SHARED),
 )
 
 
@@ -32,7 +32,7 @@ def resident(
 ) -> dict[str, Any]:
     """Blocks that a processor has room for, as ptxas says what they take."""
     used, warps = registers_of(kernel, element, arch), threads // 32
-    whole = launch_recurrence.shared_of(arch) + WHOLE
+    whole = kernels.shared_of(arch) + WHOLE
     each = -(-32 * used // GRAIN) * GRAIN
     room = {
         "registers": REGISTERS // (each * warps),

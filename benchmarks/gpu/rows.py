@@ -4,13 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_matrix import DeviceMatrix
-from hpcsgd.backends.device_products import DenseProducts, Tiles, Widths
-from hpcsgd.backends.kernel_table import build_of
-from hpcsgd.backends.launch_gram import tile_for
-from hpcsgd.schedule import blocks_of
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.exchange import DenseProducts, GramTiles, Widths
+from hpcsgd.backends.cuda.kernels import build_of, tile_for
+from hpcsgd.backends.cuda.matrix import DeviceMatrix, sent
+from hpcsgd.glm.unrolling import blocks_of
 
 PIECE = 2**24  # values that are drawn; longer matrices repeat them
 
@@ -68,12 +66,12 @@ class Rows:
 
     def update(self, numbers: Any, factors: Any, carry: Any) -> None:
         """w ← carry w + Yᵀ factors."""
-        plan, count = launch_steps.update(self.count, self.width, 2), self.count
+        plan, count = kernels.update(self.count, self.width, 2), self.count
         if self.parts is None:
-            room = launch_steps.update_room(self.width, plan)
+            room = kernels.update_room(self.width, plan)
             self.parts = self.device.empty((room,), np.float32)
             self.tickets = self.device.zeros(plan.grid[:1], np.uint32)
-        each = np.int32(launch_steps.update_rows(count, plan.grid[1]))
+        each = np.int32(kernels.update_rows(count, plan.grid[1]))
         given = (*self.head(numbers), factors, carry, self.weights)
         given = (*given, each, self.parts, self.tickets)
         self.launch("update", plan.grid, plan.block, given, shared=plan.shared)
@@ -81,7 +79,7 @@ class Rows:
     def gather(self, numbers: Any, out: Any) -> None:
         """out ← Y, by our kernel."""
         given = (*self.head(numbers), out, self.matrix.stride)
-        self.launch("gather_rows", *launch_steps.gather_rows(self.count)[:2], given)
+        self.launch("gather_rows", *kernels.gather_rows(self.count)[:2], given)
 
     def launch(self, kernel: str, grid: Any, block: int, given: Any, **more: Any):
         """One kernel for bf16."""
@@ -97,7 +95,7 @@ class OurGram:
         whole, rest = divmod(rows.count, batch)
         blocks = blocks_of((*[batch] * whole, *([rest] if rest else [])))
         side = tile_for(rows.count, rows.matrix.width)
-        self.tiles = Tiles(self.device, blocks, side)
+        self.tiles = GramTiles(self.device, blocks, side)
         given = self.device, rows.matrix, blocks, self.tiles, Widths()
         self.products = DenseProducts(*given)
         self.out = self.device.empty((self.tiles.words,), np.float32)

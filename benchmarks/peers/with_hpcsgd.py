@@ -14,9 +14,9 @@ from benchmarks.peers.clock import TARGET, Limit, Outcome
 from benchmarks.peers.methods import WithRate
 from benchmarks.peers.problems import Problem
 from benchmarks.peers.settings import Setting
-from hpcsgd.callbacks.base import Callback, View
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.trials.pilot import in_silence
+from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.solvers.callbacks import Callback, View
+from hpcsgd.tuning.pilots import in_silence
 
 GROUP = 32  # steps handed to the kernels together; on one rank no iterate depends on it
 

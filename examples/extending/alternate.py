@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hpcsgd import codecs
-from hpcsgd.codecs import Codec, Told
+from hpcsgd.agreements import codecs
+from hpcsgd.agreements.codecs import Codec, Decoded
 
 
 class Alternate(Codec):
@@ -22,7 +22,7 @@ class Alternate(Codec):
         def finish():
             mean = np.zeros_like(part)
             mean[now] = words = arrive()
-            return Told(mean, own, words.nbytes)
+            return Decoded(mean, own, words.nbytes)
 
         return finish
 

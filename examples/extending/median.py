@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hpcsgd import agreement
-from hpcsgd.agreement import Agreement
+from hpcsgd import agreements
+from hpcsgd.agreements import Agreement
 
 
 class Median(Agreement):
@@ -18,4 +18,4 @@ class Median(Agreement):
         state.become(np.median(found, axis=0))
 
 
-agreement.register("median", Median)
+agreements.register("median", Median)

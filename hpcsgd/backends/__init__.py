@@ -6,16 +6,16 @@ from hpcsgd.precision import Precision
 
 def make_backend(precision: Precision) -> Backend:
     """The compiled kernels where there are any, else NumPy; emulation where need be."""
-    from hpcsgd.backends import cpu
+    from hpcsgd.backends import compiled_calls
 
     if not precision.is_uniform:
-        from hpcsgd.backends.rounded import RoundedBackend
+        from hpcsgd.backends.emulated import RoundedBackend
 
         return RoundedBackend(precision)
-    if cpu.available():
-        from hpcsgd.backends.native import NativeBackend
+    if compiled_calls.available():
+        from hpcsgd.backends.compiled import NativeBackend
 
         return NativeBackend(precision)
-    from hpcsgd.backends.host import HostBackend
+    from hpcsgd.backends.numpy_rows import HostBackend
 
     return HostBackend(precision)

@@ -1,21 +1,85 @@
-"""What one device can do for one member of a replica."""
+"""What a backend does for an exchange, and the scaling of narrow formats."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends.scaling import Scaling
-from hpcsgd.families.base import Family
-from hpcsgd.precision import Precision
-from hpcsgd.schedule import Blocks
-from hpcsgd.updates.unroll import PlainSteps, Unrolled
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Format, count_lost, get_format
+from hpcsgd.glm.families import Family
+from hpcsgd.glm.unrolling import Blocks, PlainSteps, UnrolledSteps
+from hpcsgd.precision import FIELDS, Precision
+
+# Powers of two that bring the columns of a matrix into the range of a narrow format.
+#
+# fp16 and fp8 have so few exponents that data may lie beyond their largest number or
+# vanish below the smallest. Every column is stored times 2^e, its largest value as high
+# as the format goes; multiplying by 2^-e gives the rounded values back exactly.
 
 Array = NDArray[Any]
+MOST_EXPONENT = 100  # 2^e and 2^-e are numbers of float32
+
+
+@dataclass
+class ColumnExponents:
+    """Exponents for all columns of the data, and what became of the values."""
+
+    form: Format
+    exponents: Array  # (columns of the data,)
+    own: slice  # the columns of this rank
+    saturated: int = 0  # values beyond the largest number: stored as that
+    flushed: int = 0  # values that were not 0 and are stored as 0
+    counts: bool = True
+
+    def up(self, values: Array) -> Array:
+        """Values as they are stored: scaled, and none beyond the largest number.
+
+        A flat array is of sparse rows, whose columns share one exponent.
+        """
+        scaled: Array = np.ldexp(values, self._of(values))
+        if self.counts:
+            saturated, flushed = count_lost(scaled, self.form.name)
+            self.saturated += saturated
+            self.flushed += flushed
+        return np.clip(scaled, -self.form.largest, self.form.largest)
+
+    def down(self, values: Array) -> None:
+        """Decoded values back to their size, in place."""
+        np.ldexp(values, -self._of(values), out=values)
+
+    def _of(self, values: Array) -> Any:
+        """The exponents of this rank's columns, or of all of them."""
+        if values.ndim == 1:
+            return self.exponents[0]
+        own = self.exponents[self.own]
+        return own if values.shape[1] == len(own) else self.exponents
+
+
+def make_scaling(form: Format, peaks: Array, own: slice, how: str) -> ColumnExponents:
+    """The largest exponents that leave no column's peak beyond the format.
+
+    `how` is "column", "global" (all columns share the smallest) or "none".
+    """
+    _, above = np.frexp(peaks)  # peak = f · 2^above with f in [1/2, 1)
+    room = int(np.frexp(form.largest)[1])
+    exponents = np.where(peaks > 0, room - above, MOST_EXPONENT)
+    # A peak that is rounded up to the next power of two may be beyond the largest.
+    exponents = np.where(np.ldexp(peaks, exponents) > form.largest, -1, 0) + exponents
+    exponents = np.clip(exponents, -MOST_EXPONENT, MOST_EXPONENT).astype(np.int32)
+    if how == "global" and len(exponents):
+        exponents = np.full_like(exponents, exponents.min())
+    if how == "none":
+        exponents = np.zeros_like(exponents)
+    return ColumnExponents(form, exponents, own)
+
+
+# What one device can do for one member of a replica.
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """What the recurrence needs of the sampled rows besides the matrix."""
 
     targets: Array  # (m, 1)
@@ -23,9 +87,9 @@ class Batch:
     offsets: Array | None  # (m, 1)
     anchors: Array | None = None  # (m, K), scores of whose residuals r is the excess
 
-    def part(self, rows: slice) -> "Batch":
+    def part(self, rows: slice) -> "StepBatch":
         """Of some of the rows."""
-        return Batch(
+        return StepBatch(
             self.targets[rows],
             None if self.weights is None else self.weights[rows],
             None if self.offsets is None else self.offsets[rows],
@@ -34,29 +98,29 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Plain:
+class StepSequence:
     """Steps to be taken one after the other, and what on."""
 
     rows: Any
     blocks: Blocks
     steps: PlainSteps
     family: Family
-    batch: Batch
+    batch: StepBatch
     intercept: Array | None
 
 
-class Plan(Protocol):
+class CoefficientPlan(Protocol):
     """The coefficients of an exchange, prepared once for one device."""
 
     blocks: Blocks
-    unrolled: Unrolled
+    unrolled: UnrolledSteps
 
 
 class Backend(Protocol):
     """Arithmetic on the local block; nothing here talks to another rank."""
 
     precision: Precision
-    scaling: Scaling | None  # what a matrix with few exponents is stored times
+    scaling: ColumnExponents | None  # what a matrix with few exponents is stored times
 
     def store(self, block: Array) -> Array:
         """The block in the storage of `precision.matrix`."""
@@ -64,7 +128,7 @@ class Backend(Protocol):
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Weights of this shape, in `precision.weights`."""
 
-    def prepare(self, unrolled: Unrolled, blocks: Blocks) -> Any:
+    def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> Any:
         """The `Plan` that the other calls take."""
 
     def for_sparse(self) -> "Backend":
@@ -100,7 +164,7 @@ class Backend(Protocol):
         gram: Array,
         plan: Any,
         family: Family,
-        batch: Batch,
+        batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
         """The residuals of s exact steps; `intercept` advances in place."""
@@ -108,13 +172,13 @@ class Backend(Protocol):
     def descend(self, weights: Array, rows: Any, residuals: Array, plan: Any) -> None:
         """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
 
-    def walk(self, weights: Array, plain: Plain) -> Array | None:
+    def walk(self, weights: Array, plain: StepSequence) -> Array | None:
         """All steps on rows of all columns, no message between them, in one call.
 
         Their residuals; None, and nothing done, where the backend has no such call.
         """
 
-    def stepwise(self, weights: Array, plain: Plain) -> tuple[Any, Array] | None:
+    def stepwise(self, weights: Array, plain: StepSequence) -> tuple[Any, Array] | None:
         """The same where a sum of margins over members parts the steps.
 
         What to call with (j, summed margins of step j, place for those of step j + 1),
@@ -126,3 +190,166 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""
+
+
+# The coefficients of an exchange as NumPy takes them.
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Coefficients spread over the rows they multiply.
+
+    Whatever does not depend on an earlier residual is then one call for all s steps.
+    """
+
+    blocks: Blocks
+    states: int
+    lead: tuple[Array | None, ...]  # [state]: (m, 1); None where it is all ones
+    couple: tuple[Array, ...]  # [step]: (start_j, 1)
+    gain: tuple[Array, ...]  # [state]: (m, 1); of the first states, which move
+    carry: Array  # (states, states)
+    unrolled: UnrolledSteps
+
+    def carry_on(self, weights: Array) -> None:
+        """weights ← Φ weights, where state k owns K columns."""
+        carry = self.carry
+        if self.states == 1:
+            if carry[0, 0] != 1.0:
+                weights *= float(carry[0, 0])
+            return
+        parts = weights.reshape(len(weights), len(carry), -1)
+        mixed = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
+        weights[...] = mixed.reshape(weights.shape)
+
+    def advance(self, intercept: Array, step: int, residuals: Array) -> None:
+        """β ← M β + u Σr: the state of the weights without the penalty."""
+        unrolled, total = self.unrolled, residuals.sum(axis=0, dtype=np.float64)
+        push = np.multiply.outer(unrolled.push[step], total)
+        intercept[...] = unrolled.free[step] @ intercept + push
+
+    def scale(self, step: int, residuals: Array, out: Array) -> None:
+        """out ← what earlier residuals count in the scores of `step`."""
+        np.multiply(residuals, self.couple[step], out=out)
+
+
+# Which fields of a precision run as such, and which are emulated here.
+
+NATIVE, EMULATED = "native", "emulated"
+# where a narrow format is only stored or sent: what the host can do that with
+STORED = {"matrix": ("bf16",), "margin": ("bf16",)}
+SENT = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
+
+
+def ways(precision: Precision) -> dict[str, str]:
+    """Field -> native or emulated; numbers are the same, speed is of native ones."""
+    return {name: _way(precision, name) for name in FIELDS}
+
+
+def emulated(precision: Precision) -> dict[str, str]:
+    """Field -> its format, of those that are emulated."""
+    how = ways(precision)
+    return {n: getattr(precision, n) for n in FIELDS if how[n] == EMULATED}
+
+
+def _way(precision: Precision, name: str) -> str:
+    form = get_format(getattr(precision, name))
+    if name == "gram_wire":
+        fits = form.is_wide or form.name in SENT
+    elif name in STORED:
+        fits = form.is_wide or form.name in STORED[name]
+    else:
+        fits = form.is_wide and form.carrier == precision.working
+    return NATIVE if fits else EMULATED
+
+
+# Draws that members agree on, for weights that are rounded at random.
+
+
+class Dice:
+    """Numbers for every column of the data, whoever holds it, throw after throw."""
+
+    def __init__(self, seed: int, replica: int, own: slice, columns: int) -> None:
+        self.key = np.array([seed, replica], dtype=np.uint64)
+        self.own = own
+        self.columns = columns
+        self.throws = 0
+
+    def throw(self, weights: Array) -> Array:
+        """Uniform in [0, 1), one for each of these weights: own columns, or all."""
+        counter = np.array([0, 0, 0, self.throws], dtype=np.uint64)
+        self.throws += 1
+        source = np.random.Generator(np.random.Philox(key=self.key, counter=counter))
+        draws: Array = source.random((self.columns, weights.shape[1]), dtype=np.float32)
+        return draws if len(weights) == self.columns else draws[self.own]
+
+
+# What residuals of a narrow format are multiplied by, so that small ones survive.
+#
+# A power of two: numbers that fit are not changed by it. It doubles after a while
+# without overflow; after an overflow it is halved, and the steps of that exchange are
+# left out.
+
+FIRST, LEAST, MOST = 2.0**10, 2.0**-14, 2.0**24
+PATIENCE = 1000  # exchanges without overflow after which it doubles
+
+
+@dataclass
+class LossScale:
+    """The same on all members of a replica, who know the same residuals."""
+
+    value: float = FIRST
+    is_fixed: bool = False
+    skipped: int = 0  # exchanges whose steps were left out
+    quiet: int = 0  # exchanges since the last change
+    waits: bool = False  # True: replicas decide together, when an exchange is over
+    overflowed: bool = False  # where it waits: some residual of this exchange
+
+    def keeps(self, residuals: NDArray[np.generic]) -> bool:
+        """True where the steps count; adapts.
+
+        One that is fixed, or that has come to its least, leaves nothing out: what is
+        not finite then ends the run.
+        """
+        fits = bool(np.isfinite(residuals).all())
+        if not fits and (self.is_fixed or self.value <= LEAST):
+            return True
+        if self.waits:
+            self.overflowed |= not fits
+        else:
+            self.settle(not fits)
+        return fits
+
+    def settle(self, overflowed: bool) -> None:
+        """Adapt to an exchange in which residuals overflowed somewhere, or nowhere."""
+        self.overflowed = False
+        if not overflowed:
+            self._grow()
+            return
+        self.value, self.quiet = self.value / 2, 0
+        self.skipped += 1
+
+    def kept(self) -> NDArray[np.float64]:
+        """What has to outlive a checkpoint."""
+        return np.array([[self.value, self.quiet, self.skipped]])
+
+    def put_back(self, kept: NDArray[np.float64]) -> None:
+        """Such numbers, again."""
+        self.value = float(kept[0, 0])
+        self.quiet, self.skipped = int(kept[0, 1]), int(kept[0, 2])
+
+    def _grow(self) -> None:
+        self.quiet += 1
+        if not self.is_fixed and self.quiet >= PATIENCE and self.value < MOST:
+            self.value, self.quiet = self.value * 2, 0
+
+
+def make_loss_scale(value: float) -> LossScale:
+    """One that adapts (0), or one that stays."""
+    if not value:
+        return LossScale()
+    if not (value > 0 and float(np.frexp(value)[0]) == 0.5 and value <= MOST):
+        raise ConfigError(
+            f"[precision] loss_scale = {value:g} must be a power of two up to"
+            f" {MOST:g}, or 0 for one that adapts"
+        )
+    return LossScale(value, is_fixed=True)

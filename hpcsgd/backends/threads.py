@@ -1,54 +1,118 @@
-"""How many threads share the work of one call of a compiled kernel."""
+"""How many threads the BLAS of NumPy has while a rank works: one.
 
-import logging
+A pool of threads in every rank spins beside the work of other ranks and of other
+programs, and another number of threads is another order of sums: other bits. A process
+that has not loaded NumPy yet is told by its environment (`hpcsgd.cli`). In another the
+libraries themselves are asked, by functions of their own, and what the caller had is
+restored.
+
+The variable of the library (`OPENBLAS_NUM_THREADS`, `MKL_NUM_THREADS`) is the user's
+word: where it is set nothing is changed.
+"""
+
+import ctypes
 import os
-import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from threading import Lock
 
-from hpcsgd.backends import isa
-from hpcsgd.backends.call import door_to
+# Part of the file's name -> its variable, and pairs of functions: get, set.
+KNOWN = {
+    "openblas": (
+        "OPENBLAS_NUM_THREADS",
+        [
+            (
+                f"{prefix}openblas_get_num_threads{suffix}",
+                f"{prefix}openblas_set_num_threads{suffix}",
+            )
+            for prefix in ("", "scipy_")
+            for suffix in ("", "64_", "_64", "64")
+        ],
+    ),
+    "mkl_rt": ("MKL_NUM_THREADS", [("MKL_Get_Max_Threads", "MKL_Set_Num_Threads")]),
+}
+MAPPED = Path("/proc/self/maps")  # of Linux: elsewhere nothing is found
 
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class Library:
+    """One BLAS that is loaded."""
+
+    path: str
+    variable: str
+    get: Callable[[], int] = field(compare=False)
+    set: Callable[[int], None] = field(compare=False)
 
 
-def use(count: int, grain: int = 0) -> None:
-    """From now on, in this process; the bits are the same for any number.
+class _Callers:
+    """Who works at the moment, as ranks that are threads do side by side."""
 
-    A call of fewer than two times `grain` nanoseconds stays with its thread; 0 is what
-    pays.
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.count = 0
+        self.before: list[tuple[Library, int]] = []
+
+
+_callers = _Callers()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Give BLAS one thread until the end, then as many as it had before.
+
+    A decorator, too. Of several callers the last one restores.
     """
-    library = isa.best()[0]
-    if library is not None:
-        door_to(library, "hpcsgd_set_threads")(count, grain)
+    with _callers.lock:
+        _callers.count += 1
+        known = [library for library, _ in _callers.before]
+        for library in libraries():
+            if library not in known and library.variable not in os.environ:
+                _callers.before.append((library, library.get()))
+                library.set(1)
+    try:
+        yield
+    finally:
+        with _callers.lock:
+            _callers.count -= 1
+            if not _callers.count:
+                for library, threads in _callers.before:
+                    library.set(threads)
+                _callers.before.clear()
 
 
-def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> None:
-    """Say on one rank of a node that its ranks want more cores than they may use.
-
-    `places` is what each rank said of `place`.
-    """
-    node = places[rank][0]
-    here = [cores for name, cores in places if name == node]
-    cores = len(set().union(*here))
-    is_first = [name for name, _ in places].index(node) == rank
-    if is_first and len(here) * count > cores:
-        _say(len(here), count, cores, node)
+def libraries() -> list[Library]:
+    """Return every BLAS of this process whose threads can be set."""
+    return _loaded(len(sys.modules))
 
 
-@lru_cache
-def _say(*figures: Any) -> None:
-    """Once a process, however many runs it makes."""
-    log.warning(
-        "%d x %d threads share %d cores of %s and wait for one another;"
-        " use fewer --threads or ranks",
-        *figures,
-    )
+@lru_cache(maxsize=1)
+def _loaded(modules: int) -> list[Library]:
+    """Look again where modules were imported meanwhile: one may have brought it."""
+    try:
+        lines = MAPPED.read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/") > 1}
+    found = (_library(path) for path in sorted(paths) if ".so" in Path(path).name)
+    return [library for library in found if library is not None]
 
 
-def place() -> tuple[str, tuple[int, ...]]:
-    """The node that this rank runs on, and the cores that it may use there."""
-    if hasattr(os, "sched_getaffinity"):
-        return socket.gethostname(), tuple(sorted(os.sched_getaffinity(0)))
-    return socket.gethostname(), tuple(range(os.cpu_count() or 1))
+def _library(path: str) -> Library | None:
+    for part, (variable, pairs) in KNOWN.items():
+        if part not in Path(path).name:
+            continue
+        try:
+            loaded = ctypes.CDLL(path)
+        except OSError:  # replaced on the disk since it was loaded
+            return None
+        for get, put in pairs:
+            if hasattr(loaded, get) and hasattr(loaded, put):
+                read, write = loaded[get], loaded[put]
+                read.restype, read.argtypes = ctypes.c_int, []
+                write.restype, write.argtypes = None, [ctypes.c_int]
+                return Library(path, variable, read, write)
+    return None

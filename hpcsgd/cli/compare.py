@@ -6,29 +6,30 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcsgd import plots
-from hpcsgd.cli import launch, logs
+from hpcsgd.cli import launch
+from hpcsgd.cli import parser as parser_module
 from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.cli.names import LINE_UP, PAGE
-from hpcsgd.cli.ranks import on_all_ranks
+from hpcsgd.cli.parser import on_all_ranks
 from hpcsgd.cli.train import (
     add_settings,
     check_data,
     overlaid,
     progress,
 )
-from hpcsgd.coordinate.settings import COORDINATE
 from hpcsgd.errors import ConfigError, MissingPackage
-from hpcsgd.loss_plots import loss_curves
+from hpcsgd.solvers.coordinate import COORDINATE
+from hpcsgd.studies.plots import matplotlib
+from hpcsgd.studies.plots.matplotlib import loss_curves
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpcsgd.comm.base import Communicator
+    from hpcsgd.comm.communicator import Communicator
     from hpcsgd.config import RunConfig
-    from hpcsgd.study.comparison import Comparison, Row
-    from hpcsgd.study.settings import Entry
+    from hpcsgd.studies.compare import Comparison, ComparisonRow
+    from hpcsgd.studies.plan import Entry
 
 WIDTH = 160  # where standard output is no terminal
 COLUMNS = (
@@ -80,34 +81,34 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--plot", metavar="FILE.png", help="draw the loss curves")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    logs.add_progress(parser)
+    parser_module.add_progress(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check every setting, then compare here or under mpiexec."""
-    from hpcsgd.study.compare import check
+    from hpcsgd.studies.compare import check
 
     base, entries = what_to_compare(arguments)
     check(entries, arguments.repeats, arguments.allow_unequal)
     check_data(base)
     launch.check_readable(base.data.path)
     if arguments.plot:
-        plots.require()
+        matplotlib.require()
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
     if not arguments.verbose:
-        logs.CHATTY.setLevel(logging.WARNING)
+        parser_module.CHATTY.setLevel(logging.WARNING)
     return _compare(base, entries, arguments)
 
 
 def what_to_compare(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Entry]]":
     """What all share, and the rows: methods, the file's tables, those of --setting."""
     from hpcsgd.config import RunConfig, read_toml
-    from hpcsgd.study.line_up import line_up
-    from hpcsgd.study.settings import (
+    from hpcsgd.studies.compare import line_up
+    from hpcsgd.studies.plan import (
         Entry,
-        Setting,
+        NamedSetting,
         check_shared,
         expanded,
         make_setting,
@@ -124,7 +125,7 @@ def what_to_compare(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Ent
     if arguments.methods is not None:
         found += line_up(arguments.methods, base, ranks)
     found += [make_setting(n, base, expanded(n, t, SHORT)) for n, t in named]
-    check_shared(base, [one.config for one in found if isinstance(one, Setting)])
+    check_shared(base, [one.config for one in found if isinstance(one, NamedSetting)])
     return shared, [on_ranks(one, ranks) for one in found]
 
 
@@ -142,7 +143,7 @@ def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:
 def _compare(
     base: "RunConfig", entries: "list[Entry]", arguments: argparse.Namespace
 ) -> int:
-    from hpcsgd.study.compare import compare
+    from hpcsgd.studies.compare import compare
 
     def action(world: "Communicator") -> "Comparison":
         return compare(
@@ -167,7 +168,7 @@ def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -
     """Save, draw and print; what learnt nothing is said on standard error."""
     from rich.console import Console
 
-    from hpcsgd.study.report import make_report, write_page
+    from hpcsgd.studies.report.page import make_report, write_page
 
     if out:
         found.save(Path(out))
@@ -191,7 +192,7 @@ def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -
             print(f"hpcsgd: {_on_worse(row)}", file=sys.stderr)
 
 
-def _on_worse(row: "Row") -> str:
+def _on_worse(row: "ComparisonRow") -> str:
     """Return the sentence on a row that ended above where it began."""
     first = row.result.history[0]["loss"]
     return (
@@ -211,8 +212,8 @@ def table_of(found: "Comparison") -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from hpcsgd.study.comparison import REFUSED
-    from hpcsgd.study.settings import Refusal
+    from hpcsgd.studies.compare import REFUSED
+    from hpcsgd.studies.plan import Refusal
 
     drawn = Table(title=_title(found), title_justify="left", box=SIMPLE_HEAD)
     drawn.add_column("setting", no_wrap=True)
@@ -241,7 +242,7 @@ def _title(found: "Comparison") -> str:
 
 def _notes(found: "Comparison") -> list[str]:
     """What stands below the table."""
-    from hpcsgd.study.comparison import REFUSED
+    from hpcsgd.studies.compare import REFUSED
 
     notes = [f"{refusal.name}: {REFUSED}: {refusal.why}" for refusal in found.refused]
     notes += [f"{name}: {why}" for name, why in found.before.items()]
@@ -264,14 +265,14 @@ def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
     return f"{rule} at a rate of {' or '.join(rates)}"
 
 
-def _gap(found: "Comparison", row: "Row") -> str:
+def _gap(found: "Comparison", row: "ComparisonRow") -> str:
     """Return the gap, or what became of a row that learnt nothing."""
     if row.diverged or row.worse:
         return row.status
     return f"{100 * found.loss_gap(row):+.4f} %"
 
 
-def _cells(found: "Comparison", row: "Row") -> tuple[str, ...]:
+def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
     """The figures of one row, in the order of COLUMNS."""
     report, first = row.result.report, found.rows[0].setting.global_batch
     mark = "" if row.setting.global_batch == first else " *"

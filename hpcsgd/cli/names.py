@@ -4,7 +4,7 @@ The parsers read this table, so that `--help`, completion and a wrong flag wait 
 import of NumPy. tests/architecture/test_import.py holds it against the registries.
 """
 
-from hpcsgd.methods import METHODS
+from hpcsgd.config import METHODS
 
 AGREEMENTS = (
     *("none", "average", "gradient", "growing", "postlocal", "hierarchical", "fedavg"),

@@ -43,7 +43,7 @@ def main(command: list[str]) -> int:
 
 def _note(code: int) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from hpcsgd.ends import note_end
+    from hpcsgd.comm.rank_ends import note_end
 
     number = next((os.environ[name] for name in RANKS if name in os.environ), "0")
     note_end(int(number), code)

@@ -1,28 +1,113 @@
-"""`hpcsgd train`: one run, from flags, a TOML file, or both."""
+"""`hpcsgd train` and `hpcsgd sweep`."""
 
 import argparse
 import sys
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpcsgd.cli import launch, logs
+from hpcsgd.cli import launch
+from hpcsgd.cli import parser as parser_module
 from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
-from hpcsgd.cli.profile import show_profile
-from hpcsgd.cli.ranks import on_all_ranks
-from hpcsgd.cli.summary import summary
-from hpcsgd.cli.written import chosen
-from hpcsgd.comm.network import parse_network
+from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES, chosen
+from hpcsgd.cli.parser import numbers, on_all_ranks
+from hpcsgd.comm.network_model import parse_network
 from hpcsgd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpcsgd.callbacks.base import Callback
-    from hpcsgd.comm.base import Communicator
+    from rich.table import Table
+
+    from hpcsgd.comm.communicator import Communicator
     from hpcsgd.config import RunConfig
-    from hpcsgd.result import Result
+    from hpcsgd.estimators.sweep import Sweep
+    from hpcsgd.runs.result import Result
+    from hpcsgd.solvers.callbacks import Callback
 
 
-def add_parser(commands: Any) -> None:
+# A result as a person wants to read it.
+
+
+def summary(result: "Result") -> str:
+    """What a person wants to read."""
+    from hpcsgd.studies.advice import in_short
+
+    report, ledger = result.report, result.ledger
+    schedule, grid = report["schedule"], report["grid"]
+    products = ledger["products"]
+    lines = [
+        f"status        {result.status.value}",
+        f"loss          {_loss(result)}",
+        f"steps         {result.iterations} in {result.exchanges} exchanges"
+        f"   (batch {schedule['batch']}, global {schedule['global_batch']},"
+        f" steps {schedule['steps']}, products {report['products']})",
+        f"ranks         {report['ranks']} as {grid['replicas']} x {grid['members']}",
+        f"synchronised  {products['calls']} times for products"
+        f" ({products['words']} words), {ledger['agreement']['calls']} times to agree",
+        f"seconds       {report['seconds_total']:.3f} training,"
+        f" {report['seconds_setup']:.3f} set-up,"
+        f" {report['seconds_evaluate']:.3f} evaluating"
+        f"   ({report['rows_per_second']:.4g} rows/s)",
+        f"weights       sha256 {result.weights_sha256[:16]}…",
+    ]
+    if not report["emulated_members"]:  # else there is no loss to judge by
+        lines += [f"{title:13s} {line}" for title, line in in_short(result).items()]
+    return "\n".join(lines)
+
+
+def _loss(result: "Result") -> str:
+    report, many = result.report, result.report["emulated_members"]
+    if many:
+        return f"not known: one rank was timed as one of {many}, and learnt nothing"
+    return f"{result.loss:.8g}   (all {report['rows']} rows, float64)"
+
+
+# The profile as a table, on standard error.
+
+WIDTH = 100  # where standard error is no terminal
+COLUMNS = ("seconds", "share", "µs/exchange", "slowest", "on rank")
+
+
+def show_profile(report: Mapping[str, Any]) -> None:
+    """One table, a block for each section."""
+    from rich.console import Console
+
+    width = None if sys.stderr.isatty() else WIDTH
+    console = Console(stderr=True, highlight=False, width=width)
+    console.print(profile_table(report))
+
+
+def profile_table(report: Mapping[str, Any]) -> "Table":
+    """Mean seconds over ranks and their share; the slowest rank and its seconds."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    ranks = report["ranks"]
+    said = f"mean of {ranks} ranks, and the slowest" if ranks > 1 else "one rank"
+    table = Table(title=f"profile: {said}", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for section, rows in report["profile"].items():
+        for name, row in rows.items():
+            table.add_row(f"{section} / {name}", *cells(row))
+        table.add_section()
+    return table
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The figures of one row, in the order of COLUMNS."""
+    return (
+        f"{row['seconds']:.4f}",
+        f"{100 * row['share']:.1f} %",
+        f"{row['us_per_exchange']:.1f}",
+        f"{row['slowest_seconds']:.4f}",
+        str(row["slowest_rank"]),
+    )
+
+
+# `hpcsgd train`: one run, from flags, a TOML file, or both.
+
+
+def add_train_parser(commands: Any) -> None:
     """Add `train` to the commands."""
     parser = commands.add_parser(
         "train",
@@ -32,8 +117,8 @@ def add_parser(commands: Any) -> None:
     )
     add_settings(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    logs.add_progress(parser)
-    parser.set_defaults(run=run)
+    parser_module.add_progress(parser)
+    parser.set_defaults(run=run_train)
 
 
 def add_settings(parser: Any, without: Container[str] = ()) -> None:
@@ -74,9 +159,9 @@ def _metavar(setting: str, options: Mapping[str, Any]) -> dict[str, str]:
     return {} if not names else {"metavar": setting.split(".")[1].upper()}
 
 
-def run(arguments: argparse.Namespace, argv: list[str]) -> int:
+def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
-    from hpcsgd.unread import check_read
+    from hpcsgd.config import check_read
 
     config = configuration(arguments)
     check_data(config)
@@ -127,7 +212,7 @@ def overlaid(
 
 def _train(config: "RunConfig", arguments: argparse.Namespace) -> int:
     from hpcsgd.api import train
-    from hpcsgd.signals import Signals
+    from hpcsgd.runs.recovery import Signals
 
     def action(world: "Communicator") -> "Result":
         callbacks = progress(arguments) if world.rank == 0 else []
@@ -150,7 +235,7 @@ def exit_code(result: "Result") -> int:
 
 def progress(arguments: argparse.Namespace) -> "list[Callback]":
     """What rank 0 shows while it runs."""
-    from hpcsgd.callbacks.progress import make_progress
+    from hpcsgd.runs.progress import make_progress
 
     return [] if arguments.quiet else make_progress(arguments.progress)
 
@@ -163,3 +248,142 @@ def _show(result: "Result", arguments: argparse.Namespace) -> None:
     if result.advice:
         said = f"{result.status.value}: {result.advice}"
         print(f"hpcsgd: {said}", file=sys.stderr)
+
+
+# `hpcsgd sweep`: many penalties, rates and folds for the messages of one run.
+
+LISTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    (
+        "--l2",
+        "l2",
+        {"type": numbers, "metavar": "A,B,...", "help": "ridge penalties"},
+    ),
+    ("--rates", "rate", {"type": numbers, "metavar": "A,B,...", "help": "step sizes"}),
+    (
+        "--folds",
+        "folds",
+        {"type": int, "metavar": "N", "help": "a model without each part, and one"},
+    ),
+    (
+        "--fold-seed",
+        "fold_seed",
+        {"type": int, "metavar": "N", "help": "which rows belong together"},
+    ),
+)
+
+
+def add_sweep_parser(commands: Any) -> None:
+    """Add `sweep` to the commands."""
+    parser = commands.add_parser(
+        "sweep",
+        help=COMMANDS["sweep"],
+        description="Train a model for every penalty, rate and fold at once; flags"
+        " override the TOML file.",
+        allow_abbrev=False,
+    )
+    add_settings(parser, without=("--l2",))
+    for flag, key, options in LISTS:
+        parser.add_argument(flag, dest=f"sweep.{key}", default=None, **options)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser_module.add_progress(parser)
+    parser.set_defaults(run=run_sweep)
+
+
+def run_sweep(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Check the configuration, then train here or under mpiexec."""
+    from hpcsgd.config import check_read
+
+    config = sweep_configuration(arguments)
+    check_data(config)
+    launch.check_readable(config.data.path)
+    check_read(config)
+    if launch.must_relaunch(arguments.ranks):
+        shrinks = config.run.on_failure == "shrink"
+        keeps = bool(config.run.out)
+        return launch.relaunch(arguments.ranks, argv, keeps, shrinks)
+    return _sweep(config, arguments)
+
+
+def sweep_configuration(arguments: argparse.Namespace) -> "RunConfig":
+    """The TOML file, then --set, then the flags."""
+    from hpcsgd.config import RunConfig, read_toml
+    from hpcsgd.estimators.sweep import with_sweep
+
+    tables = read_toml(arguments.config) if arguments.config else {}
+    merged: dict[str, Any] = overlaid(tables, arguments)
+    for _, key, _ in LISTS:
+        value = getattr(arguments, f"sweep.{key}")
+        if value is not None:
+            merged.setdefault("sweep", {})[key] = value
+    return with_sweep(RunConfig.parse(merged), {})
+
+
+def _sweep(config: "RunConfig", arguments: argparse.Namespace) -> int:
+    from hpcsgd.estimators.sweep import sweep
+    from hpcsgd.runs.recovery import Signals
+
+    def action(world: "Communicator") -> "Sweep":
+        callbacks = progress(arguments) if world.rank == 0 else []
+        with Signals(world.abort) as signals:
+            return sweep(config, world=world, callbacks=[*callbacks, signals])
+
+    return on_all_ranks(
+        config.run.comm,
+        action,
+        show=lambda found: _show_sweep(found, arguments),
+        code=lambda found: exit_code(found.outcome),
+        timeout=config.run.timeout,
+    )
+
+
+def _show_sweep(found: "Sweep", arguments: argparse.Namespace) -> None:
+    """Print the table, and what the ending says."""
+    print(found.json() if arguments.json else table(found), flush=True)
+    outcome = found.outcome
+    if outcome.advice:
+        said = f"{outcome.status.value}: {outcome.advice}"
+        print(f"hpcsgd: {said}", file=sys.stderr)
+
+
+def table(found: "Sweep") -> str:
+    """A line for each model, or for each setting where there are folds; the best."""
+    shown = [row for row in found.rows() if row["fold"] is None]
+    names = ("l2", "rate", "status", "loss", "mean_held")
+    titles = ("l2", "rate", "status", "loss", "held-out loss")
+    lines = [[f"{'model':>5}"] + [f"{title:>14}" for title in titles]]
+    for row in shown:
+        cells = [f"{row['model']:>5}"] + [f"{_cell(row[name]):>14}" for name in names]
+        lines.append(cells)
+    return "\n".join([*("".join(line) for line in lines), "", *_below(found)])
+
+
+def _below(found: "Sweep") -> list[str]:
+    from hpcsgd.runs.result import WORSE
+
+    outcome, report = found.outcome, found.outcome.report
+    products = outcome.ledger["products"]
+    try:
+        best = f"model {found.best}{_named(vars(found.models[found.best]))}"
+        if found.ending(found.best) == WORSE:
+            best += ", which ended above where it began; use smaller rates"
+    except ConfigError as error:
+        best = f"not known: {error}"
+    return [
+        f"best          {best}",
+        f"models        {len(found)} in {outcome.exchanges} exchanges on"
+        f" {report['ranks']} ranks ({products['calls']} sums,"
+        f" {products['words']} words)",
+        f"seconds       {report['seconds_total']:.3f} training,"
+        f" {report['seconds_setup']:.3f} set-up,"
+        f" {report['seconds_evaluate']:.3f} evaluating",
+    ]
+
+
+def _named(model: Mapping[str, Any]) -> str:
+    return f" (l2 {model['l2']:g}, rate {model['rate']:g})"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.7g}"
+    return str(value)

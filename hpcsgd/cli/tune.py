@@ -1,7 +1,8 @@
-"""`hpcsgd tune`: measure this machine, choose what is open, write it down."""
+"""`hpcsgd tune` and `hpcsgd precision`."""
 
 import argparse
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -10,26 +11,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcsgd.cli import launch, logs
+from hpcsgd.cli import launch
+from hpcsgd.cli import parser as parser_module
 from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.cli.numbers import not_negative
-from hpcsgd.cli.ranks import on_all_ranks
-from hpcsgd.cli.train import add_settings, check_data, overlaid
+from hpcsgd.cli.names import FORMATS
+from hpcsgd.cli.parser import not_negative, on_all_ranks
+from hpcsgd.cli.train import add_settings, check_data, configuration, overlaid
+from hpcsgd.comm.network_model import parse_network
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
+from hpcsgd.studies.plots import matplotlib
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpcsgd.comm.base import Communicator
-    from hpcsgd.tuner.question import Question
+    from hpcsgd.comm.communicator import Communicator
+    from hpcsgd.config import RunConfig
+    from hpcsgd.studies.precision import PrecisionQuestion, PrecisionReport
+    from hpcsgd.tuning.tuner import TuningQuestion
+
+
+# `hpcsgd tune`: measure this machine, choose what is open, write it down.
 
 BEGAN = "HPCSGD_TUNE_BEGAN"  # when the first process of a tuning did
 WIDTH = 120  # where standard output is no terminal
 COLUMNS = ("grid", "recipe", "product", "s", "batch", "period", "predicted", "measured")
 
 
-def add_parser(commands: Any) -> None:
+def add_tune_parser(commands: Any) -> None:
     """Add `tune` to the commands."""
     parser = commands.add_parser(
         "tune",
@@ -68,11 +77,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    logs.add_progress(parser)
-    parser.set_defaults(run=run, **{"schedule.batch": None, "run.out": None})
+    parser_module.add_progress(parser)
+    parser.set_defaults(run=run_tune, **{"schedule.batch": None, "run.out": None})
 
 
-def run(arguments: argparse.Namespace, argv: list[str]) -> int:
+def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Here, under one mpiexec, or under one for each number of ranks."""
     asked = question(arguments)
     check_data(asked.config)
@@ -88,12 +97,11 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return _tune(asked, arguments)
 
 
-def question(arguments: argparse.Namespace) -> "Question":
+def question(arguments: argparse.Namespace) -> "TuningQuestion":
     """What is open: all that neither the file nor a flag says."""
-    from hpcsgd.config import RunConfig, read_toml
+    from hpcsgd.config import RunConfig, check_read, read_toml
     from hpcsgd.precision import AUTO
-    from hpcsgd.tuner.question import Question, parse_batches
-    from hpcsgd.unread import check_read
+    from hpcsgd.tuning.tuner import TuningQuestion, parse_batches
 
     tables = read_toml(arguments.config) if arguments.config else {}
     said = overlaid(tables, arguments)
@@ -106,7 +114,7 @@ def question(arguments: argparse.Namespace) -> "Question":
     if arguments.batches is not None:
         batches = parse_batches(arguments.batches)
         config = replace(config, schedule=replace(config.schedule, batch=batches[0]))
-    return Question(
+    return TuningQuestion(
         config=config,
         batches=batches,
         seconds=arguments.seconds,
@@ -140,20 +148,18 @@ def _check_place(path: str | None) -> None:
         raise ConfigError(f"{path}: there is no such folder; make it first")
 
 
-def _tune(asked: "Question", arguments: argparse.Namespace) -> int:
-    from hpcsgd.tuner.question import LEAST_SECONDS
-    from hpcsgd.tuner.told import document
-    from hpcsgd.tuner.tune import Tuning, tune
+def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
+    from hpcsgd.tuning.tuner import LEAST_SECONDS, TuningResult, document, tune
 
     # What it took to start the ranks is time, too.
     spent = max(time.monotonic() - float(os.environ.pop(BEGAN)), 0.0)
     own = max(asked.seconds - spent, LEAST_SECONDS)
 
-    def action(world: "Communicator") -> Tuning:
+    def action(world: "Communicator") -> TuningResult:
         seconds = world.exchange_objects(own)[0]  # ranks start one after the other
         return tune(replace(asked, seconds=seconds), world)
 
-    def show(found: Tuning) -> None:
+    def show(found: TuningResult) -> None:
         _finish(document(found), arguments)
 
     run = asked.config.run
@@ -162,7 +168,7 @@ def _tune(asked: "Question", arguments: argparse.Namespace) -> int:
 
 def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) -> int:
     """One tuning for each number of ranks, each with its share of the time."""
-    from hpcsgd.tuner.told import merged
+    from hpcsgd.tuning.tuner import merged
 
     parts = []
     with tempfile.TemporaryDirectory(prefix="hpcsgd-tune-") as folder:
@@ -184,7 +190,7 @@ def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Write what was asked for, then print."""
     from rich.console import Console
 
-    from hpcsgd.tuner.told import explained
+    from hpcsgd.tuning.tuner import explained
 
     if arguments.part:
         write_text(Path(arguments.part), json.dumps(found))
@@ -222,3 +228,202 @@ def table(found: dict[str, Any]) -> "Table":
             f"{100 * (row['predicted'] / row['measured'] - 1):+.0f} %",
         )
     return shown
+
+
+# `hpcsgd precision`: what number formats cost and gain on the data at hand.
+
+PRECISION_WIDTH = 130  # where standard output is no terminal
+log = logging.getLogger(__name__)
+
+
+def add_precision_parser(commands: Any) -> None:
+    """Add `precision` to the commands."""
+    parser = commands.add_parser(
+        "precision",
+        help=COMMANDS["precision"],
+        description="Bound and measure the error of every field of the precision on"
+        " groups of real rows, run pilots of the recipes, and recommend one.",
+        allow_abbrev=False,
+    )
+    add_settings(parser)
+    parser.add_argument(
+        "--members", type=int, metavar="C", help="of a replica; the grid's by default"
+    )
+    parser.add_argument(
+        "--format",
+        action="append",
+        choices=[*FORMATS, "all"],
+        dest="formats",
+        help="of the fields, one after the other; bf16 by default",
+    )
+    parser.add_argument(
+        "--groups", type=int, default=3, metavar="N", help="exchanges looked at; 3"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=not_negative,
+        default=0.005,
+        metavar="SHARE",
+        help="loss gap that the recommendation may have; 0.005",
+    )
+    parser.add_argument("--plot", metavar="FILE.png", help="draw bounds and errors")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser_module.add_progress(parser)
+    parser.set_defaults(run=run_precision)
+
+
+def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Look at the data in this process, and print."""
+    from hpcsgd.data.readers import open_reader
+    from hpcsgd.studies.precision import study
+
+    config = configuration(arguments)
+    check_data(config)
+    launch.check_readable(config.data.path)
+    if arguments.ranks not in (None, 1):
+        raise ConfigError(
+            "precision looks at the data in one process; say --members C for a run"
+            " on C ranks, and leave --ranks out"
+        )
+    if arguments.plot:
+        matplotlib.require()
+    reader = open_reader(_path(config))
+    try:
+        found = study(_question(config, arguments), reader, log.info)
+    finally:
+        reader.close()
+    _show(found, arguments)
+    return 0
+
+
+def _path(config: "RunConfig") -> Any:
+    from pathlib import Path
+
+    return Path(config.data.path)
+
+
+def _question(
+    config: "RunConfig", arguments: argparse.Namespace
+) -> "PrecisionQuestion":
+    from hpcsgd.studies.precision import PrecisionQuestion
+
+    formats = arguments.formats or ["bf16"]
+    if "all" in formats:
+        formats = [name for name in FORMATS if name != "fp64"]
+    return PrecisionQuestion(
+        config=config,
+        members=arguments.members or config.grid.members or 1,
+        formats=tuple(dict.fromkeys(formats)),
+        groups=arguments.groups,
+        tolerance=arguments.tolerance,
+        network=parse_network(config.run.network) if config.run.network else None,
+    )
+
+
+def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    if arguments.plot:
+        matplotlib.error_bars(found.as_dict(), arguments.plot)
+    if arguments.json:
+        print(found.json(), flush=True)
+    else:
+        width = None if sys.stdout.isatty() else PRECISION_WIDTH
+        console = Console(highlight=False, width=width)
+        for table in (fields_table(found), recipes_table(found)):
+            console.print(table)
+        console.print(*sentences(found), sep="\n", soft_wrap=True)
+    for said in warnings(found):
+        print(f"hpcsgd: {said}", file=sys.stderr)
+
+
+def warnings(found: "PrecisionReport") -> list[str]:
+    """What not to trust."""
+    said = []
+    if not found.covers_update:
+        said.append(
+            "bounds and errors are of plain SGD, momentum is beyond the theory; the"
+            " pilots have it"
+        )
+    if not found.is_safe:
+        said.append(
+            f"the rate {found.rate:g} is above the limit of stability on these rows:"
+            " errors may grow from step to step; the largest safe rate is"
+            f" {found.safe_rate:.3g}"
+        )
+    return said
+
+
+def fields_table(found: "PrecisionReport") -> "Table":
+    """A row for each field and format."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    asked = found.question
+    schedule = asked.config.schedule
+    drawn = Table(
+        title=f"one field low, the others fp64: error of w after one exchange, relative"
+        f" to its update (b = {schedule.batch}, s = {schedule.steps or 'auto'},"
+        f" C = {asked.members}, median of {asked.groups})",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    drawn.add_column("field")
+    drawn.add_column("format")
+    for name in ("roundoff", "bound", "measured", "bytes saved", "µs saved"):
+        drawn.add_column(name, justify="right")
+    for row in found.fields:
+        drawn.add_row(
+            row.field,
+            row.format,
+            f"{row.roundoff:.1e}",
+            "none" if row.bound == float("inf") else f"{row.bound:.1e}",
+            f"{row.measured:.1e}",
+            str(row.bytes_saved),
+            "emulated"
+            if row.seconds_saved is None
+            else f"{row.seconds_saved * 1e6:.1f}",
+        )
+    return drawn
+
+
+def recipes_table(found: "PrecisionReport") -> "Table":
+    """A row for each recipe."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    drawn = Table(title="whole recipes", title_justify="left", box=SIMPLE_HEAD)
+    drawn.add_column("recipe")
+    names = ("bound", "measured", "loss gap, pilot", "predicted", "bytes sent", "µs")
+    for name in names:
+        drawn.add_column(name, justify="right")
+    for row in found.recipes:
+        seconds = row.seconds
+        drawn.add_row(
+            row.recipe,
+            "none" if row.bound == float("inf") else f"{row.bound:.1e}",
+            f"{row.measured:.1e}",
+            _percent(row.loss_gap),
+            _percent(row.predicted_gap),
+            str(row.bytes_sent),
+            "emulated"
+            if seconds is None
+            else f"{1e6 * (seconds + row.network_seconds):.1f}",
+        )
+    return drawn
+
+
+def _percent(gap: float) -> str:
+    return "diverged" if gap == float("inf") else f"{100 * gap:.5f} %"
+
+
+def sentences(found: "PrecisionReport") -> list[str]:
+    """What to do."""
+    best, tolerance = found.recommended, found.question.tolerance
+    said = f"recommended: --precision {best.recipe}"
+    if best.predicted_gap > tolerance:
+        return [f"{said}; no recipe is expected to stay within {100 * tolerance:g} %"]
+    return [
+        f"{said}: the cheapest that runs here and whose predicted loss gap,"
+        f" {_percent(best.predicted_gap)}, stays under {100 * tolerance:g} %"
+    ]

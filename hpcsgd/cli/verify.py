@@ -1,18 +1,27 @@
-"""`hpcsgd verify`: replay a run's recorded exchanges, count its messages again."""
+"""`hpcsgd verify` and `hpcsgd report`."""
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.cli.names import PAGE
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.studies.plots import matplotlib
+
+if TYPE_CHECKING:
+    from hpcsgd.studies.report.page import Report
+
+
+# `hpcsgd verify`: replay a run's recorded exchanges, count its messages again.
 
 UNDECIDED = 3  # exit code: nothing fails, and something cannot be decided
 WORDS = {"products": "for products", "agreement": "to agree"}
 
 
-def add_parser(commands: Any) -> None:
+def add_verify_parser(commands: Any) -> None:
     """Add `verify` to the commands."""
     parser = commands.add_parser(
         "verify",
@@ -30,12 +39,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--data", metavar="FILE", help="where the data is now")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_verify)
 
 
-def run(arguments: argparse.Namespace, argv: list[str]) -> int:
+def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Write the certificate, say what holds."""
-    from hpcsgd.verify import certify
+    from hpcsgd.studies.verify.certificate import certify
 
     if arguments.exchanges < 1 or arguments.seed < 0:
         raise ConfigError("--exchanges must be at least 1 and --seed at least 0")
@@ -90,3 +99,61 @@ def _sent(counted: Mapping[str, int], words: str) -> str:
     """Of codecs the bytes alone have a formula."""
     key = "calls" if "calls" in counted else "bytes"
     return f"{counted[key]} {key} {words}"
+
+
+# `hpcsgd report`: what was measured, as one page and as figures for a paper.
+
+
+def add_report_parser(commands: Any) -> None:
+    """Add `report` to the commands."""
+    parser = commands.add_parser(
+        "report",
+        help=COMMANDS["report"],
+        description="Read the folders of studies, runs (--out) and comparisons, and"
+        " write one HTML page with all figures and tables in it; it needs no network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="of a study, a run or a comparison"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.html", help=f"the page; {PAGE} unless --json is given"
+    )
+    parser.add_argument(
+        "--figures",
+        metavar="FOLDER",
+        help="write every figure there too: .csv and, with matplotlib, .svg and .png",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as one JSON document"
+    )
+    parser.set_defaults(run=run_report)
+
+
+def run_report(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Read, write, and say what is best."""
+    from hpcsgd.studies.report.page import make_report, write_figures, write_page
+
+    report = make_report(arguments.folders)
+    written = []
+    if arguments.out or not arguments.json:
+        written.append(write_page(report, arguments.out or PAGE))
+    if arguments.figures:
+        written += write_figures(report, arguments.figures)
+    if arguments.json:
+        files = [str(path) for path in written]
+        print(json.dumps(report.as_dict() | {"files": files}, indent=2), flush=True)
+        return 0
+    for part in report.parts:
+        print(f"{part.problem.title}: {part.verdict}")
+    print(f"{written[0]} holds {_contents(report)}", flush=True)
+    return 0
+
+
+def _contents(report: "Report") -> str:
+    """Return how many figures the page has, or why it has none."""
+    try:
+        matplotlib.require()
+    except MissingPackage as missing:
+        return f"tables and no figures: {missing}"
+    return f"{len(report.charts)} figures"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hpcsgd.comm.launched import (
+from hpcsgd.comm.launchers import (
     EXPECTED,
     has_mpi_signs,
     is_launched,
@@ -18,7 +18,7 @@ from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.errors import ConfigError, TransportError
 
 if TYPE_CHECKING:  # it needs NumPy, and which launcher there is can be asked without
-    from hpcsgd.comm.base import Communicator
+    from hpcsgd.comm.communicator import Communicator
 
 __all__ = [
     "COMMUNICATORS",
@@ -33,7 +33,7 @@ __all__ = [
 
 # What opens each; loaded when it is chosen, because mpi4py starts MPI when imported.
 COMMUNICATORS = {
-    "serial": "hpcsgd.comm.serial:SerialCommunicator",
+    "serial": "hpcsgd.comm.threads:SerialCommunicator",
     "mpi": "hpcsgd.comm.mpi:open_mpi_world",
 }
 STRANGERS = (

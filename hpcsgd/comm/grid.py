@@ -4,9 +4,18 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.devices import place_on_grid
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.errors import ConfigError, DataError
+
+# Rank to index arithmetic: pure functions.
+
+
+def place_on_grid(rank: int, members: int) -> tuple[int, int]:
+    """(replica, member) of a rank; the members of a replica are neighbours.
+
+    Neighbours usually share a node, and members speak far more often than replicas.
+    """
+    return divmod(rank, members)
 
 
 class Grid:

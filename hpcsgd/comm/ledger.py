@@ -1,10 +1,79 @@
 """Everything that crosses ranks, counted by purpose."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
-from hpcsgd.comm.place import Place
+# Where a rank's main thread is: in which collective, or since when in none.
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One collective of one group, as a rank sees it."""
+
+    what: str  # "sum for products"
+    number: int  # of the collective in its group; 0 where it has none
+    size: int  # of the group
+
+    def __str__(self) -> str:
+        return f"the {self.what} (collective {self.number})"
+
+
+class ThreadLocation:
+    """Written by the main thread alone, read by whoever watches it.
+
+    What belongs together is stored as one tuple: a reader sees all of it or nothing.
+    """
+
+    __slots__ = ("last", "now", "since", "task")
+
+    def __init__(self) -> None:
+        self.now: tuple[str, str, int, int, float] | None = None
+        self.last: tuple[str, str, int, int, float] | None = None
+        self.since = perf_counter()  # when the last collective ended
+        self.task: str | None = None  # what it does that looks idle and is not
+
+    def enter(
+        self, what: str, purpose: str, number: int, size: int
+    ) -> "ThreadLocation":
+        """A collective begins; `with` ends it, however it ends."""
+        self.now = (what, purpose, number, size, perf_counter())
+        return self
+
+    def __enter__(self) -> None:
+        """Nothing is left to do: `enter` has done it."""
+
+    def __exit__(self, *error: object) -> None:
+        self.last, self.now, self.since = self.now, None, perf_counter()
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """The main thread waits for a disk, not for ranks: it is busy with `what`."""
+        self.task = what
+        try:
+            yield
+        finally:
+            self.task = None
+
+    def spot(self) -> tuple[Spot | None, float]:
+        """(the collective that the main thread is in, or None; since when)."""
+        now = self.now
+        if now is None:
+            return None, self.since
+        return _spot(now), now[4]
+
+    def before(self) -> Spot | None:
+        """The collective that ended last."""
+        last = self.last
+        return None if last is None else _spot(last)
+
+
+def _spot(entry: tuple[str, str, int, int, float]) -> Spot:
+    what, purpose, number, size, _ = entry
+    return Spot(f"{what} for {purpose}", number, size)
+
 
 PURPOSES = ("products", "agreement", "evaluate", "control")
 TRAINING = ("products", "agreement")  # looks at the loss and control are not
@@ -26,7 +95,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.entries = {purpose: Entry() for purpose in PURPOSES}
-        self.place = Place()  # what is under way now, for the watchdog
+        self.place = ThreadLocation()  # what is under way now, for the watchdog
         # Called before a gradient that travels is waited for: others may compute.
         self.gives_way: Callable[[], None] | None = None
 
@@ -72,3 +141,33 @@ class Ledger:
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """purpose -> calls, words, bytes, wire_bytes, seconds."""
         return {purpose: dict(vars(entry)) for purpose, entry in self.entries.items()}
+
+
+# Where the time went, by named phase.
+
+
+class Clock:
+    """A lap clock: `lap(name)` books the time since the last lap under `name`.
+
+    Laps, not nested contexts: one exchange has to afford it dozens of times.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = perf_counter()
+
+    def start(self) -> None:
+        """Forget the time since the last lap; it belongs to no phase."""
+        self._last = perf_counter()
+
+    def lap(self, phase: str) -> float:
+        """Book the time since the last lap (or start) under `phase`."""
+        now = perf_counter()
+        elapsed = now - self._last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed
+        self._last = now
+        return elapsed
+
+    def __str__(self) -> str:
+        said = (f"{name} {seconds:.3f} s" for name, seconds in self.seconds.items())
+        return ", ".join(said)

@@ -1,31 +1,194 @@
-"""Ranks over MPI, host buffers; the home of mpi4py."""
+"""Ranks of MPI: the home of mpi4py, what its library can do, and how ranks meet."""
 
 import atexit
+import ctypes
+import logging
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import sizes
-from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.hooks import Array
-from hpcsgd.comm.launched import launched
+from hpcsgd.comm import communicator
+from hpcsgd.comm.communicator import Array, Arrival, Communicator, Workspace
+from hpcsgd.comm.launchers import (
+    abort_on_uncaught,
+    is_loss,
+    launched,
+    remove_leftovers,
+    shrink,
+    vanish,
+)
 from hpcsgd.comm.ledger import Ledger
-from hpcsgd.comm.leftovers import remove_leftovers
-from hpcsgd.comm.mail import MpiMail
-from hpcsgd.comm.meeting import meet
-from hpcsgd.comm.pending import Arrival
-from hpcsgd.comm.start_limit import FORWARDING, TIMEOUT, start_limit, start_seconds
-from hpcsgd.comm.ulfm import is_loss, shrink, vanish
-from hpcsgd.comm.uncaught import abort_on_uncaught
-from hpcsgd.comm.verdict import PATIENCE
-from hpcsgd.comm.watch import Watchdog
-from hpcsgd.comm.ways import Ways
-from hpcsgd.comm.workspace import Workspace
+from hpcsgd.comm.shared_memory import SumChoice
+from hpcsgd.comm.start_limit import (
+    FORWARDING,
+    TIMEOUT,
+    first_turn,
+    has_turn,
+    start_limit,
+    start_seconds,
+)
+from hpcsgd.comm.watchdog import PATIENCE, Watchdog, node, process_state
 from hpcsgd.errors import ConfigError, MissingPackage
+
+# Letters between watchdogs over MPI, from a thread that must never block.
+
+
+class MpiMail:
+    """Owns its communicator; made and closed by all ranks together."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self.rank, self.size = int(comm.rank), int(comm.size)
+        self._leaving: list[Any] = []
+        self._arriving: list[Any] = []
+        homes = comm.allgather((node(), os.getpid()))
+        own = homes[self.rank][0]
+        self._mates = {r: pid for r, (home, pid) in enumerate(homes) if home == own}
+
+    def post(self, rank: int, message: Any) -> None:
+        """Hand it to MPI; what has left is forgotten."""
+        self._leaving = [sent for sent in self._leaving if not sent.Test()]
+        self._leaving.append(self.comm.isend((self.rank, message), rank))
+
+    def fetch(self) -> tuple[int, Any] | None:
+        """The next letter that has arrived whole; else this is one cheap look."""
+        try:
+            while (letter := self.comm.improbe()) is not None:
+                self._arriving.append(letter.irecv())
+        except RuntimeError:  # ranks were lost: the main thread hears of it, not we
+            return None
+        for request in self._arriving:
+            arrived, content = request.test()
+            if arrived:
+                self._arriving.remove(request)
+                sender, message = content
+                return sender, message
+        return None
+
+    def look(self, rank: int) -> str:
+        """From /proc, where the rank is on this node."""
+        return process_state(self._mates[rank]) if rank in self._mates else ""
+
+    def close(self) -> None:
+        """Throw away what came too late; all ranks have stopped posting."""
+        while self.fetch() is not None:
+            continue
+        self.comm.Free()
+
+
+# All ranks of a communicator come together, and those that do not are named.
+#
+# A barrier that does not block. While all come within the time nothing else is sent; a
+# rank that waits too long tells all others that it is here, they answer with the same
+# word, and whoever has not answered is missing.
+
+log = logging.getLogger("hpcsgd")
+TAG = 32761  # of a word between ranks that wait; up to 2¹⁵−1 all tags exist
+SPINS = 1000  # tests without sleep, for ranks that come together
+MEETING_NAP = 1e-3  # seconds between tests behind them
+HEARING = 2.0  # seconds that an answer may take
+
+
+def meet(
+    mpi: Any,
+    comm: Any,
+    timeout: float,
+    limit: float,
+    end: Callable[[int], object],
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Return when all ranks of `comm` have called this.
+
+    Those that have not after `timeout` seconds (0 = wait for ever) are named in a
+    warning, and after `limit` seconds in the sentence with which `end` is called.
+    """
+    arrived = comm.Ibarrier()
+    if timeout <= 0:
+        arrived.Wait()
+        return
+    words = _Words(mpi, comm)
+    began, tests, warned = time.perf_counter(), 0, False
+    hearing = HEARING + first_turn(comm.rank)
+    while not arrived.Test():
+        tests += 1
+        if tests < SPINS:
+            continue
+        time.sleep(MEETING_NAP)
+        words.answer()
+        waited = time.perf_counter() - began
+        if waited < timeout:
+            continue
+        words.call()
+        missing = words.missing()
+        if not missing or waited < timeout + hearing or not has_turn(comm.rank):
+            continue
+        text = _sentence(comm, waited, missing)
+        if waited >= limit + hearing:
+            (say or _say)(
+                f"hpcsgd: {text}; the job ends ({limit:g} s are allowed;"
+                " --timeout SECONDS or run.timeout changes it, 0 = wait for ever)"
+            )
+            end(1)
+        elif not warned:
+            warned = True
+            log.warning("%s; the limit is %g s", text, limit)
+
+
+def _sentence(comm: Any, waited: float, missing: list[int]) -> str:
+    named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    ranks = f"rank {named} has" if len(missing) == 1 else f"ranks {named} have"
+    return (
+        f"rank {comm.rank} of {comm.size} has waited {waited:.0f} s: {ranks} not made"
+        " the same call of hpcsgd (as fit(comm=...)), which all ranks of a communicator"
+        " have to make"
+    )
+
+
+class _Words:
+    """What ranks that wait send each other: that they are here."""
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self._mpi, self._comm = mpi, comm
+        self._present = {int(comm.rank)}
+        self._told = {int(comm.rank)}
+        self._word = np.zeros(1, dtype=np.uint8)
+        self._sent: list[Any] = []
+
+    def call(self) -> None:
+        """Tell all others, once, that this rank is here."""
+        for rank in set(range(self._comm.size)) - self._told:
+            self._tell(rank)
+
+    def answer(self) -> None:
+        """Read what has arrived, and answer those that this rank has not told yet."""
+        status = self._mpi.Status()
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, TAG, status):
+            rank = status.Get_source()
+            self._comm.Recv(np.zeros(1, dtype=np.uint8), rank, TAG)
+            self._present.add(rank)
+            if rank not in self._told:
+                self._tell(rank)
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have sent no word."""
+        return sorted(set(range(self._comm.size)) - self._present)
+
+    def _tell(self, rank: int) -> None:
+        self._told.add(rank)
+        self._sent.append(self._comm.Isend(self._word, rank, TAG))
+
+
+def _say(text: str) -> None:
+    """All at once and past Python's buffers."""
+    os.write(2, (text + "\n").encode())
+
+
+# Ranks over MPI, host buffers; the home of mpi4py.
 
 NAP = 1e-4  # seconds between looks of a patient rank
 SITE = (
@@ -89,7 +252,7 @@ class MpiCommunicator(Communicator):
         comm: Any,
         ledger: Ledger | None = None,
         reproducible: bool = False,
-        ways: Ways | None = None,
+        ways: SumChoice | None = None,
     ) -> None:
         super().__init__(comm.rank, comm.size, ledger or Ledger(), reproducible)
         self._comm = comm
@@ -97,7 +260,7 @@ class MpiCommunicator(Communicator):
         self.transport = library_name(self._mpi)
         level = self._mpi.Query_thread()
         self.serves_threads = level >= self._mpi.THREAD_SERIALIZED
-        self._ways = ways or Ways(comm, self._mpi)
+        self._ways = ways or SumChoice(comm, self._mpi)
         # One word for flags, allocated once: they are asked for all the time.
         self._flag = np.zeros(1, dtype=np.int64)
         self._watchdog: Watchdog | None = None
@@ -247,7 +410,7 @@ class MpiCommunicator(Communicator):
         def finish() -> None:
             self._mpi.Request.Waitall(requests, told)
             got = told[0].Get_count(self._mpi.BYTE)
-            sizes.check_swapped(self.rank, peer, got, out.nbytes)
+            communicator.check_swapped(self.rank, peer, got, out.nbytes)
 
         return finish
 
@@ -358,3 +521,78 @@ def library_name(mpi: Any) -> str:
     """The first line of what the library says of itself."""
     said: str = mpi.Get_library_version().strip("\x00 \n").splitlines()[0]
     return " ".join(said.split())
+
+
+# What MPI says of itself: its library, its standard, and whether it knows CUDA.
+
+# Variables that choose a provider of libfabric, transports of UCX, or between these.
+CHOICES = (
+    "FI_PROVIDER",
+    "MPIR_CVAR_OFI_USE_PROVIDER",
+    "I_MPI_FABRICS",
+    "I_MPI_OFI_PROVIDER",
+    "OMPI_MCA_pml",
+    "OMPI_MCA_mtl",
+    "UCX_TLS",
+    "UCX_NET_DEVICES",
+)
+
+
+def mpi_facts() -> dict[str, str]:
+    """What `info` says of MPI, without initialising it."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return {"library": "none", "why": why_not_loaded(error)}
+    return {
+        "library": library_name(MPI),
+        "provider": provider_of(MPI.Get_library_version(), os.environ),
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "mpi4py": mpi4py.__version__,
+        "cuda_aware": _cuda_aware(MPI),
+    }
+
+
+def provider_of(version: str, environment: Mapping[str, str]) -> str:
+    """Return what carries messages between nodes, as far as it can be known.
+
+    `version` is what MPI_Get_library_version says. MPICH names its device and the
+    network modules that were built in; it takes the first unless MPIR_CVAR_CH4_NETMOD
+    names another. What libfabric and UCX choose by themselves they do not say: the
+    variables that restrict them are shown.
+    """
+    found = []
+    device = re.search(r"MPICH Device:\s*(\w+):(.*)", version)
+    if device:
+        built_in = re.split(r"[\s,]+", device[2].strip())
+        module = environment.get("MPIR_CVAR_CH4_NETMOD") or built_in[0]
+        found.append(f"device {device[1]}:{module}")
+    chosen = [name for name in CHOICES if environment.get(name)]
+    found += [f"{name}={environment[name]}" for name in chosen]
+    return ", ".join(found) or "provider not named by MPI"
+
+
+def reads_device_memory() -> bool | None:
+    """What MPI itself says of CUDA, once it is started; None where it cannot be asked.
+
+    An extension of MPICH and Open MPI, which mpi4py does not have.
+    """
+    try:
+        ask = ctypes.CDLL(load_mpi().__file__).MPIX_Query_cuda_support
+    except (OSError, AttributeError):
+        return None
+    return bool(ask())
+
+
+def _cuda_aware(mpi: Any) -> str:
+    """yes, no or unknown, from what the library and the environment say."""
+    said = mpi.Get_library_version()
+    if "Open MPI" in said:
+        value = os.environ.get("OMPI_MCA_opal_cuda_support")  # noqa: SIM112
+        return "yes" if value in ("1", "true") else "unknown (ask ompi_info)"
+    if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":
+        return "yes"
+    return "no (MPICH_GPU_SUPPORT_ENABLED is not 1)"

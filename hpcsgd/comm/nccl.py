@@ -1,27 +1,347 @@
-"""transport = nccl: sums of device arrays by NCCL, queued on a stream.
-
-A sum returns when it is queued, not when it is done: what follows on the stream comes
-after it. No more than AHEAD of them are ever under way. A graph that holds sums is
-recorded once and launched again and again; every launch is booked as its sums are.
-"""
+"""Collectives of NCCL on GPU arrays."""
 
 import os
-from collections.abc import Callable, MutableMapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakSet
 
 import numpy as np
 
-from hpcsgd.comm import sizes, wire
-from hpcsgd.comm.gpu_paths import rdma_way, version_text
-from hpcsgd.comm.hooks import Array
-from hpcsgd.comm.layer import Graph, is_half
-from hpcsgd.comm.nccl_carrier import Nccl
-from hpcsgd.comm.on_device import OnDevice
-from hpcsgd.comm.pending import Pending
-from hpcsgd.comm.place import Place
-from hpcsgd.errors import ConfigError
+from hpcsgd.comm import communicator
+from hpcsgd.comm.communicator import Array, Communicator, Pending
+from hpcsgd.comm.gpu import Carrier, DeviceCommunicator, Layer, StreamGraph, is_half
+from hpcsgd.comm.gpu_mpi import rdma_way, version_text
+from hpcsgd.comm.ledger import ThreadLocation
+from hpcsgd.errors import ConfigError, DeviceLost, TransportError
+
+# One communicator of NCCL: what it is handed, when that is done, how it ends.
+#
+# A hang would show anywhere or nowhere, so whoever waits for a collective stands in its
+# place for the watchdog. Every look at one asks NCCL for errors that came up meanwhile.
+
+
+@dataclass(frozen=True, eq=False)
+class QueuedCollective:
+    """A collective that was queued, and when it is done."""
+
+    carrier: "NcclQueue"
+    what: str
+    purpose: str
+    number: int
+    event: Any
+
+    def __str__(self) -> str:
+        return f"the {self.what} for {self.purpose} (collective {self.number})"
+
+
+class NcclQueue(Carrier):
+    """Made by all ranks of the host's group together; what is said stands in `Nccl`."""
+
+    def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
+        super().__init__(host, layer, stream)
+        self.now = ("start", "control", 0)  # what is being said, for messages
+        self.under_way: deque[QueuedCollective] = deque()
+        self._graphs: WeakSet[StreamGraph] = (
+            WeakSet()
+        )  # that hold collectives of this one
+        self._is_broken = False  # an error came where it could not be ended
+        self._comm: Any = None
+        if host.size > 1:  # one rank says nothing to itself
+            self._side = layer.new_stream()
+            self._nccl = layer.nccl
+            self._comm = self._met()
+
+    def _met(self) -> Any:
+        """The communicator that rank 0 gave a name."""
+        host, name = self.host, None
+        with self._checked():
+            if host.rank == 0:
+                name = self._nccl.get_unique_id()
+        name = host._objects(name)[0]
+        with self._checked():
+            return self._nccl.NcclCommunicator(host.size, name, host.rank)
+
+    def follow(self, other: "NcclQueue") -> None:
+        """Count what is under way together: on one stream it ends in one order."""
+        self.under_way = other.under_way
+
+    def keep_pace(self, most: int) -> None:
+        """Wait until no more than so many are under way, the oldest first."""
+        while len(self.under_way) > most:
+            sent = self.under_way.popleft()
+            sent.carrier.wait_for(sent)
+
+    def reach(self, sent: QueuedCollective) -> None:
+        """Wait for it, and for what was queued before."""
+        while sent in self.under_way:
+            self.keep_pace(len(self.under_way) - 1)
+
+    def wait_for(self, sent: QueuedCollective) -> None:
+        """In its place, and with an eye on errors."""
+        place, size = self.host.ledger.place, self.host.size
+        with (
+            place.enter(sent.what, sent.purpose, sent.number, size),
+            self._checked(str(sent)),
+        ):
+            while not self.layer.is_done(sent.event):
+                self._comm.check_async_error()
+
+    def give_up(self) -> None:
+        """Free the GPU of what waits there for ranks that do not come."""
+        others = [sent for sent in self.under_way if sent.carrier is not self]
+        self.under_way.clear()
+        self.under_way.extend(others)
+        self._release()
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.abort()
+
+    def close(self) -> None:
+        """After the last collective, with all others."""
+        if self._is_broken:
+            self.give_up()
+        self.keep_pace(0)
+        self._release()
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.destroy()
+
+    def record(self, action: Callable[[int], None]) -> None:
+        """Hand it to NCCL for the graph that the stream is being recorded in."""
+        self._check_open()
+        with self._named():
+            self._hand(self.stream, action)
+
+    def adopt(self, graph: StreamGraph) -> None:
+        """Let go of it before this ends."""
+        self._graphs.add(graph)
+
+    def launch(self, graph: StreamGraph) -> None:
+        """Queue all that was recorded; it counts as one that is under way."""
+        self._check_open()
+        self.adopt(graph)
+        with self._checked():
+            graph()
+            self._comm.check_async_error()
+        event = self.layer.record(self.stream)
+        self.under_way.append(QueuedCollective(self, *self.now, event))
+
+    def _release(self) -> None:
+        """NCCL waits for the end of every graph that holds a collective of it."""
+        for graph in list(self._graphs):
+            graph.release()
+
+    def _aside(self, action: Callable[[int], None]) -> Callable[[], None]:
+        """On the second stream, after what is queued on the first so far."""
+        ready = self.layer.record(self.stream)
+        self.layer.hold_back(self._side, ready)
+        done = self._queue(self._side, action)
+        said = self._said()
+
+        def finish() -> None:
+            self.layer.hold_back(self.stream, done)
+            self._check(said)
+
+        return finish
+
+    def _queue(self, stream: Any, action: Callable[[int], None]) -> Any:
+        """Hand it to NCCL as one group; the event that says it is done."""
+        self._check_open()
+        with self._checked():
+            self._hand(stream, action)
+            self._comm.check_async_error()
+        event = self.layer.record(stream)
+        self.under_way.append(QueuedCollective(self, *self.now, event))
+        return event
+
+    def _hand(self, stream: Any, action: Callable[[int], None]) -> None:
+        self._nccl.groupStart()
+        try:
+            action(self.layer.handle(stream))
+        finally:
+            self._nccl.groupEnd()
+
+    def _check_open(self) -> None:
+        if self._is_broken:
+            self.give_up()
+        if self._comm is None:
+            raise TransportError(
+                f"NCCL cannot begin {self._said()}: it was ended after an error; start"
+                " the run again"
+            )
+
+    def _said(self) -> str:
+        what, purpose, number = self.now
+        return f"the {what} for {purpose} (collective {number})"
+
+    def _check(self, said: str) -> None:
+        if self._comm is not None:
+            with self._checked(said):
+                self._comm.check_async_error()
+
+    def _look_at_gpu(self) -> None:
+        """Raises where the GPU itself is lost: then NCCL only repeats it."""
+        try:
+            self.layer.is_done(self.layer.record(self.stream))
+        except DeviceLost:
+            self.under_way.clear()
+            raise
+
+    @contextmanager
+    def _checked(self, said: str = "") -> Iterator[None]:
+        """An error of NCCL ends its communicator, which frees who waits in it."""
+        try:
+            with self._named(said):
+                yield
+        except DeviceLost:  # no word of NCCL's; what it holds there is gone, too
+            self.under_way.clear()
+            raise
+        except TransportError:
+            self._look_at_gpu()
+            self.give_up()
+            raise
+
+    @contextmanager
+    def _named(self, said: str = "") -> Iterator[None]:
+        """The same, ended later: NCCL would wait for the graph under capture."""
+        try:
+            yield
+        except DeviceLost:
+            raise
+        except (RuntimeError, KeyError) as error:  # CuPy has no names of newer errors
+            self._is_broken = True
+            raise TransportError(
+                f"NCCL failed in {said or self._said()} ({error}); NCCL_DEBUG=WARN says"
+                " more, and transport = mpi-host does without it"
+            ) from error
+
+
+# What ranks say to each other through NCCL, collective by collective.
+
+# What ncclDataType_t calls them, by NumPy's letters; bf16 is held as uint16.
+KINDS = {"f": 7, "d": 8, "e": 6, "H": 9}
+BYTES = 1  # ncclUint8: for what is moved and not added
+SUM = 0
+
+
+class Nccl(NcclQueue):
+    """Collectives as calls of NCCL; those that give `_calls` may be part of a graph."""
+
+    def sum_calls(self, buffer: Any) -> Callable[[int], None]:
+        """What sums it, once it is given a stream; so are the other two."""
+        return lambda to: self._add(buffer, to)
+
+    def reduce_calls(self, buffer: Any) -> Callable[[int], None]:
+        """The sum on rank 0 alone."""
+        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
+        return lambda to: self._comm.reduce(at, at, buffer.size, kind, SUM, 0, to)
+
+    def broadcast_calls(self, buffer: Any, root: int) -> Callable[[int], None]:
+        """That of one rank to all."""
+        at, size = self.layer.address(buffer), buffer.nbytes
+        return lambda to: self._comm.broadcast(at, at, size, BYTES, root, to)
+
+    def _sum(self, buffer: Any) -> None:
+        self._queue(self.stream, self.sum_calls(buffer))
+
+    def _start_sum(self, buffer: Any) -> Callable[[], None]:
+        return self._aside(self.sum_calls(buffer))
+
+    def _start_sum_parts(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """Parts of one size as NCCL has them, others as one group of reductions."""
+        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
+        item, own = buffer.dtype.itemsize, counts[self.host.rank]
+        sizes = [count * item for count in counts]
+
+        def scatter(to: int) -> None:
+            there = at + self.host.rank * own * item
+            self._comm.reduceScatter(at, there, own, kind, SUM, to)
+
+        def reduce(to: int) -> None:
+            for root, (start, size) in enumerate(_places(at, sizes)):
+                if size:
+                    words = size // item
+                    self._comm.reduce(start, start, words, kind, SUM, root, to)
+
+        return self._aside(scatter if len(set(counts)) == 1 else reduce)
+
+    def _start_parts_in_order(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """The same: where all is reproducible, what NCCL chooses by is pinned."""
+        return self._start_sum_parts(buffer, counts)
+
+    def _reduce(self, buffer: Any) -> None:
+        self._queue(self.stream, self.reduce_calls(buffer))
+
+    def _broadcast(self, buffer: Any, root: int) -> None:
+        self._queue(self.stream, self.broadcast_calls(buffer, root))
+
+    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
+        self._queue(self.stream, self._gather_calls(part, counts, out))
+
+    def _start_gather(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        return self._aside(self._gather_calls(part, counts, out))
+
+    def _gather_calls(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[int], None]:
+        """Everybody's part to everybody, as one group of broadcasts."""
+        sent, at = self.layer.address(part), self.layer.address(out)
+        sizes = [count * out.dtype.itemsize for count in counts]
+
+        def action(to: int) -> None:
+            for root, (start, size) in enumerate(_places(at, sizes)):
+                source = sent if root == self.host.rank else start
+                if size:
+                    self._comm.broadcast(source, start, size, BYTES, root, to)
+
+        return action
+
+    def _start_exchange(
+        self, pieces: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        """One group of sends and receipts; the stream comes after it by itself."""
+        own = counts[self.host.rank] * out.dtype.itemsize
+        sizes = [count * pieces.dtype.itemsize for count in counts]
+        sent, received = self.layer.address(pieces), self.layer.address(out)
+
+        def action(to: int) -> None:
+            for peer, (start, size) in enumerate(_places(sent, sizes)):
+                if size:
+                    self._comm.send(start, size, BYTES, peer, to)
+                if own:
+                    self._comm.recv(received + peer * own, own, BYTES, peer, to)
+
+        self._queue(self.stream, action)
+        return lambda: None
+
+    def _add(self, buffer: Any, to: int) -> None:
+        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
+        self._comm.allReduce(at, at, buffer.size, kind, SUM, to)
+
+
+def _places(start: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of pieces one after the other."""
+    starts = accumulate(sizes[:-1], initial=start)
+    return zip(starts, sizes, strict=True)
+
+
+# transport = nccl: sums of device arrays by NCCL, queued on a stream.
+#
+# A sum returns when it is queued, not when it is done: what follows on the stream comes
+# after it. No more than AHEAD of them are ever under way. A graph that holds sums is
+# recorded once and launched again and again; every launch is booked as its sums are.
 
 AHEAD = 16  # larger = the host runs further ahead of its GPU, and hears later of errors
 # One algorithm for every message; NVLS adds in an order of its own each time.
@@ -51,7 +371,7 @@ def pin(environment: MutableMapping[str, str]) -> None:
             )
 
 
-class NcclCommunicator(OnDevice):
+class NcclCommunicator(DeviceCommunicator):
     """Device arrays by NCCL, all else by the host's communicator."""
 
     kind = "nccl"
@@ -86,7 +406,9 @@ class NcclCommunicator(OnDevice):
         began = perf_counter()
         with self._inside("sum", purpose):
             self._sum(buffer)
-        self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
+        self._book(
+            purpose, buffer, communicator.sum_bytes(buffer.nbytes, self.size), began
+        )
         return buffer
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
@@ -97,10 +419,12 @@ class NcclCommunicator(OnDevice):
         with self._inside("start of the sum", purpose):
             finish = self._start_sum(buffer)
         number = self.begun
-        self._book(purpose, buffer, wire.sum_bytes(buffer.nbytes, self.size), began)
+        self._book(
+            purpose, buffer, communicator.sum_bytes(buffer.nbytes, self.size), began
+        )
         return Pending(buffer, lambda: self._wait(finish, purpose, number))
 
-    def split(self, color: int, key: int) -> OnDevice:
+    def split(self, color: int, key: int) -> DeviceCommunicator:
         """Those of a part are waited for in one order with those of the whole."""
         part = super().split(color, key)
         assert isinstance(part, NcclCommunicator)
@@ -115,11 +439,11 @@ class NcclCommunicator(OnDevice):
         for call in self._calls(buffer):
             self.carrier.record(call.action)
 
-    def adopt(self, graph: Graph) -> None:
+    def adopt(self, graph: StreamGraph) -> None:
         """NCCL would wait for it for ever; what is launched is known anyway."""
         self.carrier.adopt(graph)
 
-    def replay(self, graph: Graph, buffers: Sequence[Any], purpose: str) -> None:
+    def replay(self, graph: StreamGraph, buffers: Sequence[Any], purpose: str) -> None:
         """One launch, in the place of its first collective."""
         if self.size == 1 or not buffers:
             graph()
@@ -139,14 +463,14 @@ class NcclCommunicator(OnDevice):
         """The collectives that `sum` makes of it, one after the other."""
         carrier, halves = self.carrier, self._adds_halves(buffer)
         if not halves:
-            sizes.check_summable(buffer.dtype)
+            communicator.check_summable(buffer.dtype)
         if halves or not self.reproducible:
-            return [Call("sum", carrier.sum_calls(buffer), wire.sum_bytes)]
+            return [Call("sum", carrier.sum_calls(buffer), communicator.sum_bytes)]
         reduction = carrier.reduce_calls(buffer)
         broadcast = carrier.broadcast_calls(buffer, 0)
         return [
-            Call("reduction", reduction, wire.reduce_bytes),
-            Call("broadcast", broadcast, wire.broadcast_bytes),
+            Call("reduction", reduction, communicator.reduce_bytes),
+            Call("broadcast", broadcast, communicator.broadcast_bytes),
         ]
 
     @property
@@ -174,7 +498,7 @@ class NcclCommunicator(OnDevice):
         is_device = self.size > 1 and self.layer.owns(buffer)
         return is_device and is_half(np.dtype(buffer.dtype))
 
-    def _inside(self, what: str, purpose: str) -> Place:
+    def _inside(self, what: str, purpose: str) -> ThreadLocation:
         carrier = getattr(self, "carrier", None)  # none while it is opened
         if carrier is not None:
             carrier.keep_pace(AHEAD)

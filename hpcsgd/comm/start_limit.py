@@ -115,7 +115,7 @@ def _watch(seconds: float, rank: int, size: int) -> None:
             " rank has ended, is stopped, or was never started"
         )
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from hpcsgd.ends import note_end
+    from hpcsgd.comm.rank_ends import note_end
 
     os.write(2, f"hpcsgd: {text}; {remedy}\n".encode())
     note_end(rank, 1)  # of a rank that has said why, so that nobody else does

@@ -1,18 +1,157 @@
-"""N ranks as threads of one process: real concurrency for tests, no MPI needed."""
+"""Ranks that are threads of one process, and the communicator of a single rank."""
 
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import sizes
-from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.board import Board, LostRank, RankDied, newest_world
-from hpcsgd.comm.hooks import Array
+from hpcsgd.comm import communicator
+from hpcsgd.comm.communicator import Array, Arrival, Communicator
 from hpcsgd.comm.ledger import Ledger
-from hpcsgd.comm.pending import Arrival
+from hpcsgd.comm.watchdog import PATIENCE
 from hpcsgd.errors import TransportError
+
+# Where ranks that are threads leave what they say, and who of them is left.
+
+LIMIT = 60.0  # seconds a rank waits for the others, where nobody says otherwise
+SHARE = 0.05  # of a core: a process that uses more has ranks that work
+
+
+class RankDied(BaseException):
+    """Raised by a rank that is to vanish, as if it had been killed."""
+
+
+class LostRank(TransportError):
+    """Another rank is gone."""
+
+
+class Census:
+    """Who is left of a world: counts the dead, and waits until all others are there."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.dead = 0
+        self.left: list[int] = []
+        self.world: list[Board] = []  # of those that are left, once they have met
+        self.changed = threading.Condition()
+
+    def bury(self) -> None:
+        """One rank less."""
+        with self.changed:
+            self.dead += 1
+            self.changed.notify_all()
+
+    def meet(self, rank: int) -> tuple[int, "list[Board]"]:
+        """The new number of `rank` and the new world's board, once all are here."""
+        with self.changed:
+            self.left.append(rank)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: len(self.left) + self.dead >= self.size)
+            if not self.world:
+                self.world.append(Board(len(self.left)))
+            return sorted(self.left).index(rank), self.world
+
+
+class Board:
+    """Where the ranks of a group leave what they say, each message under its number."""
+
+    def __init__(self, size: int, limit: float = LIMIT) -> None:
+        self.size = size
+        self.limit = limit  # 0 = for ever
+        self.items: dict[int, dict[int, Any]] = {}
+        self.taken: dict[int, int] = {}
+        self.letters: dict[tuple[int, int], deque[Any]] = {}  # by sender and receiver
+        self.changed = threading.Condition()
+        self.broken = False
+        self.census = Census(size)
+
+    def put(self, number: int, rank: int, item: Any) -> None:
+        """Say `item` as message `number` of this group."""
+        with self.changed:
+            self.items.setdefault(number, {})[rank] = item
+            self.changed.notify_all()
+
+    def take(self, number: int, waits: Callable[[], str]) -> list[Any]:
+        """What all ranks said as message `number`, once all have; who waits where."""
+        with self.changed:
+            in_time = self._wait_for(
+                lambda: len(self.items.get(number, ())) == self.size
+            )
+            # What everybody said is said, whoever failed after it.
+            is_complete = len(self.items.get(number, ())) == self.size
+            if self.broken and not is_complete:
+                raise LostRank("another rank failed; its own error says more")
+            if not in_time:
+                raise TransportError(f"{waits()}: {self._missing(number)}")
+            said = self.items[number]
+            self.taken[number] = self.taken.get(number, 0) + 1
+            if self.taken[number] == self.size:
+                del self.items[number], self.taken[number]
+            return [said[rank] for rank in range(self.size)]
+
+    def is_complete(self, number: int) -> bool:
+        """Whether all ranks have said message `number`, which not all have taken."""
+        with self.changed:
+            return len(self.items.get(number, ())) == self.size
+
+    def send(self, sender: int, receiver: int, item: Any) -> None:
+        """Give one rank something, behind what it was given before."""
+        with self.changed:
+            self.letters.setdefault((sender, receiver), deque()).append(item)
+            self.changed.notify_all()
+
+    def receive(self, sender: int, receiver: int, waits: Callable[[], str]) -> Any:
+        """The first that `sender` gave and that was not taken yet."""
+        with self.changed:
+            letters = self.letters.setdefault((sender, receiver), deque())
+            in_time = self._wait_for(lambda: bool(letters))
+            if letters:
+                return letters.popleft()
+            if in_time:
+                raise LostRank("another rank failed; its own error says more")
+            late = f"rank {sender} did not come within {self.limit:g} s"
+            raise TransportError(f"{waits()}: {late}")
+
+    def _wait_for(self, is_there: Callable[[], bool]) -> bool:
+        """False where the limit has passed; while any rank works, it is ten times that.
+
+        Ranks that are threads share one clock of CPU time: it cannot say who works.
+        """
+        for _ in range(PATIENCE):
+            began, used = time.perf_counter(), time.process_time()
+            complete = self.changed.wait_for(
+                lambda: self.broken or is_there(),
+                timeout=self.limit or None,
+            )
+            used = time.process_time() - used
+            if complete or used < SHARE * (time.perf_counter() - began):
+                return complete
+        return False
+
+    def _missing(self, number: int) -> str:
+        spoken = self.items.get(number, {})
+        names = [f"rank {r}" for r in range(self.size) if r not in spoken]
+        return f"{', '.join(names)} did not come within {self.limit:g} s"
+
+    def break_up(self) -> None:
+        """Release everyone who waits."""
+        with self.changed:
+            self.broken = True
+            self.changed.notify_all()
+
+
+def newest_world(boards: list[Board]) -> list[Board]:
+    """The boards of the world that came of this one, loss by loss."""
+    while boards[0].census.world:
+        boards = boards[0].census.world
+    return boards
+
+
+# N ranks as threads of one process: real concurrency for tests, no MPI needed.
 
 
 class ThreadCommunicator(Communicator):
@@ -140,7 +279,7 @@ class ThreadCommunicator(Communicator):
 
         def finish() -> None:
             got = self._board.receive(peer, self.rank, self._waits)
-            sizes.check_swapped(self.rank, peer, got.nbytes, out.nbytes)
+            communicator.check_swapped(self.rank, peer, got.nbytes, out.nbytes)
             out[...] = got.reshape(out.shape)
 
         return finish
@@ -209,3 +348,58 @@ def run_ranks(
     if failures:
         raise failures[0]
     return results
+
+
+# One rank: every collective is a shortcut, none of the hooks is ever reached.
+
+
+class SerialCommunicator(Communicator):
+    """The world of a program that was not launched on several ranks."""
+
+    def __init__(
+        self, ledger: Ledger | None = None, reproducible: bool = False
+    ) -> None:
+        super().__init__(0, 1, ledger or Ledger(), reproducible)
+
+    def split(self, color: int, key: int) -> "SerialCommunicator":
+        """Itself alone."""
+        return SerialCommunicator(self.ledger, self.reproducible)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """Leave."""
+        sys.exit(code)
+
+    def _sum(self, buffer: Array) -> None:
+        self._alone()
+
+    def _start_sum(self, buffer: Array) -> Callable[[], None]:
+        self._alone()
+
+    def _reduce(self, buffer: Array) -> None:
+        self._alone()
+
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self._alone()
+
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        self._alone()
+
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        self._alone()
+
+    def _broadcast(self, buffer: Array, root: int) -> None:
+        self._alone()
+
+    def _max(self, value: int) -> int:
+        self._alone()
+
+    def _objects(self, item: Any) -> list[Any]:
+        self._alone()
+
+    def _alone(self) -> NoReturn:
+        raise TransportError("one rank has nobody to talk to; start more with --ranks")

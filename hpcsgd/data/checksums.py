@@ -1,17 +1,121 @@
-"""A checksum of a block of bytes that costs a fraction of reading them.
+"""A checksum of the data that does not depend on who read which part of it.
 
-S = Σ w_i u_i mod 2⁶⁴ over the little-endian 8-byte words u_i of the block (row-major,
-the last padded with zeros) with odd w_i drawn from i. An odd number has an inverse, so
-damage within one word is always found, and any other with all but about 2⁻⁶³.
+H = Σ_ij a_i b_j bits(x_ij) mod 2⁶⁴ with odd a_i, b_j drawn from the positions: any one
+changed value changes H, and the parts of all ranks, whatever the grid, add up to the
+same sum. It costs one pass over each block while that is in cache anyway.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.sparse import Csr
+
 Array = NDArray[Any]
+SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X
+ROWS = 2**41  # rows draw from other numbers than columns
+ROWS_AT_ONCE = 4096
+KEPT = 64  # blocks of 32 KiB that are numbered once
+FEW = 2**16  # positions that are worth keeping
+
+
+# Σ_ij a_i b_j bits_ij mod 2⁶⁴, from (bits, a, b)
+Weigh = Callable[[Array, Array, Array], np.uint64]
+
+
+class Fingerprint:
+    """What one rank has read so far; `total` is that of the whole data."""
+
+    def __init__(self, weigh: Weigh | None = None) -> None:
+        self.value = np.uint64(0)
+        self.weigh = weigh or _weigh
+
+    def add(self, block: Array, first_row: int, first_col: int) -> None:
+        """A block of X, in the dtype it was read in."""
+        column = odd_numbers(first_col, block.shape[1])
+        for start in range(0, len(block), ROWS_AT_ONCE):
+            bits = _bits(block[start : start + ROWS_AT_ONCE])
+            row = odd_numbers(ROWS + first_row + start, len(bits))
+            with np.errstate(over="ignore"):
+                self.value += self.weigh(bits, row, column)
+
+    def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
+        """A sparse block of X: it counts as the dense one, whose zeros add nothing."""
+        few = block.nnz < block.width  # then not all columns are numbered
+        column = None if few else odd_numbers(first_col, block.width)
+        for start in range(0, len(block), ROWS_AT_ONCE):
+            part = block[start : start + ROWS_AT_ONCE]
+            row = odd_numbers(ROWS + first_row + start, len(part))
+            with np.errstate(over="ignore"):
+                own = (
+                    _odd(first_col + part.indices.astype(np.int64))
+                    if column is None
+                    else column[part.indices]
+                )
+                weight = np.repeat(row, part.lengths) * own
+                self.value += np.einsum("i,i->", weight, _bits(part.data))
+
+    def add_column(self, number: int, values: Array | None, first_row: int) -> None:
+        """Side column `number` (y, sample_weight, offset), where there is one."""
+        if values is not None:
+            self.add(values.reshape(-1, 1), first_row, SIDE + number)
+
+    def total(self, rows: int, cols: int, exchange: Callable[[Any], list[Any]]) -> str:
+        """The whole data's, from what all ranks have; called on all of them."""
+        whole = sum(exchange(int(self.value))) % 2**64
+        return f"{rows}x{cols}-{whole:016x}"
+
+
+def _weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
+    total: np.uint64 = np.einsum("i,i->", rows, np.einsum("ij,j->i", bits, columns))
+    return total
+
+
+def _bits(block: Array) -> Array:
+    """The numbers as the unsigned integers that they are stored as."""
+    word = np.dtype(f"u{block.dtype.itemsize}")
+    if block.ndim == 2 and block.strides[1] == block.itemsize:
+        return block.view(word)
+    return np.ascontiguousarray(block).view(word)
+
+
+def odd_numbers(first: int, count: int) -> Array:
+    """Of `count` positions from `first` on; X asks for those of its rows, then y.
+
+    Kept where there are few: the columns of wide data would take 8 bytes each for ever.
+    """
+    return (_kept if count <= FEW else _frozen)(first, count)
+
+
+def _frozen(first: int, count: int) -> Array:
+    found = _odd(np.arange(first, first + count))
+    found.flags.writeable = False
+    return found
+
+
+_kept = lru_cache(maxsize=KEPT)(_frozen)
+
+
+def _odd(position: Array) -> Array:
+    """splitmix64 of each position, made odd: odd numbers have inverses mod 2⁶⁴."""
+    z = position.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    odd: Array = (z ^ (z >> np.uint64(31))) | np.uint64(1)
+    return odd
+
+
+# A checksum of a block of bytes that costs a fraction of reading them.
+#
+# S = Σ w_i u_i mod 2⁶⁴ over the little-endian 8-byte words u_i of the block (row-major,
+# the last padded with zeros) with odd w_i drawn from i. An odd number has an inverse,
+# so damage within one word is always found, and any other with all but about 2⁻⁶³.
+
 AT_ONCE = 2**15  # words whose weights are kept: they stay in cache
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.data.memory import RAGGED, refuse_masked, to_numbers
-from hpcsgd.data.there import is_there
+from hpcsgd.data.readers import RAGGED, is_there, refuse_masked, to_numbers
 from hpcsgd.errors import DataError
 
 MOST_NAMED = 3  # columns that an error names

@@ -1,7 +1,8 @@
-"""HDF5 files: /X (rows × columns), /y, optionally /sample_weight and /offset."""
+"""The HDF5 reader, its layout, and how files are opened."""
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,324 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
-from hpcsgd.data.hdf5_open import (
-    PARTS,
-    check_columns,
-    check_finished,
-    lacks,
-    open_hdf5,
-    open_parallel,
-    shape_of,
-)
-from hpcsgd.data.layout import COLUMNS, Layout, layout_of, widen
+from hpcsgd.data.preads import DatasetTiles, open_tiles
 from hpcsgd.data.preparation import MEANS, NAMES, SCALES, Preparation, preparation_from
-from hpcsgd.data.tiles import Tiles, open_tiles
-from hpcsgd.errors import DataError
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.formats import decode_element, encode_element
+
+# How a store lies in its file: attributes, element types, tiles and blocks of rows.
 
 Array = NDArray[Any]
+FORMAT, FORMAT_VERSION = "hpcsgd", 2
+COLUMNS = {"y": "<f8", "sample_weight": "<f8", "offset": "<f8", "qid": "<i8"}
+TILE_BYTES = 2**20  # of a chunk: large enough to stream, small enough to cut columns
+TILE_COLUMNS = 256
+SPARSE_ROWS = 4096  # rows of one block of a CSR matrix
+PIECE = 2**16  # entries of one chunk of a sparse matrix's indices and data
+
+# name -> NumPy dtype as stored; what has no such dtype is held as its bits
+ELEMENTS = {
+    "fp64": "<f8",
+    "fp32": "<f4",
+    "fp16": "<f2",
+    "bf16": "<u2",
+    "fp8-e4m3": "u1",
+    "fp8-e5m2": "u1",
+}
+
+
+@dataclass(frozen=True)
+class StoreLayout:
+    """What is the same for every row of a store."""
+
+    cols: int
+    element: str = "fp32"
+    scale: float = 1.0  # values are stored elements times this
+    is_sparse: bool = False
+    block_rows: int = 0  # rows under one checksum; 0: as suits the width
+    tile_cols: int = 0  # columns under one checksum
+
+    def __post_init__(self) -> None:
+        if self.element not in ELEMENTS:
+            raise ConfigError(
+                f"unknown element type {self.element!r}; known: {', '.join(ELEMENTS)}"
+            )
+        if self.cols < 1:
+            raise ConfigError(f"{self.cols} columns: a store needs at least one")
+        if not (np.isfinite(self.scale) and self.scale > 0):
+            raise ConfigError(f"scale = {self.scale} must be above 0 and finite")
+        rows, cols = tile_shape(self.cols, self.stored.itemsize, self.is_sparse)
+        object.__setattr__(self, "block_rows", self.block_rows or rows)
+        object.__setattr__(self, "tile_cols", self.tile_cols or cols)
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype on disk."""
+        return np.dtype(ELEMENTS[self.element])
+
+    @property
+    def index(self) -> np.dtype[Any]:
+        """The dtype of column numbers of a sparse matrix."""
+        return np.dtype("<i4" if self.cols <= np.iinfo(np.int32).max else "<i8")
+
+    @property
+    def tiles(self) -> int:
+        """Tiles side by side."""
+        return -(-self.cols // self.tile_cols)
+
+    def encode(self, values: Array) -> Array:
+        """`values` rounded to nearest even into what is stored."""
+        return encode_element(values, self.element, self.stored, self.scale)
+
+    def decode(self, stored: Array) -> Array:
+        """The values of stored elements: float64 of fp64, else float32."""
+        return decode_element(stored, self.element, self.scale)
+
+    def attributes(self) -> dict[str, Any]:
+        """As they stand in the file, without those that grow with the rows."""
+        return {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "element": self.element,
+            "scale": self.scale,
+            "sparse": self.is_sparse,
+            "block_rows": self.block_rows,
+            "tile_columns": self.tile_cols,
+        }
+
+
+def layout_of(path: Any, attributes: Any) -> StoreLayout | None:
+    """What the attributes of a file say; None where they are not a store's."""
+    if _text(attributes.get("format")) != FORMAT:
+        return None
+    version = attributes.get("format_version")
+    if not isinstance(version, int | np.integer) or version > FORMAT_VERSION:
+        raise DataError(
+            f"{path} has format version {version} and this hpcsgd reads up to"
+            f" {FORMAT_VERSION}; use a newer hpcsgd or write the file again"
+        )
+    if version < 2:
+        return None
+    try:
+        return StoreLayout(
+            cols=int(attributes["shape"][1]),
+            element=str(_text(attributes["element"])),
+            scale=float(attributes["scale"]),
+            is_sparse=bool(attributes["sparse"]),
+            block_rows=int(attributes["block_rows"]),
+            tile_cols=int(attributes["tile_columns"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(
+            f"{path} has attributes that are incomplete or wrong ({error});"
+            " write the file again"
+        ) from error
+
+
+def widen(part: slice, size: int, whole: int) -> slice:
+    """`part` of range(whole) widened to multiples of `size`."""
+    stop = min(-(-part.stop // size) * size, whole)
+    return slice(part.start // size * size, max(stop, part.start))
+
+
+def tile_shape(cols: int, item: int, is_sparse: bool) -> tuple[int, int]:
+    """Rows and columns of about a megabyte that row ranges and slabs both like."""
+    if is_sparse:
+        return SPARSE_ROWS, cols
+    width = min(cols, TILE_COLUMNS)
+    return max(TILE_BYTES // (item * width), 1), width
+
+
+def _text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# Opening an HDF5 file of data: what it must hold before a row of it is read.
+
+PARTS = ("indptr", "indices", "data")
+MOST = np.iinfo(np.int64).max  # columns that an index of 64 bits can name
+
+
+def need_h5py() -> Any:
+    """h5py, or a sentence that says how to get it."""
+    try:
+        import h5py
+    except ImportError as missing:
+        raise MissingPackage(
+            "HDF5 files need h5py; install it with: pip install h5py"
+        ) from missing
+    return h5py
+
+
+def open_parallel(path: Path, mpi: Any) -> Any:
+    """The file, open for reading through MPI-IO by all ranks of a communicator."""
+    if not need_h5py().get_config().mpi:
+        raise ConfigError(
+            "hdf5 = 'mpio' needs an h5py that was built with MPI; leave --hdf5 out"
+            " (every rank then reads for itself), or build h5py with HDF5_MPI=ON"
+        )
+    if mpi is None:
+        raise ConfigError(
+            "hdf5 = 'mpio' needs ranks of MPI; start them with mpiexec or --ranks,"
+            " or leave --hdf5 out"
+        )
+    return open_hdf5(path, driver="mpio", comm=mpi)
+
+
+def open_hdf5(path: Path, **driver: Any) -> Any:
+    """The file, open for reading.
+
+    Without a lock: nobody writes to a store under its own name, some parallel file
+    systems refuse locks, and thousands of ranks would ask for one at the same moment.
+    """
+    check_file(path, "an HDF5 file")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path} may not be read by this user; change its permissions")
+    try:
+        return need_h5py().File(path, "r", locking=False, **driver)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read as HDF5 (truncated, or another format);"
+            f" {_remedy(path)}"
+        ) from error
+
+
+def _remedy(path: Path) -> str:
+    """By its name: text is converted, and what should have been HDF5 is not."""
+    if path.suffix in (".h5", ".hdf5", ".hdf", ""):
+        return "write it again, for example with: hpcsgd data synth"
+    return f"convert text first: hpcsgd data convert {path} {path.with_suffix('.h5')}"
+
+
+def check_finished(path: Path, file: Any) -> None:
+    """Refuse what cannot be learnt from, in one sentence."""
+    if not file.attrs.get("finished", True):
+        raise DataError(f"{path} was never finished; write it again")
+    if "X" not in file:
+        raise lacks("X", path, file)
+
+
+def shape_of(path: Path, file: Any) -> tuple[int, int]:
+    """Rows and columns of a dense /X, or of a CSR one."""
+    X = node_of(path, file, "X")
+    if isinstance(X, need_h5py().Group) and set(PARTS) <= set(X):
+        return _sparse_shape(path, file, X)
+    if (
+        not isinstance(X, need_h5py().Dataset)
+        or len(X.shape or ()) != 2
+        or 0 in X.shape
+    ):
+        raise DataError(
+            f"{path}: /X must be a dense rows x columns dataset, or a group of indptr,"
+            " indices and data; write it as one"
+        )
+    _check_numbers(path, "X", X)
+    return int(X.shape[0]), int(X.shape[1])
+
+
+def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
+    shape = X.attrs.get("shape", file.attrs.get("shape"))
+    for name in PARTS:
+        node = node_of(path, file, f"X/{name}")
+        _check_numbers(path, f"X/{name}", node, "fiub" if name == "data" else "iu")
+    rows = len(X["indptr"]) - 1
+    is_pair = np.shape(shape) == (2,)
+    if not is_pair or shape[0] != rows or rows < 1 or not 1 <= shape[1] <= MOST:
+        raise DataError(
+            f"{path}: /X has no attribute shape (rows, columns) that suits its indptr;"
+            " write it again"
+        )
+    ends = (int(X["indptr"][0]), int(X["indptr"][rows]))
+    if ends != (0, len(X["data"])) or len(X["indices"]) != len(X["data"]):
+        raise DataError(
+            f"{path}: /X/indptr, indices and data do not belong together"
+            f" ({ends[1]}, {len(X['indices'])} and {len(X['data'])} values);"
+            " write them again"
+        )
+    return rows, int(shape[1])
+
+
+def check_columns(path: Path, file: Any, rows: int) -> None:
+    """Refuse targets, weights and offsets that do not suit the rows."""
+    for name in COLUMNS:
+        if name not in file:
+            continue
+        _check_numbers(path, name, node_of(path, file, name))
+        if file[name].shape not in ((rows,), (rows, 1)):
+            raise DataError(
+                f"{path}: /{name} has shape {file[name].shape} and /X has"
+                f" {rows} rows; write one value for each row"
+            )
+
+
+def lacks(name: str, path: Path, file: Any) -> DataError:
+    """The error of a dataset that is not there."""
+    return DataError(
+        f"{path} has no /{name}; it holds {sorted(file) or 'nothing'},"
+        " and hpcsgd reads /X (rows x columns) and /y"
+    )
+
+
+def node_of(path: Path, file: Any, name: str) -> Any:
+    """Return what has this name; it may be a link into another file.
+
+    HDF5 raises KeyError for a link to nothing, RuntimeError for one to itself.
+    """
+    try:
+        return file[name]
+    except (KeyError, RuntimeError) as error:
+        raise DataError(
+            f"{path}: /{name} is a link that leads nowhere; put back what it names,"
+            " or write the values themselves"
+        ) from error
+
+
+def dtype_of(node: Any) -> Any:
+    """Return the type of a data set's values; None for what holds no values.
+
+    That is a group, or a type that the file has under a name.
+    """
+    return node.dtype if isinstance(node, need_h5py().Dataset) else None
+
+
+def _check_numbers(path: Path, name: str, node: Any, kinds: str = "fiub") -> None:
+    dtype = dtype_of(node)
+    if dtype is None or dtype.kind not in kinds or dtype.itemsize > 8:
+        wanted = "real numbers of at most 64 bits" if "f" in kinds else "whole numbers"
+        raise DataError(
+            f"{path}: /{name} must hold {wanted}, not"
+            f" {'a group or a type' if dtype is None else dtype}; encode it and write"
+            " it again"
+        )
+    if node.is_virtual:
+        check_sources(path, name, node)
+
+
+def check_sources(path: Path, name: str, node: Any) -> None:
+    """HDF5 reads the fill value where a file of a virtual data set is missing."""
+    for source in node.virtual_sources():
+        other = Path(source.file_name)
+        if "%" in other.name or source.file_name == ".":
+            continue  # a pattern of files, or this one
+        if not any(place.exists() for place in (path.parent / other, other)):
+            raise DataError(
+                f"{path}: /{name} takes values from {other}, which does not exist; put"
+                " it back, or write the values themselves"
+            )
+
+
+def check_file(path: Path, what: str) -> None:
+    """Refuse what is no readable file, in one sentence."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; check the name")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the name of {what}")
+    if not path.is_file():  # a pipe would be waited for
+        raise DataError(f"{path} is not a regular file; write it to one first")
+
+
+# HDF5 files: /X (rows × columns), /y, optionally /sample_weight and /offset.
+
 Fill = Callable[[slice, slice, Array], None]  # rows, columns, where to
 # Elements that a file and a matrix in memory hold as the same bits.
 STORED_AS = {
@@ -124,7 +428,7 @@ class Hdf5Reader:
         """The file where its bytes are those of a matrix in the format `matrix`."""
         return None if self.filler_of_blocks(matrix) is None else self.path
 
-    def _tiles(self) -> Tiles | None:
+    def _tiles(self) -> DatasetTiles | None:
         return None if self.is_sparse else open_tiles(self.path, self.file["X"])
 
     def _element(self) -> tuple[str, str]:
@@ -214,7 +518,7 @@ class Hdf5Reader:
         return pointers
 
     def _check_tiles(
-        self, block: Array, rows: slice, cols: slice, layout: Layout
+        self, block: Array, rows: slice, cols: slice, layout: StoreLayout
     ) -> None:
         """All tiles that lie whole in a block just read."""
         width = layout.tile_cols

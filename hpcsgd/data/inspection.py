@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 
+from hpcsgd.data.convert.sources import block_rows
 from hpcsgd.data.readers import RowReader, preparation_of
-from hpcsgd.data.source import block_rows
 from hpcsgd.data.targets import MOST_CLASSES
-from hpcsgd.families import get_family
+from hpcsgd.glm import get_family
 
 Array = NDArray[Any]
 BLOCK_BYTES = 64 * 2**20
@@ -29,7 +29,7 @@ FAMILY_OF_TASK = {
 
 
 @dataclass
-class Tally:
+class InspectionCounts:
     """What one pass over the rows counts; labels beyond MOST_CLASSES are numbers."""
 
     nonzero: int = 0
@@ -65,7 +65,7 @@ class Tally:
 
 def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
     """Everything `hpcsgd data inspect` says, as JSON can hold it."""
-    tally = Tally()
+    tally = InspectionCounts()
     labelled = has_targets(reader)
     every = slice(0, reader.cols)
     step = block_rows(budget, 3 * 8 * reader.cols)
@@ -109,7 +109,7 @@ def has_targets(reader: RowReader) -> bool:
     return True
 
 
-def suggest(tally: Tally, task: str | None) -> dict[str, Any]:
+def suggest(tally: InspectionCounts, task: str | None) -> dict[str, Any]:
     """A family for such labels, and 1/L with L = curvature bound · max ‖x‖²."""
     family, why = suggest_family(tally, task)
     bound = get_family(family).curvature * tally.largest
@@ -117,7 +117,7 @@ def suggest(tally: Tally, task: str | None) -> dict[str, Any]:
     return {"family": family, "because": why, "rate": step}
 
 
-def suggest_family(tally: Tally, task: str | None) -> tuple[str, str]:
+def suggest_family(tally: InspectionCounts, task: str | None) -> tuple[str, str]:
     """(family, why): what the file says of its task, or else what its labels are."""
     if task in FAMILY_OF_TASK:
         return FAMILY_OF_TASK[task], f"the file says that its task is {task}"
@@ -131,7 +131,7 @@ def suggest_family(tally: Tally, task: str | None) -> tuple[str, str]:
     return "gaussian", "y has real numbers" if count != 1 else "y has one value only"
 
 
-def _labels(tally: Tally) -> dict[str, Any]:
+def _labels(tally: InspectionCounts) -> dict[str, Any]:
     """A histogram of the commonest labels, or the range of too many."""
     said: dict[str, Any] = {"min": tally.lowest, "max": tally.highest}
     if tally.labels is None:

@@ -1,6 +1,6 @@
-"""Where rows come from, and how a rank's block is read and checked."""
+"""Readers of rows: from memory, from files, from a GPU, and prepared for a model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.preparation import RAW, Preparation
+from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import DataError
+from hpcsgd.sparse import from_scipy
+
+# Where rows come from, and how a rank's block is read and checked.
 
 Array = NDArray[Any]
 CHUNK_BYTES = 64 * 2**20  # read at once: bounds the memory beside the shard
@@ -219,3 +223,458 @@ def _first(bad: Array, first_row: int, first_col: int) -> tuple[int, int] | None
         return None
     row, col = np.argwhere(bad)[0]
     return first_row + int(row), first_col + int(col)
+
+
+# Rows that are in memory already.
+
+RAGGED = "X has rows of different lengths; give a matrix with rows and columns"
+
+
+class MemoryReader:
+    """Arrays given from Python, the same on every rank; nothing is copied.
+
+    Sparse ones of any kind become CSR with ascending columns, once. Arrays cannot say
+    how they were prepared: they are raw rows, unless `preparation` says otherwise.
+    """
+
+    is_in_memory = True
+    best_piece = 2**20  # bytes: what is looked at several times stays in cache
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        offset: Any = None,
+        names: list[str] | None = None,
+        preparation: Preparation = RAW,
+    ) -> None:
+        self.X = self._matrix(X)
+        self.is_sparse = hasattr(self.X, "tocsr")
+        self.rows, self.cols = self.X.shape
+        self.nnz = int(self.X.nnz if self.is_sparse else self.X.size)
+        self.y = self._column("y", y)
+        self.weights = self._column("sample_weight", sample_weight)
+        self.offsets = self._column("offset", offset)
+        self.column_names, self.preparation = names, preparation
+
+    def read(self, rows: slice, cols: slice) -> Array:
+        """A view of the block; a dense copy of a sparse one."""
+        if self.is_sparse:
+            return from_scipy(self.read_csr(rows, cols)).to_dense()
+        block: Array = self.X[rows, cols]
+        return block
+
+    def read_csr(self, rows: slice, cols: slice) -> Any:
+        """A sparse block with its own column numbers, ascending in each row."""
+        block = self.X[rows]
+        if (cols.start, cols.stop) != (0, self.cols):
+            block = block[:, cols]
+        block.sort_indices()
+        return block
+
+    def targets(self, rows: slice) -> Any:
+        """Targets as float64."""
+        if self.y is None:
+            raise DataError("no y was given; predictions alone need none")
+        return self.y[rows]
+
+    def sample_weight(self, rows: slice) -> Any:
+        """Weights as float64, or None."""
+        return None if self.weights is None else self.weights[rows]
+
+    def offset(self, rows: slice) -> Any:
+        """Offsets as float64, or None."""
+        return None if self.offsets is None else self.offsets[rows]
+
+    def describe(self) -> dict[str, Any]:
+        """What a result remembers of its data."""
+        return {"kind": "memory", "rows": self.rows, "cols": self.cols}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _matrix(self, X: Any) -> Any:
+        """X as it is read: dense, or CSR."""
+        return _sparse(X) if hasattr(X, "tocsr") else _dense(X)
+
+    def _column(self, name: str, values: Any) -> Any:
+        if values is None:
+            return None
+        column = to_numbers(name, values)
+        if column.shape not in ((self.rows,), (self.rows, 1)):
+            raise DataError(
+                f"{name} has shape {column.shape} and X has {self.rows} rows;"
+                f" give {self.rows} values"
+            )
+        return column.reshape(-1)
+
+
+def _sparse(X: Any) -> Any:
+    """As CSR; duplicates are added up, stored zeros stay."""
+    from scipy.sparse import csr_array
+
+    given = real_dtype(X.dtype, X.shape)
+    if hasattr(X, "check_format"):  # compressed: SciPy would follow any number in it
+        try:
+            X.check_format(full_check=True)
+        except ValueError as error:
+            raise DataError(
+                f"X is not a sound sparse matrix ({error}); make it again from its"
+                " rows, columns and values"
+            ) from error
+    matrix = csr_array(X)
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()  # what the caller gave stays as it is
+        matrix.sum_duplicates()
+    return matrix.astype(given, copy=False)
+
+
+def to_numbers(name: str, values: Any) -> Array:
+    """Targets, weights or offsets in float64; times, say, do not become numbers."""
+    refuse_masked(name, values)
+    kind = getattr(getattr(values, "dtype", None), "kind", "")
+    try:
+        if kind in ("c", "m", "M"):
+            raise TypeError(values.dtype)
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"{name} is not numeric; encode it as numbers, labels as 0, 1, ..., for"
+            " example by numpy.unique(y, return_inverse=True)"
+        ) from error
+
+
+def refuse_masked(name: str, values: Any) -> None:
+    """NumPy would take what lies under the mask."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(
+            f"{name} is a masked array, whose mask would be lost; fill it"
+            f" ({name}.filled(value)) or drop those rows"
+        )
+
+
+def _dense(X: Any) -> Array:
+    refuse_masked("X", X)
+    try:
+        array = np.asarray(X)
+    except ValueError as error:
+        raise DataError(RAGGED) from error
+    return array.astype(real_dtype(array.dtype, array.shape), copy=False)
+
+
+def real_dtype(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
+    """float32 or float64, whichever holds these elements."""
+    if dtype.kind not in "fiub":
+        raise DataError(f"X has elements of type {dtype}; give real numbers")
+    if len(shape) != 2 or 0 in shape:
+        raise DataError(f"X has shape {shape}; give a matrix with rows and columns")
+    if dtype.kind == "f" and dtype.itemsize in (4, 8):
+        return dtype
+    return np.dtype(np.float64 if dtype.itemsize > 2 else np.float32)
+
+
+# A block of the data that this rank has in memory already, and no other.
+
+
+class HeldReader:
+    """Rows × columns of one rank, read under the numbers they have in the whole data.
+
+    Targets, weights and offsets are there for all rows. `parts` are the columns of
+    every member: this rank can give no others than its own.
+    """
+
+    is_in_memory = True
+    best_piece = 2**20  # bytes: what is looked at several times stays in cache
+
+    def __init__(
+        self,
+        block: Any,
+        rows: slice,
+        parts: tuple[slice, ...],
+        member: int,
+        total_rows: int,
+        stored: int,
+        sides: dict[str, Array | None],
+        layout: str,
+    ) -> None:
+        self.X = block
+        self.is_sparse = hasattr(block, "tocsr")
+        self.rows, self.cols = total_rows, int(parts[-1].stop)
+        self.nnz = stored  # of all ranks
+        self.parts = parts
+        self.held_rows, self.held_cols = rows, parts[member]
+        self.sides = sides
+        self.layout = layout
+
+    def read(self, rows: slice, cols: slice) -> Array:
+        """A view of the block; a dense copy of a sparse one."""
+        if self.is_sparse:
+            return from_scipy(self.read_csr(rows, cols)).to_dense()
+        block: Array = self.X[self._local(rows, cols)]
+        return block
+
+    def read_csr(self, rows: slice, cols: slice) -> Any:
+        """A sparse block with its own column numbers, ascending in each row."""
+        height, width = self._local(rows, cols)
+        block = self.X[height]
+        if (width.start, width.stop) != (0, self.X.shape[1]):
+            block = block[:, width]
+        block.sort_indices()
+        return block
+
+    def targets(self, rows: slice) -> Any:
+        """Targets as float64."""
+        found = self.sides["y"]
+        assert found is not None
+        return found[rows]
+
+    def sample_weight(self, rows: slice) -> Any:
+        """Weights as float64, or None."""
+        return self._side("sample_weight", rows)
+
+    def offset(self, rows: slice) -> Any:
+        """Offsets as float64, or None."""
+        return self._side("offset", rows)
+
+    def describe(self) -> dict[str, Any]:
+        """What a result remembers of its data."""
+        said = {"rows": self.rows, "cols": self.cols, "layout": self.layout}
+        return {"kind": "memory", **said}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _side(self, name: str, rows: slice) -> Any:
+        found = self.sides[name]
+        return None if found is None else found[rows]
+
+    def _local(self, rows: slice, cols: slice) -> tuple[slice, slice]:
+        """The same block within what is held; refused where it is not."""
+        found = []
+        for asked, held in ((rows, self.held_rows), (cols, self.held_cols)):
+            if asked.start >= asked.stop:  # nothing, wherever that is
+                found.append(slice(0, 0))
+                continue
+            if not held.start <= asked.start <= asked.stop <= held.stop:
+                raise DataError(
+                    f"this rank holds rows {self.held_rows.start} to"
+                    f" {self.held_rows.stop} of columns {self.held_cols.start} to"
+                    f" {self.held_cols.stop} alone; pass layout='replicated', or a file"
+                )
+            found.append(slice(asked.start - held.start, asked.stop - held.start))
+        return found[0], found[1]
+
+
+# Rows that a caller has in the memory of a GPU, as CuPy has them.
+#
+# They stay there: the host sees blocks of them, for their checksum, values that are no
+# numbers, and losses. CuPy itself is not named here: arrays know what is asked of them.
+
+AS_THEY_ARE = ("fp32", "tf32")  # formats that float32 rows are stored in
+
+
+class ThereReader(MemoryReader):
+    """A dense matrix on a GPU, with targets of the host."""
+
+    is_in_memory = False  # of the host
+    is_there = True
+    best_piece = 64 * 2**20  # bytes: a block crosses the bus
+
+    def _matrix(self, X: Any) -> Any:
+        return X.astype(real_dtype(X.dtype, X.shape), copy=False)
+
+    def read(self, rows: slice, cols: slice) -> Array:
+        """A copy of the block in the host's memory."""
+        block: Array = self.X[rows, cols].get()
+        return block
+
+    def block_there(self, rows: slice, cols: slice, element: str) -> Any:
+        """The block on the GPU, where it is stored as it is; else None."""
+        if element not in AS_THEY_ARE or self.X.dtype != np.float32:
+            return None
+        return self.X[rows, cols]
+
+
+class DeviceBlock(Unheld):
+    """A block that is on the GPU already."""
+
+    def __init__(self, unheld: Unheld, block: Any) -> None:
+        super().__init__(unheld.read_into, unheld.shape, unheld.dtype)
+        self.block = block
+
+
+def is_there(X: Any) -> bool:
+    """Whether it is an array in the memory of a GPU."""
+    return hasattr(X, "__cuda_array_interface__")
+
+
+# Rows to predict as a model was trained on them: the same columns, scaled alike.
+#
+# Raw rows are prepared while they are read: x ← (x − mean) / scale with the moments of
+# the training data, then x ← x / ‖x‖ where its rows have length 1.
+
+MOST_NAMED = 10  # columns that an error lists
+MOMENTS = "the column means and scales of the training data"
+SCALED_NOW = f"rows were raw: scaled with {MOMENTS}"
+SCALED_BEFORE = f"rows were scaled already, with {MOMENTS}"
+SHORTENED = "rows were brought to length 1, as those of the training data"
+
+
+class PreparedReader:
+    """The rows of a reader in float64, prepared while they are read.
+
+    Sparse rows stay sparse where columns are only scaled; where they are centred too,
+    blocks of them are dense.
+    """
+
+    def __init__(self, reader: RowReader, preparation: Preparation) -> None:
+        self.reader, self.applied = reader, preparation
+        self.rows, self.cols = reader.rows, reader.cols
+        scales = preparation.scales
+        self.is_sparse = is_sparse(reader) and (scales is None or scales.mean is None)
+        if self.is_sparse and hasattr(reader, "nnz"):
+            self.nnz = reader.nnz
+        self.block_rows = getattr(reader, "block_rows", 1)
+
+    def read(self, rows: slice, cols: slice) -> Array:
+        """Return a dense block in float64."""
+        prepared: Array = self.applied.apply(self.reader.read(rows, self._every))
+        return prepared[:, cols]
+
+    def read_csr(self, rows: slice, cols: slice) -> Any:
+        """Return a sparse block in float64, columns ascending in each row."""
+        from scipy.sparse import csr_array
+
+        raw = csr_array(self.reader.read_csr(rows, self._every))
+        prepared = csr_array(self.applied.apply(raw))[:, cols]
+        prepared.sort_indices()
+        return prepared
+
+    def targets(self, rows: slice) -> Array:
+        """Return the targets of these rows, float64."""
+        return self.reader.targets(rows)
+
+    def sample_weight(self, rows: slice) -> Array | None:
+        """Return the weights of these rows, float64, or None."""
+        return self.reader.sample_weight(rows)
+
+    def offset(self, rows: slice) -> Array | None:
+        """Return the offsets of these rows, float64, or None."""
+        return self.reader.offset(rows)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a result remembers of its data."""
+        return self.reader.describe()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.reader.close()
+
+    @property
+    def _every(self) -> slice:
+        return slice(0, self.cols)
+
+
+def prepare(
+    reader: RowReader, wanted: Preparation | None, trained_on: str = "train.h5"
+) -> tuple[RowReader, str]:
+    """Return the rows as the training data was prepared, and a sentence that says how.
+
+    `wanted` is None where nobody knows: rows are then taken as they are. `trained_on`
+    is the file of the training, as a remedy names it. Rows that were scaled otherwise
+    are refused.
+    """
+    given = preparation_of(reader)
+    if wanted is None:
+        return reader, ""
+    missing = _missing(wanted, given)
+    if missing is None:
+        raise _scaled_otherwise(reader, wanted, given, trained_on)
+    if missing.is_raw:
+        return reader, "" if wanted.scales is None else SCALED_BEFORE
+    said = SHORTENED if missing.scales is None else SCALED_NOW
+    return PreparedReader(reader, missing), said
+
+
+def _missing(wanted: Preparation, given: Preparation) -> Preparation | None:
+    """What is still to be done to rows; None where it cannot be done to them."""
+    if given.is_raw:
+        return wanted
+    if given.unit_rows and not wanted.unit_rows:
+        return None
+    if not wanted.scales_as(given):
+        return None
+    return Preparation(None, wanted.unit_rows and not given.unit_rows)
+
+
+def _scaled_otherwise(
+    reader: RowReader, wanted: Preparation, given: Preparation, trained_on: str
+) -> DataError:
+    """The error of rows that the model cannot judge."""
+    data = str(reader.describe().get("path", "the data"))
+    same = wanted.unit_rows == given.unit_rows
+    if wanted.is_raw or (wanted.scales is None and given.scales is not None):
+        what = "scaled columns" if given.scales is not None else "rows of length 1"
+        return DataError(
+            f"{data} has {what} and the model was trained on raw rows; give it raw rows"
+        )
+    if wanted.scales is not None and given.scales is not None and same:
+        what = "columns scaled with other means and scales than the training data"
+    else:
+        what = "rows that were prepared otherwise than the training data"
+    return DataError(
+        f"{data} has {what}; give the raw rows, or prepare them as the training data"
+        f" with: hpcsgd data convert --like {trained_on}"
+    )
+
+
+def check_names(
+    wanted: Sequence[str] | None, given: Sequence[str] | None, remedy: str
+) -> None:
+    """Refuse columns of other names than those of the training, or in another order.
+
+    Data without names is taken by position, as scikit-learn does. `remedy` says how to
+    bring columns into order.
+    """
+    if wanted is None or given is None or list(wanted) == list(given):
+        return  # of one that has none, columns are taken by their place
+    lacking, unknown = differing(wanted, given)
+    if not lacking and not unknown and len(wanted) == len(given):
+        place = next(k for k, name in enumerate(wanted) if given[k] != name)
+        raise DataError(
+            f"the columns are in another order than those of the training: column"
+            f" {place} is {given[place]!r} and was {wanted[place]!r}; {remedy}"
+        )
+    raise other_columns(lacking, unknown)
+
+
+def differing(
+    wanted: Sequence[str], given: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the names that are missing, and those that nobody wants."""
+    has, wants = set(given), set(wanted)
+    lacking = [name for name in wanted if name not in has]
+    return lacking, [name for name in given if name not in wants]
+
+
+def other_columns(
+    lacking: Sequence[str], unknown: Sequence[str], whose: str = "the data"
+) -> DataError:
+    """The error of columns that are not those of the training."""
+    parts = []
+    if lacking:
+        parts.append(f"lacks the columns {_listed(lacking)}")
+    if unknown:
+        parts.append(f"has the columns {_listed(unknown)} beyond them")
+    said = " and ".join(parts) or "has columns of the same name twice"
+    return DataError(
+        f"{whose} has other columns than the training data: it {said}; give exactly"
+        " the columns of the training"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:MOST_NAMED])
+    more = len(names) - MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown

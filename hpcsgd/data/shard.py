@@ -1,15 +1,30 @@
-"""The block of the data that one rank holds."""
+"""The shard of a rank: its rows and columns, dense or sparse."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.csr import Csr
-from hpcsgd.data.stream import Streamed
-from hpcsgd.data.unheld import Unheld
+from hpcsgd.data.checksums import Fingerprint, Weigh
+from hpcsgd.data.readers import (
+    CHUNK_BYTES,
+    NARROW_MAX,
+    RowReader,
+    element_of,
+    is_sparse,
+    non_finite,
+    pieces,
+    too_large,
+)
+from hpcsgd.data.stream import StreamedMatrix, Unheld
+from hpcsgd.errors import DataError
+from hpcsgd.formats import get_format
+from hpcsgd.precision import Precision
+from hpcsgd.sparse import Csr, from_scipy, stack
+
+# The block of the data that one rank holds.
 
 Array = NDArray[Any]
 
@@ -63,7 +78,7 @@ class Shard:
 
     def at(self, rows: Array) -> tuple[Any, Array]:
         """What holds these local rows, and their numbers in it."""
-        if isinstance(self.matrix, Streamed):
+        if isinstance(self.matrix, StreamedMatrix):
             return self.matrix.locate(rows)
         return self.matrix, rows
 
@@ -81,3 +96,269 @@ class Shard:
 def take(column: Array | None, rows: Array) -> Array | None:
     """The entries of an optional column."""
     return None if column is None else np.take(column, rows, axis=0)
+
+
+# Rows with the values of the data themselves, whatever a shard has stored of them.
+
+
+def exact(
+    reader: RowReader, shard: Shard, precision: Precision
+) -> Callable[[slice], Any]:
+    """Local rows with the values of the data: from the shard where it holds them."""
+    matrix: Any = shard.matrix
+    if _is_exact(reader, shard, precision):
+        if isinstance(matrix, Csr):
+            return lambda rows: matrix[rows].to_scipy()
+        return lambda rows: matrix[rows]
+    some = exact_columns(reader, shard, precision)
+    return lambda rows: some(rows, slice(0, shard.width))
+
+
+def exact_columns(
+    reader: RowReader, shard: Shard, precision: Precision
+) -> Callable[[slice, slice], Any]:
+    """Some local columns of local rows, the same way."""
+    matrix: Any = shard.matrix
+    row, column = shard.rows.start, shard.columns.start
+    if _is_exact(reader, shard, precision):
+        if isinstance(matrix, Csr):
+            return lambda rows, part: matrix[rows].to_scipy()[:, part]
+        return lambda rows, part: matrix[rows, part]
+    read = reader.read_csr if shard.is_sparse else reader.read
+    return lambda rows, part: read(
+        slice(row + rows.start, row + rows.stop),
+        slice(column + part.start, column + part.stop),
+    )
+
+
+def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
+    """Whether what is held are the values of the data themselves."""
+    stored = get_format(precision.matrix)
+    source = element_of(reader)
+    held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
+    return held and not isinstance(shard.matrix, Unheld)
+
+
+# A rank's sparse block, read in pieces and checked as a dense one is.
+
+FIRST_ROWS = 256  # read to see how long rows are
+VALUE_BYTES = 16  # a value, its column and its place while it is looked at
+
+
+def load_csr(
+    reader: RowReader,
+    rows: slice,
+    cols: slice,
+    store: Callable[[Array], Array],
+    budget: int | None = None,
+    seen: Callable[[Csr, int, int], None] | None = None,
+) -> Csr:
+    """The block with values as `store` wants them, refused where not finite.
+
+    `seen` is shown every piece as it was read, with its first row and column. About
+    `budget` bytes (CHUNK_BYTES if None) are held beside the block.
+    """
+    stored = []
+    for start, piece in sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES):
+        _refuse(piece, start, cols.start, ~np.isfinite(piece.data), non_finite)
+        if seen is not None:
+            seen(piece, start, cols.start)
+        with np.errstate(over="ignore"):  # said below, with the place
+            data = store(piece.data)
+        if data.dtype.itemsize < piece.dtype.itemsize:
+            large = np.abs(piece.data) > NARROW_MAX
+            _refuse(piece, start, cols.start, large, too_large)
+        stored.append(piece.with_data(data))
+    return stored[0] if len(stored) == 1 else stack(stored)
+
+
+def sparse_pieces(
+    reader: RowReader, rows: slice, cols: slice, budget: int
+) -> Iterator[tuple[int, Csr]]:
+    """(first row, block): as many rows at once as the ones before say will fit."""
+    start, step = rows.start, FIRST_ROWS
+    values = done = 0
+    while True:
+        stop = min(start + step, rows.stop)
+        block = from_scipy(reader.read_csr(slice(start, stop), cols))
+        if not block.is_sound:  # the products follow any number in it
+            raise DataError(
+                f"the sparse rows {start} to {stop} have columns or ends outside of the"
+                " matrix; repair the file, or the reader that read them"
+            )
+        yield start, block
+        values, done, start = values + block.nnz, done + len(block), stop
+        if start >= rows.stop:
+            return
+        # No more than tenfold at once: the first rows need not be like the others.
+        row_bytes = VALUE_BYTES * (values / done + 1)
+        step = max(min(int(budget / row_bytes), 10 * step), 1)
+
+
+def _refuse(
+    piece: Csr,
+    first_row: int,
+    first_col: int,
+    bad: Array,
+    say: Callable[[Any, int, int], str],
+) -> None:
+    if bad.any():
+        number = int(np.argmax(bad))
+        row, col = piece.place(number)
+        raise DataError(say(piece.data[number], first_row + row, first_col + col))
+
+
+# The largest size of a value in every column, for formats with few exponents.
+
+
+def column_peaks(reader: RowReader, rows: slice, cols: slice) -> Array:
+    """max |value| of each of these columns over these rows, 0 where there is none."""
+    peaks = np.zeros(cols.stop - cols.start)
+    if is_sparse(reader):
+        for _, block in sparse_pieces(reader, rows, cols, CHUNK_BYTES):
+            np.maximum.at(peaks, block.indices, np.abs(block.data))
+        return peaks
+    for _, piece in pieces(reader, rows, cols, lambda block: block):
+        np.maximum(peaks, np.abs(piece).max(axis=0, initial=0.0), out=peaks)
+    return peaks
+
+
+# Who owns which range: pure functions.
+
+PARTITIONS = ("auto", "equal", "stored")  # how columns may be shared by members
+
+
+def split_range(n: int, parts: int, index: int) -> slice:
+    """Part `index` of range(n) cut into `parts`; the first n % parts get one more."""
+    size, extra = divmod(n, parts)
+    start = index * size + min(index, extra)
+    return slice(start, start + size + (index < extra))
+
+
+def lengths(n: int, parts: int) -> tuple[int, ...]:
+    """Of all of those parts."""
+    ranges = (split_range(n, parts, index) for index in range(parts))
+    return tuple(part.stop - part.start for part in ranges)
+
+
+def split_by_weight(weights: NDArray[Any], parts: int) -> list[slice]:
+    """range(len(weights)) cut into consecutive parts of about equal weight.
+
+    No part weighs more than total / parts + max(weights); none is empty where there
+    are enough entries. Without any weight, parts are of equal length.
+    """
+    n = len(weights)
+    total = weights.sum()
+    if n <= parts or total <= 0:
+        return [split_range(n, parts, index) for index in range(parts)]
+    reached = np.cumsum(weights)
+    cuts = [0]
+    for index in range(1, parts):
+        wanted = int(np.searchsorted(reached, total * (index / parts), side="right"))
+        cuts.append(min(max(wanted, cuts[-1] + 1), n - parts + index))
+    return [slice(*ends) for ends in zip(cuts, [*cuts[1:], n], strict=True)]
+
+
+# Columns whose values are too small to train on: they would look like zeros.
+#
+# A column is refused where it has values, and the largest of them is below
+#
+#     √(smallest normal float64) ≈ 1.5e-154    whose squares underflow
+#     smallest normal float32 ≈ 1.2e-38        where they are stored below float64
+#
+# Without the refusal the null model would be returned, and called the optimum. Columns
+# with such values are noted while the data are read; only where there are any, the rows
+# are read again for the largest value of each.
+
+SQUARES = float(np.sqrt(np.finfo(np.float64).tiny))
+NARROW = float(np.finfo(np.float32).tiny)
+
+
+class SmallValues(Fingerprint):
+    """The fingerprint of what one rank reads, and the columns that have small values.
+
+    Parameters
+    ----------
+    columns : slice, those of X that the rank reads
+    limit : float, size below which a value counts as small; zeros do not
+    """
+
+    def __init__(self, columns: slice, limit: float, weigh: Weigh | None) -> None:
+        super().__init__(weigh)
+        self.columns = columns
+        self.limit = limit
+        self.found: set[int] = set()
+
+    def add(self, block: Array, first_row: int, first_col: int) -> None:
+        """Take in a dense block of X, in the dtype it was read in."""
+        super().add(block, first_row, first_col)
+        is_of_rows = first_col + block.shape[1] <= self.columns.stop  # and no side
+        if block.dtype == np.float64 and is_of_rows and len(block):
+            # A large first value settles most columns: only others are looked through.
+            rest = np.flatnonzero(np.abs(block[0]) < self.limit)
+            peaks = np.abs(block[:, rest]).max(axis=0, initial=0.0)
+            small = rest[(peaks > 0.0) & (peaks < self.limit)]
+            self.found.update((first_col + small).tolist())
+
+    def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
+        """Take in a sparse block of X."""
+        super().add_sparse(block, first_row, first_col)
+        if block.data.dtype == np.float64:
+            sizes = np.abs(block.data)
+            small = (sizes > 0.0) & (sizes < self.limit)
+            if small.any():
+                self.found.update((first_col + block.indices[small]).tolist())
+
+    def check(
+        self,
+        reader: RowReader,
+        rows: slice,
+        exchange: Callable[[Any], list[Any]],
+        max_flag: Callable[[int], int],
+        is_stored_narrow: bool,
+    ) -> None:
+        """Raise on all ranks where a column has values, and all of them are small.
+
+        Collective, by the functions of a communicator of all ranks: one flag, and where
+        there are such values the columns and the largest of each.
+        """
+        if not max_flag(int(bool(self.found))):
+            return
+        numbers = np.array(sorted(set().union(*exchange(self.found))))
+        peaks = np.max(exchange(self._peaks(reader, rows, numbers)), axis=0)
+        refused = np.flatnonzero((peaks > 0.0) & (peaks < self.limit))
+        if len(refused):
+            column, size = int(numbers[refused[0]]), float(peaks[refused[0]])
+            more = len(refused) - 1
+            error = DataError(_sentence(column, more, size, is_stored_narrow))
+            error.on_all_ranks = True
+            raise error
+
+    def _peaks(self, reader: RowReader, rows: slice, numbers: Array) -> Array:
+        """Return max |a| of these columns over local rows; 0 for those of others."""
+        found, cols = np.zeros(len(numbers)), self.columns
+        own = np.flatnonzero((numbers >= cols.start) & (numbers < cols.stop))
+        local = numbers[own] - cols.start
+        if not len(own):
+            return found
+        if is_sparse(reader):
+            for _, part in sparse_pieces(reader, rows, cols, CHUNK_BYTES):
+                place = np.searchsorted(local, part.indices)
+                place[place == len(local)] = 0
+                mine = local[place] == part.indices
+                np.maximum.at(found, own[place[mine]], np.abs(part.data[mine]))
+            return found
+        for _, block in pieces(reader, rows, cols, lambda piece: piece):
+            found[own] = np.maximum(found[own], np.abs(block[:, local]).max(axis=0))
+        return found
+
+
+def _sentence(column: int, more: int, size: float, is_narrow: bool) -> str:
+    """Return why a column, and so many more, are refused, and the remedy."""
+    others = f" (and {more} more)" if more else ""
+    what = "its squares underflow" if size < SQUARES else "it is lost below float64"
+    wider = " or use --precision fp64" if is_narrow and size >= SQUARES else ""
+    return (
+        f"X has no value above {size:.2g} in column {column}{others}: {what};"
+        f" multiply the column by a power of ten{wider}"
+    )

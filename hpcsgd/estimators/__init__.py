@@ -8,17 +8,18 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpcsgd.errors import MissingPackage
+from hpcsgd.estimators.fit import fit
 
 _NAMES = {
     "GLM": "hpcsgd.estimators.glm",
     "GLM_CV": "hpcsgd.estimators.glm_cv",
-    "GammaRegressor": "hpcsgd.estimators.log_link",
-    "HuberRegressor": "hpcsgd.estimators.least_squares",
-    "LinearRegression": "hpcsgd.estimators.least_squares",
+    "GammaRegressor": "hpcsgd.estimators.regressors",
+    "HuberRegressor": "hpcsgd.estimators.regressors",
+    "LinearRegression": "hpcsgd.estimators.regressors",
     "LinearSVC": "hpcsgd.estimators.classifiers",
     "LogisticRegression": "hpcsgd.estimators.classifiers",
-    "PoissonRegressor": "hpcsgd.estimators.log_link",
-    "Ridge": "hpcsgd.estimators.least_squares",
+    "PoissonRegressor": "hpcsgd.estimators.regressors",
+    "Ridge": "hpcsgd.estimators.regressors",
 }
 
 __all__ = sorted(_NAMES)
@@ -44,3 +45,8 @@ def has_sklearn() -> bool:
         return find_spec("sklearn") is not None
     except ImportError:  # somebody refuses it
         return False
+
+
+# `hpcsgd.fit`: a model from data in one call, with defaults that just work.
+
+__all__ = ["fit"]

@@ -1,24 +1,209 @@
-"""What all estimators share: their parameters, and the way to `hpcsgd.fit` and back."""
+"""What scikit-learn estimators share."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metadata_routing import UNUSED
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.multiclass import (
+    _check_partial_fit_first_call,
+    check_classification_targets,
+)
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
-from hpcsgd.estimators.given import Given, Place
-from hpcsgd.estimators.saved import save
-from hpcsgd.fitting.fit import run_fit
-from hpcsgd.fitting.wanted import Wanted
-from hpcsgd.result import Result
+from hpcsgd.agreements.base import check_same
+from hpcsgd.backends.threads import one_thread
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.data.readers import open_reader
+from hpcsgd.data.targets import MOST_CLASSES
+from hpcsgd.errors import DataError, HpcsgdError
+from hpcsgd.estimators.fit import agree_on_names, ranks_of, run_fit
+from hpcsgd.estimators.saved import (
+    Formula,
+    column,
+    is_labelled,
+    is_on_device,
+    preparation_of_runs,
+    save,
+    total_offset,
+)
+from hpcsgd.estimators.settings import FitSettings, laid_over
+from hpcsgd.runs.result import Result
+
+# What a fit was given: checked as scikit-learn does it, on all ranks together.
 
 Array = NDArray[Any]
+T = TypeVar("T")
+# The first is what whole numbers become; float32 stays as it is, without a copy.
+# Parameters of a rank's own: the seed is that of rank 0.
+OWN = ("callbacks", "verbose", "random_state")
+CHECKS = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
+
+
+@dataclass(frozen=True)
+class FitRanks:
+    """Where a fit takes place: its ranks, and what each of them holds."""
+
+    world: Communicator
+    layout: str = "replicated"
+    grid: Any = None
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Run `action`; what any rank finds wrong is raised on every rank."""
+        if self.world.size == 1:
+            return action()
+        return self.world.together(lambda: _as_data_error(action))
+
+    def of_rows(self, item: Any) -> list[Any]:
+        """The items of all ranks that hold rows of their own; else this one alone."""
+        return self.world.exchange_objects(item) if self.layout == "rows" else [item]
+
+    def share(self, X: Any, *sides: Any) -> tuple[Any, ...]:
+        """X, and targets, weights ... of all its rows, of which rank 0 has some alone.
+
+        Where columns are dealt the others may leave them out.
+        """
+        if self.layout != "columns" or self.world.size == 1:
+            return X, *sides
+        if all(self.world.exchange_objects(sides[0] is not None)):
+            return X, *sides
+        of_first = sides if self.world.rank == 0 else None
+        return X, *self.world.exchange_objects(of_first)[0]
+
+    @property
+    def fewest_rows(self) -> int:
+        """That a rank must have: none, where others have some."""
+        return 0 if self.layout == "rows" and self.world.size > 1 else 1
+
+
+@dataclass(frozen=True)
+class FitRows:
+    """The rows of a fit and what belongs to them."""
+
+    X: Any  # array, CSR, array of a GPU, or the path of a file
+    y: Any
+    weights: Array | None = None
+    offset: Array | None = None
+    labels: Any = None  # all numbers of y there are, where they stand for classes
+
+
+@contextmanager
+def opened(comm: Any, layout: str, grid: Any) -> Iterator[FitRanks]:
+    """The ranks of `comm`: ours, mpi4py's, or this process alone."""
+    with ranks_of(comm) as world:
+        yield FitRanks(world, layout, grid)
+
+
+def check_alike(estimator: Any, X: Any, place: FitRanks) -> None:
+    """Refuse ranks that ask for different fits."""
+    if place.world.size == 1:
+        return
+    kind = "a path" if isinstance(X, str | PathLike) else "no path"
+    said = {"class": type(estimator).__name__, "X": kind, "grid": repr(place.grid)}
+    said["layout"] = repr(place.layout)
+    for name, value in estimator.get_params(deep=False).items():
+        if name not in OWN:
+            # Of a splitter rank 0 draws the folds for all.
+            is_plain = name != "cv" or isinstance(value, int)
+            said[name] = repr(value) if is_plain else type(value).__name__
+    check_same(place.world, said)
+
+
+def take(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    sample_weight: Any = None,
+    offset: Any = None,
+    exposure: Any = None,
+    *,
+    is_labelled: bool,
+    place: FitRanks,
+    reset: bool = True,
+) -> FitRows:
+    """Everything that was given, or one clear error."""
+    if place.layout == "hdf5" and not isinstance(X, str | PathLike):
+        raise DataError("layout = 'hdf5' needs the path of a file as X; give one")
+    if isinstance(X, str | PathLike):
+        if exposure is not None:
+            offset = total_offset(offset, exposure, len(exposure))
+        return FitRows(str(X), y, sample_weight, offset)
+    how = {"reset": reset, "ensure_min_samples": place.fewest_rows}
+    X, y = _checked(estimator, X, y, is_labelled, **how)
+    rows = X.shape[0]
+    if sample_weight is not None:
+        sample_weight = _check_sample_weight(
+            sample_weight, np.empty((rows, 0)), dtype=np.float64
+        )
+    return FitRows(X, y, sample_weight, total_offset(offset, exposure, rows))
+
+
+def take_rows(estimator: Any, X: Any) -> Any:
+    """Rows to predict."""
+    if is_on_device(X):
+        return _as_fitted(estimator, X)
+    return validate_data(estimator, X, reset=False, **CHECKS)
+
+
+def _checked(
+    estimator: Any, X: Any, y: Any, is_labelled: bool, **how: Any
+) -> tuple[Any, Array]:
+    if is_on_device(X):
+        y = column(y.get() if is_on_device(y) else y, X.shape[0], "y")
+        if how["reset"]:
+            estimator.n_features_in_ = X.shape[1]
+        return _as_fitted(estimator, X), y
+    X, y = validate_data(estimator, X, y, y_numeric=not is_labelled, **how, **CHECKS)
+    if is_labelled and len(y):
+        check_classification_targets(y)
+    return X, y
+
+
+def _as_fitted(estimator: Any, X: Any) -> Any:
+    """Rows on a GPU stay there: scikit-learn's checks would bring them to the host."""
+    if X.ndim != 2 or X.shape[1] != estimator.n_features_in_:
+        raise DataError(
+            f"X has shape {X.shape} and the model {estimator.n_features_in_} columns;"
+            " give rows with the columns of the training"
+        )
+    return X
+
+
+def _as_data_error(action: Callable[[], T]) -> T:
+    """What scikit-learn finds wrong as an error that ranks tell each other."""
+    try:
+        return action()
+    except HpcsgdError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise DataError(str(error)) from error
+
+
+def check_targets(y: Any, sample_weight: Any, X: Any) -> tuple[Array, Array | None]:
+    """The targets and weights of a score."""
+    y, rows = column_or_1d(y, dtype=np.float64), X.shape[0]
+    if sample_weight is None:
+        return column(y, rows, "y"), None
+    return column(y, rows, "y"), column(sample_weight, rows, "sample_weight")
+
+
+# What all estimators share: their parameters, and the way to `hpcsgd.fit` and back.
+
 # These are not metadata that scikit-learn hands on: they say where a fit takes place.
 PLACES = {"comm": UNUSED, "layout": UNUSED, "grid": UNUSED}
 
@@ -147,9 +332,9 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _solve(
         self,
-        given: Given,
+        given: FitRows,
         family: str,
-        place: Place,
+        place: FitRanks,
         start: Any = None,
         **changed: Any,
     ) -> Solution:
@@ -157,7 +342,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         settings = {**self._settings(), "seed": self._seed(place), **changed}
         callbacks = settings.pop("callbacks")
         how = {"update": "sgd", "momentum": 0.9, "family": family, **settings}
-        wanted = Wanted(layout=place.layout, grid=place.grid, **how)
+        wanted = FitSettings(layout=place.layout, grid=place.grid, **how)
         sides = {"y": given.y, "sample_weight": given.weights, "offset": given.offset}
         run = (wanted, given.X, sides, given.labels, start, place.world, callbacks)
         result = run_fit(*run)
@@ -168,9 +353,315 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             intercept[:] = result.intercept
         return Solution(weights, intercept, result)
 
-    def _seed(self, place: Place) -> int:
+    def _seed(self, place: FitRanks) -> int:
         """One seed for all ranks, whatever each of them was given."""
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31)
         return int(place.world.exchange_objects(seed)[0])
+
+
+# Labels of any kind as numbers 0..K-1, the same on all ranks, and their weights.
+
+NUMBERS = "biuf"  # kinds of dtypes
+ROWS = 2**20  # targets of a file that are looked at together
+
+
+def find_classes(X: Any, y: Any, place: FitRanks) -> Array:
+    """The labels of all ranks in ascending order; one exchange where rows are dealt."""
+    if y is None:
+        return _of_file(X, place)
+    # Of a rank without rows not even the type is known.
+    found = [labels for labels in place.of_rows(np.unique(y)) if len(labels)]
+    if not found:
+        raise DataError("no rank has a row; give rows to one of them at least")
+    if len({part.dtype.kind in NUMBERS for part in found}) > 1:
+        raise DataError(
+            "the labels of one rank are numbers and those of another are not; give all"
+            " ranks labels of one kind"
+        )
+    classes = np.unique(np.concatenate(found))
+    if len(classes) < 2:
+        raise DataError(
+            f"y has one class only ({classes.tolist()[0]!r}) and a classifier needs"
+            " two; add rows of another"
+        )
+    return classes
+
+
+def _of_file(path: Any, place: FitRanks) -> Array:
+    """Rank 0 reads the labels of a file, and tells the others."""
+
+    def read() -> Array:
+        found: Array = np.empty(0)
+        if place.world.rank == 0:
+            reader = open_reader(Path(path))
+            for first in range(0, reader.rows, ROWS):
+                part = reader.targets(slice(first, min(first + ROWS, reader.rows)))
+                found = np.union1d(found, part)[: MOST_CLASSES + 1]
+            reader.close()
+        return found
+
+    found: Array = place.world.exchange_objects(place.together(read))[0]
+    return found
+
+
+def check_classes(estimator: Any, classes: Any) -> Array:
+    """All classes there will ever be, said at the first call of `partial_fit`."""
+    _check_partial_fit_first_call(estimator, classes)
+    return np.asarray(estimator.classes_)
+
+
+def encode(y: Array, classes: Array) -> Array:
+    """The place of each label among the classes, as float64."""
+    places = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
+    strange = np.flatnonzero(classes[places] != y)
+    if len(strange):
+        raise DataError(
+            f"y has {y[strange[:1]].tolist()[0]!r} at row {strange[0]} and the classes"
+            f" are {classes.tolist()}; name every class where the model first learns"
+        )
+    return places.astype(np.float64)
+
+
+def weigh(
+    codes: Array,
+    classes: Array,
+    class_weight: Any,
+    weights: Array | None,
+    place: FitRanks,
+) -> Array | None:
+    """Sample weights times the weights of their classes; None = all alike.
+
+    "balanced": Σc / (K Σ_k c), sums over all rows and over those of class k.
+    """
+    if class_weight is None:
+        return weights
+    own = np.ones(len(codes)) if weights is None else weights
+    places = codes.astype(np.intp)
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        counts = np.bincount(places, own, minlength=len(classes))
+        counts = np.sum(place.of_rows(counts), axis=0)
+        # A class without weight has no rows that a factor would reach.
+        factors = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1.0))
+    else:
+        factors = compute_class_weight(class_weight, classes=classes, y=classes)
+    return np.asarray(own * factors[places])
+
+
+# How far a fit has come: passes, records, and a warning where it did not arrive.
+
+
+def passes_of(result: Result) -> int:
+    """Passes over the data: epochs of steps, then those of the finisher; at least 1."""
+    last = result.history[-1] if result.history else {}
+    return max(int(last.get("epoch", 0)) + int(last.get("passes", 0)), 1)
+
+
+def history_of(result: Result, number: int | None) -> list[dict[str, Any]]:
+    """Its records; those of one class against all others say which."""
+    more = {} if number is None else {"class": number}
+    return [{**more, **record} for record in result.history]
+
+
+def warn_unless_converged(estimator: Any, rank: int) -> None:
+    """Say what to change, as scikit-learn's warning, on rank 0."""
+    results = estimator.result_
+    results = results if isinstance(results, list) else [results]
+    said = dict.fromkeys(one.advice for one in results if one.advice)
+    if said and rank == 0:
+        sentence = f"{type(estimator).__name__}: {'; '.join(said)}"
+        # Named as `fit` has it; the parameter is scikit-learn's.
+        sentence = sentence.replace("raise epochs", "raise max_iter")
+        warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
+
+
+# From rows and targets to coefficients: what every estimator does with what it has.
+
+# One epoch of CA-SGD and nothing else.
+ONE_EPOCH = {"epochs": 1, "polish": False, "average": "none", "hold_out": 0.0}
+# A rate that no batch is too steep for, however few rows come: nothing is averaged.
+# No goal: an epoch is an epoch, and a gap of these rows would cost more than it.
+ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
+
+
+class Learner(LinearEstimator):
+    """Fits of numbers and of labels; what differs is the family."""
+
+    family: str
+    more_classes = ""  # with three or more: "softmax", "one-vs-rest", or refused
+    class_weight: Any = None  # a parameter of those that learn labels
+    n_iter_: Any
+    history_: list[dict[str, Any]]
+
+    @property
+    def _labelled(self) -> bool:
+        return is_labelled(self.family)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.target_tags.required = True
+        tags.target_tags.positive_only = self.family in ("poisson", "gamma")
+        return tags
+
+    @one_thread()
+    def _fit(self, *given: Any, where: tuple[Any, str, Any], **more: Any) -> None:
+        """`given`: X, y, sample_weight, and offset and exposure where there are."""
+        with opened(*where) as place:
+            taken = self._take(given, place)
+            if self._labelled:
+                self.classes_ = find_classes(taken.X, taken.y, place)
+                self._check_count()
+            starts = self._starts() if self.warm_start else None
+            self._learn(taken, place, starts, **more)
+            warn_unless_converged(self, place.world.rank)
+
+    @one_thread()
+    def _partial_fit(
+        self, *given: Any, where: tuple[Any, str, Any], classes: Any = None
+    ) -> None:
+        """One epoch from where the model stands."""
+        is_first = not hasattr(self, "coef_")
+        done, before = (0, []) if is_first else (self.n_iter_, self.history_)
+        with opened(*where) as place:
+            taken = self._take(given, place, reset=is_first)
+            if self._labelled:
+                self.classes_ = place.together(lambda: check_classes(self, classes))
+                names = {"classes": repr(self.classes_.tolist())}
+                check_same(place.world, names)
+                self._check_count()
+            # Another order of rows in every epoch.
+            seed = self._seed(place) + int(np.max(done))
+            config = laid_over(ANY_ROWS, self.config)
+            # Exact steps would fit these rows and forget those before.
+            solver = "sgd" if self.solver == "auto" else self.solver
+            changed = {"seed": seed, "config": config, "solver": solver, **ONE_EPOCH}
+            self._learn(taken, place, self._starts(), **changed)
+        self.history_ = before + self.history_
+        self.n_iter_ = done + self.n_iter_
+
+    def _take(self, given: Any, place: FitRanks, reset: bool = True) -> FitRows:
+        check_alike(self, given[0], place)
+        labelled, given = self._labelled, place.share(*given)
+        taken = place.together(
+            lambda: take(self, *given, is_labelled=labelled, reset=reset, place=place)
+        )
+        own = getattr(self, "feature_names_in_", None)
+        names = agree_on_names(place.world, own, place.layout)
+        if own is None and names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        return taken
+
+    def _check_count(self) -> None:
+        """Refuse more classes than the family can tell apart."""
+        count = len(self.classes_)
+        if count > 2 and not (self.more_classes or self.family == "softmax"):
+            raise DataError(
+                "Only binary classification is supported. The type of the target is"
+                f" multiclass: {count} classes; choose family='softmax'"
+            )
+
+    def _learn(
+        self, given: FitRows, place: FitRanks, starts: list[Any] | None, **changed: Any
+    ) -> None:
+        tasks = self._label_tasks(given, place) if self._labelled else [given]
+        starts = starts or [None] * len(tasks)
+        found = [
+            self._solve(task, self._family(), place, start, **changed)
+            for task, start in zip(tasks, starts, strict=True)
+        ]
+        self._keep(found)
+        self._name_columns(place)
+        if isinstance(given.X, str):
+            self._take_names(found[0].result.feature_names)
+
+    def _take_names(self, names: list[str] | None) -> None:
+        """Names of the columns of a file, in the place of those of an earlier fit."""
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _label_tasks(self, given: FitRows, place: FitRanks) -> list[FitRows]:
+        """Rows with labels as numbers: once, or for each class against all others."""
+        if given.y is None:  # the labels of a file are encoded where it is read
+            return [given]
+        codes = place.together(lambda: encode(given.y, self.classes_))
+        weights = weigh(codes, self.classes_, self.class_weight, given.weights, place)
+        places = range(len(self.classes_))
+        given = replace(given, y=codes, weights=weights, labels=places)
+        if not self._is_one_vs_rest():
+            return [given]
+        pair = replace(given, labels=range(2))
+        return [replace(pair, y=(codes == k).astype(float)) for k in places]
+
+    def _is_one_vs_rest(self) -> bool:
+        return self.more_classes == "one-vs-rest" and len(self.classes_) > 2
+
+    def _family(self) -> str:
+        """The family that is fitted, which may depend on the number of classes."""
+        if self.more_classes == "softmax" and len(self.classes_) > 2:
+            return "softmax"
+        return self.family
+
+    def _keep(self, found: list[Solution]) -> None:
+        """The attributes that a fit leaves, in scikit-learn's shapes."""
+        coef = np.hstack([one.weights for one in found]).T
+        intercept = np.concatenate([one.intercept for one in found])
+        self.coef_ = coef if self._labelled else coef[0]
+        self.intercept_ = intercept if self._labelled else float(intercept[0])
+        results = [one.result for one in found]
+        self.result_ = results if self._is_one_vs_rest() else results[0]
+        self.history_ = [
+            record
+            for number, result in enumerate(results)
+            for record in history_of(result, number if len(results) > 1 else None)
+        ]
+        self.n_iter_ = self._count(max(passes_of(result) for result in results))
+
+    def _count(self, passes: int) -> Any:
+        """`n_iter_` as scikit-learn's class of the same name has it."""
+        return passes
+
+    def _starts(self) -> list[Any] | None:
+        """Where each run begins: at the coefficients there are, if they still suit."""
+        if not hasattr(self, "coef_"):
+            return None
+        coef = np.atleast_2d(np.asarray(self.coef_, dtype=np.float64))
+        intercept = np.atleast_1d(np.asarray(self.intercept_, dtype=np.float64))
+        if coef.shape[1] != self.n_features_in_:
+            return None
+        if self._labelled and len(coef) != self._rows_of_coef():
+            return None
+        if self._labelled and self._is_one_vs_rest():
+            return [(coef[k][:, None], intercept[k : k + 1]) for k in range(len(coef))]
+        return [(coef.T, intercept)]
+
+    def _rows_of_coef(self) -> int:
+        count = len(self.classes_)
+        return count if count > 2 or self._family() == "softmax" else 1
+
+    def _name_columns(self, place: FitRanks) -> None:
+        """Columns of the whole data, where each rank has given some of them."""
+        self.n_features_in_ = np.atleast_2d(self.coef_).shape[1]
+        if place.layout != "columns":
+            return
+        parts = place.world.exchange_objects(getattr(self, "feature_names_in_", None))
+        if all(part is not None for part in parts):
+            self.feature_names_in_ = np.concatenate(parts)
+
+    def _formula(self) -> Formula:
+        check_is_fitted(self)
+        classes = self.classes_ if self._labelled else None
+        family = self._family() if self._labelled else self.family
+        preparation = preparation_of_runs(vars(self).get("result_"))
+        return Formula(family, self.coef_, self.intercept_, classes, preparation)
+
+    def _rows(
+        self, X: Any, offset: Any = None, exposure: Any = None
+    ) -> tuple[Any, Array | None]:
+        """Checked rows, and what is added to their scores."""
+        check_is_fitted(self)
+        X = take_rows(self, X)
+        return X, total_offset(offset, exposure, X.shape[0])

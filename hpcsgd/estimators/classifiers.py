@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 
-from hpcsgd.estimators.learning import Learner
+from hpcsgd.estimators.base import Learner
 
 Array = NDArray[Any]
 

@@ -1,21 +1,192 @@
-"""Penalties by cross-validation: alphas × folds through one Gram, then the best."""
+"""`GLM_CV`: penalties chosen by cross-validation."""
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.model_selection import check_cv
 
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.data.frames import is_wide, to_matrix
+from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.estimators.folds import Dealt, deal
-from hpcsgd.estimators.generic import Generic
-from hpcsgd.estimators.given import Given, Place
-from hpcsgd.fitting.many import fit_many
-from hpcsgd.fitting.wanted import Wanted
-from hpcsgd.sweeps.outcome import Sweep
+from hpcsgd.estimators.base import FitRanks, FitRows
+from hpcsgd.estimators.fit import SLOWER, TRIES, make_start
+from hpcsgd.estimators.glm import Generic
+from hpcsgd.estimators.inputs import open_data
+from hpcsgd.estimators.settings import EPOCHS, FitSettings, laid_over
+from hpcsgd.estimators.sweep import Sweep, with_sweep
+from hpcsgd.runs.session import Session
+from hpcsgd.solvers.callbacks import Callback
+from hpcsgd.solvers.evaluation import StopConfig
+
+# Folds of a cross-validation, as scikit-learn's splitters say them or by number.
 
 Array = NDArray[Any]
+LEAST = 2
+
+
+def count_folds(cv: Any, groups: Any = None) -> int | None:
+    """`cv` where it is a number of folds; None where it is a splitter or splits."""
+    if not isinstance(cv, int | np.integer):
+        return None
+    if groups is not None:
+        raise ConfigError(
+            f"groups are given and cv = {cv} deals rows one by one; give a splitter, as"
+            f" GroupKFold({cv})"
+        )
+    if cv < LEAST:
+        raise ConfigError(f"cv = {cv} must be at least {LEAST}; 5 is usual")
+    return int(cv)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Which rows are held out together."""
+
+    folds: int
+    own: Array | None  # the fold of each row that this rank gave; −1: in none
+    known: Array | None  # of all rows, where the engine does not deal them itself
+
+
+def deal(
+    cv: Any,
+    given: FitRows,
+    place: FitRanks,
+    is_labelled: bool,
+    seed: int,
+    groups: Any = None,
+) -> Dealt:
+    """Folds by their number, dealt by row number and seed; or by a splitter."""
+    count = place.together(lambda: count_folds(cv, groups))
+    if count is None:
+        fold_of_row = folds_of(cv, given, place, is_labelled, groups)
+        return Dealt(int(fold_of_row.max()) + 1, fold_of_row, fold_of_row)
+    if given.y is None:
+        return Dealt(count, None, None)
+    counts = place.of_rows(len(given.y))
+    check_rows(sum(counts), count)
+    first = sum(counts[: place.world.rank]) if len(counts) > 1 else 0
+    own = fold_of(slice(first, first + len(given.y)), count, seed)
+    return Dealt(count, own, None)
+
+
+def folds_of(
+    cv: Any, given: FitRows, place: FitRanks, is_labelled: bool, groups: Any
+) -> Array:
+    """The fold of every row by a splitter, as rank 0 draws it."""
+    if given.y is None or place.layout not in ("replicated", "columns"):
+        raise ConfigError(
+            f"cv of type {type(cv).__name__} needs all rows on every rank; give a"
+            " number of folds"
+        )
+    found = place.together(lambda: _folds_of(cv, given, is_labelled, groups, place))
+    drawn: Array = place.world.exchange_objects(found)[0]
+    return drawn
+
+
+def _folds_of(
+    cv: Any, given: FitRows, is_labelled: bool, groups: Any, place: FitRanks
+) -> Array:
+    """Each row may be held out once: all others are what its model is trained on."""
+    rows = len(given.y)
+    found = np.full(rows, -1, dtype=np.int64)
+    if place.world.rank > 0:
+        return found  # which groups there are rank 0 alone may know
+    splitter = check_cv(cv, given.y, classifier=is_labelled)
+    for number, (train, test) in enumerate(splitter.split(given.X, given.y, groups)):
+        held = np.zeros(rows, dtype=bool)
+        held[test] = True
+        kept = np.ones(rows, dtype=bool)
+        kept[train] = False
+        if (held != kept).any() or (found[held] >= 0).any():
+            raise ConfigError(
+                "cv must hold every row out at most once and train on all others, as"
+                " KFold, StratifiedKFold and LeaveOneGroupOut do"
+            )
+        found[held] = number
+    return found
+
+
+def check_rows(rows: int, folds: int) -> None:
+    """Refuse folds without a row."""
+    if rows < folds:
+        raise DataError(
+            f"n_samples={rows} is less than cv={folds}: every fold needs a row; lower"
+            " cv, or give more rows"
+        )
+
+
+# Several penalties and folds of one fit, through one Gram.
+
+log = logging.getLogger(__name__)
+
+
+def fit_many(
+    wanted: FitSettings,
+    data: Any,
+    sides: Mapping[str, Any],
+    *,
+    alphas: Sequence[float],
+    folds: int,
+    fold_of: Any = None,
+    labels: Any = None,
+    world: Communicator,
+    layout: str = "replicated",
+    callbacks: Sequence[Callback] = (),
+    start: Any = None,
+) -> Sweep:
+    """A model for every alpha without each fold, and one on all rows.
+
+    Parameters
+    ----------
+    wanted : arguments of `fit`, of which alpha is not looked at
+    data, sides, layout : rows, and y, sample_weight and offset, as `fit` has them
+    folds : their number; rows are dealt to them by `fold_of`, (n,) with 0..folds−1 or
+        −1 for rows that are never held out; by number and seed where that is None
+    labels : all there are, where the rows may lack some
+    start : (weights, intercepts) to begin with, (d, models·K) and (models·K,)
+
+    Returns
+    -------
+    Sweep
+    """
+    matrix = world.together(lambda: to_matrix(data))
+    wide = bool(world.max_flag(int(is_wide(matrix.X))))
+    epochs = EPOCHS["polished"] if wanted.epochs is None else wanted.epochs
+    plain = replace(wanted, alpha=0.0, polish=False, epochs=epochs)
+    config = world.together(lambda: plain.settings(matrix.path, wide))
+    # Nobody waits for one of them: they are compared after as many epochs, at the end
+    # of which the rate has gone to zero and with it what is not the model's but noise.
+    config = replace(config, stop=StopConfig())
+    if "kind" not in (laid_over({}, wanted.config).get("rate") or {}):
+        config = replace(config, rate=replace(config.rate, kind="cosine"))
+    asked = {"l2": alphas, "folds": folds, "fold_seed": config.sampling.seed}
+    config = world.together(lambda: with_sweep(config, asked))
+    given = world.together(lambda: open_data(matrix, sides, layout, config))
+    given = given.knowing(labels=labels, fold_of=fold_of)
+    for _ in range(TRIES):
+        run = (config, world, given.opens, list(callbacks))
+        session = Session(*run, time.perf_counter(), Clock())
+        session.start = None if start is None else make_start(start)
+        found = Sweep(session.run())
+        if np.isfinite(found.mean_held).any() or not config.rate.is_open:
+            return found
+        rate = found.outcome.config["rate"]["value"] * SLOWER
+        log.warning("every model diverged; again with a rate of %.3g", rate)
+        config = replace(config, rate=replace(config.rate, value=rate))
+    raise ConfigError(
+        "every model diverged; scale the columns alike, or give a smaller rate"
+    )
+
+
+# Penalties by cross-validation: alphas × folds through one Gram, then the best.
+
 LOOSE = 1e-5  # tol of models that are only compared
 SILENT = {"callbacks": None, "verbose": 0}
 
@@ -154,8 +325,8 @@ class GLM_CV(Generic):
 
     def _learn(
         self,
-        given: Given,
-        place: Place,
+        given: FitRows,
+        place: FitRanks,
         starts: list[Any] | None,
         groups: Any = None,
         **changed: Any,
@@ -171,7 +342,7 @@ class GLM_CV(Generic):
         self._keep([self._solve(task, self._family(), place, _start(found, best))])
         self._name_columns(place)
 
-    def _deal(self, task: Given, place: Place, groups: Any) -> Dealt:
+    def _deal(self, task: FitRows, place: FitRanks, groups: Any) -> Dealt:
         """The rows of every fold."""
         if self.polish not in ("all", "best"):
             raise ConfigError(f"polish = {self.polish!r}; known: 'all', 'best'")
@@ -181,7 +352,7 @@ class GLM_CV(Generic):
         return deal(self.cv, task, place, self._labelled, seed, groups)
 
     def _compare(
-        self, task: Given, place: Place, rows: Dealt, start: Any = None
+        self, task: FitRows, place: FitRanks, rows: Dealt, start: Any = None
     ) -> Sweep:
         """All models at once."""
         sides = {"y": task.y, "sample_weight": task.weights, "offset": task.offset}
@@ -200,7 +371,7 @@ class GLM_CV(Generic):
         )
 
     def _held_at_minima(
-        self, task: Given, place: Place, rows: Dealt, found: Sweep
+        self, task: FitRows, place: FitRanks, rows: Dealt, found: Sweep
     ) -> Array:
         """Held losses of models that each went on to its minimum."""
         weights, intercepts = found.weights.copy(), found.intercepts
@@ -223,14 +394,14 @@ class GLM_CV(Generic):
         held = self._compare(task, place, rows, start).history[0]["held"]
         return np.array([np.nan if one is None else one for one in held])
 
-    def _wanted(self, place: Place) -> Wanted:
+    def _wanted(self, place: FitRanks) -> FitSettings:
         """The arguments of `fit` for all of them."""
         given = {**self._settings(), "alpha": 0.0}
         given |= {"family": self._family(), "seed": self._seed(place)}
         given |= {"update": "sgd", "momentum": 0.0, "grid": place.grid}
         given |= SILENT | {"polish": False, "layout": place.layout}
-        known = {field.name for field in fields(Wanted)}
-        return Wanted(**{name: given[name] for name in known & given.keys()})
+        known = {field.name for field in fields(FitSettings)}
+        return FitSettings(**{name: given[name] for name in known & given.keys()})
 
     def _alphas(self) -> list[float]:
         alphas = [float(alpha) for alpha in np.atleast_1d(np.asarray(self.alphas))]
@@ -261,7 +432,7 @@ def _start(found: Sweep, number: int) -> Any:
     return weights if intercepts is None else (weights, intercepts[number])
 
 
-def _check_classes(task: Given, place: Place) -> None:
+def _check_classes(task: FitRows, place: FitRanks) -> None:
     """A class whose rows all weigh nothing cannot be compared."""
     if task.y is None:
         return

@@ -1,13 +1,10 @@
-"""One file for a fitted model: a sealed HDF5 file that loads anywhere.
-
-It holds numbers and one JSON document, never a pickle: parameters, coefficients,
-classes, names of columns and the report of the run. No MPI, no GPU and no version of
-scikit-learn is needed to read it.
-"""
+"""Fitted models in files, usable without scikit-learn."""
 
 import json
+import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from os.path import realpath
 from pathlib import Path
@@ -15,20 +12,256 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_expit, log_ndtr, log_softmax
 
 from hpcsgd import __version__
-from hpcsgd.data.preparation import Preparation
+from hpcsgd.data.frames import to_matrix
+from hpcsgd.data.preparation import RAW, Preparation
+from hpcsgd.data.readers import MemoryReader, check_names, row_words
+from hpcsgd.data.targets import LABELLED, Targets
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators import __all__ as KNOWN
 from hpcsgd.estimators import has_sklearn
-from hpcsgd.estimators.formula import Formula, preparation_of_runs
-from hpcsgd.estimators.predictor import Predictor
-from hpcsgd.families import FAMILIES
-from hpcsgd.result import KIND as RESULT
-from hpcsgd.result import Result, load_result, restore, saving
-from hpcsgd.sealed import check_schema, is_sealed, read_sealed, write_sealed
+from hpcsgd.files import check_schema, is_sealed, read_sealed, write_sealed
+from hpcsgd.glm import FAMILIES, get_family
+from hpcsgd.glm.penalties import Penalty
+from hpcsgd.runs.predict import KINDS, TrainedModel, block_scores, blocks_of, rows_for
+from hpcsgd.runs.result import KIND as RESULT
+from hpcsgd.runs.result import Result, load_result, restore, saving
+
+# What a linear model says about rows, without scikit-learn: a saved one needs no more.
+#
+# Scores are t = X w + intercept + offset in float64, made block by block: rows of
+# float32 are never copied as a whole.
 
 Array = NDArray[Any]
+BLOCK_BYTES = 2**23  # of rows in float64 that are held at once
+LOG_LINK = ("poisson", "gamma")  # families that know an exposure
+PROBABLE = ("logistic", "probit", "softmax")  # labelled ones that know probabilities
+
+
+def is_labelled(family: str) -> bool:
+    """True where targets are labels; a family that nobody knows has none."""
+    return family in FAMILIES and get_family(family).targets in LABELLED
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A family and its coefficients, of which `coef` has a row for each column of t."""
+
+    family: str
+    coef: Array  # (d,) or (K, d)
+    intercept: Any  # scalar or (K,)
+    classes: Array | None = None
+    preparation: Preparation = RAW  # of the rows of the training
+
+    @property
+    def model(self) -> TrainedModel:
+        """As predictions of results have it: w is (d, K)."""
+        family = get_family(self.family)
+        coef = np.atleast_2d(np.asarray(self.coef, dtype=np.float64))
+        intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
+        labels = () if self.classes is None else tuple(range(len(self.classes)))
+        weights = np.ascontiguousarray(coef.T)
+        return TrainedModel(
+            family,
+            weights,
+            intercept,
+            Targets(family.targets, labels),
+            Penalty(),
+            self.preparation,
+        )
+
+    def scores(self, X: Any, offset: Array | None = None) -> Array:
+        """t, (n, K)."""
+        model = self.model
+        if is_on_device(X):
+            return _scores_there(model, X, offset)
+        reader = MemoryReader(X, None, None, offset)
+        prepared, _ = rows_for(model, reader)
+        blocks = blocks_of(slice(0, reader.rows), row_words(prepared), BLOCK_BYTES)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return np.concatenate([block_scores(model, prepared, r) for r in blocks])
+
+    def decision(self, X: Any, offset: Array | None = None) -> Array:
+        """What a classifier decides by: (n,) of the second of two, or (n, K)."""
+        scores = self.scores(X, offset)
+        if scores.shape[1] == 1:
+            return scores[:, 0]
+        # Two columns of scores say no more than their difference.
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def means(self, X: Any, offset: Array | None = None) -> Array:
+        """μ(t), (n,)."""
+        return KINDS["mean"](self.model, self.scores(X, offset))
+
+    def labels(self, X: Any, offset: Array | None = None) -> Array:
+        """The likeliest label of each row."""
+        decision = self.decision(X, offset)
+        places = decision.argmax(axis=1) if decision.ndim > 1 else decision > 0
+        return np.asarray(self.classes)[places.astype(np.intp)]
+
+    def probabilities(self, X: Any, offset: Array | None = None) -> Array:
+        """A column for each class."""
+        return KINDS["probability"](self.model, self.scores(X, offset))
+
+    def log_probabilities(self, X: Any, offset: Array | None = None) -> Array:
+        """Their logarithms, finite where a probability is too small for a float."""
+        scores = self.scores(X, offset)
+        if scores.shape[1] > 1:
+            return np.asarray(log_softmax(scores, axis=1))
+        logarithm = log_ndtr if self.family == "probit" else log_expit
+        return np.asarray(logarithm(np.hstack([-scores, scores])))
+
+
+def _scores_there(model: TrainedModel, X: Any, offset: Array | None) -> Array:
+    """Of rows on a GPU, which stay there: blocks of scores come to the host."""
+    if X.ndim != 2 or X.shape[1] != len(model.weights):
+        raise DataError(
+            f"X has shape {X.shape} and the model {len(model.weights)} columns; give"
+            " rows with the columns of the training"
+        )
+    if model.preparation is not None and not model.preparation.is_raw:
+        raise DataError(
+            "X is in the memory of a GPU and the model was trained on scaled rows; the"
+            " host has to scale them, pass X.get()"
+        )
+    home = sys.modules[type(X).__module__.partition(".")[0]]  # who made the array
+    weights = home.asarray(model.weights)
+    blocks = blocks_of(slice(0, X.shape[0]), X.shape[1], BLOCK_BYTES)
+    scores = np.concatenate([home.asnumpy(X[rows] @ weights) for rows in blocks])
+    if model.intercept is not None:
+        scores += model.intercept
+    return scores if offset is None else scores + offset[:, None]
+
+
+def preparation_of_runs(results: Result | list[Result] | None) -> Preparation:
+    """Return what was done to the rows that these runs were trained on."""
+    runs = results if isinstance(results, list) else [results]
+    first = runs[0] if runs else None
+    return RAW if first is None else first.preparation or RAW
+
+
+def is_on_device(X: Any) -> bool:
+    """True for an array in the memory of a GPU."""
+    return hasattr(X, "__cuda_array_interface__")
+
+
+def total_offset(offset: Any, exposure: Any, rows: int) -> Array | None:
+    """offset + log(exposure), or None where neither is given."""
+    parts = []
+    if offset is not None:
+        parts.append(column(offset, rows, "offset"))
+    if exposure is not None:
+        exposure = column(exposure, rows, "exposure")
+        if not (exposure > 0).all():
+            row = int(np.argmin(exposure > 0))
+            raise DataError(
+                f"exposure is {exposure[row]:g} at row {row} and must be above 0; give"
+                " such rows a sample_weight of 0 and any exposure, or drop them"
+            )
+        parts.append(np.log(exposure))
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def column(values: Any, rows: int, name: str) -> Array:
+    """`values` as `rows` finite numbers."""
+    found = np.asarray(values, dtype=np.float64)
+    if found.shape not in ((rows,), (rows, 1)):
+        raise DataError(
+            f"{name} has shape {found.shape} and X has {rows} rows; give {rows} values"
+        )
+    if not np.isfinite(found).all():
+        row = int(np.argmin(np.isfinite(found.reshape(-1))))
+        raise DataError(f"{name} is not finite at row {row}; mend it or drop that row")
+    return found.reshape(-1)
+
+
+# A saved model where there is no scikit-learn: it predicts all the same.
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """What `hpcsgd.load` gives without scikit-learn: predictions, and what is known.
+
+    Attributes
+    ----------
+    name : class of the estimator that was saved
+    parameters : its parameters
+    coef_, intercept_, classes_ : as the estimator has them
+    feature_names_in_ : names of the columns, or None
+    result_ : `Result` of the run, or a list of them
+    attributes : everything else that the fit had left
+    """
+
+    name: str
+    formula: Formula
+    parameters: dict[str, Any]
+    feature_names_in_: Array | None = None
+    result_: Result | list[Result] | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def coef_(self) -> Array:
+        """Coefficients, (d,) or (K, d)."""
+        return self.formula.coef
+
+    @property
+    def intercept_(self) -> Any:
+        """Intercept, a number or (K,)."""
+        return self.formula.intercept
+
+    @property
+    def classes_(self) -> Array | None:
+        """Labels in ascending order, of a classifier."""
+        return self.formula.classes
+
+    def predict(self, X: Any, offset: Any = None, exposure: Any = None) -> Array:
+        """Means of the rows, or their likeliest classes, (n,)."""
+        X, total = self._rows(X, offset, exposure)
+        if self.formula.classes is None:
+            return self.formula.means(X, total)
+        return self.formula.labels(X, total)
+
+    def decision_function(self, X: Any, offset: Any = None) -> Array:
+        """Scores of a classifier: (n,) of the second of two classes, else (n, K)."""
+        self._need(self.formula.classes is not None, "decision function")
+        return self.formula.decision(*self._rows(X, offset))
+
+    def predict_proba(self, X: Any, offset: Any = None) -> Array:
+        """Probabilities, a column for each class."""
+        self._need(self.formula.family in PROBABLE, "probabilities")
+        return self.formula.probabilities(*self._rows(X, offset))
+
+    def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
+        """Their logarithms."""
+        self._need(self.formula.family in PROBABLE, "probabilities")
+        return self.formula.log_probabilities(*self._rows(X, offset))
+
+    def _rows(
+        self, X: Any, offset: Any = None, exposure: Any = None
+    ) -> tuple[Any, Array | None]:
+        if exposure is not None:
+            self._need(self.formula.family in LOG_LINK, "exposure")
+        matrix = to_matrix(X)
+        X, known = matrix.X, self.feature_names_in_
+        wanted = None if known is None else known.tolist()
+        check_names(wanted, matrix.names, "give them in the order of feature_names_in_")
+        if X is None or X.ndim != 2:
+            raise DataError(f"X has shape {np.shape(X)}; give rows and columns, (n, d)")
+        return X, total_offset(offset, exposure, X.shape[0])
+
+    def _need(self, is_there: bool, what: str) -> None:
+        if not is_there:
+            raise ConfigError(f"a {self.formula.family} model has no {what}; predict")
+
+
+# One file for a fitted model: a sealed HDF5 file that loads anywhere.
+#
+# It holds numbers and one JSON document, never a pickle: parameters, coefficients,
+# classes, names of columns and the report of the run. No MPI, no GPU and no version of
+# scikit-learn is needed to read it.
+
 KIND, VERSION = "estimator", 1
 SCHEMA = {
     "class": str,

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.jobs.resources import Resources
-from hpcsgd.jobs.syntax import After, Array
-from hpcsgd.jobs.words import check_line, check_name, file_pattern
+from hpcsgd.jobs.resources import (
+    After,
+    Array,
+    Resources,
+    check_line,
+    check_name,
+    file_pattern,
+)
 
 TEMPLATES = ("train", "sweep", "scaling", "convert", "command", "smoke")
 RESTARTING = ("train", "sweep", "scaling")  # a signal ahead of the end, and a requeue

@@ -1,12 +1,208 @@
-"""What a job asks for: typed, checked where it is born, nothing unknown accepted."""
+"""Resources of a job, in the units and syntax of Slurm."""
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.jobs.syntax import mebibytes_of, seconds_of
-from hpcsgd.jobs.words import check_constraint, check_name, check_names
+
+# Times, memory, arrays and dependencies as Slurm writes them.
+
+TIMES = (  # every form that sbatch knows, and what its parts are
+    (r"(?P<m>\d+)", "minutes"),
+    (r"(?P<m>\d+):(?P<s>\d+)", "minutes:seconds"),
+    (r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)", "hours:minutes:seconds"),
+    (r"(?P<d>\d+)-(?P<h>\d+)", "days-hours"),
+    (r"(?P<d>\d+)-(?P<h>\d+):(?P<m>\d+)", "days-hours:minutes"),
+    (r"(?P<d>\d+)-(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)", "days-hours:minutes:seconds"),
+)
+SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+UNITS = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}  # in MiB
+LONGEST = 366 * 86400
+MOST_ELEMENTS = 1_000_000
+AFTER = {"ok": "afterok", "any": "afterany", "notok": "afternotok"}
+
+
+def seconds_of(text: str) -> int:
+    """Seconds of a time limit in any of Slurm's forms."""
+    for pattern, _ in TIMES:
+        found = re.fullmatch(pattern, text, re.ASCII)
+        if found:
+            parts = found.groupdict().items()
+            seconds = sum(SECONDS[unit] * int(number) for unit, number in parts)
+            if 0 < seconds <= LONGEST:
+                return seconds
+    forms = ", ".join(form for _, form in TIMES)
+    raise ConfigError(
+        f"walltime = {text!r} must be a time of Slurm, more than 0 and at most 366"
+        f" days, for example 02:00:00; its forms: {forms}"
+    )
+
+
+def written(seconds: int) -> str:
+    """Seconds as hours:minutes:seconds."""
+    return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
+
+
+def mebibytes_of(text: str) -> float:
+    """MiB of an amount of memory as in 64G; without a unit it is MiB."""
+    found = re.fullmatch(r"(\d{1,9})([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
+    if not found or int(found[1]) == 0:
+        raise ConfigError(
+            f"memory = {text!r} must be a whole number with K, M, G or T, of each node,"
+            " for example 64G; leave it out to take what the site gives"
+        )
+    return int(found[1]) * UNITS[found[2].upper()]
+
+
+@dataclass(frozen=True)
+class Array:
+    """Elements of an array: "0-15", "0-15%4", "1,3,7", "0-8:2"."""
+
+    text: str
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Array":
+        """Read `text`; refuse what sbatch would."""
+        elements, percent, limit = text.partition("%")
+        found = [_range(part) for part in elements.split(",")]
+        good = not percent or re.fullmatch(r"[1-9]\d{0,6}", limit, re.ASCII)
+        if not good or None in found:
+            raise ConfigError(
+                f"array = {text!r} must be numbers and ranges, with the most that run"
+                " at once behind a %, for example 0-15%4"
+            )
+        numbers = sorted({n for part in found for n in part or ()})
+        return cls(text, tuple(numbers))
+
+
+def _range(part: str) -> range | None:
+    """The numbers of 3, 0-7 or 0-8:2; None for anything else."""
+    found = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", part, re.ASCII)
+    if not found:
+        return None
+    first, last = int(found[1]), int(found[2] or found[1])
+    step = int(found[3] or 1)
+    if last < first or step < 1 or last > MOST_ELEMENTS:
+        return None
+    return range(first, last + 1, step)
+
+
+@dataclass(frozen=True)
+class After:
+    """A job to wait for, and how it must have ended: 123, 123:ok, 123_4:any."""
+
+    job: str
+    how: str = "ok"
+
+    @classmethod
+    def parse(cls, text: str) -> "After":
+        """Read ID[:ok|any|notok]."""
+        job, colon, how = text.partition(":")
+        known = (how or "ok") in AFTER and not (colon and not how)
+        if not known or not re.fullmatch(r"\d{1,10}(_\d{1,7})?", job, re.ASCII):
+            raise ConfigError(
+                f"--after {text!r}: write the number of a job, and how it must have"
+                f" ended: 123, {', '.join(f'123:{how}' for how in AFTER)}"
+            )
+        return cls(job, how or "ok")
+
+    @property
+    def dependency(self) -> str:
+        """As Slurm writes it."""
+        return f"{AFTER[self.how]}:{self.job}"
+
+
+# What may stand in a script: text that is safe for Slurm, and words for a shell.
+
+# What Slurm calls accounts, partitions, qualities of service; also names of jobs.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
+# Features with counts and operators: "gpu&hbm80g", "[rack1|rack2]*2", "!old".
+CONSTRAINT = re.compile(r"[A-Za-z0-9_.+:()\[\]&|*,!-]{1,256}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+LONGEST_WORD = 4096
+
+
+def check_name(value: str, what: str) -> str:
+    """A name as Slurm has them, or an error that says which are."""
+    if not NAME.fullmatch(value):
+        raise ConfigError(
+            f"{what} = {value!r} must be letters, digits and _ . + - alone, and begin"
+            " with a letter or a digit"
+        )
+    return value
+
+
+def check_names(value: str, what: str) -> str:
+    """One such name, or several with commas between them."""
+    for part in value.split(","):
+        check_name(part, what)
+    return value
+
+
+def check_constraint(value: str, what: str) -> str:
+    """Features of nodes, without anything that ends a line or a word."""
+    if not CONSTRAINT.fullmatch(value):
+        raise ConfigError(
+            f"{what} = {value!r} must be features as in gpu&hbm80g, without spaces or"
+            " quotes"
+        )
+    return value
+
+
+def check_line(value: str, what: str) -> str:
+    """Text that stays on its line: no control characters, nothing that breaks lines."""
+    if len(value) > LONGEST_WORD:
+        raise ConfigError(
+            f"{what} has {len(value)} characters; at most {LONGEST_WORD} fit into a"
+            " job's script: put them into a file"
+        )
+    bad = next((c for c in value if not c.isprintable()), None)
+    if bad is not None:
+        raise ConfigError(
+            f"{what} = {value!r} has the character {bad!r}; write it on one line of"
+            " printable characters"
+        )
+    return value
+
+
+def counted(number: int, what: str) -> str:
+    """A number and its noun, as 1 rank and 2 ranks.
+
+    >>> counted(2, "rank")
+    '2 ranks'
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def quote(value: str) -> str:
+    """`value` as one word of a shell that stays what it is."""
+    return shlex.quote(check_line(value, "a word of the command"))
+
+
+def quote_all(words: Iterable[str]) -> str:
+    """A command line of a shell."""
+    return " ".join(quote(word) for word in words)
+
+
+def file_pattern(path: str) -> str:
+    """A path as the value of a directive that stands for file names.
+
+    Slurm reads quotes, backslashes and # there, and % begins a pattern.
+    """
+    check_line(path, "the folder of the job")
+    if any(c in path for c in "\"'\\#"):
+        raise ConfigError(
+            f"the folder of the job {path!r} has a quote, a backslash or a #, which"
+            " Slurm does not take in names of logs; choose another --out"
+        )
+    return path.replace("%", "%%")
+
+
+# What a job asks for: typed, checked where it is born, nothing unknown accepted.
 
 MOST = {"nodes": 100_000, "tasks": 10_000_000, "gpus": 64, "cpus": 4096}
 LEAST = {"nodes": 1, "tasks": 1, "gpus": 0, "cpus": 1}

@@ -1,24 +1,93 @@
-"""What one needs to know of a site: its nodes, limits, launcher and environment."""
+"""Sites: what a cluster has, and how its jobs start."""
 
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hpcsgd import files
 from hpcsgd.errors import ConfigError
-from hpcsgd.jobs.resources import check_known
-from hpcsgd.jobs.site_files import find_site
-from hpcsgd.jobs.syntax import mebibytes_of, seconds_of
-from hpcsgd.jobs.words import VARIABLE, check_line, check_name
-from hpcsgd.toml_text import parse_toml
+from hpcsgd.files import parse_toml
+from hpcsgd.jobs.resources import (
+    VARIABLE,
+    check_known,
+    check_line,
+    check_name,
+    mebibytes_of,
+    quote,
+    seconds_of,
+)
+
+# Where the files of sites are: those that come along, and one's own.
+
+SITE_VARIABLE = "HPCSGD_SITES"  # a folder of one's own, or of a group
+
+
+def own_folders() -> list[Path]:
+    """Where one's own sites are looked for; the first is where new ones go."""
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    named = os.environ.get(SITE_VARIABLE)
+    home = Path(config) / "hpcsgd" / "sites"
+    return [Path(named), home] if named else [home]
+
+
+def site_files() -> Iterator[Path]:
+    """Every file of a site that a name can stand for, one's own first."""
+    for folder in [*own_folders(), files.path("slurm/sites")]:
+        yield from sorted(folder.glob("*.toml"))
+
+
+def known_sites() -> dict[str, Path]:
+    """Name -> file; one's own hides one that came along."""
+    found: dict[str, Path] = {}
+    for path in site_files():
+        found.setdefault(path.stem, path)
+    return found
+
+
+def find_site(name: str) -> Path:
+    """The file that `name` stands for, which may be a path itself."""
+    if name.endswith(".toml") or os.sep in name:
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(f"there is no file of a site {name}; check the path")
+        return path
+    known = known_sites()
+    if name not in known:
+        raise ConfigError(
+            f"site {name!r} unknown; known: {', '.join(sorted(known))}; write one's own"
+            " with: hpcsgd jobs new-site NAME"
+        )
+    return known[name]
+
+
+def new_site(name: str, source: str, path: str = "") -> str:
+    """The text of a new site's file, which begins as that of `source`.
+
+    `path` is where it will be, if not where its name alone finds it.
+    """
+    check_name(name, "the name of a site")
+    text = find_site(source).read_text(encoding="utf-8")
+    called = quote(path or name)
+    begin = (
+        f"# {name}: begun from {source}. Change what differs, look at a script with\n"
+        f"#     hpcsgd jobs render train --site {called} --out jobs/a -- run.toml\n"
+        "# and prove it with\n"
+        f"#     hpcsgd jobs submit smoke --site {called} --tasks 4 --out jobs/smoke\n\n"
+    )
+    return begin + text
+
+
+# What one needs to know of a site: its nodes, limits, launcher and environment.
 
 LAUNCHERS = ("srun", "task", "mpiexec")
 GPUS = ("cuda", "rocm", "none")
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeResources:
     """What one node has; 0 and empty say that nobody knows."""
 
     cpus: int = 0  # as Slurm counts them: hardware threads, mostly
@@ -79,7 +148,7 @@ class Site:
 
     name: str
     summary: str = ""
-    node: Node = field(default_factory=Node)
+    node: NodeResources = field(default_factory=NodeResources)
     limits: Limits = field(default_factory=Limits)
     launcher: Launcher = field(default_factory=Launcher)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -178,9 +247,9 @@ def _table(
     return dict(table)
 
 
-def _node(table: Mapping[str, Any]) -> Node:
+def _node(table: Mapping[str, Any]) -> NodeResources:
     kinds = {"cpus": int, "gpus": int, "memory": str, "gpu": str}
-    node = Node(**_table("[node]", table, kinds))
+    node = NodeResources(**_table("[node]", table, kinds))
     if node.gpu not in GPUS:
         raise ConfigError(f"[node] gpu = {node.gpu!r} must be one of {', '.join(GPUS)}")
     if node.memory:

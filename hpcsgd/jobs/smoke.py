@@ -1,8 +1,10 @@
-"""Whether ranks, GPUs, files and clocks are as training needs them: a look at each."""
+"""The smoke job: does this site start ranks that meet?"""
 
 import os
 import platform
+import shutil
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +14,80 @@ from pathlib import Path
 import numpy as np
 
 import hpcsgd
-from hpcsgd.backends import cpu
-from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.mpi_facts import mpi_facts
-from hpcsgd.errors import HpcsgdError, TransportError
-from hpcsgd.jobs.smoke_files import look_at_files
-from hpcsgd.jobs.words import counted
+from hpcsgd.backends import compiled_calls
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.mpi import mpi_facts
+from hpcsgd.errors import DataError, HpcsgdError, TransportError
+from hpcsgd.files import replace_file
+from hpcsgd.jobs.resources import counted
+
+# Files as training uses them: written whole, flushed, moved, seen by all ranks.
+
+PATIENCE = 10.0  # seconds for a network file system to show what another node wrote
+MOST_READ = 64  # files that a rank reads of others
+SIZE = 2**16
+
+
+def look_at_files(world: Communicator, folder: Path) -> str:
+    """Every rank writes, all see it; the time of the slowest write."""
+    names = world.exchange_objects(f"smoke-{uuid.uuid4().hex[:12]}")
+    place = folder / names[0]
+    try:
+        seconds = world.exchange_objects(world.together(lambda: _write(place, world)))
+        waited = world.exchange_objects(world.together(lambda: _read(place, world)))
+    finally:
+        world.exchange_objects(None)
+        if world.rank == 0:
+            shutil.rmtree(place, ignore_errors=True)
+    return (
+        f"files of {folder} written in {1e3 * max(seconds):.0f} ms, seen by all after"
+        f" {max(waited):.1f} s"
+    )
+
+
+def content(rank: int) -> bytes:
+    """What a rank writes: no two alike."""
+    return f"rank {rank}\n".encode() * (SIZE // 8)
+
+
+def _write(place: Path, world: Communicator) -> float:
+    """Seconds to write, flush and move a file."""
+    began = time.perf_counter()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        replace_file(place / f"{world.rank}", content(world.rank))
+    except OSError as error:
+        raise DataError(
+            f"rank {world.rank} on {os.uname().nodename} cannot write into"
+            f" {place.parent}: {error.strerror}; choose a folder that all nodes share"
+        ) from error
+    return time.perf_counter() - began
+
+
+def _read(place: Path, world: Communicator) -> float:
+    """Seconds until the files of others were there with all that they hold."""
+    began = time.perf_counter()
+    step = max(1, world.size // MOST_READ)
+    for rank in range(0, world.size, step):
+        while not _holds(place / f"{rank}", rank):
+            if time.perf_counter() - began > PATIENCE:
+                raise DataError(
+                    f"rank {world.rank} on {os.uname().nodename} does not see the file"
+                    f" of rank {rank} in {place.parent}; choose a folder that all nodes"
+                    " share"
+                )
+            time.sleep(0.05)
+    return time.perf_counter() - began
+
+
+def _holds(path: Path, rank: int) -> bool:
+    try:
+        return path.read_bytes() == content(rank)
+    except OSError:
+        return False
+
+
+# Whether ranks, GPUs, files and clocks are as training needs them: a look at each.
 
 WORDS = (1, 2048, 2**18)  # prepared, in shared memory, and long
 MOST_SKEW = 5.0  # seconds between clocks; more confuses times of files
@@ -30,7 +100,7 @@ Look = Callable[[], str | tuple[str, Facts]]
 
 
 @dataclass(frozen=True)
-class Check:
+class SmokeCheck:
     """One look, what was seen in a sentence, and the figures of it."""
 
     name: str
@@ -45,7 +115,7 @@ def smoke(
     device: str = "cpu",
     transport: str = "auto",
     expected: int | None = None,
-) -> list[Check]:
+) -> list[SmokeCheck]:
     """Look at everything, on all ranks, which hold the same answers.
 
     Parameters
@@ -67,7 +137,7 @@ def smoke(
     return [_check(name, look) for name, look in looks.items()]
 
 
-def verdict(checks: Sequence[Check]) -> str:
+def verdict(checks: Sequence[SmokeCheck]) -> str:
     """One line for all of it."""
     bad = [f"{check.name}: {check.text}" for check in checks if not check.good]
     if bad:
@@ -75,14 +145,14 @@ def verdict(checks: Sequence[Check]) -> str:
     return f"smoke: good: {'; '.join(check.text for check in checks)}"
 
 
-def _check(name: str, look: Look) -> Check:
+def _check(name: str, look: Look) -> SmokeCheck:
     """An error that all ranks raise is an answer."""
     try:
         seen = look()
         text, facts = (seen, {}) if isinstance(seen, str) else seen
-        return Check(name, True, text, facts)
+        return SmokeCheck(name, True, text, facts)
     except HpcsgdError as error:
-        return Check(name, False, str(error))
+        return SmokeCheck(name, False, str(error))
 
 
 def look_at_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
@@ -162,7 +232,7 @@ def look_at_versions(world: Communicator) -> str:
         "numpy": np.__version__,
         "h5py": metadata.version("h5py"),
         "mpi": mpi_facts()["library"] if world.mpi_handle is not None else "none",
-        "kernels": cpu.instructions() or "none",
+        "kernels": compiled_calls.instructions() or "none",
     }
     said = world.exchange_objects(own)
     for rank, other in enumerate(said):
@@ -181,8 +251,8 @@ def look_at_gpus(world: Communicator, device: str, transport: str) -> str:
     """A GPU for each rank, and a sum through the transport."""
     if device != "cuda":
         return "no GPUs asked for"
-    from hpcsgd.assembly.gpu import open_gpu
     from hpcsgd.config import RunConfig
+    from hpcsgd.runs.gpu import open_gpu
 
     asked = {"run": {"device": device, "transport": transport}}
     opened, over = open_gpu(RunConfig.parse(asked), world)

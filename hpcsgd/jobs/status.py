@@ -1,24 +1,245 @@
-"""What became of jobs: by their folders, the queue, and accounting if there is any."""
+"""What became of jobs, and why."""
 
+import csv
+import io
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.jobs.blame import blame
-from hpcsgd.jobs.queue import Seen, accounted, queued
-from hpcsgd.jobs.records import notes, records
-from hpcsgd.jobs.runs import run_facts
-from hpcsgd.jobs.syntax import Array, written
-from hpcsgd.jobs.verdict import Notes, judge, last_event
+from hpcsgd.files import (
+    is_abandoned,
+    open_entry,
+    own_folder,
+    parse_json,
+    read_entry_text,
+    toml_value,
+    user_of,
+)
+from hpcsgd.jobs.queue import (
+    WAITING,
+    QueueEntry,
+    accounted,
+    lines,
+    notes,
+    queued,
+    records,
+    submitted,
+)
+from hpcsgd.jobs.resources import Array, written
+from hpcsgd.runs.result import REQUEUE
+
+# One word for what became of a job, from its own notes and from Slurm.
+
+Notes = Sequence[dict[str, Any]]
+# Ends that only Slurm knows of, and what to do.
+ENDS = {
+    "TIMEOUT": (
+        "timeout",
+        "the time limit came before its end; submit it again to go on, with a longer"
+        " --walltime, or with an earlier --signal where it had no time to save",
+    ),
+    "DEADLINE": (
+        "timeout",
+        "its deadline came before its end; submit it again to go on",
+    ),
+    "NODE_FAIL": ("failed", "a node failed; submit it again to go on"),
+    "BOOT_FAIL": ("failed", "a node did not start; submit it again"),
+    "OUT_OF_MEMORY": (
+        "failed",
+        "memory ran out; ask for more --memory, or for more --nodes",
+    ),
+    "CANCELLED": ("cancelled", ""),
+    "REVOKED": ("cancelled", ""),
+    "PREEMPTED": ("preempted", "preempted; submit it again to go on"),
+}
+SAID = {"COMPLETED": "completed", "FAILED": "failed"}
+
+
+def judge(notes: Notes, seen: QueueEntry | None, has_queue: bool) -> tuple[str, str]:
+    """(word, why).
+
+    The word is pending, running, requeued, completed, preempted, failed, timeout,
+    cancelled, terminated, lost or unknown.
+    """
+    if seen is not None and seen.is_active:
+        active = _of_active(notes, seen)
+        if active:
+            return active
+    last = last_event(notes)
+    is_good = last.get("event") == "ended" and last["code"] == 0
+    if seen is not None and seen.state in ENDS and not is_good:
+        return ENDS[seen.state]
+    if last:
+        return _of_notes(last, has_queue)
+    if seen is not None and seen.state in SAID:
+        return SAID[seen.state], ""
+    if has_queue:
+        why = (
+            "it never began, and Slurm knows it no more: cancelled, or waiting in vain"
+        )
+        return "unknown", why
+    return "unknown", "it has not begun, and there is no Slurm here to ask"
+
+
+def _of_active(notes: Notes, seen: QueueEntry) -> tuple[str, str] | None:
+    """None for one that has said its last word and is being cleaned up after."""
+    if seen.state in WAITING:
+        reason = seen.reason if seen.reason not in ("", "None") else ""
+        return ("requeued" if notes else "pending", reason)
+    over = last_event(notes).get("event") in ("ended", "given-up", "terminated")
+    return None if over and seen.state == "COMPLETING" else ("running", "")
+
+
+def _of_notes(last: dict[str, Any], has_queue: bool) -> tuple[str, str]:
+    """By what its script wrote last."""
+    event, code = last["event"], last.get("code", 0)
+    if event == "ended" and code == REQUEUE:
+        return "preempted", "its state is saved; submit it again to go on"
+    if event == "ended":
+        return ("failed", "") if code else ("completed", "")
+    if event == "given-up":
+        return "failed", "start after start saved nothing new; ask for more --walltime"
+    if event == "terminated":
+        return "terminated", "ended from outside: a time limit, or somebody"
+    if not has_queue:
+        return "unknown", "it has begun, and there is no Slurm here to ask"
+    if event == "requeued":
+        return "lost", "it was requeued and is not in the queue; submit it again"
+    why = "its script ended without a word: a node, its memory or a kill"
+    return "lost", f"{why}; submit it again to go on"
+
+
+def last_event(notes: Notes) -> dict[str, Any]:
+    """The last note about the job as a whole; empty without one."""
+    whole = [n for n in notes if n.get("event") not in (None, "step")]
+    return whole[-1] if whole else {}
+
+
+# Which rank made a job fail, from what its log says.
+
+MOST = 4 * 2**20  # bytes of a log that are read, from its end
+BEGINS = re.compile(r"(?m)^hpcsgd: job \S+: begins .*$")
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A rank, where one is named, and the sentence that names it."""
+
+    rank: int | None
+    text: str
+
+
+# A rank that dies comes first: others then fail, of a broken connection, and say more.
+# Once Slurm ends the step everybody is killed, which says nothing.
+DEATH = re.compile(
+    r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): (?!Exited with|Terminated).*)$",
+    re.MULTILINE,
+)
+ENDING = re.compile(r"(?m)^(srun: Job step aborted|slurmstepd\S*: error: \*\*\* STEP)")
+# What says it best comes first; `rank` and `text` are groups.
+SIGNS = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^hpcsgd: rank (?P<rank>\d+): error: (?P<text>.*)$",
+        r"^hpcsgd: rank (?P<rank>\d+) of \d+ failed:\n(?P<text>(?:.*\n)*?\S*(?:Error|"
+        r"Exception|Interrupt|Lost|Exit)\b.*)$",
+        r"^hpcsgd: (?P<text>rank \d+ of \d+ has waited .*?\brank (?P<rank>\d+)"
+        r" (?:is not there|does not answer).*)$",
+        r"^hpcsgd: (?P<text>.*the memory of rank (?P<rank>\d+) holds a value.*)$",
+        r"^(?P<text>.*application called MPI_Abort\(.*\) - process (?P<rank>\d+).*)$",
+        r"^(?P<text>Abort\(\d+\) on node (?P<rank>\d+) .*)$",
+        r"^hpcsgd: error: (?P<text>.*)$",
+        r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): .*)$",
+        r"^hpcsgd: (?P<text>diverged: .*)$",
+        r"^(?P<text>srun: error: .*)$",
+        r"^(?P<text>slurmstepd: error: .*)$",
+    )
+)
+ENDED_WELL = "Exited with exit code 75"  # saved, to go on later
+
+
+def blame(log: Path) -> Blame | None:
+    """Whom the log of a failed job names, of its last start."""
+    text = last_start(log)
+    death = DEATH.search(ENDING.split(text, maxsplit=1)[0])
+    if death:
+        return _as_blame(death)
+    for sign in SIGNS:
+        for found in sign.finditer(text):
+            if ENDED_WELL not in found[0]:
+                return _as_blame(found)
+    return None
+
+
+def last_start(log: Path) -> str:
+    """What a log says of the last start of its job."""
+    try:
+        own_folder(log.parents[1], log.parent.name)
+        with open(open_entry(log), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MOST))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    starts = list(BEGINS.finditer(text))
+    return text[starts[-1].end() :] if starts else text
+
+
+def _as_blame(found: "re.Match[str]") -> Blame:
+    """The last line alone of what is a traceback."""
+    rank = found.groupdict().get("rank")
+    text = found["text"].rstrip().rsplit("\n", 1)[-1]
+    return Blame(int(rank) if rank is not None else None, text.strip())
+
+
+# How far a run is, from its folder alone.
+
+
+def run_facts(folder: Path, is_over: bool = False) -> dict[str, Any]:
+    """Return status, epoch and loss of a run folder; empty where there is none yet.
+
+    Parameters
+    ----------
+    folder : of the run
+    is_over : whether the job that trained there has ended
+
+    A run without a result is "running" while a process trains in its folder, and where
+    this cannot be known from here; "unfinished" where its process or job has ended.
+    """
+    result = read_result(folder)
+    if result:
+        names = ("status", "loss", "iterations", "seconds_total", "weights_sha256")
+        facts = {name: result.get(name) for name in names}
+        history = result.get("history") or [{}]
+        return {**facts, "epoch": history[-1].get("epoch")}
+    seen = [r for r in lines(folder / "history.jsonl") if "loss" in r and "epoch" in r]
+    if not seen:
+        return {}
+    has_ended = not user_of(folder) and (is_over or is_abandoned(folder))
+    status = "unfinished" if has_ended else "running"
+    return {"status": status, "epoch": seen[-1]["epoch"], "loss": seen[-1]["loss"]}
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """result.json, or nothing."""
+    try:
+        found = parse_json(read_entry_text(folder / "result.json"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# What became of jobs: by their folders, the queue, and accounting if there is any.
 
 BAD = ("failed", "lost", "timeout")
 ACTIVE = ("pending", "running", "requeued")
 
 
 @dataclass(frozen=True)
-class State:
-    """One job, or one element of an array; `state` as `hpcsgd.jobs.verdict` has it."""
+class JobState:
+    """One job, or one element of an array; `state` as `hpcsgd.jobs.status` has it."""
 
     job: str
     name: str
@@ -40,14 +261,14 @@ class State:
 
 
 @dataclass(frozen=True)
-class Known:
+class SlurmFacts:
     """What Slurm says; without a queue `queue` is None."""
 
-    queue: Mapping[str, Seen] | None
-    account: Mapping[str, Seen] = field(default_factory=dict)
+    queue: Mapping[str, QueueEntry] | None
+    account: Mapping[str, QueueEntry] = field(default_factory=dict)
     cancelled: frozenset[str] = frozenset()
 
-    def seen(self, job: str) -> Seen | None:
+    def seen(self, job: str) -> QueueEntry | None:
         """The newest word: the queue's while it is active, then the accounting's."""
         queued = (self.queue or {}).get(job)
         if queued is not None and queued.is_active:
@@ -59,7 +280,7 @@ class Known:
         return bool({job, job.partition("_")[0]} & self.cancelled)
 
 
-def states(folder: Path) -> list[State]:
+def states(folder: Path) -> list[JobState]:
     """Every job that was submitted from `folder`, elements of arrays apart."""
     said = records(folder)
     # A script that is run by hand has one name however often it is written.
@@ -69,12 +290,12 @@ def states(folder: Path) -> list[State]:
     return [_state(folder, job, n, record, known) for job, n, record in jobs]
 
 
-def look_up(jobs: Sequence[str], said: Sequence[Mapping[str, Any]] = ()) -> Known:
+def look_up(jobs: Sequence[str], said: Sequence[Mapping[str, Any]] = ()) -> SlurmFacts:
     """Ask Slurm; the accounting only of what the queue does not show as active."""
     queue = queued()
     active = {job for job, seen in (queue or {}).items() if seen.is_active}
     cancelled = {str(r.get("job")) for r in said if r.get("event") == "cancelled"}
-    return Known(queue, accounted(set(jobs) - active), frozenset(cancelled))
+    return SlurmFacts(queue, accounted(set(jobs) - active), frozenset(cancelled))
 
 
 def elements(record: Mapping[str, Any]) -> list[tuple[int, str]]:
@@ -86,8 +307,8 @@ def elements(record: Mapping[str, Any]) -> list[tuple[int, str]]:
 
 
 def _state(
-    folder: Path, job: str, number: int, record: Mapping[str, Any], known: Known
-) -> State:
+    folder: Path, job: str, number: int, record: Mapping[str, Any], known: SlurmFacts
+) -> JobState:
     """The verdict on one job, and who is to blame."""
     said, seen = notes(folder, job), known.seen(job)
     word, why = judge(said, seen, known.queue is not None)
@@ -97,7 +318,7 @@ def _state(
     blamed = blame(log) if word in BAD else None
     runs = _runs(record, number)
     is_over = word not in (*ACTIVE, "unknown")
-    return State(
+    return JobState(
         job=job,
         name=str(record.get("name", "")),
         template=str(record.get("template", "")),
@@ -122,7 +343,7 @@ def _runs(record: Mapping[str, Any], number: int) -> tuple[str, ...]:
     return tuple(str(place / step["run"]) for step in mine if step.get("run"))
 
 
-def _code(said: Notes, seen: Seen | None) -> int | None:
+def _code(said: Notes, seen: QueueEntry | None) -> int | None:
     """Its own word first: accounting has no 75 of a job that was requeued."""
     last = last_event(said)
     if last and last["event"] != "began":
@@ -137,3 +358,62 @@ def _elapsed(said: Notes) -> str:
     if not began or last.get("event") == "began":
         return ""
     return written(max(0, last["at"] - began[-1]))
+
+
+# The results of jobs in one table: a row for each run.
+
+OF_RESULT = ("status", "loss", "iterations", "seconds_total", "ranks")
+COLUMNS = ("job", "state", "run", *OF_RESULT)
+
+
+def collect(folder: Path) -> list[dict[str, Any]]:
+    """A row for each run, by the newest job that used it; what differs is beside it."""
+    settings = _settings(folder)
+    differing = _differing(list(settings.values()))
+    rows: dict[str, dict[str, Any]] = {}
+    for state in states(folder):
+        for run in state.runs:
+            asked = settings.get(run, {})
+            varied = {key: asked.get(key) for key in differing}
+            rows[run] = {**_row(state, run), **varied}
+    return list(rows.values())
+
+
+def _row(state: JobState, run: str) -> dict[str, Any]:
+    """What a table shows of one run."""
+    result = read_result(Path(run))
+    found = {name: result.get(name) for name in OF_RESULT}
+    return {"job": state.job, "state": state.state, "run": run, **found}
+
+
+def _settings(folder: Path) -> dict[str, dict[str, Any]]:
+    """Run folder -> what --set said in the command that made it."""
+    found = {}
+    for record in submitted(folder):
+        place = Path(record.get("workplace", "."))
+        for step in record.get("steps", []):
+            found[str(place / step["run"])] = _sets(step["command"])
+    return found
+
+
+def _sets(command: Sequence[str]) -> dict[str, Any]:
+    """Section.key -> value of every --set."""
+    pairs = zip(command, command[1:], strict=False)
+    said = [word.partition("=") for flag, word in pairs if flag == "--set"]
+    return {key: toml_value(value) for key, _, value in said}
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys that do not have one value everywhere, in their order."""
+    keys = dict.fromkeys(key for one in settings for key in one)
+    return [k for k in keys if len({repr(one.get(k)) for one in settings}) > 1]
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table that spreadsheets read."""
+    names = list(dict.fromkeys(key for row in rows for key in row)) or list(COLUMNS)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()

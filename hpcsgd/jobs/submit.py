@@ -1,4 +1,4 @@
-"""Send a job to Slurm, and write down what was sent."""
+"""`sbatch` and `scancel` for jobs of this package."""
 
 import hashlib
 import os
@@ -10,21 +10,29 @@ from typing import Any
 
 from hpcsgd.errors import ConfigError, TransportError
 from hpcsgd.files import own_folder, reason, write_text
-from hpcsgd.jobs.directives import directives
 from hpcsgd.jobs.job import Job
-from hpcsgd.jobs.queue import need_queue
-from hpcsgd.jobs.records import LOG, SCRIPT, STATE, add_record
-from hpcsgd.jobs.render import render
+from hpcsgd.jobs.queue import (
+    LOG,
+    SCRIPT,
+    STATE,
+    add_record,
+    ask,
+    clean_environment,
+    need,
+    need_queue,
+)
+from hpcsgd.jobs.resources import After
+from hpcsgd.jobs.script import directives, render
 from hpcsgd.jobs.sites import Site
-from hpcsgd.jobs.slurm import ask, clean_environment, need
 from hpcsgd.jobs.status import ACTIVE, states
-from hpcsgd.jobs.syntax import After
+
+# Send a job to Slurm, and write down what was sent.
 
 BY_HAND = "local"  # what a script that no Slurm has numbered calls itself
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedJob:
     """A job that was sent; `job` is empty where it was only tried."""
 
     job: str
@@ -36,7 +44,7 @@ class Submitted:
 
 def submit(
     job: Job, site: Site, dry_run: bool = False, python: str = sys.executable
-) -> Submitted:
+) -> SubmittedJob:
     """Send `job` to Slurm at `site`.
 
     Parameters
@@ -53,7 +61,7 @@ def submit(
     script = job.path / SCRIPT
     command = ("sbatch", "--parsable", str(script))
     if dry_run:
-        return Submitted("", job.name, script, command)
+        return SubmittedJob("", job.name, script, command)
     if not site.has_slurm:
         write_script(job, text)
         add_record(job.path, "submitted", job=BY_HAND, **_described(job, site, text))
@@ -72,7 +80,7 @@ def submit(
         sbatch=list(command),
     )
     write_text(job.path / f"job-{number}.sbatch", text)
-    return Submitted(number, job.name, script, command, record)
+    return SubmittedJob(number, job.name, script, command, record)
 
 
 def check_idle(job: Job) -> None:
@@ -145,3 +153,29 @@ def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
         "after": list(job.after),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
+
+
+# Cancel the jobs of a folder, and write that down.
+
+
+def cancel(folder: Path, job: str = "") -> list[str]:
+    """Cancel what waits or runs of a folder, or one of its jobs; the cancelled."""
+    need("scancel")
+    found = states(folder)
+    if job and not any(job in (s.job, s.job.partition("_")[0]) for s in found):
+        known = sorted({s.job for s in found})
+        raise ConfigError(
+            f"job {job} was not submitted from {folder}; its jobs: {', '.join(known)}"
+        )
+    mine = [s for s in found if not job or job in (s.job, s.job.partition("_")[0])]
+    active = [s.job for s in mine if s.state in ACTIVE]
+    need_queue((s.job for s in mine if s.state == "unknown"), "cancel again")
+    if not active:
+        return []
+    answer = ask(["scancel", *active])
+    if answer is None or answer.code:
+        said = " ".join(answer.err.split()) if answer else "no answer within a minute"
+        raise TransportError(f"scancel could not cancel {', '.join(active)}: {said}")
+    for one in active:
+        add_record(folder, "cancelled", job=one)
+    return active

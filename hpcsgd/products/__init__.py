@@ -9,8 +9,8 @@ PRODUCTS = {
     "direct": "hpcsgd.products.direct:Direct",
     "gram": "hpcsgd.products.gram:Gram",
     "gather": "hpcsgd.products.gather:Gather",
-    "gather-once": "hpcsgd.products.gather_once:GatherOnce",
-    "cached": "hpcsgd.products.cached:CachedGram",
+    "gather-once": "hpcsgd.products.gather:GatherOnce",
+    "cached": "hpcsgd.products.gram:CachedGram",
 }
 
 GATHERS = ("gather", "gather-once")  # every member holds all columns

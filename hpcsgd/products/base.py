@@ -1,5 +1,7 @@
-"""What every product shares: the task, the state, one exchange's group of rows."""
+"""What every product works with: the task, the state, the rows of an exchange."""
 
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -7,24 +9,170 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.backends.base import Backend, Batch
-from hpcsgd.comm.base import Communicator
-from hpcsgd.comm.narrow import open_message
-from hpcsgd.comm.workspace import Message
+from hpcsgd.backends.base import Backend, StepBatch
+from hpcsgd.comm.communicator import Communicator, Message
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.comm.messages import open_message
 from hpcsgd.data.shard import Shard, take
-from hpcsgd.families.base import Family
+from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
-from hpcsgd.models import Models
+from hpcsgd.glm import unrolling
+from hpcsgd.glm.families import Family
+from hpcsgd.glm.penalties import Models
+from hpcsgd.glm.unrolling import (
+    Blocks,
+    ManyUnrolledSteps,
+    PlainSteps,
+    UnrolledSteps,
+    blocks_of,
+    one_step_many,
+    plain_steps,
+    unroll_many,
+)
+from hpcsgd.glm.updates import LinearUpdate
 from hpcsgd.precision import Precision
-from hpcsgd.products.clip import Clip
-from hpcsgd.products.watcher import UNWATCHED, Unwatched
-from hpcsgd.schedule import Blocks
-from hpcsgd.timing import Clock
+
+# What watches the products from inside: here nobody does, `gap` has one who does.
 
 Array = NDArray[Any]
 
 
-class Taker(Protocol):
+class NoMonitor:
+    """The protocol of a monitor, and the one of a run without.
+
+    The message that carries margins has room for `words` more; `post` fills them and
+    `judge` reads their sum. `before` and `after` stand around the residuals of every
+    exchange.
+    """
+
+    words = 0  # of this member that wait for the next message
+    looks = 0  # at the recurrence that ended in a verdict
+    alarm: dict[str, Any] | None = None  # what was found, until somebody takes it
+
+    def begin(
+        self,
+        done: int,
+        plans: list[tuple[int, ...]],
+        trains: Callable[[int], bool] = lambda number: True,
+    ) -> None:
+        """A run goes on after exchange `done`; `plans` are the batches of an epoch.
+
+        `trains` says of an exchange, from 1, whether this replica takes part in it.
+        """
+
+    def is_due(self, group: Any) -> bool:
+        """Whether `before` will want to see this exchange."""
+        return False
+
+    def post(self, room: Array) -> None:
+        """Put what waits into its place in the message."""
+
+    def judge(self, total: Array) -> None:
+        """Compare what the members' words add up to with what it should be."""
+
+    def before(self, state: Any, group: Any, margins: Array) -> Any:
+        """What `after` needs of the state ahead of the steps; None: no look is due."""
+
+    def after(
+        self, seen: Any, task: Any, state: Any, group: Any, rows: Any, gram: Array
+    ) -> None:
+        """Check residuals, and walk: the weights are still those before the steps."""
+
+
+NO_MONITOR = NoMonitor()
+
+
+# Gradients that are too large, made smaller: value by value, or in norm.
+#
+# What is clipped is the gradient of the data, g = Yᵀr/b: neither the penalty nor the
+# intercept. One step at a time this is what it says. Where s steps are taken together
+# no step's own gradient is known before the next; clipping `over` the exchange is
+# another method, by that name: the sum of the s steps is clipped as one step of all
+# their rates, that is, the mean of their gradients, weighted by rate.
+
+WAYS = ("none", "value", "norm", "percentile")  # the last where gradients are shared
+OVERS = ("step", "exchange")
+TOGETHER = ("gram", "cached")  # products that take s steps at once
+
+
+@dataclass
+class Clip:
+    """Applied by every member to its own columns, alike on all of them."""
+
+    how: str
+    at: float
+    clipped: int = 0  # updates that were made smaller
+    _word: Array = field(default_factory=lambda: np.zeros(1))
+
+    def descend(
+        self, task: "Task", state: "State", rows: "Rows", residuals: Array, plan: Any
+    ) -> None:
+        """weights ← Φ weights + clipped Σ_i gain_i Y_iᵀ r_i."""
+        moved = np.zeros_like(state.weights)
+        task.backend.descend(moved, rows, residuals, plan)
+        parts = moved.reshape(len(moved), task.states, -1)
+        sizes = np.array(plan.blocks.sizes, dtype=np.float64)
+        limits = self.at * (np.abs(plan.unrolled.gain) * sizes[:, None]).sum(axis=0)
+        if self.how == "value":
+            self._by_value(parts, limits)
+        else:
+            self._by_norm(task, parts, float(limits[0]))
+        carried = np.einsum(
+            "pq,dqk->dpk",
+            plan.unrolled.carry.astype(state.weights.dtype),
+            state.weights.reshape(parts.shape),
+        )
+        state.weights[...] = (carried + parts).reshape(moved.shape)
+
+    def _by_value(self, parts: Array, limits: Array) -> None:
+        bound = limits.astype(parts.dtype)[:, None]
+        self.clipped += int((np.abs(parts) > bound).any())
+        np.clip(parts, -bound, bound, out=parts)
+
+    def _by_norm(self, task: "Task", parts: Array, limit: float) -> None:
+        """Every state is the same gradient times its own gain: one factor for all."""
+        word = self._word
+        word[0] = np.square(parts[:, 0], dtype=np.float64).sum()
+        if len(parts) != task.shard.total_columns:
+            task.members.sum(word, "products")
+        size = float(np.sqrt(word[0]))
+        if size > limit:
+            parts *= parts.dtype.type(limit / size)
+            self.clipped += 1
+
+
+def make_clip(how: str, at: float, over: str) -> Clip | None:
+    """What a configuration asks for; None where nothing is clipped."""
+    for key, value, known in (("clip", how, WAYS), ("clip_over", over, OVERS)):
+        if value not in known:
+            raise ConfigError(
+                f"[update] unknown {key}: {value!r}; known: {list(known)}"
+            )
+    if how == "none":
+        return None
+    if not 0 < at < float("inf"):
+        raise ConfigError(f"[update] clip_at = {at:g} must be above 0, as 1.0")
+    return Clip(how, at)
+
+
+def may_clip(product: str, steps: int, over: str) -> bool:
+    """Whether this product has what is to be clipped before it goes on."""
+    return over == "exchange" or product not in TOGETHER or steps == 1
+
+
+def refuse(product: str, how: str) -> ConfigError:
+    """Why it has not."""
+    return ConfigError(
+        f"[update] clip = {how!r} needs the gradient of every step, and {product} knows"
+        " that of s steps together; use --products direct or gather, or --steps 1, or"
+        " set update.clip_over = 'exchange', which clips their mean instead"
+    )
+
+
+# What every product shares: the task, the state, one exchange's group of rows.
+
+
+class GradientSink(Protocol):
     """Takes what would be added to the weights, before it is."""
 
     def descend(
@@ -33,7 +181,7 @@ class Taker(Protocol):
         """What becomes of the gradient Yᵀr of one step."""
 
 
-class Sharing(Taker, Protocol):
+class GradientReducer(GradientSink, Protocol):
     """Takes gradients to share them, and knows where the weights are."""
 
     def scores(
@@ -56,13 +204,15 @@ class Task:
     probe: Array  # q: scores are read at q · (w, v)
     clock: Clock
     clip: Clip | None = None
-    gradient: Sharing | None = None  # shares it with other replicas, before any step
-    monitor: Unwatched = UNWATCHED  # checks the recurrence now and then
+    gradient: GradientReducer | None = (
+        None  # shares it with other replicas, before any step
+    )
+    monitor: NoMonitor = NO_MONITOR  # checks the recurrence now and then
     anchored: bool = False  # residuals are less those at the second state
     models: Models | None = None  # several at once, `columns` of all of them together
 
     @property
-    def taker(self) -> Taker | None:
+    def taker(self) -> GradientSink | None:
         """Who takes every update before it is added; None: kernels may add it."""
         return self.gradient or self.clip
 
@@ -132,7 +282,7 @@ class Group:
     index: int  # of the exchange in its epoch
     epoch: int
     rows: Array  # local row numbers, m of them
-    coefficients: Any  # `Coefficients` of hpcsgd.products.plan
+    coefficients: Any  # `Coefficients` of hpcsgd.products.base
     order: Array | None = None  # of all rows of the epoch, of which `rows` are a part
     first: int = 0  # where they begin there
 
@@ -212,16 +362,16 @@ class Scratch:
         return found
 
 
-def batch_of(task: Task, rows: Array) -> Batch:
+def batch_of(task: Task, rows: Array) -> StepBatch:
     """Targets, weights and offsets of the sampled rows."""
     shard = task.shard
     targets = np.take(shard.targets, rows, axis=0)
     if shard.weights is None and shard.offsets is None:
-        return Batch(targets, None, None)
+        return StepBatch(targets, None, None)
     weights = take(shard.weights, rows)
     if task.models is not None:
         weights = task.models.of_columns(weights)
-    return Batch(targets, weights, take(shard.offsets, rows))
+    return StepBatch(targets, weights, take(shard.offsets, rows))
 
 
 def gather_rows(task: Task, scratch: Scratch, name: str, group: Group) -> Rows:
@@ -290,3 +440,158 @@ def movable_intercept(task: Task, state: State) -> Array | None:
     if task.gradient is None or state.intercept is None:
         return state.intercept
     return state.intercept.copy()
+
+
+# Groups with their coefficients: the bridge from sampled rows to an exchange.
+
+KEPT = 16  # coefficients remembered; a constant rate needs two or three
+
+
+class ExchangeCoefficients:
+    """Those of one exchange, in each form that a product may ask for.
+
+    A form is prepared when it is first asked for: with rates that change all the time
+    every exchange has coefficients of its own, and uses one form of them.
+    """
+
+    def __init__(
+        self,
+        update: LinearUpdate,
+        l2: float,
+        backend: Backend,
+        rates: list[float],
+        sizes: tuple[int, ...],
+    ) -> None:
+        self.update = update
+        self.l2 = l2
+        self.backend = backend
+        self.rates = rates
+        self.blocks = blocks_of(sizes)
+
+    @cached_property
+    def whole(self) -> UnrolledSteps:
+        """Of all s steps together, in float64."""
+        return unrolling(self.update, self.rates, self.blocks.sizes, self.l2)
+
+    @cached_property
+    def plan(self) -> Any:
+        """The same, as the backend takes it."""
+        return self.backend.prepare(self.whole, self.blocks)
+
+    @cached_property
+    def steps(self) -> tuple[Any, ...]:
+        """Of each step alone."""
+        return tuple(
+            self.backend.prepare(self._one_step(rate, size), blocks_of((size,)))
+            for rate, size in zip(self.rates, self.blocks.sizes, strict=True)
+        )
+
+    @cached_property
+    def plain(self) -> PlainSteps:
+        """Of each step alone, as the call that takes all of them wants them."""
+        return plain_steps(self.update, self.rates, self.blocks.sizes, self.l2)
+
+    def _one_step(self, rate: float, size: int) -> UnrolledSteps:
+        """One step whose scores arrive already read at q."""
+        one = unrolling(self.update, [rate], [size], self.l2)
+        return UnrolledSteps(
+            lead=np.ones((1, 1)),
+            couple=one.couple,
+            carry=one.carry,
+            gain=one.gain,
+            free=one.free,
+            push=one.push,
+            probe=one.probe,
+        )
+
+
+class ManyCoefficients(ExchangeCoefficients):
+    """The same for models of their own penalties; `rates` are (s, settings)."""
+
+    def __init__(
+        self,
+        update: LinearUpdate,
+        models: Models,
+        backend: Backend,
+        rates: Array,
+        sizes: tuple[int, ...],
+    ) -> None:
+        super().__init__(update, 0.0, backend, [], sizes)
+        self.models = models
+        self.each = rates
+        self.ridges = np.array([l2 for l2, _ in models.settings])
+
+    def only(self, number: int, model: Models) -> "ManyCoefficients":
+        """Those of one of the models."""
+        own = self.models.setting_of[number * self.models.scores]
+        rates, sizes = self.each[:, [own]], self.blocks.sizes
+        return ManyCoefficients(self.update, model, self.backend, rates, sizes)
+
+    @cached_property
+    def whole(self) -> ManyUnrolledSteps:
+        """Of all s steps together, in float64."""
+        found = unroll_many(self.update, self.each, self.blocks.sizes, self.ridges)
+        return found.of(self.models.setting_of)
+
+    @cached_property
+    def steps(self) -> tuple[Any, ...]:
+        """Of each step alone."""
+        plans = []
+        for rates, size in zip(self.each, self.blocks.sizes, strict=True):
+            one = one_step_many(self.update, rates, size, self.ridges)
+            columns = one.of(self.models.setting_of)
+            plans.append(self.backend.prepare(columns, blocks_of((size,))))
+        return tuple(plans)
+
+
+class Planner:
+    """Coefficients of any group; the same rates and sizes are prepared once."""
+
+    def __init__(
+        self,
+        update: LinearUpdate,
+        l2: float,
+        rates: Callable[[int, int], Array],
+        backend: Backend,
+        models: Models | None = None,
+    ) -> None:
+        self.update = update
+        self.l2 = l2
+        # (first step, count) -> rates of those steps; (s, settings) of several models
+        self.rates = rates
+        self.backend = backend
+        self.models = models
+        self._known: OrderedDict[Any, ExchangeCoefficients] = OrderedDict()
+
+    def group(
+        self,
+        index: int,
+        epoch: int,
+        rows: Array,
+        sizes: tuple[int, ...],
+        first_step: int,
+        order: Array | None = None,
+        first: int = 0,
+    ) -> Group:
+        """The group of `rows` whose first step is number `first_step` of the run."""
+        rates = self.rates(first_step, len(sizes))
+        coefficients = self._coefficients(rates, sizes)
+        return Group(index, epoch, rows, coefficients, order, first)
+
+    def _coefficients(
+        self, rates: Array, sizes: tuple[int, ...]
+    ) -> ExchangeCoefficients:
+        key = (rates.tobytes(), sizes)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._made(rates, sizes)
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
+        return found
+
+    def _made(self, rates: Array, sizes: tuple[int, ...]) -> ExchangeCoefficients:
+        if self.models is None:
+            return ExchangeCoefficients(
+                self.update, self.l2, self.backend, rates.tolist(), sizes
+            )
+        return ManyCoefficients(self.update, self.models, self.backend, rates, sizes)

@@ -1,15 +1,21 @@
-"""Plain SGD: a sum of b words in every step, and no Gram."""
+"""`direct`: plain SGD, one sum of margins a step."""
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.base import Batch, Plain
-from hpcsgd.comm.workspace import Message
+from hpcsgd.backends.base import StepBatch, StepSequence
+from hpcsgd.comm.communicator import Message
+from hpcsgd.data.sampling import Sampler
 from hpcsgd.products.base import (
     Array,
+    ExchangeCoefficients,
     Group,
+    Planner,
+    Product,
     Rows,
     Scratch,
     State,
@@ -21,6 +27,8 @@ from hpcsgd.products.base import (
     score,
     store_margins,
 )
+
+# Plain SGD: a sum of b words in every step, and no Gram.
 
 
 class Direct:
@@ -76,7 +84,7 @@ def walk(
     group: Group,
     rows: Rows,
     scratch: Scratch | None,
-    batch: Batch | None = None,
+    batch: StepBatch | None = None,
 ) -> State:
     """s steps one after the other on `rows`; with `scratch`, scores are summed.
 
@@ -99,9 +107,11 @@ def _is_for_kernels(task: Task) -> bool:
     return task.taker is None and task.models is None and not task.anchored
 
 
-def _plain(task: Task, state: State, group: Group, rows: Rows, batch: Batch) -> Plain:
+def _plain(
+    task: Task, state: State, group: Group, rows: Rows, batch: StepBatch
+) -> StepSequence:
     steps = group.coefficients.plain
-    return Plain(rows, group.blocks, steps, task.family, batch, state.intercept)
+    return StepSequence(rows, group.blocks, steps, task.family, batch, state.intercept)
 
 
 def one_by_one(
@@ -109,7 +119,7 @@ def one_by_one(
     state: State,
     group: Group,
     rows: Rows,
-    batch: Batch,
+    batch: StepBatch,
     scratch: Scratch | None,
 ) -> State:
     """The same where something lies between two steps, a message or NumPy."""
@@ -129,7 +139,7 @@ def _step(
     state: State,
     plan: Any,
     rows: Rows,
-    batch: Batch,
+    batch: StepBatch,
     scratch: Scratch | None,
 ) -> Array:
     """t = Σ_c Y w;  r = residual(t, y);  w ← M w + u Yᵀr."""
@@ -181,3 +191,151 @@ def probed(task: Task, weights: Array) -> Array:
     if momentum == 0.0:
         return point
     return point + momentum * weights[:, task.columns :]
+
+
+# Batches whose gradients travel together, taken one after the other at one point.
+
+
+class BatchAccumulator(Protocol):
+    """Who sends gradients, once all batches of an exchange have been seen."""
+
+    def begin(self, epoch: int, index: int, batches: int) -> None:
+        """An exchange begins, with so many batches on this replica."""
+
+
+class MicroBatches:
+    """Any product that takes single steps; it never holds rows of more than a batch."""
+
+    def __init__(
+        self, product: Product, gathering: BatchAccumulator, most: int
+    ) -> None:
+        self.product = product
+        self.gathering = gathering
+        self.most = most  # batches of a group
+        self.holds_all_columns = product.holds_all_columns
+        self._known: dict[int, ExchangeCoefficients] = {}  # by the size of a batch
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """All batches of the group, at the weights that it found."""
+        blocks = group.blocks
+        self.gathering.begin(group.epoch, group.index, len(blocks.sizes))
+        for number, size in enumerate(blocks.sizes):
+            state = self.product.advance(state, self._one(group, number, size), None)
+        return state
+
+    def finish(self) -> None:
+        """Nothing is begun early."""
+        self.product.finish()
+
+    def _one(self, group: Group, number: int, size: int) -> Group:
+        """One batch as a group of its own."""
+        first = group.blocks.starts[number]
+        return replace(
+            group,
+            index=group.index * self.most + number,
+            rows=group.rows[first : first + size],
+            coefficients=self._coefficients(group.coefficients, size),
+            first=group.first + first,
+        )
+
+    def _coefficients(
+        self, of_group: ExchangeCoefficients, size: int
+    ) -> ExchangeCoefficients:
+        """Of one step; its rate is nobody's concern here."""
+        if size not in self._known:
+            update, l2, backend = of_group.update, of_group.l2, of_group.backend
+            self._known[size] = ExchangeCoefficients(
+                update, l2, backend, of_group.rates[:1], (size,)
+            )
+        return self._known[size]
+
+
+class AtOnce(MicroBatches):
+    """All batches as one, for whoever would send its tiles once for each of them."""
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """One pass over the tiles serves all of them."""
+        self.gathering.begin(group.epoch, group.index, 1)
+        coefficients = self._coefficients(group.coefficients, len(group.rows))
+        one = replace(group, coefficients=coefficients)
+        return self.product.advance(state, one, None)
+
+
+# Batches one after the other, for as long as a round lasts.
+#
+# Each replica works through a stream of its own rows: pass after pass in the order of
+# its sampler, one chunk after the other. A round begins where the last one ended. So a
+# slow replica leaves no row out; it only comes to it later, in another epoch of the
+# run.
+
+
+class RoundJudge(Protocol):
+    """Who says how long a round lasts."""
+
+    def begin(self, epoch: int, index: int, batches: int) -> None:
+        """A round begins, of up to so many chunks."""
+
+    def goes_on(self) -> bool:
+        """Whether another chunk is taken now."""
+
+
+@dataclass
+class Stream:
+    """The chunks of one replica, as many as anybody asks for."""
+
+    sampler: Sampler
+    planner: Planner
+    sizes: Sequence[int]  # rows of the chunks of one pass
+    taken: int = 0  # chunks so far
+    _order: tuple[int, Array] | None = field(default=None, repr=False)
+
+    def next(self) -> Group:
+        """The one after the last."""
+        turn, place = divmod(self.taken, len(self.sizes))
+        order, size = self._order_of(turn), self.sizes[place]
+        first = sum(self.sizes[:place])
+        self.taken += 1
+        rows = order[first : first + size]
+        return self.planner.group(place, turn, rows, (size,), 0, order, first)
+
+    def rows_in(self, first: int, count: int) -> int:
+        """Rows of `count` chunks from number `first` on."""
+        return self._rows_of(first + count) - self._rows_of(first)
+
+    def _rows_of(self, chunks: int) -> int:
+        """Of that many from the beginning."""
+        if not self.sizes:
+            return 0
+        turns, rest = divmod(chunks, len(self.sizes))
+        ends = [0, *accumulate(self.sizes)]
+        return turns * ends[-1] + ends[rest]
+
+    def _order_of(self, turn: int) -> Array:
+        """Shuffled once a pass."""
+        if self._order is None or self._order[0] != turn:
+            self._order = (turn, self.sampler.order(turn))
+        return self._order[1]
+
+
+class AnyBatches:
+    """Any product that takes single steps; it never holds rows of more than a chunk."""
+
+    def __init__(
+        self, product: Product, judge: RoundJudge, stream: Stream, most: int
+    ) -> None:
+        self.product = product
+        self.judge = judge
+        self.stream = stream
+        self.most = most  # chunks of a round
+        self.holds_all_columns = product.holds_all_columns
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """Chunks of the stream at the weights it found; `group` says which round."""
+        self.judge.begin(group.epoch, group.index, self.most)
+        while self.judge.goes_on():
+            state = self.product.advance(state, self.stream.next(), None)
+        return state
+
+    def finish(self) -> None:
+        """Nothing is begun early."""
+        self.product.finish()

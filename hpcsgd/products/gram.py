@@ -1,10 +1,9 @@
-"""CA-SGD: one sum of the strict Gram and the margins replaces s sums.
+"""`gram`, `cached` and look-ahead: s steps after one sum of a Gram."""
 
-Members sum  z = Σ_c Y^c w^c  and the strictly-lower blocks of  G = Σ_c Y^c (Y^c)ᵀ,
-packed one behind the other in one buffer where their formats are equal.
-"""
+from dataclasses import dataclass
 
-from hpcsgd.comm.workspace import Message
+from hpcsgd.comm.communicator import Message, Pending
+from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.products.base import (
     Array,
     Group,
@@ -15,7 +14,11 @@ from hpcsgd.products.base import (
     gather_rows,
     iterate,
 )
-from hpcsgd.schedule import Blocks
+
+# CA-SGD: one sum of the strict Gram and the margins replaces s sums.
+#
+# Members sum  z = Σ_c Y^c w^c  and the strictly-lower blocks of  G = Σ_c Y^c (Y^c)ᵀ,
+# packed one behind the other in one buffer where their formats are equal.
 
 
 class Gram:
@@ -118,3 +121,130 @@ def sum_margins(
     margins, more = margins_in(task, group, total)
     task.monitor.judge(more)
     return margins
+
+
+# CA-SGD on batches that come again: the Gram is summed once and kept.
+#
+# Under "shuffle once" every epoch has the same groups, and G depends on rows alone:
+# from the second epoch on only the margins travel.
+
+
+class CachedGram:
+    """Epoch 1 as gram; later one sum of m·K·states words and no Gram flops."""
+
+    holds_all_columns = False
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.first = Gram(task)
+        self.scratch = self.first.scratch
+        self.kept: dict[int, tuple[Array, Array]] = {}  # exchange -> its rows, its G
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """Look the Gram up, or sum it and keep it."""
+        rows = gather_rows(self.task, self.scratch, "rows", group)
+        known = self.kept.get(group.index)
+        if known is None or not same_rows(known[0], group.rows):
+            gram, margins = self.first.sum_products(state, group, rows)
+            known = group.rows.copy(), self._kept_gram(gram)
+            self.kept[group.index] = known
+            if group.epoch == 0:
+                return iterate(self.task, state, group, rows, margins, gram)
+            # A run that goes on from a checkpoint: its margins come by the message
+            # they would have come by, so that their sum has the same bits.
+        margins = sum_margins(self.task, self.scratch, state, group, rows)
+        return iterate(self.task, state, group, rows, margins, known[1])
+
+    def finish(self) -> None:
+        """Nothing is begun early."""
+
+    def _kept_gram(self, gram: Array) -> Array:
+        self.task.clock.start()
+        kept = self.task.members.keep(gram)
+        self.task.clock.lap("gram")
+        return kept
+
+
+def same_rows(known: Array, rows: Array) -> bool:
+    """The same rows in the same order: a Gram of others would be wrong silently."""
+    return known.shape == rows.shape and bool((known == rows).all())
+
+
+# CA-SGD with the next Gram under way: only the margin sum is waited for.
+#
+# G of the next group does not depend on w. While the sum of this group's margins
+# travels, the next Gram is computed; its own sum travels during the recurrence.
+
+
+@dataclass(frozen=True)
+class AheadGroup:
+    """A group whose rows are gathered and whose Gram is on its way."""
+
+    group: Group
+    rows: Rows
+    gram: Array
+    pending: Pending
+
+
+class LookAheadGram:
+    """Two sums per exchange: m·K·states words waited for, the Gram hidden."""
+
+    holds_all_columns = False
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        # Two sets of buffers: one group iterates while the next one travels.
+        self.scratches = (Scratch(), Scratch())
+        self.turn = 0
+        self.prepared: AheadGroup | None = None
+
+    def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
+        """Post the margins, begin the next Gram, then iterate on this one."""
+        ready = self._take(group)
+        travelling = self._post_margins(state, ready)
+        if upcoming is not None:
+            self.prepared = self._prepare(upcoming)
+        margins, more = margins_in(self.task, group, travelling.wait())
+        ready.pending.wait()
+        self.task.clock.lap("communicate")
+        self.task.monitor.judge(more)
+        return iterate(self.task, state, group, ready.rows, margins, ready.gram)
+
+    def finish(self) -> None:
+        """A Gram that nobody will read still has to arrive."""
+        if self.prepared is not None:
+            self.prepared.pending.wait()
+            self.prepared = None
+
+    def _take(self, group: Group) -> AheadGroup:
+        if self.prepared is not None and self.prepared.group is not group:
+            self.finish()
+        ready = self.prepared or self._prepare(group)
+        self.prepared = None
+        return ready
+
+    def _prepare(self, group: Group) -> AheadGroup:
+        task, scratch = self.task, self.scratches[self.turn]
+        self.turn = 1 - self.turn
+        rows = gather_rows(task, scratch, "rows", group)
+        words, form = group.blocks.gram_words, task.precision.gram_wire
+        message = scratch.message(task.members, "gram", words, form, travels=True)
+        gram = message.array
+        task.backend.strict_gram(rows, group.blocks, gram)
+        task.clock.lap("gram")
+        pending = message.start("products")
+        task.clock.lap("communicate")
+        return AheadGroup(group, rows, gram, pending)
+
+    def _post_margins(self, state: State, ready: AheadGroup) -> Pending:
+        task, group = self.task, ready.group
+        words = margin_words(task, group) + task.monitor.words
+        form, scratch = task.precision.margin_sum, self.scratches[0]
+        message = scratch.message(task.members, "margins", words, form, travels=True)
+        margins, more = margins_in(task, group, message.array)
+        task.monitor.post(more)
+        task.backend.scores(ready.rows, state.weights, margins)
+        task.clock.lap("scores")
+        pending = message.start("products")
+        task.clock.lap("communicate")
+        return pending

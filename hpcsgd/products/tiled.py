@@ -1,29 +1,73 @@
-"""Plain SGD on rows and weights that are never there whole.
+"""Steps on weights that are read tile by tile."""
 
-Batches whose gradients travel together are one batch here: a pass over all tiles of
-the weights serves all of them.
-"""
-
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
+from hpcsgd.data.stream import Unheld
 from hpcsgd.products.base import (
     Array,
+    ExchangeCoefficients,
+    GradientReducer,
     Group,
+    Rows,
     Scratch,
-    Sharing,
     State,
     Task,
     batch_of,
     movable_intercept,
     store_margins,
 )
-from hpcsgd.products.plan import Coefficients
-from hpcsgd.products.tiled_rows import TiledRows
+from hpcsgd.sparse import ByColumns, Csr
+
+# Sampled rows of which only some columns are there at a time.
 
 
-class ByTiles(Sharing, Protocol):
+class TiledRows:
+    """The rows of one exchange; every tile of columns is made when it is asked for."""
+
+    def __init__(self, task: Task, scratch: Scratch, rows: Array, height: int) -> None:
+        self.task, self.scratch, self.rows = task, scratch, rows
+        self.height = height  # columns of a tile
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def tile(self, part: slice) -> Rows:
+        """These columns, as the backend takes rows."""
+        task, matrix = self.task, self.task.shard.matrix
+        if isinstance(matrix, Csr):
+            return task.backend.widen(self._sparse.tile(part), None)
+        shape = (len(self.rows), part.stop - part.start)
+        out = self._room(shape)
+        if isinstance(matrix, Unheld):
+            held = matrix.some(self.rows, part)
+            return task.backend.gather(held, np.arange(len(held)), out)
+        return task.backend.gather(matrix[:, part], self.rows, out)
+
+    def _room(self, shape: tuple[int, int]) -> Array:
+        words = shape[0] * min(self.height, self.task.shard.width)
+        flat = self.scratch.array("tile", (words,), self.task.precision.working)
+        return flat[: shape[0] * shape[1]].reshape(shape)
+
+    @cached_property
+    def _sparse(self) -> ByColumns:
+        """Sorted once, for both passes over the tiles."""
+        return ByColumns(self.task.backend.pick(*self._held))
+
+    @property
+    def _held(self) -> Any:
+        return self.task.shard.at(self.rows)
+
+
+# Plain SGD on rows and weights that are never there whole.
+#
+# Batches whose gradients travel together are one batch here: a pass over all tiles of
+# the weights serves all of them.
+
+
+class ByTiles(GradientReducer, Protocol):
     """Who holds the weights, and passes them tile by tile."""
 
     height: int  # columns of a tile
@@ -32,7 +76,7 @@ class ByTiles(Sharing, Protocol):
         """An exchange begins, with so many batches on this replica."""
 
 
-class Tiled:
+class TiledProduct:
     """One pass over the tiles for scores, one for gradient and step."""
 
     holds_all_columns = False
@@ -41,7 +85,7 @@ class Tiled:
         self.task = task
         self.by_tiles = by_tiles
         self.scratch = Scratch()
-        self._known: dict[int, Coefficients] = {}
+        self._known: dict[int, ExchangeCoefficients] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """t = Σ_b Y_b w_b, summed over members;  r;  then Y_bᵀr, tile by tile."""
@@ -86,6 +130,6 @@ class Tiled:
         size, of_group = len(group.rows), group.coefficients
         if size not in self._known:
             update, l2, backend = of_group.update, of_group.l2, of_group.backend
-            one = Coefficients(update, l2, backend, of_group.rates[:1], (size,))
+            one = ExchangeCoefficients(update, l2, backend, of_group.rates[:1], (size,))
             self._known[size] = one
         return self._known[size].steps[0]

@@ -7,7 +7,7 @@
 
    Every text ends with a newline: loops stop there and need no other bound. What is
    refused is named by its kind and the position of its first byte; the kinds are those
-   of hpcsgd/data/faults.py; hpcsgd/data/parse_python.py is the fallback. */
+   of hpcsgd/data/convert/text.py; hpcsgd/data/convert/parsers.py is the fallback. */
 
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* strtod_l */

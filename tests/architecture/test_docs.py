@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.parser import make_parser
-from hpcsgd.codecs import CODECS
-from hpcsgd.config import RunConfig
-from hpcsgd.methods import METHODS
+from hpcsgd.config import METHODS, RunConfig
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -110,19 +109,19 @@ def test_every_page_is_linked_from_the_readme():
     [
         "hpcsgd.api",
         "hpcsgd.config",
-        "hpcsgd.prediction",
-        "hpcsgd.assessment",
+        "hpcsgd.runs.predict",
+        "hpcsgd.runs.predict",
         "hpcsgd.estimators.classifiers",
         "hpcsgd.estimators.glm",
         "hpcsgd.estimators.glm_cv",
-        "hpcsgd.estimators.least_squares",
-        "hpcsgd.estimators.log_link",
+        "hpcsgd.estimators.regressors",
+        "hpcsgd.estimators.regressors",
         "hpcsgd.estimators.saved",
-        "hpcsgd.paths.api",
-        "hpcsgd.study.settings",
+        "hpcsgd.estimators.path",
+        "hpcsgd.studies.plan",
         "hpcsgd.jobs.resources",
-        "hpcsgd.sweeps.api",
-        "hpcsgd.sweeps.race",
+        "hpcsgd.estimators.sweep",
+        "hpcsgd.estimators.sweep",
     ],
 )
 def test_examples_in_docstrings_run(name):

@@ -62,48 +62,43 @@ def test_parsers_load_nothing_heavy():
 
 def names_of_registries():
     """Constant of hpcsgd.cli.names -> what the package itself has."""
-    from hpcsgd import (
-        agreement,
-        codecs,
-        families,
-        formats,
-        precision,
-        prediction,
-        rates,
-        sections,
-        stopping,
-        updates,
-    )
-    from hpcsgd.data import layout, partition, recipe, sampling, source, synthetic
-    from hpcsgd.hardware import known_machines
-    from hpcsgd.study import line_up, methods, plan, run
+    from hpcsgd import agreements, config, formats, glm, precision
+    from hpcsgd.agreements import codecs
+    from hpcsgd.data import hdf5, sampling, shard, synthetic
+    from hpcsgd.data.convert import sources, transform
+    from hpcsgd.glm import updates as rates
+    from hpcsgd.runs import predict
+    from hpcsgd.solvers import evaluation
+    from hpcsgd.studies import compare, plan, run
+    from hpcsgd.studies import plan as methods
+    from hpcsgd.tuning.machine import known_machines
 
     return {
-        "ADAPTIVE": updates.ADAPTIVE,
-        "AGREEMENTS": agreement.AGREEMENTS,
+        "ADAPTIVE": glm.ADAPTIVE,
+        "AGREEMENTS": agreements.AGREEMENTS,
         "AUTO": precision.AUTO,
         "CODECS": codecs.CODECS,
-        "DEVICES": sections.DEVICES,
-        "DRIVERS": sections.DRIVERS,
-        "ELEMENTS": layout.ELEMENTS,
-        "FAMILIES": families.FAMILIES,
+        "DEVICES": config.DEVICES,
+        "DRIVERS": config.DRIVERS,
+        "ELEMENTS": hdf5.ELEMENTS,
+        "FAMILIES": glm.FAMILIES,
         "FORMATS": formats.FORMATS,
-        "GOALS": stopping.GOALS,
-        "LAYOUTS": recipe.LAYOUTS,
-        "LINE_UP": line_up.LINE_UP,
+        "GOALS": evaluation.GOALS,
+        "LAYOUTS": transform.LAYOUTS,
+        "LINE_UP": compare.LINE_UP,
         "MACHINES": known_machines(),
-        "PARTITIONS": partition.PARTITIONS,
+        "PARTITIONS": shard.PARTITIONS,
         "PLACES": plan.PLACES,
         "POINT_TIMEOUT": run.TIMEOUT,
-        "PREDICTIONS": prediction.KINDS,
+        "PREDICTIONS": predict.KINDS,
         "RATES": rates.RATES,
         "RECIPES": precision.RECIPES,
         "SAMPLINGS": sampling.MODES,
         "SHAPES": synthetic.SHAPES,
-        "SOURCES": source.SOURCES,
+        "SOURCES": sources.SOURCES,
         "STUDIED": methods.METHODS,
-        "TRANSPORTS": sections.TRANSPORTS,
-        "UPDATES": updates.UPDATES,
+        "TRANSPORTS": config.TRANSPORTS,
+        "UPDATES": glm.UPDATES,
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd import assets
+from hpcsgd import files
 from hpcsgd.errors import ConfigError
 from tests.helpers.limits import HANG
 
@@ -69,17 +69,17 @@ def test_extras_of_gpus_bring_all_that_ranks_on_gpus_need(major):
 
 def test_the_bare_checkout_finds_its_assets():
     for name in ASSETS:
-        assert assets.path(name) == ROOT / name
+        assert files.path(name) == ROOT / name
 
 
 def test_a_missing_asset_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="not part of this installation"):
-        assets.path("kernels/none.cu")
+        files.path("kernels/none.cu")
     # In site-packages a stranger's kernels/ beside the package is not ours.
-    monkeypatch.setattr(assets, "PACKAGE", tmp_path / "hpcsgd")
+    monkeypatch.setattr(files, "PACKAGE", tmp_path / "hpcsgd")
     (tmp_path / "kernels").mkdir()
     with pytest.raises(ConfigError):
-        assets.path("kernels")
+        files.path("kernels")
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_a_rate_that_explodes(hpcsgd, tmp_path):
     """DIVERGED, exit code 1, advice, and the last good weights in the folder."""
     import json
 
-    from hpcsgd.result import Status, load_result
+    from hpcsgd.runs.result import Status, load_result
 
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 5))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hpcsgd.result import load_result
+from hpcsgd.runs.result import load_result
 from tests.helpers.command_line import only_json
 from tests.helpers.comparisons import BASE, refused
 

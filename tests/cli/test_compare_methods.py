@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpcsgd.methods import METHODS
+from hpcsgd.config import METHODS
 from tests.helpers.command_line import only_json
 from tests.helpers.comparisons import BASE, refused
 from tests.helpers.limits import HANG

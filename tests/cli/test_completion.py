@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.families import FAMILIES
+from hpcsgd.glm import FAMILIES
 from tests.helpers.command_line import refuse
 from tests.helpers.limits import HANG
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hpcsgd import load_result
-from hpcsgd.checkpoint import read_checkpoint
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.estimators.saved import load
+from hpcsgd.runs.checkpoint import read_checkpoint
 from tests.helpers.command_line import only_json
 
 BEFORE = Path(__file__).parents[1] / "golden" / "before"

@@ -14,8 +14,15 @@ from types import SimpleNamespace
 import pytest
 
 from hpcsgd.errors import DataError
-from hpcsgd.files import CREATE, Irregular, open_entry, own_folder, read_entry
-from hpcsgd.sealed import HEADER_BYTES, read_sealed
+from hpcsgd.files import (
+    CREATE,
+    HEADER_BYTES,
+    Irregular,
+    open_entry,
+    own_folder,
+    read_entry,
+    read_sealed,
+)
 from tests.cli.hostile import ENTRIES, IN_PLACE_OF_FOLDERS, SECONDS, plant
 from tests.helpers.command_line import only_json
 
@@ -186,7 +193,7 @@ def test_a_run_folder_that_is_lost_leaves_the_result_on_standard_output(
 
 SWAP = """
 import os, shutil, sys
-from hpcsgd.callbacks import Callback
+from hpcsgd.runs.progress import Callback
 from hpcsgd.cli import main, train
 
 class Swap(Callback):
@@ -277,11 +284,11 @@ def test_the_best_model_of_a_sweep_is_kept_in_no_other_folder(
     tmp_path, outside, plant_at, susy
 ):
     from hpcsgd import sweep
-    from hpcsgd.result import Unsaved
+    from hpcsgd.runs.result import UnsavedFile
 
     found = sweep({"data": {"path": str(susy)}}, rate=[0.1, 0.01])
     out = tmp_path / "saved"
     out.mkdir()
     plant_at(out / "best", outside)
-    with pytest.raises(Unsaved, match="best cannot be written"):
+    with pytest.raises(UnsavedFile, match="best cannot be written"):
         found.save(out)

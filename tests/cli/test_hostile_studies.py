@@ -10,8 +10,8 @@ import subprocess
 
 import pytest
 
-from hpcsgd.jobs.records import add_record, notes, records
-from hpcsgd.jobs.render import render
+from hpcsgd.jobs.queue import add_record, notes, records
+from hpcsgd.jobs.script import render
 from hpcsgd.jobs.sites import load_site
 from tests.cli.hostile import ENTRIES, IN_PLACE_OF_FOLDERS, SECONDS, plant
 from tests.jobs.examples import PYTHON, example

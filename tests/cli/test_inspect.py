@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpcsgd
-from hpcsgd.folder_lock import FolderLock
+from hpcsgd.files import FolderLock
 from tests.cli.models import train_into
 from tests.helpers.command_line import only_json, refuse
 
@@ -144,12 +144,12 @@ def test_a_checkpoint(command, tmp_path):
 
 
 def test_a_new_kind_is_one_row(tmp_path, monkeypatch, capsys):
-    from hpcsgd.cli import inspect
+    from hpcsgd.cli import models
     from hpcsgd.cli.parser import run
 
     (tmp_path / "x.odd").write_text("")
     row = (lambda path: path.suffix == ".odd", lambda path: {"name": path.name})
-    monkeypatch.setitem(inspect.KINDS, "odd file", row)
+    monkeypatch.setitem(models.FILE_KINDS, "odd file", row)
     assert run(["inspect", str(tmp_path / "x.odd"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["kind"] == "odd file" and said["name"] == "x.odd"

@@ -6,19 +6,17 @@ from functools import cache
 
 import pytest
 
-from hpcsgd.agreement import AGREEMENTS
-from hpcsgd.cli.template import comments, template
+from hpcsgd.agreements import AGREEMENTS
+from hpcsgd.cli.flags import comments, template
 from hpcsgd.cli.train import configuration
-from hpcsgd.config import RunConfig, read_toml
+from hpcsgd.config import METHODS, RunConfig, read_toml
 from hpcsgd.data.sampling import MODES
 from hpcsgd.errors import ConfigError
-from hpcsgd.families import FAMILIES
-from hpcsgd.methods import METHODS
+from hpcsgd.glm import FAMILIES, UPDATES
+from hpcsgd.glm.unrolling import Schedule
+from hpcsgd.glm.updates import RATES
 from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS
-from hpcsgd.rates import RATES
-from hpcsgd.schedule import Schedule
-from hpcsgd.updates import UPDATES
 from tests.helpers.command_line import only_json, refuse
 
 
@@ -152,7 +150,7 @@ def test_without_source_the_values_remain(monkeypatch):
     def no_source(kind):
         raise OSError
 
-    monkeypatch.setattr("hpcsgd.cli.template.inspect.getsource", no_source)
+    monkeypatch.setattr("hpcsgd.cli.flags.inspect.getsource", no_source)
     assert RunConfig.parse(tomllib.loads(template())) == RunConfig()
     assert comments(Schedule) == {}
 

@@ -66,12 +66,12 @@ def test_columns_are_named(command, tmp_path):
 
 def test_many_blocks_are_written_in_order(command, tmp_path, monkeypatch):
     """In this process, with blocks of ten rows."""
-    from hpcsgd import prediction
     from hpcsgd.cli.parser import run
+    from hpcsgd.runs import predict
 
     problem, result = train_into(tmp_path, "logistic")
     expected = hpcsgd.predict(result, problem.X, problem.offset)
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 10 * 7 * 8)
+    monkeypatch.setattr(predict, "CHUNK_BYTES", 10 * 7 * 8)
     monkeypatch.chdir(tmp_path)
     for ending in ("npy", "csv", "h5"):
         assert run(["predict", "run", "d.h5", "--out", f"p.{ending}"]) == 0
@@ -80,13 +80,13 @@ def test_many_blocks_are_written_in_order(command, tmp_path, monkeypatch):
 
 
 def test_a_fault_in_a_later_block_leaves_what_was_there(tmp_path, monkeypatch, capsys):
-    from hpcsgd import prediction
     from hpcsgd.cli.parser import run
+    from hpcsgd.runs import predict
 
     train_into(tmp_path, "logistic")
     with h5py.File(tmp_path / "d.h5", "a") as file:
         file["X"][50, 1] = np.nan
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 10 * 7 * 8)
+    monkeypatch.setattr(predict, "CHUNK_BYTES", 10 * 7 * 8)
     monkeypatch.chdir(tmp_path)
     for ending in ("npy", "csv", "h5"):
         out = tmp_path / f"p.{ending}"

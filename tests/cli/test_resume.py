@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hpcsgd.checkpoint import Store
-from hpcsgd.result import load_result
+from hpcsgd.runs.checkpoint import CheckpointStore
+from hpcsgd.runs.result import load_result
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_result_that_cannot_be_written_is_one_sentence_and_code_1(
 
 def test_checkpoints_that_are_all_damaged_are_refused_every_time(train, tmp_path):
     assert train("--epochs", 1).returncode == 0
-    (path,) = Store(tmp_path / "run", 2).paths()
+    (path,) = CheckpointStore(tmp_path / "run", 2).paths()
     path.write_bytes(path.read_bytes()[:-1])
     for _ in range(2):
         done = train("--epochs", 2)

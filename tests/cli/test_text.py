@@ -266,8 +266,8 @@ import sys
 from pathlib import Path
 from hpcsgd.cli import main
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.cli.data import convert  # noqa: F401
-import h5py, scipy.sparse, hpcsgd.data.convert, hpcsgd.data.libsvm, hpcsgd.cli.parser
+import h5py, scipy.sparse, hpcsgd.cli.data, hpcsgd.cli.parser
+import hpcsgd.data.convert.pipeline, hpcsgd.data.convert.libsvm
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

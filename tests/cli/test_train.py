@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hpcsgd.config import RunConfig, read_toml
-from hpcsgd.data import parse_native
-from hpcsgd.result import load_result
+from hpcsgd.data.convert import parsers
+from hpcsgd.runs.result import load_result
 from tests.helpers.command_line import only_json
 from tests.helpers.limits import HANG
 
@@ -174,7 +174,7 @@ def test_info(hpcsgd):
 
 
 def test_info_says_which_parser_is_in_use(hpcsgd):
-    here = {"compiled": parse_native.available(), "why": parse_native.why()}
+    here = {"compiled": parsers.available(), "why": parsers.why()}
     assert json.loads(hpcsgd("info", "--json").stdout)["parser"] == here
     off = subprocess.run(
         [sys.executable, "-m", "hpcsgd", "info", "--json"],

@@ -7,21 +7,20 @@ import sys
 import pytest
 
 from hpcsgd.cli import main
-from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.synthetic import write_synthetic
-from hpcsgd.hardware import parse_hardware
-from hpcsgd.tuner import learning, tune
-from hpcsgd.tuner.budget import Budget
-from hpcsgd.tuner.question import (
+from hpcsgd.tuning import tuner
+from hpcsgd.tuning.machine import parse_hardware
+from hpcsgd.tuning.rehearsal import LEAST, TimeBudget
+from hpcsgd.tuning.tuner import (
     BATCHES,
     PROBED,
-    Question,
+    TuningQuestion,
+    open_room,
     parse_batches,
     probing_steps,
 )
-from hpcsgd.tuner.rooms import open_room
-from hpcsgd.tuner.stage import LEAST
 from tests.helpers.launcher import launch_environment
 
 
@@ -78,8 +77,8 @@ def test_two_ranks_choose_alike(data, tmp_path):
         "run": {"network": "alpha=2e-4,bandwidth=1e9"},
     }
     # Ranks that started one after the other have not as much time left: one counts.
-    asked = Question(RunConfig.parse(tables), (8,), 2.0 - 0.9 * world.rank)
-    found = tune.tune(asked, world)
+    asked = TuningQuestion(RunConfig.parse(tables), (8,), 2.0 - 0.9 * world.rank)
+    found = tuner.tune(asked, world)
     said = world.exchange_objects([repr(one) for one in found.best])
     assert said[0] == said[1]
     assert found.chosen.grid == (1, 2) and found.considered > 10
@@ -134,9 +133,9 @@ class FakeResult:
 
 def test_rows_to_a_loss_lie_between_looks():
     curve = FakeResult([1.0, 0.5, 0.25, 0.125])
-    assert learning.rows_to(curve, 0.25) == pytest.approx(2.0)
-    assert learning.rows_to(curve, 0.25 * 2**0.5) == pytest.approx(1.5)
-    assert learning.rows_to(curve, 0.1) == float("inf")
+    assert tuner.rows_to(curve, 0.25) == pytest.approx(2.0)
+    assert tuner.rows_to(curve, 0.25 * 2**0.5) == pytest.approx(1.5)
+    assert tuner.rows_to(curve, 0.1) == float("inf")
 
 
 def test_penalties_are_rows_over_those_of_the_first(monkeypatch):
@@ -148,20 +147,20 @@ def test_penalties_are_rows_over_those_of_the_first(monkeypatch):
         16: [2 ** (-i / 1.5) for i in range(7)],
         32: [1.0] * 7,
     }
-    ways = [learning.Way(batch, 0.1) for batch in curves]
+    ways = [tuner.LearningSetting(batch, 0.1) for batch in curves]
     monkeypatch.setattr(
-        learning, "_result", lambda c, s, way: FakeResult(curves[way.batch])
+        tuner, "_result", lambda c, s, way: FakeResult(curves[way.batch])
     )
-    found = learning.learn(RunConfig(), None, ways, 9.0)
+    found = tuner.learn(RunConfig(), None, ways, 9.0)
     assert [one.penalty for one in found] == pytest.approx([1.0, 1.5, float("inf")])
-    (only,) = learning.learn(RunConfig(), None, ways, -9.0)
+    (only,) = tuner.learn(RunConfig(), None, ways, -9.0)
     assert only.way == ways[0], "without time, the first alone"
 
 
 def test_a_loss_that_does_not_fall_is_no_goal(monkeypatch):
-    monkeypatch.setattr(learning, "_result", lambda *_: FakeResult([1.0] * 7))
-    with pytest.raises(tune.ConfigError, match="does not fall"):
-        learning.learn(RunConfig(), None, [learning.Way(8, 0.1)] * 2, 9.0)
+    monkeypatch.setattr(tuner, "_result", lambda *_: FakeResult([1.0] * 7))
+    with pytest.raises(tuner.ConfigError, match="does not fall"):
+        tuner.learn(RunConfig(), None, [tuner.LearningSetting(8, 0.1)] * 2, 9.0)
 
 
 def test_what_is_probed_is_among_what_may_run():
@@ -203,9 +202,9 @@ def test_a_file_is_there_whole_or_not_at_all(data, tmp_path, monkeypatch):
     tuned.write_text("before")
 
     def fails(*_):
-        raise tune.ConfigError("planted; mend it")
+        raise tuner.ConfigError("planted; mend it")
 
-    monkeypatch.setattr(tune, "run_best", fails)
+    monkeypatch.setattr(tuner, "run_best", fails)
     asked = ["tune", "--data", str(data), "--seconds", "1", "--out", str(tuned)]
     assert main(asked) == 2 and tuned.read_text() == "before"
     assert list(tmp_path.iterdir()) == [tuned]
@@ -214,7 +213,7 @@ def test_a_file_is_there_whole_or_not_at_all(data, tmp_path, monkeypatch):
 def test_time_that_is_over_is_not_spent():
     """By a clock of our own: a budget says what is left, and never less than none."""
     now = iter([100.0, 101.0, 104.0, 109.0, 111.0])
-    budget = Budget(SerialCommunicator(), 10.0, clock=lambda: next(now))
+    budget = TimeBudget(SerialCommunicator(), 10.0, clock=lambda: next(now))
     assert budget.spent == 1.0
     assert budget.until(0.5) == 1.0  # of 5 seconds, 4 are gone
     assert budget.left == 1.0 and budget.left == 0.0
@@ -225,8 +224,8 @@ def test_a_fit_without_time_takes_one_burst_and_ends(data):
     config = RunConfig.parse(
         {"data": {"path": str(data)}, "schedule": {"steps": "auto", "batch": 8}}
     )
-    question, world = Question(config, (8,)), SerialCommunicator()
-    over = Budget(world, 1.0, clock=iter(range(0, 10**6, 10)).__next__)
+    question, world = TuningQuestion(config, (8,)), SerialCommunicator()
+    over = TimeBudget(world, 1.0, clock=iter(range(0, 10**6, 10)).__next__)
     room = open_room(question, (1, 1), "fp32", world, 600, 1e9, over, 0.5)
     assert room.figures.kernels == ()
     room.fit(question, [8], over, 0.9)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hpcsgd.cli.logs import RankHandler
+from hpcsgd.cli.parser import RankHandler
 from tests.helpers.command_line import only_json
 from tests.helpers.limits import HANG
 

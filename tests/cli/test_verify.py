@@ -5,7 +5,7 @@ import shutil
 
 import h5py
 
-from hpcsgd.result import load_result
+from hpcsgd.runs.result import load_result
 from tests.helpers.command_line import only_json
 
 

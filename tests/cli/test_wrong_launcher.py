@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.data.synthetic import write_synthetic
-from hpcsgd.study.folder import StudyFolder
-from hpcsgd.study.plan import Plan
+from hpcsgd.studies.folder import StudyFolder
+from hpcsgd.studies.plan import StudyPlan
 from tests.helpers.launcher import launch_environment
 from tests.helpers.limits import HANG
 
@@ -40,7 +40,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     write_synthetic(folder / "few.h5", "susy", 200, 6, 0)
     (folder / "few.csv").write_text("1,2,3\n0,4,5\n")
-    (point,) = Plan("strong", (RANKS,), methods=("casgd",), repeats=1).runs()
+    (point,) = StudyPlan("strong", (RANKS,), methods=("casgd",), repeats=1).runs()
     (folder / "s" / "points").mkdir(parents=True)
     StudyFolder(folder / "s").configure(point, str(folder / "few.h5"))
     (folder / "name").write_text(point.name)

@@ -3,20 +3,17 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends import cpu, make_backend
-from hpcsgd.backends.base import Batch
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_buffers import Order, sent
-from hpcsgd.backends.device_csr import put_csr
-from hpcsgd.backends.device_exchange import DeviceExchange
-from hpcsgd.backends.device_matrix import put_matrix
-from hpcsgd.backends.device_products import Widths
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.rounded import RoundedBackend
-from hpcsgd.csr import from_scipy
-from hpcsgd.families import get_family
+from hpcsgd.backends import compiled_calls, make_backend
+from hpcsgd.backends.base import StepBatch
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.exchange import DeviceExchange, Widths, put_csr
+from hpcsgd.backends.cuda.matrix import Order, put_matrix, sent
+from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.formats import encode
+from hpcsgd.glm import get_family
 from hpcsgd.precision import make_precision
-from hpcsgd.storage import encode
+from hpcsgd.sparse import from_scipy
 from tests.helpers.contracts.arithmetic import (
     CHECKS,
     Found,
@@ -75,7 +72,7 @@ class OnHost:
     def _batch(self, problem, kind):
         given = (problem.targets, problem.sample_weights, problem.offsets)
         parts = [None if c is None else c[problem.sampled].astype(kind) for c in given]
-        return Batch(*parts)
+        return StepBatch(*parts)
 
 
 class There:
@@ -168,7 +165,7 @@ def test_the_contract_can_fail(side):
 
 def test_the_chosen_one_is_compiled():
     """Else `chosen` would be NumPy once more."""
-    if not cpu.available():
-        pytest.skip(cpu.why())
+    if not compiled_calls.available():
+        pytest.skip(compiled_calls.why())
     kind = type(make_backend(make_precision("fp32")))
     assert kind not in (HostBackend, RoundedBackend)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.line import ReplicaLine
-from hpcsgd.codecs import CODECS, Bucket, CodecConfig, Feedback, Moment
-from hpcsgd.codecs.base import COUNT_BYTES, Gathered
+from hpcsgd.agreements.buckets import ReplicaChannel
+from hpcsgd.agreements.codecs import CODECS, Bucket, CodecConfig, Feedback, Moment
+from hpcsgd.agreements.codecs.base import COUNT_BYTES, GatheredCodec
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from tests.helpers.contracts.codec import (
@@ -57,7 +57,7 @@ def test_fp16_divides_before_it_adds():
         assert np.isinf(np.sum(parts.astype(np.float16), axis=0)).all()
 
 
-class Coin(Gathered):
+class Coin(GatheredCodec):
     """A toy: each word is sent doubled, or not at all, by a coin of this replica."""
 
     unbiased = True
@@ -142,7 +142,7 @@ def test_one_bucket_has_several_records_of_any_length():
     """Records of unequal length: their numbers go ahead, eight bytes more."""
 
     def on_rank(world):
-        line = ReplicaLine(world)
+        line = ReplicaChannel(world)
         record = np.full(world.rank, world.rank, dtype=np.uint8)
         got = line.gather_unequal(record)
         return [r.tolist() for r in got], world.ledger.entries["agreement"].bytes

@@ -13,10 +13,8 @@ from hpcsgd.comm import (
     launched_size,
     open_world,
 )
-from hpcsgd.comm.delayed import Delayed
-from hpcsgd.comm.network import Network
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError, TransportError
 from tests.helpers.contracts.communicator import CHECKS, splits_into_grids
 from tests.helpers.contracts.communicator_moves import exchanges_pieces
@@ -27,7 +25,10 @@ from tests.helpers.contracts.communicator_sums import (
 )
 
 FAST = Network(1e-5, 1e9)
-WRAPPERS = {"plain": lambda world: world, "delayed": lambda w: Delayed(w, FAST)}
+WRAPPERS = {
+    "plain": lambda world: world,
+    "delayed": lambda w: DelayedCommunicator(w, FAST),
+}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)

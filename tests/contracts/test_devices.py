@@ -5,12 +5,11 @@ from inspect import signature
 import numpy as np
 import pytest
 
-from hpcsgd.backends import uploads
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device import Device
-from hpcsgd.backends.device_buffers import sent
+from hpcsgd.backends.cuda import device as uploads
+from hpcsgd.backends.cuda.device import CudaDevice, Device
+from hpcsgd.backends.cuda.matrix import sent
+from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.transports import open_transport
 from tests.helpers.contracts.device import CHECKS, rounded, rounds, values_of
 from tests.helpers.fake_cuda import Node
 from tests.helpers.fake_cupy import FakeCupy

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.rates import make_rate
+from hpcsgd.glm.updates import make_rate
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import make_problem, train_on, union_batches
 from tests.helpers.oracle import residual

@@ -5,8 +5,8 @@ import pytest
 
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.products.clip import make_clip
-from hpcsgd.verify.scene import open_scene
+from hpcsgd.products.base import make_clip
+from hpcsgd.studies.verify.replay import open_scene
 from tests.helpers import oracle
 from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 

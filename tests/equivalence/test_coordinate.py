@@ -8,7 +8,7 @@ from scipy.sparse import csr_matrix
 
 from hpcsgd.api import train
 from hpcsgd.data.sampling import Sampler
-from hpcsgd.penalties import Penalty
+from hpcsgd.glm.penalties import Penalty
 from tests.helpers.coordinate import ELASTIC, MACHINE, descend
 from tests.helpers.oracle import L, residual
 from tests.helpers.problems import FAMILIES, make_problem

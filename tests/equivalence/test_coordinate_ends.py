@@ -5,12 +5,11 @@ import pytest
 
 import hpcsgd
 from hpcsgd.api import open_session, train
-from hpcsgd.callbacks import Callback
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
-from hpcsgd.start import Start
+from hpcsgd.runs.progress import Callback
+from hpcsgd.runs.session import Start
 from tests.helpers.coordinate import DUAL, ELASTIC, MACHINE, SHIFTED, descend
 from tests.helpers.problems import make_problem
 

@@ -141,7 +141,7 @@ def test_a_working_set_ends_where_all_columns_do(l1, l2):
 WITHOUT = """
 import numpy as np, hpcsgd
 from scipy.sparse import csr_matrix
-from hpcsgd.coordinate import sweep
+from hpcsgd.solvers.coordinate import sweep
 assert not sweep.available()
 for family in ("logistic", "softmax"):
     held = np.load(f"{family}.npz")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.assembly.feed import Feed
 from hpcsgd.errors import ConfigError
+from hpcsgd.runs.live import Feed
 from tests.helpers import oracle
 from tests.helpers.contracts.codec import NAMES, ROWS, coded, on_all
 from tests.helpers.gradients import agreed, in_folder

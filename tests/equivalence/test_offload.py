@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.offload import Offload
+from hpcsgd.agreements.more.offload import Offload
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.updates.moments import Adam
+from hpcsgd.glm.updates import Adam
 from tests.helpers.contracts.codec import heterogeneous, on_all
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
@@ -229,7 +229,7 @@ def test_a_rate_that_blows_up_ends_on_all_ranks():
 
 def test_an_error_of_the_host_is_raised():
     """It does not die unseen in a thread."""
-    from hpcsgd.agreement.offload_worker import Worker
+    from hpcsgd.agreements.more.offload import Worker
 
     worker = Worker()
     with pytest.raises(ZeroDivisionError):

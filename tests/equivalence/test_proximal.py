@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.build import build
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.errors import ConfigError
-from hpcsgd.penalties import Penalty
-from hpcsgd.sweeps.api import sweep
-from hpcsgd.timing import Clock
-from hpcsgd.verify.certificate import certify
+from hpcsgd.estimators.sweep import sweep
+from hpcsgd.glm.penalties import Penalty
+from hpcsgd.runs.build import build
+from hpcsgd.studies.verify.certificate import certify
 from tests.helpers.harness import (
     check_against_oracle,
     config_for,

@@ -8,7 +8,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.products import KEEPS
-from hpcsgd.result import Status
+from hpcsgd.runs.result import Status
 from tests.helpers.harness import config_for, make_problem, oracle_for, relative_error
 from tests.helpers.pairwise import pairwise
 from tests.helpers.resumed import PREEMPTED_AT, interrupted, losses, run
@@ -117,7 +117,7 @@ def test_other_replicas_go_on_from_the_mean(tmp_path):
 
 def test_the_mean_is_weighed_by_rows(tmp_path):
     """Replicas that were apart are averaged as an agreement would have done it."""
-    from hpcsgd.checkpoint import Store
+    from hpcsgd.runs.checkpoint import CheckpointStore
 
     problem = make_problem("logistic", n=53)
     sections = {
@@ -125,7 +125,7 @@ def test_the_mean_is_weighed_by_rows(tmp_path):
         "agreement": {"kind": "average"},
     }
     first = run(2, problem, tmp_path, stop_at=5, grid={"replicas": 2}, **sections)[0]
-    _, checkpoint = Store(tmp_path, 2).newest()
+    _, checkpoint = CheckpointStore(tmp_path, 2).newest()
     copies = checkpoint.arrays["weights"]
     assert copies.shape == (2, 7, 1)
     assert (copies[0] != copies[1]).any()
@@ -275,8 +275,8 @@ def test_a_diverged_run_goes_back_to_the_same_weights(tmp_path):
 
 def test_what_agreements_keep_is_saved_and_put_back(tmp_path, monkeypatch):
     """Arrays that an agreement leaves in the state: its error feedback, say."""
-    from hpcsgd.agreement import AGREEMENTS
-    from hpcsgd.agreement.average import Average
+    from hpcsgd.agreements import AGREEMENTS
+    from hpcsgd.agreements.averaging import Average
 
     class Leaky(Average):
         """Keeps a tenth of what it sees, and adds it the next time."""

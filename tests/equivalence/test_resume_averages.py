@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.slowmo import SlowMo
+from hpcsgd.agreements.slowmo import SlowMo
 from tests.helpers.averages import CHANGING, ROWS, SLOW, config_of
 from tests.helpers.harness import make_problem
 from tests.helpers.resumed import interrupted, losses, run
@@ -88,7 +88,7 @@ def test_slow_state_in_parts_goes_to_other_grids(replicas, members, tmp_path):
 def _goes_on(problem, folder, sections, grid, sharded):
     from unittest.mock import patch
 
-    from hpcsgd import resume
+    from hpcsgd.runs import resume
 
     asked = {**sections["agreement"], "slow_sharded": sharded}
     later = {**sections, "grid": grid, "agreement": asked}

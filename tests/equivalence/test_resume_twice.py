@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.methods import METHODS
+from hpcsgd.config import METHODS
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import config_for, make_problem, what_is_read
 

@@ -6,12 +6,11 @@ from math import ceil
 import numpy as np
 import pytest
 
-from hpcsgd.agreement import Scheduled
-from hpcsgd.agreement.scheduled_queue import Queue
-from hpcsgd.callbacks import Callback
-from hpcsgd.capture import Capture
-from hpcsgd.checkpoint import Checkpoint
-from hpcsgd.study.expected import expected_traffic
+from hpcsgd.agreements import Scheduled
+from hpcsgd.agreements.more.scheduled import Queue
+from hpcsgd.runs.checkpoint import Capture, Checkpoint
+from hpcsgd.runs.progress import Callback
+from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import NAMES, ROWS, on_all, sections_of
 from tests.helpers.gradients import check, in_folder
 from tests.helpers.harness import make_problem, train_on

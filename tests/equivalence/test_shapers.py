@@ -3,11 +3,17 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.centring import OverClasses, OverColumns, ToLengthOne
-from hpcsgd.agreement.clipping import ByNorm, ByPercentile
-from hpcsgd.agreement.noise import BLOCK, Noise
-from hpcsgd.agreement.shaping import Whole
-from hpcsgd.codecs import Moment
+from hpcsgd.agreements.codecs import Moment
+from hpcsgd.agreements.shaping import (
+    BLOCK,
+    ByNorm,
+    ByPercentile,
+    GradientFacts,
+    Noise,
+    OverClasses,
+    OverColumns,
+    ToLengthOne,
+)
 from hpcsgd.errors import ConfigError
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import make_problem, train_on
@@ -81,14 +87,14 @@ def test_noise_has_its_variance_and_is_that_of_its_column():
     seen = Moment(number=9, epoch=0, rate=0.1, next_rate=0.1)
     noise, total = Noise(0.04, seed=3), 3 * BLOCK + 5
     whole = np.zeros((total, 2))
-    noise.shape(whole, Whole(slice(0, total), lambda x: x), seen)
+    noise.shape(whole, GradientFacts(slice(0, total), lambda x: x), seen)
     assert abs(whole.var() / (0.04 / 10**0.55) - 1) < 0.05
     part = slice(BLOCK - 3, 2 * BLOCK + 1)
     own = np.zeros((part.stop - part.start, 2))
-    noise.shape(own, Whole(part, lambda x: x), seen)
+    noise.shape(own, GradientFacts(part, lambda x: x), seen)
     assert (own == whole[part]).all()
     other = np.zeros_like(own)
-    noise.shape(other, Whole(part, lambda x: x), Moment(10, 0, 0.1, 0.1))
+    noise.shape(other, GradientFacts(part, lambda x: x), Moment(10, 0, 0.1, 0.1))
     assert np.abs(other - own).max() > 0.01
 
 
@@ -97,7 +103,9 @@ def test_a_percentile_is_of_the_last_hundred_norms():
     clip = ByPercentile(at=10.0)
     for number in range(150):
         g = np.array([[number + 1.0]])
-        clip.shape(g, Whole(slice(0, 1), lambda x: x), Moment(number, 0, 1.0, 1.0))
+        clip.shape(
+            g, GradientFacts(slice(0, 1), lambda x: x), Moment(number, 0, 1.0, 1.0)
+        )
         seen = np.arange(max(number - 99, 0), number + 1) + 1.0
         assert g[0, 0] == pytest.approx(min(np.percentile(seen, 10), number + 1.0))
 
@@ -119,7 +127,9 @@ def test_steps_that_were_left_out_are_no_short_ones():
     clip = ByPercentile(at=10.0)
     for number in range(0, 40, 2):
         g = np.array([[number + 1.0]])
-        clip.shape(g, Whole(slice(0, 1), lambda x: x), Moment(number, 0, 1.0, 1.0))
+        clip.shape(
+            g, GradientFacts(slice(0, 1), lambda x: x), Moment(number, 0, 1.0, 1.0)
+        )
         seen = np.arange(0, number + 1, 2) + 1.0
         assert g[0, 0] == pytest.approx(min(np.percentile(seen, 10), number + 1.0))
 
@@ -127,12 +137,14 @@ def test_steps_that_were_left_out_are_no_short_ones():
 @pytest.mark.parametrize("size", [1e-44, 1e-39, 1.0, 1e38])
 def test_gradients_of_any_size_become_of_length_one(size):
     g = np.array([[size], [0.0]], dtype=np.float32)
-    ToLengthOne().shape(g, Whole(slice(0, 2), lambda x: x), Moment(0, 0, 1.0, 1.0))
+    ToLengthOne().shape(
+        g, GradientFacts(slice(0, 2), lambda x: x), Moment(0, 0, 1.0, 1.0)
+    )
     assert g.tolist() == [[1.0], [0.0]]
 
 
 def test_small_gradients_are_left_alone_and_zeros_stay():
-    whole, moment = Whole(slice(0, 3), lambda x: x), Moment(0, 0, 1.0, 1.0)
+    whole, moment = GradientFacts(slice(0, 3), lambda x: x), Moment(0, 0, 1.0, 1.0)
     small = np.full((3, 2), 0.01)
     ByNorm(1.0).shape(small, whole, moment)
     assert (small == 0.01).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.loss_scale import FIRST
+from hpcsgd.backends.base import FIRST
 from hpcsgd.errors import ConfigError
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import replica_batches, train_on

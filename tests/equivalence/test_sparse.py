@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.backends import sparse
+from hpcsgd.backends import numpy_rows
 from hpcsgd.products import KEEPS
 from tests.helpers import resumed
 from tests.helpers.harness import config_for, oracle_for, relative_error, train_on
@@ -67,7 +67,7 @@ COVERING = [
 @pytest.mark.cases(42)
 @pytest.mark.parametrize("row", COVERING, ids=name_of)
 def test_float64_equals_sgd(row, monkeypatch):
-    monkeypatch.setattr(sparse, "HEAVY", row["heavy"])
+    monkeypatch.setattr(numpy_rows, "HEAVY", row["heavy"])
     d = 300 if row["shape"][0] == 41 else 17  # of many columns few are touched
     stored, dense = make_sparse(row["family"], row["shape"][0], d, 3.4 / d)
     config, data = config_of(row, stored, recipe="fp64"), columns_of(row)

@@ -218,11 +218,11 @@ def test_a_snapshot_alone_costs_a_slope():
 @pytest.mark.parametrize("grid", [(1, 2), (2, 2)])
 @pytest.mark.parametrize("every", [1, 3])
 def test_it_resumes_bit_for_bit(grid, every, tmp_path):
-    from hpcsgd.callbacks import Callback, Wish
+    from hpcsgd.runs.progress import Callback, Request
 
     class Ends(Callback):
         def on_exchange(self, view):
-            return Wish.PREEMPT if view.exchanges >= 8 else Wish.NONE
+            return Request.PREEMPT if view.exchanges >= 8 else Request.NONE
 
     problem, ranks = make_problem("logistic"), grid[0] * grid[1]
     run = {"out": str(tmp_path / "run"), "resume": "auto", "check_every": 1}
@@ -255,7 +255,7 @@ def test_what_it_is_not_offered_with(sections, remedy):
 
 
 def test_several_models_have_no_common_snapshot():
-    from hpcsgd.assembly.variance import check_svrg
+    from hpcsgd.runs.checks import check_svrg
 
     with pytest.raises(ConfigError, match="one by one"):
         check_svrg(asked(make_problem("logistic"), sweep={"l2": [0.1, 0.2]}))
@@ -277,10 +277,10 @@ def test_replicas_do_not_average_what_they_hold_alike():
 
 def snapshots_of(config, problem, world):
     """(w̃, μ̃) of this rank after the first exchange, and after two epochs."""
-    from hpcsgd.build import build
-    from hpcsgd.callbacks import Callback
-    from hpcsgd.data.memory import MemoryReader
-    from hpcsgd.timing import Clock
+    from hpcsgd.comm.ledger import Clock
+    from hpcsgd.data.readers import MemoryReader
+    from hpcsgd.runs.build import build
+    from hpcsgd.runs.progress import Callback
 
     held = []
 
@@ -299,7 +299,7 @@ def snapshots_of(config, problem, world):
 
 def test_verify_says_that_it_replays_plain_steps(tmp_path):
     from hpcsgd.errors import DataError
-    from hpcsgd.verify.scene import open_scene
+    from hpcsgd.studies.verify.replay import open_scene
 
     problem = make_problem("logistic")
     out = tmp_path / "run"

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.assessment import evaluate
-from hpcsgd.callbacks import Callback, Wish
-from hpcsgd.data.folds import fold_of, held_out
-from hpcsgd.result import Status
+from hpcsgd.data.sampling import fold_of, held_out
+from hpcsgd.runs.predict import evaluate
+from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.result import Status
 from tests.helpers.harness import (
     config_for,
     make_problem,
@@ -121,7 +121,7 @@ class PreemptAt(Callback):
         self.exchanges = exchanges
 
     def on_exchange(self, view):
-        return Wish.PREEMPT if view.exchanges == self.exchanges else Wish.NONE
+        return Request.PREEMPT if view.exchanges == self.exchanges else Request.NONE
 
 
 @pytest.mark.parametrize("product", ["gram", "cached", "direct"])

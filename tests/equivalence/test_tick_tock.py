@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import hpcsgd
+from hpcsgd.agreements.more.tick_tock import OtherFailed, in_turns
 from hpcsgd.api import train
-from hpcsgd.comm.delayed import Delayed
-from hpcsgd.comm.network import Network
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.turns import Ended, in_turns
 from hpcsgd.errors import ConfigError
 from tests.helpers.gradients import agreed
 from tests.helpers.harness import make_problem
@@ -62,11 +61,11 @@ def test_each_fit_is_what_it_is_alone(kind, grid):
 
 def test_one_computes_while_the_other_travels(monkeypatch):
     """From the trace: never both at once, each behind the other's transfer."""
-    from hpcsgd.agreement import Gradient
-    from hpcsgd.agreement.senders import Plain
+    from hpcsgd.agreements import Gradient
+    from hpcsgd.agreements.buckets import PlainSender
 
     events = []
-    watched = {"begin": (Gradient, "begin"), "receive": (Plain, "receive")}
+    watched = {"begin": (Gradient, "begin"), "receive": (PlainSender, "receive")}
     for name, (kind, method) in watched.items():
         real = getattr(kind, method)
 
@@ -101,7 +100,7 @@ def test_both_share_one_network():
     links = []
 
     def hook(world):
-        there = Delayed(world, Network(1e-5, 1e9))
+        there = DelayedCommunicator(world, Network(1e-5, 1e9))
         links.append(there.link)
         return there
 
@@ -138,7 +137,7 @@ def test_who_waits_for_a_turn_hears_of_a_failure():
     def waits(turns):
         try:
             turns.hand_over(1)
-        except Ended:
+        except OtherFailed:
             seen.append("ended")
             raise
 

@@ -5,9 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.ticktock import TickTock
-from hpcsgd.agreement.ticktock_delayed import LateTickTock
-from hpcsgd.agreement.ticktock_items import Item
+from hpcsgd.agreements.more.tick_tock import Item, LateTickTock, TickTock
 from hpcsgd.errors import ConfigError
 from tests.helpers.contracts.codec import on_all
 from tests.helpers.gradients import UPDATES, in_folder

@@ -6,11 +6,11 @@ from math import ceil
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.sharded import Sharded
-from hpcsgd.checkpoint import Store
+from hpcsgd.agreements.zero import ShardedAgreement
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.study.expected import expected_traffic
+from hpcsgd.runs.checkpoint import CheckpointStore
+from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import heterogeneous, on_all
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
@@ -190,7 +190,7 @@ def saved(tmp_path, problem, stage, replicas, kind, stop):
         problem, stage, replicas, update={"kind": kind}, schedule={"epochs": 2}
     )
     in_folder(tmp_path, config, replicas, problem, stop=stop)
-    return Store(tmp_path, 2).newest()[1].arrays
+    return CheckpointStore(tmp_path, 2).newest()[1].arrays
 
 
 def test_a_checkpoint_is_one_vector_whatever_holds_it(tmp_path):
@@ -236,7 +236,7 @@ def test_the_state_is_in_the_checkpoint(tmp_path, monkeypatch):
     config = sliced(problem, 2, 3, update={"kind": "adam"})
     whole = in_folder(tmp_path / "whole", config, 3, problem)[0]
     in_folder(tmp_path / "parts", config, 3, problem, stop=4)
-    monkeypatch.setattr(Sharded, "remember", lambda *_: None)
+    monkeypatch.setattr(ShardedAgreement, "remember", lambda *_: None)
     again = in_folder(tmp_path / "parts", config, 3, problem)[0]
     assert np.abs(again.weights - whole.weights).max() > 1e-4
 
@@ -304,7 +304,7 @@ def test_a_norm_of_own_slices_goes_elsewhere(monkeypatch):
     problem = make_problem("softmax")
     shaped = {"update": {"kind": "sgd", **SHAPED[0]}}
     plain = train_on(3, sliced(problem, 0, 3, **shaped), problem)
-    monkeypatch.setattr(Sharded, "_total", lambda self, words: words)
+    monkeypatch.setattr(ShardedAgreement, "_total", lambda self, words: words)
     result = train_on(3, sliced(problem, 2, 3, **shaped), problem)
     assert np.abs(result.weights - plain.weights).max() > 1e-3
 
@@ -312,7 +312,7 @@ def test_a_norm_of_own_slices_goes_elsewhere(monkeypatch):
 @pytest.mark.parametrize("stage", STAGES)
 def test_replicas_that_differ_are_mended(stage, monkeypatch):
     """Weights that are whole, or the intercept; slices are nobody else's."""
-    problem, step = make_problem("softmax"), Sharded._step
+    problem, step = make_problem("softmax"), ShardedAgreement._step
 
     def flipped(self, state, task):
         step(self, state, task)
@@ -322,7 +322,7 @@ def test_replicas_that_differ_are_mended(stage, monkeypatch):
     sections = {"run": {"check_members": 2}, "rate": {"value": 0.1}}
     plain = on_all(3, sliced(problem, stage, 3, **sections), problem)
     assert {r.report["agreement"]["mended_replicas"] for r in plain} == {0}
-    monkeypatch.setattr(Sharded, "_step", flipped)
+    monkeypatch.setattr(ShardedAgreement, "_step", flipped)
     results = on_all(3, sliced(problem, stage, 3, **sections), problem)
     assert {r.report["agreement"]["mended_replicas"] for r in results} == {1}
     assert {r.weights_sha256 for r in results} == {plain[0].weights_sha256}
@@ -392,7 +392,7 @@ def test_the_optimum_of_the_worst_shards(stage=3):
 
 
 def test_advice_knows_what_members_would_send():
-    from hpcsgd import advice
+    from hpcsgd.studies import advice
 
     wide, narrow = make_problem("logistic", d=31), make_problem("logistic")
     for problem, said in ((wide, "--grid 1x2 --agreement"), (narrow, "--batch 8")):
@@ -402,13 +402,13 @@ def test_advice_knows_what_members_would_send():
 
 def test_replicas_that_were_told_other_stages_are_refused(monkeypatch):
     """Before the first message, which they would not share."""
-    begin = Sharded.__init__
+    begin = ShardedAgreement.__init__
 
     def unlike(self, grid, share, means):
         begin(self, grid, share, means)
         self.stage += grid.replica
 
-    monkeypatch.setattr(Sharded, "__init__", unlike)
+    monkeypatch.setattr(ShardedAgreement, "__init__", unlike)
     problem = make_problem("logistic")
     with pytest.raises(ConfigError, match="stage is 1 on replica 0 and 2 on replica 1"):
         train_on(2, sliced(problem, 1, 2), problem)

@@ -15,7 +15,7 @@ from sklearn.model_selection import (
 
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.folds import fold_of
+from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError
 from tests.helpers.zoo import CHOOSING, name_of, problem_for
 

@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 import hpcsgd
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.estimators.predictor import Predictor
+from hpcsgd.estimators.saved import Predictor
 from tests.helpers.limits import HANG
 from tests.helpers.zoo import ALL, CHOOSING, name_of, problem_for
 

@@ -6,9 +6,9 @@ import pytest
 
 import hpcsgd
 from hpcsgd import GLM, LogisticRegression
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import DataError
-from hpcsgd.estimators.predictor import Predictor
+from hpcsgd.estimators.saved import Predictor
 
 NAMES = ["a", "b", "c"]
 RNG = np.random.default_rng(1)

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 import hpcsgd
-from hpcsgd.assembly import gpu, live
 from hpcsgd.comm import open_world
-from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.errors import ConfigError
+from hpcsgd.runs import build, gpu
 from tests.helpers.harness import what_is_read
 
 PURPOSE = "agreement"
@@ -99,20 +99,20 @@ def give_gpus(world):
 
 def refused(world, row, sections):
     """The sentence that every rank ends with where the last one cannot begin."""
-    first_state = live.first_state
+    first_state = build.first_state
 
     def refusing(*told):
         first_state(*told)
         raise ConfigError("this rank has no room; give it some")
 
     if world.rank == world.size - 1:
-        live.first_state = refusing
+        build.first_state = refusing
     try:
         train(world, row, sections)
     except ConfigError as error:
         return str(error), error.on_all_ranks
     finally:
-        live.first_state = first_state
+        build.first_state = first_state
     return "", False
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from hpcsgd.cli import main
 from hpcsgd.cli.launch import launcher_rank
-from hpcsgd.data import text_source
+from hpcsgd.data.convert import text
 
 PIECE = 4096  # bytes: a small file has many
 
 
 def struck(how, piece):
     """`TextSource.load` until the signal comes."""
-    load, loaded = text_source.TextSource.load, [0]
+    load, loaded = text.TextSource.load, [0]
 
     def counting(self, task):
         loaded[0] += 1
@@ -32,7 +32,7 @@ def struck(how, piece):
 if __name__ == "__main__":
     how, piece, *arguments = sys.argv[1:]
     (Path.cwd() / f"pid{launcher_rank()}").write_text(str(os.getpid()))
-    text_source.TextSource.piece = PIECE
+    text.TextSource.piece = PIECE
     if int(piece):
-        text_source.TextSource.load = struck(how, int(piece))
+        text.TextSource.load = struck(how, int(piece))
     sys.exit(main(["data", "convert", *arguments]))

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from benchmarks.run import machine
-from hpcsgd.checkpoint import Store, read_checkpoint
 from hpcsgd.data.synthetic import write_synthetic
+from hpcsgd.runs.checkpoint import CheckpointStore, read_checkpoint
 from tests.faults import starts
 from tests.faults.processes import all_gone, is_alive, wait_until
 from tests.helpers import launcher
@@ -92,7 +92,7 @@ def until_done(case, draw, counts):
     for _ in range(draw.randrange(1, 5)):
         process = case.start("--slow", SLOW)
         hit(case, process, draw, counts)
-        for path in Store(case.out, 2).paths():
+        for path in CheckpointStore(case.out, 2).paths():
             read_checkpoint(path)
     ended = case.run(limit=120)
     assert ended.code == 0, ended.output
@@ -147,7 +147,7 @@ def calm(folder, data, seconds):
     while time.monotonic() < end:
         time.sleep(min(5.0, seconds / 6))
         last.append(resident(pids))
-    exchanges = Store(case.out, 2).newest()[1].exchanges
+    exchanges = CheckpointStore(case.out, 2).newest()[1].exchanges
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     assert process.wait(60) == 75, case.said()

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import hpcsgd
-from hpcsgd import loading
 from hpcsgd.comm import open_world
+from hpcsgd.runs import load
 
 FOR_EVER = 1000
 
@@ -60,13 +60,13 @@ class Stall(hpcsgd.Callback):
 
 
 def stall_while_loading(action):
-    load_block = loading.load_block
+    load_block = load.load_block
 
     def stuck(*arguments, **options):
         action()
         return load_block(*arguments, **options)
 
-    loading.load_block = stuck
+    load.load_block = stuck
 
 
 def main(how, timeout, folder):

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.run import machine
-from hpcsgd.cli.inspect import describe
+from hpcsgd.cli.models import describe
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import DataError
 from tests.faults.processes import is_alive, wait_until

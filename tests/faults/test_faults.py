@@ -7,8 +7,8 @@ import time
 import h5py
 import pytest
 
-from hpcsgd.checkpoint import Store, read_checkpoint
 from hpcsgd.data.synthetic import write_synthetic
+from hpcsgd.runs.checkpoint import CheckpointStore, read_checkpoint
 from tests.faults.processes import all_gone, wait_until
 from tests.helpers.killed_runs import LIMIT, Case
 from tests.helpers.limits import HANG
@@ -30,7 +30,7 @@ def test_a_rank_that_raises(case, undisturbed):
     assert ended.code not in (0, None)
     assert len(reports("RuntimeError: a callback failed", ended.output)) == 1
     assert len(reports("hpcsgd: rank 1 of 2 failed:", ended.output)) == 1
-    assert Store(case.out, 2).newest()[1].exchanges == 25
+    assert CheckpointStore(case.out, 2).newest()[1].exchanges == 25
     check_resume(case, undisturbed)
 
 
@@ -113,7 +113,7 @@ def test_nan_in_the_memory_of_one_rank(case, undisturbed):
     said = reports("the memory of rank 1 holds a value that is no number", ended.output)
     # Rank 1 of 2 holds columns 9 to 17 of 18: its row 5, column 1 is (5, 10).
     assert said and "at row 5, column 10" in said[0]
-    for path in Store(case.out, 2).paths():
+    for path in CheckpointStore(case.out, 2).paths():
         assert read_checkpoint(path).exchanges <= 45
     check_resume(case, undisturbed)
 
@@ -156,7 +156,7 @@ def damage(path, how):
 @pytest.mark.parametrize("how", ["truncated", "bit-in-data", "bit-in-header", "empty"])
 def test_a_damaged_checkpoint_is_passed_over(how, case, undisturbed):
     case.run("--fault", "raises", "--at", 33)
-    newest, before = Store(case.out, 2).paths()
+    newest, before = CheckpointStore(case.out, 2).paths()
     damage(newest, how)
     ended = check_resume(case, undisturbed)
     said = reports("falling back to the checkpoint before it", ended.output)
@@ -168,7 +168,7 @@ def test_a_damaged_checkpoint_is_passed_over(how, case, undisturbed):
 
 def test_with_no_whole_checkpoint_nothing_is_lost(case):
     case.run("--fault", "raises", "--at", 33)
-    for path in Store(case.out, 2).paths():
+    for path in CheckpointStore(case.out, 2).paths():
         damage(path, "truncated")
     kept = sorted((case.out / "checkpoints").iterdir())
     for _ in range(2):
@@ -195,7 +195,7 @@ def test_data_that_changed_is_refused(case, own_data):
     ended = case.run()
     assert ended.code not in (0, None)
     assert "the data is not what this run was started on" in ended.output
-    assert Store(case.out, 2).newest()[1].exchanges == 30
+    assert CheckpointStore(case.out, 2).newest()[1].exchanges == 30
 
 
 def test_data_that_was_cut_off_is_refused(case, own_data):
@@ -204,7 +204,7 @@ def test_data_that_was_cut_off_is_refused(case, own_data):
     ended = case.run()
     assert ended.code not in (0, None)
     assert "truncated" in ended.output
-    assert Store(case.out, 2).newest()[1].exchanges == 30
+    assert CheckpointStore(case.out, 2).newest()[1].exchanges == 30
 
 
 def test_a_clock_that_jumps_changes_nothing(case, undisturbed):
@@ -216,7 +216,7 @@ def test_a_clock_that_jumps_changes_nothing(case, undisturbed):
 
 def test_two_runs_in_one_folder(case, undisturbed):
     first = case.start("--slow", 0.05)
-    assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
+    assert wait_until(lambda: CheckpointStore(case.out, 2).paths(), LIMIT)
     second = Case(case.folder / "second", case.data)
     second.folder.mkdir()
     second.out = case.out
@@ -235,11 +235,11 @@ def test_two_runs_in_one_folder(case, undisturbed):
 def test_a_signal_to_all_ranks_is_an_orderly_end(number, code, case, undisturbed):
     process = case.start("--slow", 0.1)
     pids = case.pids()
-    assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
+    assert wait_until(lambda: CheckpointStore(case.out, 2).paths(), LIMIT)
     for pid in pids:
         os.kill(pid, number)
     assert process.wait(LIMIT) == code, case.said()
-    exchanges = Store(case.out, 2).newest()[1].exchanges
+    exchanges = CheckpointStore(case.out, 2).newest()[1].exchanges
     assert exchanges < 100
     ended = check_resume(case, undisturbed)
     assert ended.result["resumes"] == 1
@@ -272,7 +272,7 @@ def test_a_second_interrupt_ends_a_rank_that_is_stuck(case):
 def test_a_signal_to_one_rank_is_enough(case, undisturbed):
     process = case.start("--slow", 0.1)
     pids = case.pids()
-    assert wait_until(lambda: Store(case.out, 2).paths(), LIMIT)
+    assert wait_until(lambda: CheckpointStore(case.out, 2).paths(), LIMIT)
     os.kill(pids[1], signal.SIGUSR2)
     assert process.wait(LIMIT) == 75, case.said()
     check_resume(case, undisturbed)

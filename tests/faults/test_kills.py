@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpcsgd.checkpoint import Store, read_checkpoint
+from hpcsgd.runs.checkpoint import CheckpointStore, read_checkpoint
 from tests.faults.processes import all_gone, wait_until
 from tests.helpers.killed_runs import LIMIT
 
@@ -30,7 +30,7 @@ def end_of(process, case):
 
 def all_are_whole(case):
     """Every file under its final name is what was written."""
-    for path in Store(case.out, 2).paths():
+    for path in CheckpointStore(case.out, 2).paths():
         read_checkpoint(path)
 
 
@@ -61,8 +61,8 @@ def test_killed_while_it_starts(case, undisturbed):
 def test_killed_inside_an_exchange(case, undisturbed):
     """The other rank waits in a collective when it happens."""
     process = case.start("--slow", SLOW)
-    kill(case, process, 1, lambda: len(Store(case.out, 2).paths()) == 2)
-    assert Store(case.out, 2).newest()[1].exchanges < 100
+    kill(case, process, 1, lambda: len(CheckpointStore(case.out, 2).paths()) == 2)
+    assert CheckpointStore(case.out, 2).newest()[1].exchanges < 100
     check_resume(case, undisturbed)
 
 
@@ -72,7 +72,7 @@ def test_killed_while_it_writes_a_checkpoint(case, undisturbed):
 
     def writes_the_third():
         parts = list(folder.glob(".*.part"))
-        return len(Store(case.out, 2).paths()) == 2 and parts
+        return len(CheckpointStore(case.out, 2).paths()) == 2 and parts
 
     kill(case, process, 0, writes_the_third)
     assert list(folder.glob(".*.part"))

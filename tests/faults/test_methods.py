@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.comm.base import Communicator
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import METHODS
 from hpcsgd.data.synthetic import write_synthetic
-from hpcsgd.methods import METHODS
 from tests.faults.agreeing import PURPOSE, Faulty, train
 from tests.faults.processes import all_gone, written_pids
 from tests.helpers import launcher

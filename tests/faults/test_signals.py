@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.cli.family import MARK, Family
-from hpcsgd.cli.job import Ending, ending_of, possible_signals, say_how_it_ended
-from hpcsgd.ends import End
+from hpcsgd.cli.launch import (
+    MARK,
+    LaunchEnd,
+    MarkedProcesses,
+    ending_of,
+    possible_signals,
+    say_how_it_ended,
+)
+from hpcsgd.comm.rank_ends import RankEnd
 from tests.faults.processes import all_gone, wait_until, written_pids
 from tests.helpers import launcher
 from tests.helpers.limits import HANG
@@ -24,7 +30,7 @@ pytestmark = [
 RANKS = 2
 PARENT = """
 import os, sys
-from hpcsgd.cli.job import NOTED, Job, OWN_CODES, say_how_it_ended
+from hpcsgd.cli.launch import NOTED, Job, OWN_CODES, say_how_it_ended
 from tests.helpers.launcher import mpiexec
 program = [sys.executable, "-m", "tests.faults.obedient", *sys.argv[1:]]
 ending = Job([*mpiexec(), "-n", "2", *NOTED], program, os.environ).run()
@@ -240,7 +246,7 @@ def _parent(pid):
 
 def test_the_sentence_depends_on_the_ending(capsys):
     for code in (0, 1, 2, 75, 130):  # whoever ended so has spoken
-        say_how_it_ended(Ending(code), keeps_checkpoints=True)
+        say_how_it_ended(LaunchEnd(code), keeps_checkpoints=True)
     assert not capsys.readouterr().err
     say_how_it_ended(ending_of(137, []), keeps_checkpoints=False)
     said = capsys.readouterr().err
@@ -257,16 +263,16 @@ def test_without_notes_all_signals_are_named_that_the_launchers_code_can_stand_f
 
 
 def test_the_first_rank_that_fails_is_the_cause():
-    ends = [End(1.0, 2, 0), End(2.0, 1, -11), End(2.1, 0, -9)]
-    assert ending_of(11 | 9, ends) == Ending(-11, "rank 1", ("SIGSEGV",))
-    assert ending_of(9, [End(1.0, 1, 2), End(2.0, 0, -9)]).code == 2
+    ends = [RankEnd(1.0, 2, 0), RankEnd(2.0, 1, -11), RankEnd(2.1, 0, -9)]
+    assert ending_of(11 | 9, ends) == LaunchEnd(-11, "rank 1", ("SIGSEGV",))
+    assert ending_of(9, [RankEnd(1.0, 1, 2), RankEnd(2.0, 0, -9)]).code == 2
     assert ending_of(-9, ends).who == "the launcher"
     assert ending_of(0, ends).code == 0  # the others went on without it
 
 
 def test_what_a_rank_forked_is_no_rank():
     """It has the same words on its command line, and must not get a signal twice."""
-    family = Family("that-forks")
+    family = MarkedProcesses("that-forks")
     command = [sys.executable, "-c", "import os, time; os.fork(); time.sleep(60)"]
     rank = subprocess.Popen(command, env={**os.environ, MARK: "that-forks"})
     try:
@@ -278,7 +284,7 @@ def test_what_a_rank_forked_is_no_rank():
 
 
 def test_a_family_is_those_with_the_mark_and_no_other():
-    family = Family("one-of-a-kind")
+    family = MarkedProcesses("one-of-a-kind")
     sleep = ["sleep", "60"]
     marked = {**os.environ, MARK: "one-of-a-kind"}
     ours = subprocess.Popen(sleep, env=marked, start_new_session=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.cli import job
+from hpcsgd.cli import launch
 from tests.faults.processes import wait_until
 from tests.faults.starts import (
     MARGIN,
@@ -121,10 +121,10 @@ def test_what_is_wrong_on_one_rank_alone_ends_all(flags, fault, tmp_path, data):
 
 def test_ranks_that_outlive_one_that_failed_are_ended(monkeypatch):
     """Before MPI is up mpiexec does not notice that a rank has ended with 2."""
-    monkeypatch.setattr(job, "FAREWELL", 1.0)
+    monkeypatch.setattr(launch, "FAREWELL", 1.0)
     command = [sys.executable, "-c", ONE_LEAVES]
-    full = [*launcher.mpiexec(), "-n", "2", *job.NOTED]
-    ending = job.Job(full, command, launcher.launch_environment()).run()
+    full = [*launcher.mpiexec(), "-n", "2", *launch.NOTED]
+    ending = launch.RankLaunch(full, command, launcher.launch_environment()).run()
     assert ending.code == 2
 
 

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import hpcsgd
-from hpcsgd import loading
 from hpcsgd.comm import open_world
 from hpcsgd.config import RunConfig, read_toml
-from hpcsgd.signals import Signals
+from hpcsgd.runs import load
+from hpcsgd.runs.recovery import Signals
 
 
 def raises(view):
@@ -74,13 +74,13 @@ class Slow(hpcsgd.Callback):
 
 
 def remember_blocks():
-    load_block = loading.load_block
+    load_block = load.load_block
 
     def remembering(*arguments, **options):
         BLOCKS.append(load_block(*arguments, **options))
         return BLOCKS[-1]
 
-    loading.load_block = remembering
+    load.load_block = remembering
 
 
 def slow_disk(seconds):

@@ -15,12 +15,11 @@ from unittest import mock
 
 import numpy as np
 
-from hpcsgd.data import parse_native, parse_python
-from hpcsgd.data.csv import CsvSource
-from hpcsgd.data.faults import Fault
-from hpcsgd.data.libsvm import LibsvmSource
-from hpcsgd.data.parse_python import Layout
-from hpcsgd.data.text import Piece, located, pieces
+from hpcsgd.data.convert import parsers
+from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.libsvm import LibsvmSource
+from hpcsgd.data.convert.parsers import LineLayout
+from hpcsgd.data.convert.text import Fault, TextChunk, located, pieces
 from hpcsgd.errors import DataError
 
 FOUND = Path(__file__).parents[1] / "data_regressions"
@@ -83,13 +82,13 @@ def outcomes(text: bytes) -> list[tuple]:
     ]
     ways += [("csv", "parse_csv", (layout,)) for layout in _layouts()]
     ways += [("lines", "count_lines", (mark,)) for mark in MARKS]
-    pairs = (parse_native, parse_python)
+    pairs = (parsers, parsers)
     return [(n, *(_outcome(getattr(m, f), text, a) for m in pairs)) for n, f, a in ways]
 
 
-def _layouts() -> list[Layout]:
+def _layouts() -> list[LineLayout]:
     ways = product(MARKS, (False, True))
-    return [Layout(mark, PLACES, 2, 1, allowed) for mark, allowed in ways]
+    return [LineLayout(mark, PLACES, 2, 1, allowed) for mark, allowed in ways]
 
 
 def _outcome(function: Callable, text: bytes, arguments: tuple) -> object:
@@ -136,14 +135,14 @@ def _rows(source: Callable, size: int) -> object:
 
 
 def _by_fallback(read: Callable) -> object:
-    with mock.patch.object(parse_native, "available", lambda: False):
+    with mock.patch.object(parsers, "available", lambda: False):
         return read()
 
 
 def _in_pieces(path: Path, size: int) -> list:
     """Both formats as they come from pieces of `size` bytes."""
-    readers = [partial(parse_native.parse_libsvm, base=0)]
-    readers += [partial(parse_native.parse_csv, layout=one) for one in _layouts()[:2]]
+    readers = [partial(parsers.parse_libsvm, base=0)]
+    readers += [partial(parsers.parse_csv, layout=one) for one in _layouts()[:2]]
     return [_joined(path, size, read) for read in readers]
 
 
@@ -159,7 +158,7 @@ def _joined(path: Path, size: int, read: Callable) -> object:
     return [b"".join(column) for column in zip(*columns, strict=True)]
 
 
-def _columns(path: Path, piece: Piece, read: Callable) -> list[bytes]:
+def _columns(path: Path, piece: TextChunk, read: Callable) -> list[bytes]:
     try:
         found = read(piece.text)
     except Fault as fault:

@@ -16,7 +16,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from hpcsgd.data import parse_native
+from hpcsgd.data.convert import parsers
 from tests.fuzz.compare import FOUND, cuts, differences, differences_in_files
 from tests.fuzz.machine import OPTIONS, Damage
 from tests.fuzz.mutate import mutate, seeds
@@ -33,8 +33,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--harness", type=Path, help="what make built of harness.c")
     options = parser.parse_args()
-    if not parse_native.available():
-        print(f"nothing to compare: {parse_native.why()}", file=sys.stderr)
+    if not parsers.available():
+        print(f"nothing to compare: {parsers.why()}", file=sys.stderr)
         return 2
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +49,7 @@ def main() -> int:
 
 def _start(options: argparse.Namespace, folder: Path) -> subprocess.Popen:
     powers = folder / "powers"
-    powers.write_bytes(parse_native.powers_of_five().tobytes())
+    powers.write_bytes(parsers.powers_of_five().tobytes())
     texts = sorted(FOUND.glob("*.txt"))
     how = [options.seconds, options.seed % 2**31, powers, folder / "crash", *texts]
     return subprocess.Popen([options.harness, *map(str, how)])

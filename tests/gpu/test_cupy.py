@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.backends import kernel_table, raw_kernels
-from hpcsgd.backends.raw_kernels import ascii_of
+from hpcsgd.backends.cuda import driver, kernels
+from hpcsgd.backends.cuda.driver import ascii_of
 from tests.helpers import strict_cupy
 from tests.helpers.kernels.emulator import KERNELS
 
@@ -171,8 +171,8 @@ def test_cupys_own_options_go_with_ours(cupy, kernel):
     core = pytest.importorskip("cupy._core.core")
     compiler = cupy.cuda.compiler
     element = "bf16" if kernel.startswith("gram") else "fp32"
-    build = kernel_table.build_of(kernel, element, "90")
-    options = kernel_table.options(build, str(KERNELS))
+    build = kernels.build_of(kernel, element, "90")
+    options = kernels.options(build, str(KERNELS))
     try:
         cupy.cuda.nvrtc.getVersion()
         options = core.assemble_cupy_compiler_options(options)
@@ -192,11 +192,11 @@ def test_texts_of_one_arch_are_compiled_past_cupy(cupy):
         nvrtc.getVersion()
     except (ImportError, OSError, RuntimeError) as error:
         pytest.skip(str(error))
-    build = kernel_table.build_of("gram-wgmma", "bf16", "90")
+    build = kernels.build_of("gram-wgmma", "bf16", "90")
     text = ascii_of(KERNELS / f"{build.source}.cu")
     program = nvrtc.createProgram(text, "gram_wgmma.cu", (), ())
-    arch = f"-arch=sm_{kernel_table.compiled_for(build, '90')}"
-    given = (*kernel_table.options(build, str(KERNELS)), *raw_kernels.OF_CUPY, arch)
+    arch = f"-arch=sm_{kernels.compiled_for(build, '90')}"
+    given = (*kernels.options(build, str(KERNELS)), *driver.OF_CUPY, arch)
     nvrtc.compileProgram(program, given)
     assert arch.endswith("90a") and nvrtc.getCUBIN(program)[:4] == b"\x7fELF"
     nvrtc.destroyProgram(program)

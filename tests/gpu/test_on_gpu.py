@@ -7,24 +7,23 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import every_kernel
-from hpcsgd import build
 from hpcsgd.api import train
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_layer import count_gpus
-from hpcsgd.backends.kernel_table import all_builds
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.driver import count_gpus
+from hpcsgd.backends.cuda.kernels import all_builds
+from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.nccl import NcclCommunicator
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.staged import StagedCommunicator
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import State
-from hpcsgd.products.device_kinds import ON_DEVICE
-from hpcsgd.products.held import HeldState
+from hpcsgd.products.cuda import ON_DEVICE
+from hpcsgd.products.cuda_state import MirroredState
+from hpcsgd.runs import build
 from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
 from tests.helpers.kernels.runs import FAMILIES, on_gpu
 from tests.helpers.sparse import make_sparse
 
-KINDS = (State, HeldState)
+KINDS = (State, MirroredState)
 
 
 def test_every_kernel_is_compiled(device):
@@ -166,7 +165,7 @@ def test_sparse_rows_train_the_model_of_dense_ones(device, update, family, kind)
 def test_members_that_share_a_gpu(device, monkeypatch, kind, d):
     """Two ranks that are threads, each with a stream of its own."""
     take = lambda share_gpus: CudaDevice()  # noqa: E731
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     problem = make_problem("logistic", n=1001, d=d)
     sections = {
         "problem": {"intercept": True, "l2": 0.01},
@@ -244,7 +243,7 @@ AGREED = {
 def test_gradients_are_agreed_on_as_on_the_host(device, monkeypatch, replicas, case):
     """One replica alone, and two that share this GPU by way of the host."""
     take = lambda share_gpus: CudaDevice()  # noqa: E731
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     problem = make_problem("logistic", n=1001, d=137)
     tables = {**AGREED[case], "grid": {"replicas": replicas}}
     tables["agreement"] = {**tables["agreement"], "bucket": 4 * 50 * 2.0**-20}

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu.gram_wgmma import ALONE_COMMAND
 from benchmarks.gpu.sanitizer import ROOT
-from hpcsgd.backends.kernel_table import serves
+from hpcsgd.backends.cuda.kernels import serves
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.runs import on_gpu
 

@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from hpcsgd.agreement.anybatch_rounds import as_csv
-from hpcsgd.agreement.graphs import Graph
+from hpcsgd.agreements.more.anybatch import ReplicaGraph, as_csv
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler
+from hpcsgd.data.shard import split_range
 from tests.helpers.harness import config_for, relative_error
 
 MAPS = {
@@ -117,7 +116,7 @@ def restated(config, problem, chunks):
     maps = [Map(config.mirror, X.shape[1], classes) for _ in range(replicas)]
     biases = [np.zeros(classes, np.longdouble) for _ in range(replicas)]
     streams = [stream(config, n, replicas, r) for r in range(replicas)]
-    graph = Graph(asked.graph, replicas, config.sampling.seed)
+    graph = ReplicaGraph(asked.graph, replicas, config.sampling.seed)
     den = np.ones(replicas)
     for t in range(chunks.shape[1]):
         rate = config.rate.value / np.sqrt(1 + config.rate.decay * t)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcsgd.families import get_family
+from hpcsgd.glm import get_family
 
 
 def rate_of(result):

@@ -1,6 +1,6 @@
 """The rows that average, as settings, and runs of them on small problems."""
 
-from hpcsgd.result import Status
+from hpcsgd.runs.result import Status
 from tests.helpers.harness import config_for, relative_error, train_on, what_is_read
 from tests.helpers.swarm import Swarm
 

@@ -6,8 +6,8 @@ bytes; what they share with the package is who has which rows.
 
 import numpy as np
 
-from hpcsgd.data.partition import split_range
-from hpcsgd.rates import make_rate
+from hpcsgd.data.shard import split_range
+from hpcsgd.glm.updates import make_rate
 from tests.helpers import oracle
 from tests.helpers.harness import config_for, replica_batches
 

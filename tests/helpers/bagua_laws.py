@@ -1,7 +1,7 @@
 """Twins of decentralised methods that lack one part."""
 
-from hpcsgd.agreement.decentralised import MixPairs
-from hpcsgd.agreement.flat import positions, put_positions
+from hpcsgd.agreements.averaging import flat_positions, put_flat_positions
+from hpcsgd.agreements.more.decentralized import MixPairs
 
 
 def always_the_same(self, words, number):
@@ -13,13 +13,13 @@ start = MixPairs.start
 
 def without_feedback(self, state, task):
     """Neighbours are set from weights in 8 bits, and no δ says what was lost."""
-    before = positions(state, self.columns)
+    before = flat_positions(state, self.columns)
     self._whole_gradient(state)
     self._descend(state)
-    own = positions(state, self.columns)
+    own = flat_positions(state, self.columns)
     for share, theirs in zip(self.shares, self.neighbours, strict=True):
         own += share * (theirs - before)
-    put_positions(state, own, self.columns)
+    put_flat_positions(state, own, self.columns)
     for theirs in self.neighbours:
         theirs[...] = 0.0
     record = self._encode(own)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcsgd.codecs.two_phase import piece_words
+from hpcsgd.agreements.codecs.bits import piece_words
 from tests.helpers.bagua import ORACLES, Momentum, to_a_byte
 
 

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends import cpu
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode, widen_bf16
+from hpcsgd.backends import compiled_calls
+from hpcsgd.formats import encode, widen_bf16
+from hpcsgd.glm.unrolling import blocks_of
 
 RAGGED, RATES = blocks_of((9, 4, 4, 13, 2)), (0.3, 0.2, 0.2, 0.1, 0.4)
 
 
 def sets_here():
     """The sets of instructions that this processor can run, each with its object."""
-    best = cpu.isa.best()[1]
-    known = cpu.isa.SETS
+    best = compiled_calls.best()[1]
+    known = compiled_calls.SETS
     return known[: known.index(best) + 1] if best else ()
 
 
@@ -21,13 +21,13 @@ def sets_here():
 def kernels(request, monkeypatch):
     """The kernels of one set, in place of the best one."""
     monkeypatch.setenv("HPCSGD_ISA", request.param)
-    cpu.isa.best.cache_clear()
-    cpu._functions.cache_clear()
-    assert cpu.instructions() == request.param
+    compiled_calls.best.cache_clear()
+    compiled_calls._dense_functions.cache_clear()
+    assert compiled_calls.instructions() == request.param
     yield request.param
     monkeypatch.undo()
-    cpu.isa.best.cache_clear()
-    cpu._functions.cache_clear()
+    compiled_calls.best.cache_clear()
+    compiled_calls._dense_functions.cache_clear()
 
 
 def sampled(n, d, m, storage, spare=0):

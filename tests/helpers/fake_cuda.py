@@ -14,8 +14,8 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from hpcsgd.backends.device import Graph
-from hpcsgd.backends.device_faults import lost
+from hpcsgd.backends.cuda.device import LaunchGraph
+from hpcsgd.backends.cuda.driver import lost
 from tests.helpers.bits import add_bits, narrow_bits, widen_bits
 from tests.helpers.fake_nccl import EachTime, FakeNccl
 
@@ -93,7 +93,7 @@ class Stream:
             raise
         finally:
             self.recorded = None
-        return Graph(lambda: [self.put(one, *arrays) for one, arrays in recorded])
+        return LaunchGraph(lambda: [self.put(one, *arrays) for one, arrays in recorded])
 
     def is_free(self):
         """Nothing but work may be asked of a stream that is recorded."""
@@ -170,7 +170,7 @@ class Node:
 
 
 class FakeLayer:
-    """Of one rank; the same interface as hpcsgd.backends.device_layer.DeviceLayer."""
+    """Of one rank; the same interface as hpcsgd.backends.cuda.driver.DeviceLayer."""
 
     def __init__(self, node, place="node 0000:01"):
         self.node, self.place, self.main = node, place, Stream(node)

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-from hpcsgd.backends.raw_kernels import ascii_of
+from hpcsgd.backends.cuda.driver import ascii_of
 from tests.helpers.fake_cuda import Event, Node, Stream
 from tests.helpers.kernels.emulator import KERNELS, Kernel, check_guards, empty
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_layer import load_cupy
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.driver import load_cupy
 from hpcsgd.errors import ConfigError
 
 OPENED = pytest.StashKey()

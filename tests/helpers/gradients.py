@@ -1,9 +1,9 @@
 """Runs that agree on gradients, beside one that computes them whole."""
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.runs.progress import Callback, Request
 from tests.helpers.harness import config_for, relative_error, train_on, union_oracle
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic")
@@ -39,7 +39,7 @@ class PreemptAt(Callback):
         self.exchanges = exchanges
 
     def on_exchange(self, view):
-        return Wish.PREEMPT if view.exchanges == self.exchanges else Wish.NONE
+        return Request.PREEMPT if view.exchanges == self.exchanges else Request.NONE
 
 
 def in_folder(folder, config, ranks, problem, stop=None):

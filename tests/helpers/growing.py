@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 
 from hpcsgd.config import RunConfig
-from hpcsgd.rates import make_rate
+from hpcsgd.glm.updates import make_rate
 from tests.helpers import oracle
 from tests.helpers.gradients import agreed
 from tests.helpers.harness import replica_batches

@@ -4,11 +4,10 @@ import numpy as np
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig
-from hpcsgd.data.partition import split_range
+from hpcsgd.config import RunConfig, without_unread
 from hpcsgd.data.sampling import Sampler, plan_groups
-from hpcsgd.rates import make_rate
-from hpcsgd.unread import without_unread
+from hpcsgd.data.shard import split_range
+from hpcsgd.glm.updates import make_rate
 from tests.helpers import oracle
 from tests.helpers.problems import make_problem
 

@@ -7,9 +7,8 @@ import os
 import signal
 import sys
 
-from hpcsgd.tiles.files import StateFile
-from hpcsgd.tiles.stamp import Stamps
-from hpcsgd.tiles.store import Store
+from hpcsgd.agreements.more.infinity.store import TileStore
+from hpcsgd.agreements.more.infinity.tiles import Stamps, StateFile
 from tests.helpers.harness import config_for, make_problem, train_on
 
 TILE = 0.003  # MiB: several tiles of these 37 columns
@@ -76,14 +75,14 @@ def without_a_stamp(store, step):
     """The broken twin: a step counts before it is there."""
     half, self = store.half, store
     document = dict(self.document, exchanges=self.document["exchanges"] + 1)
-    Store.commit(self, document)
+    TileStore.commit(self, document)
     self.pipeline.update(half, self.plan, step, self.traffic)
 
 
 def arm(where, count):
     """From now on this process kills itself at a call of that number."""
     if where == "after-commit":
-        whole, calls = Store.commit, []
+        whole, calls = TileStore.commit, []
 
         def then_die(self, document):
             whole(self, document)
@@ -91,7 +90,7 @@ def arm(where, count):
             if len(calls) == count:
                 die()
 
-        Store.commit = then_die
+        TileStore.commit = then_die
         return
     owner = Stamps if where == "stamp" else StateFile
     at_call(owner, "write", count, where == "torn-write")
@@ -100,9 +99,9 @@ def arm(where, count):
 def main():
     out, replicas, where, count = sys.argv[1:5]
     if "twin" in sys.argv:
-        Store.update = without_a_stamp
-        commit = Store.commit
-        Store.commit = lambda self, document: (
+        TileStore.update = without_a_stamp
+        commit = TileStore.commit
+        TileStore.commit = lambda self, document: (
             None
             if document["exchanges"] == self.document["exchanges"]
             else commit(self, document)

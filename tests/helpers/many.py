@@ -6,8 +6,8 @@ import numpy as np
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.folds import fold_of
-from hpcsgd.sweeps.api import sweep
+from hpcsgd.data.sampling import fold_of
+from hpcsgd.estimators.sweep import sweep
 
 
 def sweep_on(ranks, config, problem, *, weights=False, offset=False, **more):

@@ -4,10 +4,10 @@ from time import perf_counter
 
 import pytest
 
-from hpcsgd.comm.layer import fetched
+from hpcsgd.comm.gpu import fetched
 from hpcsgd.comm.nccl import PINNED, SAFER, NcclCommunicator
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.watch import Watchdog
+from hpcsgd.comm.watchdog import Watchdog
 from tests.helpers.fake_cuda import FakeLayer, Node
 
 

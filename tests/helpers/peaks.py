@@ -45,11 +45,11 @@ def main(case):
     """Predict, train, print."""
     import numpy as np
 
-    from hpcsgd import memory
     from hpcsgd.api import open_data, train
     from hpcsgd.comm import open_world
     from hpcsgd.comm.grid import Grid
     from hpcsgd.config import RunConfig
+    from hpcsgd.runs import memory
 
     config = RunConfig.parse(case["config"])
     X = y = None

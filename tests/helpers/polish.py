@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcsgd.families import get_family
+from hpcsgd.glm import get_family
 from tests.helpers.harness import config_for, make_problem, train_on
 
 GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2)]

@@ -1,9 +1,9 @@
 """Runs that are preempted and resumed."""
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.result import Status
+from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.result import Status
 from tests.helpers.harness import config_for
 
 PREEMPTED_AT = 7  # of 5 exchanges an epoch (n = 53, b = 4, s = 3): inside the second
@@ -16,7 +16,7 @@ class PreemptAt(Callback):
         self.exchanges = exchanges
 
     def on_exchange(self, view):
-        return Wish.PREEMPT if view.exchanges == self.exchanges else Wish.NONE
+        return Request.PREEMPT if view.exchanges == self.exchanges else Request.NONE
 
 
 def run(ranks, drawn, folder, stop_at=None, resume="auto", **sections):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hpcsgd.agreement.noise import BLOCK, SALT
-from hpcsgd.rates import make_rate
+from hpcsgd.agreements.shaping import BLOCK, SALT
+from hpcsgd.glm.updates import make_rate
 from tests.helpers.harness import union_batches
 from tests.helpers.oracle import residual
 

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 from scipy.sparse import csr_array, random_array
 
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.store import StoreWriter
 
 ROWS, COLS = 23, 11
 RNG = np.random.default_rng(5)
@@ -41,4 +41,4 @@ def contents(path):
 
 def with_small_tiles(monkeypatch):
     """Tiles of 4 x 3 and blocks of 4 rows: edges everywhere."""
-    monkeypatch.setattr("hpcsgd.data.layout.tile_shape", lambda *_: (4, 3))
+    monkeypatch.setattr("hpcsgd.data.hdf5.tile_shape", lambda *_: (4, 3))

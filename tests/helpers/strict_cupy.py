@@ -17,7 +17,7 @@ from types import ModuleType
 
 import numpy as np
 
-from hpcsgd.backends.raw_kernels import ascii_of
+from hpcsgd.backends.cuda.driver import ascii_of
 from tests.helpers.kernels.emulator import KERNELS, Kernel, check_guards
 from tests.helpers.kernels.emulator import empty as guarded
 
@@ -506,9 +506,9 @@ def install(monkeypatch):
     cupy = Strict("cupy", cuda=cuda, RawModule=RawModule, __version__="14.2.0", **names)
     for module in (cupy, cuda, runtime, nccl):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("hpcsgd.backends.device_layer.driver_major", lambda: 13)
-    monkeypatch.setattr("hpcsgd.backends.cublas.load", lambda _: library)
-    monkeypatch.setattr("hpcsgd.backends.cublas.ROOM", 2**12)
+    monkeypatch.setattr("hpcsgd.backends.cuda.driver.driver_major", lambda: 13)
+    monkeypatch.setattr("hpcsgd.backends.cuda.driver.load", lambda _: library)
+    monkeypatch.setattr("hpcsgd.backends.cuda.driver.ROOM", 2**12)
     for counted in (Graph, NcclCommunicator):
         name = "launches" if counted is Graph else "sums"
         monkeypatch.setattr(counted, name, 0)

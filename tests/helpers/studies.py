@@ -2,9 +2,8 @@
 
 import json
 
-from hpcsgd.study.expected import expected_traffic
-from hpcsgd.study.report.groups import problems_of
-from hpcsgd.study.report.point import read_point
+from hpcsgd.studies.folder import expected_traffic
+from hpcsgd.studies.report.points import problems_of, read_point
 from tests.helpers.harness import config_for, make_problem, train_on
 
 STRONG = [  # figures of a strong study

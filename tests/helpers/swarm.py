@@ -6,8 +6,8 @@ averages are written from their formulas, without a line of the package.
 
 import numpy as np
 
-from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, plan_groups
+from hpcsgd.data.shard import split_range
 from tests.helpers import oracle
 
 L = oracle.L

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcsgd.rates import make_rate
+from hpcsgd.glm.updates import make_rate
 from tests.helpers.gradients import agreed
 from tests.helpers.harness import union_batches
 from tests.helpers.oracle import residual

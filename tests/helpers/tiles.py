@@ -1,15 +1,15 @@
 """Tiles of weights on disk."""
 
-from hpcsgd.tiles import Layout, Store
+from hpcsgd.agreements.more.infinity.store import TileLayout, TileStore
 
 WORDS = {"weights": 1, "adam_m": 1, "adam_v": 1}
 
 
 def layout(columns, height, replicas=1, dtype="<f4", widths=WORDS):
-    return Layout(columns, dict(widths), dtype, height, replicas, 0, columns)
+    return TileLayout(columns, dict(widths), dtype, height, replicas, 0, columns)
 
 
 def made(folder, of, replica=0, **more):
-    store = Store(folder, of, replica, **more)
+    store = TileStore(folder, of, replica, **more)
     store.create({"exchanges": 0})
     return store

@@ -1,6 +1,6 @@
 """Readers for the tests of verify."""
 
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.readers import MemoryReader
 
 
 def reader_of(drawn, data=True):

@@ -1,6 +1,6 @@
 """Runs with sharded state (ZeRO), and their words."""
 
-from hpcsgd.data.partition import split_range
+from hpcsgd.data.shard import split_range
 from tests.helpers.gradients import agreed
 
 STAGES = 1, 2, 3

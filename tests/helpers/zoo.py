@@ -3,7 +3,7 @@
 import numpy as np
 
 import hpcsgd
-from hpcsgd.families import FAMILIES
+from hpcsgd.glm import FAMILIES
 
 NAMED = [
     hpcsgd.LogisticRegression(),

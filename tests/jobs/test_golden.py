@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.jobs.render import render
 from hpcsgd.jobs.resources import Resources
+from hpcsgd.jobs.script import render
 from hpcsgd.jobs.sites import load_site
 from tests.helpers.limits import HANG
 from tests.jobs.examples import COMMANDS, PYTHON, SITES, STEPS, example

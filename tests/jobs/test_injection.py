@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.jobs.directives import directives
 from hpcsgd.jobs.job import Job, Step
-from hpcsgd.jobs.render import render
 from hpcsgd.jobs.resources import Resources
+from hpcsgd.jobs.script import directives, render
 from hpcsgd.jobs.sites import Reason, Site, load_site
 from tests.jobs import examples
 from tests.jobs.examples import PYTHON

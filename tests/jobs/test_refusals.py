@@ -3,12 +3,17 @@
 import pytest
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.jobs.checks import warnings
 from hpcsgd.jobs.job import Job, Step
-from hpcsgd.jobs.render import render
-from hpcsgd.jobs.resources import KNOWN, Resources
+from hpcsgd.jobs.resources import (
+    KNOWN,
+    After,
+    Array,
+    Resources,
+    mebibytes_of,
+    seconds_of,
+)
+from hpcsgd.jobs.script import render, warnings
 from hpcsgd.jobs.sites import load_site
-from hpcsgd.jobs.syntax import After, Array, mebibytes_of, seconds_of
 from tests.jobs.examples import COMMANDS, PYTHON, SITES, STEPS, example
 
 

@@ -7,15 +7,13 @@ import pytest
 
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.errors import ConfigError
-from hpcsgd.jobs.collect import collect
 from hpcsgd.jobs.job import Step
-from hpcsgd.jobs.launch_line import COLLECTIVE
-from hpcsgd.jobs.render import render
 from hpcsgd.jobs.resources import Resources
+from hpcsgd.jobs.script import COLLECTIVE, render
 from hpcsgd.jobs.sites import load_site, with_mpi
-from hpcsgd.jobs.status import states
+from hpcsgd.jobs.status import collect, states
 from hpcsgd.jobs.submit import submit
-from hpcsgd.result import REQUEUE
+from hpcsgd.runs.result import REQUEUE
 from tests.jobs.examples import COMMANDS, PYTHON, STEPS, by_mpi, example
 
 RESTARTING = ("train", "scaling")
@@ -327,7 +325,7 @@ def test_a_script_removes_what_killed_ranks_shared(code, calls, fakes, tmp_path)
     script = render(job, load_site("generic-cpu"), str(python))
     done = fakes.play(script, SLURM_JOB_ID="7")
     assert done.returncode == code
-    assert fakes.calls("python") == calls * [["-m", "hpcsgd.comm.leftovers"]]
+    assert fakes.calls("python") == calls * [["-m", "hpcsgd.comm.launchers"]]
 
 
 def test_what_is_run_by_hand_has_a_status_too(fakes, tmp_path):

@@ -7,12 +7,12 @@ import time
 import numpy as np
 import pytest
 
+from hpcsgd.cli import jobs as command
 from hpcsgd.cli import main
-from hpcsgd.cli.jobs import smoke as command
-from hpcsgd.comm.mpi_facts import provider_of
+from hpcsgd.comm.mpi import provider_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
-from hpcsgd.jobs import smoke_files
+from hpcsgd.jobs import smoke as smoke_files
 from hpcsgd.jobs.smoke import content_of, look_at_speed, smoke, verdict
 
 RANKS = 3

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from hpcsgd.cli import main
-from hpcsgd.jobs.blame import blame
-from hpcsgd.jobs.records import add_record
-from hpcsgd.jobs.status import states
+from hpcsgd.jobs.queue import add_record
+from hpcsgd.jobs.status import blame, states
 
 RESULT = {
     "status": "completed",
@@ -96,7 +95,7 @@ HALF = json.dumps({"epoch": 2.0, "loss": 0.5}) + "\n"
 TRAINS = """
 import sys, time
 from pathlib import Path
-from hpcsgd.folder_lock import FolderLock
+from hpcsgd.files import FolderLock
 FolderLock(Path(sys.argv[1])).take()
 print("trains", flush=True)
 time.sleep(100)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.cli import main
-from hpcsgd.jobs.records import records
+from hpcsgd.jobs.queue import records
 from hpcsgd.jobs.sites import load_site
 from hpcsgd.jobs.submit import submit
 from tests.jobs.examples import example

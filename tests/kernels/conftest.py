@@ -29,5 +29,5 @@ def devices(monkeypatch):
         given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
         return given[number]
 
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     return given

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.agreement import Average
+from hpcsgd.agreements import Average
+from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.nccl import NcclCommunicator
-from hpcsgd.comm.staged import StagedCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.products.base import State
-from hpcsgd.products.held import HeldState
+from hpcsgd.products.cuda_state import MirroredState
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.checks.average import SIZES, agrees
@@ -54,7 +54,7 @@ def test_averages_and_the_ledger_are_those_of_the_host(
         device = FakeDevice(node)
         world = transport(host, device.layer, device.stream)
         device.settle = world.settle
-        there = state_of(HeldState, host.rank)
+        there = state_of(MirroredState, host.rank)
         there.hold(device, 2.0 ** (grid_row(host, members) + 1))
         averaged(world, there)
         device.synchronize()
@@ -80,7 +80,7 @@ def test_a_group_of_hosts_sums_what_the_host_holds():
     """Behind an emulated network, say, which knows nothing of devices."""
 
     def on_rank(host):
-        state = HeldState(np.full((3, 1), host.rank + 1, np.float32), None)
+        state = MirroredState(np.full((3, 1), host.rank + 1, np.float32), None)
         state.hold(FakeDevice())
         grid = SimpleNamespace(replicas=host, members=None)
         Average(grid, 0.5, 1).agree(state, "agreement")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.agreement import Average
+from hpcsgd.agreements import Average
 from tests.helpers.averages import ROWS, config_of
 from tests.helpers.harness import make_problem, relative_error, train_on
 from tests.helpers.swarm import Swarm

@@ -14,8 +14,8 @@ from benchmarks import bench_gpu
 from benchmarks.gpu import every_kernel, exchanges, gram_wgmma, sanitizer
 from benchmarks.gpu.figure import Figure, table
 from benchmarks.gpu.sizes import CASES, Case, Sizes
-from hpcsgd.backends import cuda, device_layer, launch_gram
-from hpcsgd.backends.kernel_table import VARIANTS
+from hpcsgd.backends.cuda import device, driver, kernels
+from hpcsgd.backends.cuda.kernels import VARIANTS
 from tests.helpers import strict_cupy
 
 TINY = Sizes(
@@ -41,9 +41,9 @@ TINY = Sizes(
 @pytest.fixture
 def cupy(monkeypatch):
     """This one is found, and no GPU that another test has opened."""
-    cuda.opened.devices.clear()
+    device.opened.devices.clear()
     yield strict_cupy.install(monkeypatch)
-    cuda.opened.devices.clear()
+    device.opened.devices.clear()
 
 
 @pytest.fixture
@@ -160,21 +160,21 @@ def test_no_part_begins_when_time_is_over(cupy, tmp_path):
 
 
 def test_wrong_products_have_no_figure(cupy, tmp_path, monkeypatch):
-    gemm = cuda.CudaDevice.gemm_bf16
+    gemm = device.CudaDevice.gemm_bf16
 
     def off(self, out, left, right):
         gemm(self, out, left, right)
         out.held[...] *= 1.01
 
-    monkeypatch.setattr(cuda.CudaDevice, "gemm_bf16", off)
+    monkeypatch.setattr(device.CudaDevice, "gemm_bf16", off)
     _, found = run(tmp_path, "--only", "gram-small")
     assert "differ by 0.01" in named(found)["gram-small"]["failure"]
 
 
 def large_tiles(monkeypatch):
     """For small exchanges, too."""
-    monkeypatch.setattr(launch_gram, "LARGE_ROWS", 128)
-    monkeypatch.setattr(launch_gram, "LARGE_COLS", 32)
+    monkeypatch.setattr(kernels, "LARGE_ROWS", 128)
+    monkeypatch.setattr(kernels, "LARGE_COLS", 32)
 
 
 def by_itself(monkeypatch, text):
@@ -211,7 +211,7 @@ def test_what_no_gpu_has_run_is_asked_for_late(cupy):
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(device_layer, "driver_major", lambda: None)
+    monkeypatch.setattr(driver, "driver_major", lambda: None)
     assert bench_gpu.main(["--out", str(tmp_path / "x.json")], TINY) == 2
     assert "no NVIDIA driver is here" in capsys.readouterr().err
 

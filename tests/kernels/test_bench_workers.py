@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import bench_gpu
 from benchmarks.gpu import prepare, sanitizer, worker
-from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.cuda.kernels import build_of
 from hpcsgd.errors import MissingPackage
 from tests.helpers import strict_cupy
 

@@ -5,8 +5,8 @@ from ctypes import c_longlong
 import numpy as np
 import pytest
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS, LOW
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import ELEMENTS, LOW
 from tests.helpers.kernels.checks.cast import SIZES, casts_agree, check, gather_agrees
 from tests.helpers.kernels.emulator import Kernel, empty, on_device, source_of
 
@@ -30,7 +30,7 @@ def test_rows_are_copied(name, wide):
 def test_casts_take_a_factor():
     values = on_device([1.0, 3.0, -1000.0], np.float32)
     held, back, half = empty(3, np.uint8), empty(3), on_device([0.25], np.float32)
-    count, shape = c_longlong(3), launch_steps.cast(3, 1)
+    count, shape = c_longlong(3), kernels.cast(3, 1)
     narrow = Kernel("cast", "ELEMENT=4", entry="narrow")
     widen = Kernel("cast", "ELEMENT=4", entry="widen")
     narrow(shape.grid, shape.block, (values, count, half, held))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.backends.kernel_table import ELEMENTS
+from hpcsgd.backends.cuda.kernels import ELEMENTS
 from tests.helpers.kernels.checks.columns import MOST, SIZES, agrees, check
 from tests.helpers.kernels.emulator import source_of
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hpcsgd.backends.kernel_table import (
+from hpcsgd.backends.cuda.kernels import (
     ARCHS,
     FALLS_BACK,
     VARIANTS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import ELEMENTS
 from tests.helpers.kernels.checks.csr import (
     COLUMNS,
     MANY_ROWS,
@@ -43,16 +43,16 @@ def test_columns_are_those_of_float64(kind, number):
 
 
 def test_a_block_may_have_more_columns():
-    assert launch_steps.csr_span(20000) == 64
+    assert kernels.csr_span(20000) == 64
     update_agrees(case_of(("bf16", 32), (3, 20000, 5, 0.01)))
 
 
 def test_blocks_stay_within_what_every_gpu_has():
     """Spans cover the columns, and sums fit into 48 KiB."""
     for cols in (1, 31, 123, 47236, 16_609_143, 2**33):
-        for wide in range(1, launch_steps.MOST_COLUMNS + 1):
-            span = launch_steps.csr_span(cols, wide)
-            shape = launch_steps.csr_update(cols, wide)
+        for wide in range(1, kernels.MOST_COLUMNS + 1):
+            span = kernels.csr_span(cols, wide)
+            shape = kernels.csr_update(cols, wide)
             assert (shape.grid[0] - 1) * span < cols <= shape.grid[0] * span
             assert shape.shared == 4 * span * wide * shape.block // 32 <= 48 * 1024
 

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends import gram_kernel
-from hpcsgd.backends.cublas_gram import CublasGram
-from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_matrix import DeviceMatrix
-from hpcsgd.backends.device_products import DenseProducts
-from hpcsgd.backends.gram_kernel import allowed, choose_gram
+from hpcsgd.backends.cuda import gram
+from hpcsgd.backends.cuda.exchange import DenseProducts
+from hpcsgd.backends.cuda.gram import CublasGram, allowed, choose_gram
+from hpcsgd.backends.cuda.matrix import DeviceMatrix, sent
 from hpcsgd.errors import ConfigError, MissingPackage
 from tests.helpers.kernels.cublas_gram import COLUMNS, ROWS, STARTS, case, products_of
 
@@ -41,7 +39,7 @@ def test_tiles_and_margins_are_ours(parts):
 
 def choice(kind, seconds, monkeypatch, add=dict, starts=(0, 600, 1100)):
     """What is chosen where each way takes so long."""
-    monkeypatch.setattr(gram_kernel, "measured_seconds", lambda *_: dict(seconds))
+    monkeypatch.setattr(gram, "measured_seconds", lambda *_: dict(seconds))
     return choose_gram(kind, case(starts), add)
 
 
@@ -116,7 +114,7 @@ def test_a_machine_without_cublas_keeps_ours(monkeypatch):
         raise MissingPackage("CuPy finds no cuBLAS")
 
     own = case()
-    monkeypatch.setattr(gram_kernel, "WORTH_ASKING", 100)
+    monkeypatch.setattr(gram, "WORTH_ASKING", 100)
     monkeypatch.setattr(own.device, "gemm_bf16", missing, raising=False)
     found = choose_gram("auto", own)
     assert found.name == "own" and found.seconds["cublas in 1"] == float("inf")

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.backends import cuda, raw_kernels
-from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.cuda import device as cuda
+from hpcsgd.backends.cuda import driver
+from hpcsgd.backends.cuda.kernels import build_of
 from hpcsgd.errors import ConfigError, DeviceLost, MissingPackage
-from hpcsgd.storage import encode
+from hpcsgd.formats import encode
 from tests.helpers import strict_cupy
 from tests.helpers.fake_cupy import FakeCupy
 from tests.helpers.kernels.emulator import KERNELS
@@ -98,13 +99,13 @@ def test_a_kernel_is_another_one_with_other_headers(cupy, tmp_path, monkeypatch)
     device, build = cuda.CudaDevice(), build_of("margin", "bf16", "90")
     device.kernel(build)
     ((entry, given),) = strict_cupy.RawModule.made
-    digest = raw_kernels._headers(KERNELS)
+    digest = driver._headers(KERNELS)
     assert entry == "margin" and given[-1] == digest
     folder = shutil.copytree(KERNELS, tmp_path / "cuda")
-    assert raw_kernels._headers(folder) == digest
+    assert driver._headers(folder) == digest
     with (folder / "device.cuh").open("a") as header:
         header.write("\n")
-    assert raw_kernels._headers(folder) != digest
+    assert driver._headers(folder) != digest
 
 
 def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypatch):
@@ -113,7 +114,7 @@ def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypat
     launch = device.kernel(build)
     ((entry, given),) = strict_cupy.RawModule.made
     assert entry == "gram_wgmma" and "-arch=sm_90a" in given
-    assert set(raw_kernels.OF_CUPY) < set(given) and "-DELEMENT=1" in given
+    assert set(driver.OF_CUPY) < set(given) and "-DELEMENT=1" in given
     assert device.kernel(build) is launch and not any(cupy.cuda.nvrtc.programs.values())
 
     def fail(*_):
@@ -206,7 +207,7 @@ def test_a_compiler_leaves_files_as_they_were(cupy, monkeypatch):
         cuda.CudaDevice().kernel(build_of("margin", "bf16", "90"))
         assert libc.uselocale(None) == own
         libc.uselocale(plain)  # and where it is so by itself
-        assert raw_kernels.ascii_of(KERNELS / "margin.cu").isascii()
+        assert driver.ascii_of(KERNELS / "margin.cu").isascii()
     finally:
         libc.uselocale(before)
 

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 
-from hpcsgd.backends import cuda
+from hpcsgd.backends.cuda import device
 from tests.helpers import strict_cupy
 from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
 from tests.helpers.kernels.emulator import COMPILER
@@ -88,11 +88,11 @@ def arrays(monkeypatch):
 
     monkeypatch.setattr(strict_cupy, "ndarray", kind)
     monkeypatch.setattr(strict_cupy, "empty", empty)
-    cuda.opened.devices.clear()
+    device.opened.devices.clear()
     strict_cupy.install(monkeypatch)
     assert sys.modules["cupy"].ndarray is kind
     yield kind
-    cuda.opened.devices.clear()
+    device.opened.devices.clear()
     assert len(strict_cupy.ALIVE) > 10 and len(strict_cupy.RawModule.made) >= 2
 
 

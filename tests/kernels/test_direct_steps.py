@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends import launch_steps
+from hpcsgd.backends.cuda import kernels
 from tests.helpers.kernels.checks.direct_steps import (
     SIZES,
     check,
@@ -44,8 +44,8 @@ def test_margins_may_be_rounded():
 
 
 def test_blocks_are_as_many_as_there_is_work_for():
-    assert launch_steps.direct_steps(100, 2, 8, 132).grid == (2,)
-    assert launch_steps.direct_steps(10**6, 2, 8, 132).grid == (132,)
+    assert kernels.direct_steps(100, 2, 8, 132).grid == (2,)
+    assert kernels.direct_steps(10**6, 2, 8, 132).grid == (132,)
 
 
 def test_faults_are_told_from_the_kernel():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.products.device_gradient import DeviceGradient
+from hpcsgd.products.cuda_gradient import DeviceGradient
 from tests.helpers.fake_cuda import FakeLayer
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd import build
-from hpcsgd.agreement.there import BufferThere
+from hpcsgd.agreements.cuda import DeviceBuffer
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import Status
+from hpcsgd.runs import build
+from hpcsgd.runs.result import Status
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
 from tests.helpers.kernels.going_on import goes_on_bit_for_bit
@@ -31,14 +31,14 @@ def test_a_gradient_that_is_not_cleared_is_found(devices, monkeypatch, update):
 
 def test_an_intercept_that_moves_twice_is_found(devices, monkeypatch):
     """Once on the device, before the last batch of an exchange is read."""
-    from hpcsgd.products import device_gradient
+    from hpcsgd.products import cuda_gradient
 
-    plain = device_gradient.adding
+    plain = cuda_gradient.adding
 
     def moving(scale):
         return replace(plain(scale), push=np.full((1, 1), -0.05))
 
-    monkeypatch.setattr(device_gradient, "adding", moving)
+    monkeypatch.setattr(cuda_gradient, "adding", moving)
     problem = make_problem("logistic", n=13, d=13)
     there, here = both(problem, 2, agreement={"accumulate": 2}, schedule={"batch": 2})
     with pytest.raises(AssertionError):
@@ -47,7 +47,7 @@ def test_an_intercept_that_moves_twice_is_found(devices, monkeypatch):
 
 def test_means_of_means_are_found(devices, monkeypatch):
     """Uneven replicas that are counted alike."""
-    counted = BufferThere.count_in
+    counted = DeviceBuffer.count_in
 
     def alike(self, residuals):
         counted(self, residuals)
@@ -55,7 +55,7 @@ def test_means_of_means_are_found(devices, monkeypatch):
 
     problem = make_problem("logistic", n=13, d=13)
     here = train_on(3, shared(problem, 3, run={"device": "cpu"}), problem)
-    monkeypatch.setattr(BufferThere, "count_in", alike)
+    monkeypatch.setattr(DeviceBuffer, "count_in", alike)
     there = train_on(3, shared(problem, 3), problem)
     with pytest.raises(AssertionError):
         near(there, here)

@@ -5,7 +5,7 @@ from ctypes import c_longlong
 import numpy as np
 import pytest
 
-from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.cuda.kernels import build_of
 from tests.helpers.kernels.checks.gram import (
     CASES,
     FEW,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.launch_gram import (
+from hpcsgd.backends.cuda.kernels import (
     MOST_SPLITS,
     RESIDENT,
     STAGES,

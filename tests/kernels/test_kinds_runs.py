@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement import AsyncAverage
-from hpcsgd.agreement.anybatch import Anybatch
-from hpcsgd.agreement.scheduled import Scheduled
-from hpcsgd.agreement.there import BufferThere
-from hpcsgd.agreement.ticktock import TickTock
-from hpcsgd.assembly import gpu_product
-from hpcsgd.comm.on_device import OnDevice
+from hpcsgd.agreements import AsyncAverage
+from hpcsgd.agreements.cuda import DeviceBuffer
+from hpcsgd.agreements.more.anybatch import Anybatch
+from hpcsgd.agreements.more.scheduled import Scheduled
+from hpcsgd.agreements.more.tick_tock import TickTock
+from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.held import HeldState
-from hpcsgd.result import Status
+from hpcsgd.products.cuda_state import MirroredState
+from hpcsgd.runs import gpu
+from hpcsgd.runs.result import Status
 from tests.helpers.averages import config_of
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
@@ -155,7 +155,7 @@ def test_averages_that_travel_cross_as_often_as_they_say(devices, monkeypatch):
 
     for what, name in (("said", "_send"), ("taken", "_apply")):
         marked(what, AsyncAverage, name, lambda _, state: state.__dict__["device"])
-    marked("ran", HeldState, "written", lambda state, _: state.__dict__["device"])
+    marked("ran", MirroredState, "written", lambda state, _: state.__dict__["device"])
     for what, name in (("down", "fetch"), ("up", "fill")):
         marked(what, FakeDevice, name, lambda device, _: device)
     problem = make_problem("logistic", n=80, d=13)  # ten exchanges, three averages
@@ -198,13 +198,13 @@ def test_averages_that_travel_are_those_of_the_host(devices, momentum):
 
 def test_who_speaks_of_arrays_of_hosts_opens_no_group_of_gpus(devices, monkeypatch):
     """The grid's own are all there are: two of each rank."""
-    split, opened = OnDevice.split, []
+    split, opened = DeviceCommunicator.split, []
 
     def counted(self, color, key):
         opened.append(self)
         return split(self, color, key)
 
-    monkeypatch.setattr(OnDevice, "split", counted)
+    monkeypatch.setattr(DeviceCommunicator, "split", counted)
     problem = make_problem("logistic", n=13, d=13)
     leaders = {"kind": "gradient", "codec": "fp16", "hierarchical": "2"}
     for agreement in (KINDS["scheduled"], KINDS["ticktock"], leaders):
@@ -214,13 +214,13 @@ def test_who_speaks_of_arrays_of_hosts_opens_no_group_of_gpus(devices, monkeypat
 
 
 def test_a_second_gradient_wants_room_of_its_own(devices, monkeypatch):
-    kept, check = [], gpu_product.check_room
+    kept, check = [], gpu.check_room
 
     def noted(*given, **more):
         kept.append(more["kept"])
         check(*given, **more)
 
-    monkeypatch.setattr(gpu_product, "check_room", noted)
+    monkeypatch.setattr(gpu, "check_room", noted)
     problem = make_problem("softmax", n=13, d=13)
     for name in ("scheduled", "ticktock"):
         train_on(1, shared(problem, 1, **of(name, schedule={"batch": 2})), problem)
@@ -255,14 +255,14 @@ BROKEN = {
     ),
     "what was said before, again": (
         "scheduled",
-        BufferThere,
+        DeviceBuffer,
         "say_nothing",
         lambda self: None,
     ),
-    "the same by halves": ("delayed", BufferThere, "say_nothing", lambda self: None),
+    "the same by halves": ("delayed", DeviceBuffer, "say_nothing", lambda self: None),
     "sums that are not cleared": (
         "decentralized",
-        BufferThere,
+        DeviceBuffer,
         "clear",
         lambda self: self.tail.fill(0.0),
     ),
@@ -283,7 +283,7 @@ def test_each_is_found(devices, monkeypatch, what):
 def test_clocks_wait_for_the_device(devices, monkeypatch):
     """A round of a fixed time: chunks that are queued have not been computed."""
     looks = []
-    monkeypatch.setattr(BufferThere, "settle", lambda self: looks.append(self))
+    monkeypatch.setattr(DeviceBuffer, "settle", lambda self: looks.append(self))
     problem = make_problem("logistic", n=16, d=13)
     for rounds, deadline in (("full", 0.0), ("clock", 1e9)):
         assert not looks

@@ -55,11 +55,11 @@ def test_long_exchanges_have_large_tiles(devices, monkeypatch, family, kernel):
         "products": {"kind": "gram", "gram_kernel": kernel},
         "run": {"gap_every": 2, "fall_back": False},
     }
-    monkeypatch.setattr("hpcsgd.backends.gram_kernel.WORTH_ASKING", 16)
+    monkeypatch.setattr("hpcsgd.backends.cuda.gram.WORTH_ASKING", 16)
     found = {}
     for rows in (1024, 100):
-        monkeypatch.setattr("hpcsgd.backends.launch_gram.LARGE_ROWS", rows)
-        monkeypatch.setattr("hpcsgd.backends.launch_gram.LARGE_COLS", 20)
+        monkeypatch.setattr("hpcsgd.backends.cuda.kernels.LARGE_ROWS", rows)
+        monkeypatch.setattr("hpcsgd.backends.cuda.kernels.LARGE_COLS", 20)
         found[rows] = train_on(2, on_gpu(problem, **sections), problem)
         assert not found[rows].events
     words = [one.ledger["products"]["words"] for one in found.values()]
@@ -133,7 +133,7 @@ def test_looks_and_rests_do_not_mind_what_is_made_early(devices, tmp_path):
 
 def test_cublas_may_make_the_gram_of_long_exchanges(devices, monkeypatch):
     """All members take the same, and the report says which."""
-    monkeypatch.setattr("hpcsgd.backends.gram_kernel.WORTH_ASKING", 16)
+    monkeypatch.setattr("hpcsgd.backends.cuda.gram.WORTH_ASKING", 16)
     problem = make_problem("logistic", n=71, d=23)
     found = {}
     for kind in ("own", "cublas", "auto"):
@@ -155,8 +155,8 @@ def test_cublas_may_make_the_gram_of_long_exchanges(devices, monkeypatch):
 @pytest.mark.parametrize("members", [1, 2])
 def test_warpgroups_may_make_the_gram_of_long_exchanges(devices, monkeypatch, members):
     """All members take them, also ahead of time; a short last exchange stays ours."""
-    monkeypatch.setattr("hpcsgd.backends.launch_gram.LARGE_ROWS", 150)
-    monkeypatch.setattr("hpcsgd.backends.launch_gram.LARGE_COLS", 10)
+    monkeypatch.setattr("hpcsgd.backends.cuda.kernels.LARGE_ROWS", 150)
+    monkeypatch.setattr("hpcsgd.backends.cuda.kernels.LARGE_COLS", 10)
     problem = make_problem("logistic", n=230, d=23)
     found = {}
     for kind in ("own", "wgmma"):

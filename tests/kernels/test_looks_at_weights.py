@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.products.base import State
-from hpcsgd.products.held import HeldState
+from hpcsgd.products.cuda_state import MirroredState
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
@@ -69,9 +69,9 @@ def test_weights_go_up_once(devices, monkeypatch, tmp_path, name):
     problem = make_problem("logistic", n=64, d=D)
     config = on_gpu(problem, **sections_of(more, tmp_path))
     held, counts = [], sent_up(monkeypatch)
-    hold = HeldState.hold
+    hold = MirroredState.hold
     monkeypatch.setattr(
-        HeldState,
+        MirroredState,
         "hold",
         lambda self, *how: (hold(self, *how), held.append(self.mirror("weights"))),
     )
@@ -81,7 +81,9 @@ def test_weights_go_up_once(devices, monkeypatch, tmp_path, name):
 
 
 def state_on(device):
-    state = HeldState(np.arange(6.0, dtype=np.float32).reshape(3, 2), np.zeros((1, 2)))
+    state = MirroredState(
+        np.arange(6.0, dtype=np.float32).reshape(3, 2), np.zeros((1, 2))
+    )
     state.hold(device, 2.0)
     state.on_device("weights"), state.on_device("intercept")
     return state

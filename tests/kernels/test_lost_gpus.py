@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_buffers import sent
-from hpcsgd.checkpoint import Store
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.matrix import sent
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DeviceLost, TransportError
-from hpcsgd.result import Status
+from hpcsgd.runs.checkpoint import CheckpointStore
+from hpcsgd.runs.result import Status
 from tests.helpers.contracts.device import rounds
 from tests.helpers.fake_cuda import Node
 from tests.helpers.fake_cupy import FakeCupy
@@ -38,7 +38,7 @@ def breaking(monkeypatch):
             given[number].layer.break_at(what, count)
         return given[number]
 
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     return plan
 
 
@@ -49,7 +49,7 @@ def saving(tmp_path, **sections):
 
 
 def newest(tmp_path):
-    path, checkpoint = Store(tmp_path / "run", 1).newest()
+    path, checkpoint = CheckpointStore(tmp_path / "run", 1).newest()
     return str(path), checkpoint.exchanges
 
 
@@ -192,7 +192,7 @@ def cupys(monkeypatch):
     def take(share_gpus):
         return CudaDevice(0, given.pop(0))
 
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     return given
 
 

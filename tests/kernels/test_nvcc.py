@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hpcsgd.backends.kernel_table import ARCHS, compiled_for, options
+from hpcsgd.backends.cuda.kernels import ARCHS, compiled_for, options
 from tests.helpers.kernels.compiles import faults_in, worthy
 from tests.helpers.kernels.emulator import KERNELS
 from tests.helpers.kernels.nvrtc import OF_CUPY, major_for

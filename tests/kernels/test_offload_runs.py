@@ -5,11 +5,10 @@ import threading
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.offload import Offload
-from hpcsgd.agreement.offload_link import PinnedLink
-from hpcsgd.agreement.offload_there import OffloadThere
-from hpcsgd.products.device_gradient import DeviceGradient
-from hpcsgd.result import Status
+from hpcsgd.agreements.cuda import DeviceOffload
+from hpcsgd.agreements.more.offload import Offload, PinnedLink
+from hpcsgd.products.cuda_gradient import DeviceGradient
+from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.copies import copies_of_steps
@@ -203,14 +202,14 @@ def test_weights_that_go_up_as_they_are_are_found(devices, monkeypatch):
     """Where rows are stored times a power of two."""
     problem = make_problem("logistic", n=13, d=13)
     fp16 = {"precision": {"matrix": "fp16", "scale": "global"}}
-    plain = OffloadThere._send_up
+    plain = DeviceOffload._send_up
 
     def unscaled(self, state, cut):
         scale, state.__dict__["scale"] = state.scale, 1.0
         plain(self, state, cut)
         state.__dict__["scale"] = scale
 
-    monkeypatch.setattr(OffloadThere, "_send_up", unscaled)
+    monkeypatch.setattr(DeviceOffload, "_send_up", unscaled)
     there, here = both(problem, 2, **offloaded(**fp16))
     with pytest.raises(AssertionError):
         near(there, here)

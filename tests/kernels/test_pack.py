@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends import launch_gram
+from hpcsgd.backends.cuda import kernels
 from tests.helpers.kernels.checks.pack import STARTS, agrees
 
 
@@ -17,7 +17,7 @@ def test_tiles_are_those_of_the_square(starts, tall):
     "rows, parts", [(1, 1), (100, 2), (1025, 4), (2048, 4), (70, 4)]
 )
 def test_strips_cover_what_is_below_the_diagonal(rows, parts):
-    strips = launch_gram.strips_of(rows, parts)
+    strips = kernels.strips_of(rows, parts)
     seen = np.zeros((rows, rows), bool)
     for first, last in strips:
         assert first % 64 == 0 and len(strips) <= parts

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.assembly import gpu_choice
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import Status
+from hpcsgd.runs import choose as gpu_choice
+from hpcsgd.runs.result import Status
 from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
 from tests.helpers.kernels.runs import FAMILIES, UPDATES, on_gpu
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_has_the_same_bits(devices, tmp_path, kind, members):
 
 @pytest.mark.parametrize("kind", ["gather", "gather-once"])
 def test_wide_rows_are_taken_by_many_blocks(devices, kind, monkeypatch):
-    monkeypatch.setattr("hpcsgd.backends.device_walk.ONE_BLOCK", 100)
+    monkeypatch.setattr("hpcsgd.backends.cuda.exchange.ONE_BLOCK", 100)
     problem = make_problem("logistic", n=37, d=137)
     both(2, of_kind(kind, problem), problem)
     assert "gather_steps" not in devices[0].launched
@@ -242,7 +242,7 @@ def test_auto_runs_what_it_chose(devices, monkeypatch, members, mode):
         chosen.append(choose(*given).product)
         return choose(*given)
 
-    monkeypatch.setattr("hpcsgd.assembly.choice.choose_on_gpu", noting)
+    monkeypatch.setattr("hpcsgd.runs.choose.choose_on_gpu", noting)
     problem = make_problem("logistic", n=37, d=13)
     how = {"sampling": {"mode": mode}}
     found = train_on(members, of_kind("auto", problem, **how), problem)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends import launch_recurrence as launch
-from hpcsgd.backends.kernel_table import CLUSTER, FAMILIES
+from hpcsgd.backends.cuda import kernels as launch
+from hpcsgd.backends.cuda.kernels import CLUSTER, FAMILIES
 from hpcsgd.errors import ConfigError
-from hpcsgd.families import get_family
+from hpcsgd.glm import get_family
 from tests.helpers.kernels.checks.recurrence import (
     NO_START,
     RAGGED,
@@ -110,14 +110,20 @@ def test_shapes_of_launches():
     assert (one.grid, one.block) == (1, 512) and one.shared <= 64 * 1024
     many = launch.recurrence_launch(8192, 256, 4, CLUSTER, "90a")
     assert (many.grid, many.block) == (CLUSTER, 256) and many.shared < one.shared
-    assert launch.softmax_launch(512, 2) == launch.Launch(1, 1024, 1024)
+    assert launch.softmax_launch(512, 2) == launch.RecurrenceLaunch(1, 1024, 1024)
     assert [launch.cluster_for(1024, arch) for arch in ("89", "90a", "120")] == [
         1,
         8,
         8,
     ]
     assert launch.cluster_for(1023, "90") == 1
-    assert [launch.pitch_of(batch) for batch in (0, 1, 2, 5, 32)] == [4, 4, 8, 8, 36]
+    assert [launch.recurrence_pitch_of(batch) for batch in (0, 1, 2, 5, 32)] == [
+        4,
+        4,
+        8,
+        8,
+        36,
+    ]
 
 
 @pytest.mark.parametrize(

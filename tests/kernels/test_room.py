@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.assembly import gpu
-from hpcsgd.backends import gram_kernel
-from hpcsgd.backends.cublas_gram import CublasGram
-from hpcsgd.backends.device_room import room_of
-from hpcsgd.backends.gram_kernel import GramChoice, bytes_asked
-from hpcsgd.backends.wgmma_gram import WgmmaGram
+from hpcsgd.backends.cuda import gram
+from hpcsgd.backends.cuda.gram import CublasGram, GramChoice, WgmmaGram, bytes_asked
+from hpcsgd.backends.cuda.room import room_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from hpcsgd.products import on_device
+from hpcsgd.products import cuda
+from hpcsgd.runs import gpu
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.cublas_gram import case as cublas_case
@@ -35,7 +33,7 @@ def devices(monkeypatch):
         given.append(left.pop(0))
         return given[-1]
 
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     return left, given
 
 
@@ -143,7 +141,7 @@ def test_what_another_gram_works_in_is_predicted(monkeypatch):
         monkeypatch.setattr(own.device, "empty", noting)
         monkeypatch.setattr(own.device, "zeros", noting)
         {"cublas": CublasGram, "wgmma": WgmmaGram}[kernel](own)
-        monkeypatch.setattr(gram_kernel, "tile_for", lambda *_, side=side: side)
+        monkeypatch.setattr(gram, "tile_for", lambda *_, side=side: side)
         need = bytes_asked(kernel, {plan}, own.matrix.width, "bf16", own.device)
         assert need == sum(array.nbytes for array in asked) > 0
 
@@ -157,7 +155,7 @@ def test_auto_asks_cublas_where_it_has_room(devices, monkeypatch, caplog, member
     noting = lambda *given: needs.append(room_of(*given)) or needs[-1]  # noqa: E731
     monkeypatch.setattr(gpu, "room_of", noting)
     choose = lambda kind, own, add: asked.append(kind) or GramChoice("own", own, {})  # noqa: E731
-    monkeypatch.setattr(on_device, "choose_gram", choose)
+    monkeypatch.setattr(cuda, "choose_gram", choose)
     left += [Counting(2**30, f"GPU {rank}", Node()) for rank in range(members)]
     with caplog.at_level("INFO"):
         train_on(members, config, problem)

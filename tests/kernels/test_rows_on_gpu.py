@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import hpcsgd
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_matrix import put_matrix
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.matrix import put_matrix
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.there import There
-from hpcsgd.data.unheld import Unheld
+from hpcsgd.data.readers import DeviceBlock
+from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers import strict_cupy
 from tests.helpers.harness import make_problem
@@ -91,7 +91,7 @@ def test_cupy_copies_them_on_the_stream_of_the_run(monkeypatch, width):
     rows = np.random.default_rng(0).normal(size=(9, width)).astype("f4")
     given = cupy.empty(rows.shape, np.float32)
     given.held[...] = rows
-    matrix = There(Unheld(lambda *_: 1 / 0, rows.shape, "f4"), given)
+    matrix = DeviceBlock(Unheld(lambda *_: 1 / 0, rows.shape, "f4"), given)
     found = device.fetch(put_matrix(device, matrix, "fp32").values)
     np.testing.assert_array_equal(found[:, :width], rows)
     assert found.shape[1] == 40 and not found[:, width:].any()

@@ -8,19 +8,18 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd import build, memory
 from hpcsgd.api import train
-from hpcsgd.backends import device_matrix, uploads
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_products import DenseProducts
+from hpcsgd.backends.cuda import device as uploads
+from hpcsgd.backends.cuda import matrix
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.exchange import DenseProducts
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.config import RunConfig
-from hpcsgd.data import unheld
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data import stream
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.memory import need
+from hpcsgd.runs import build, memory
 from tests.helpers.fake_cuda import Node
 from tests.helpers.fake_cupy import FakeCupy
 from tests.helpers.harness import make_problem
@@ -73,10 +72,10 @@ def devices(monkeypatch):
         given.append(FakeDevice(node, 1, f"node 0000:{len(given):02}"))
         return given[-1]
 
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     monkeypatch.setattr(uploads, "PIECE", 4096)
-    monkeypatch.setattr(device_matrix, "PIECE", 4096)
-    monkeypatch.setattr(unheld, "PIECE", 2000)
+    monkeypatch.setattr(matrix, "PIECE", 4096)
+    monkeypatch.setattr(stream, "PIECE", 2000)
     return given
 
 
@@ -207,12 +206,12 @@ def test_a_file_that_breaks_meanwhile_is_said_on_all_ranks(
             problem, data={"path": str(path)}, run={"transport": "mpi-host"}
         )
         if world.rank == 1:
-            made = unheld.Unheld.__init__
+            made = stream.Unheld.__init__
 
             def make(self, read_into, *given):
                 made(self, fail, *given)
 
-            monkeypatch.setattr(unheld.Unheld, "__init__", make)
+            monkeypatch.setattr(stream.Unheld, "__init__", make)
         try:
             train(config, world=world)
         except DataError as error:
@@ -240,7 +239,7 @@ def test_the_host_need_not_hold_what_a_gpu_holds(monkeypatch):
         given = (grid, Sized(), config, config.precision.resolve(), 1)
         if device == "cuda":
             assert memory.check_memory(*given)
-            found = need.streamed(need.predict(*given), *given[:4])
+            found = memory.streamed(memory.predict(*given), *given[:4])
             assert found.matrix == 2 * uploads.PIECE and found.total < 4 * 2**30
         else:
             with pytest.raises(ConfigError, match="stream it with --sampling blocks"):

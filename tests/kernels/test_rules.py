@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from hpcsgd.backends import kernel_table
-from hpcsgd.backends.device_rules import DeviceRules, Piece
-from hpcsgd.backends.launch_steps import words
-from hpcsgd.updates import Turn
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import words
+from hpcsgd.backends.cuda.weights import DeviceRules, WordRange
+from hpcsgd.glm import Turn
 from tests.helpers.kernels import nvrtc
 from tests.helpers.kernels.checks.rules import RULES, agrees, sums_agree
 from tests.helpers.kernels.emulator import (
@@ -31,10 +31,10 @@ def test_words_are_added(count):
     sums_agree(count)
 
 
-@pytest.mark.parametrize("name", kernel_table.RULES)
+@pytest.mark.parametrize("name", kernels.RULES)
 def test_steps_of_slices_are_rounded_as_hosts_round(name):
     """Each sum and product by itself, and nothing below 2^-126 is taken for zero."""
-    build = kernel_table.build_of(name, "fp32", "90")
+    build = kernels.build_of(name, "fp32", "90")
     given = options_for(build, "90")
     found = nvrtc.compile_text(source_of("rules"), name, given, 13).ptx
     body = found[found.index(f".entry {name}") :].partition("\n}")[0]
@@ -50,5 +50,5 @@ def test_nothing_is_launched_for_nothing():
     rules = DeviceRules(device, RULES["adam"], 0.0, 1.0)
     none = device.empty((0, 3), np.float32)
     kept = dict.fromkeys(RULES["adam"].kept, none)
-    rules.step(Piece(none, none, kept), none, 1.0, Turn(0, 0.1))
+    rules.step(WordRange(none, none, kept), none, 1.0, Turn(0, 0.1))
     assert not device.launched and words(0).grid == (1,)

@@ -7,8 +7,8 @@ import pytest
 
 from hpcsgd.comm.nccl import Nccl, NcclCommunicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.on_device import DeviceGram
-from hpcsgd.result import Status
+from hpcsgd.products.cuda import DeviceGram
+from hpcsgd.runs.result import Status
 from tests.helpers.harness import (
     make_problem,
     oracle_for,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.study.expected import expected_traffic
+from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.copies import copies_of_steps
 from tests.helpers.kernels.gradient_runs import crossed, shared

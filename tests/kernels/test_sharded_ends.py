@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.sharded_there import ShardedThere
-from hpcsgd.products.held import HeldMemory
-from hpcsgd.result import Status
+from hpcsgd.agreements.cuda import DeviceSharded
+from hpcsgd.products.cuda_state import MirroredMemory
+from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.going_on import goes_on_bit_for_bit
@@ -59,7 +59,7 @@ def test_runs_that_were_preempted_go_on(devices, tmp_path, stage):
 
 def test_states_that_nobody_fetched_are_found(devices, tmp_path, monkeypatch):
     """In a checkpoint what the rule keeps is that of the device."""
-    monkeypatch.setattr(HeldMemory, "wrote", lambda self, name: None)
+    monkeypatch.setattr(MirroredMemory, "wrote", lambda self, name: None)
     with pytest.raises(AssertionError):
         test_runs_go_on_bit_for_bit(devices, tmp_path, 1)
 
@@ -89,7 +89,7 @@ def test_looks_see_the_weights_of_that_moment(devices, stage):
 @pytest.mark.parametrize("stage", STAGES)
 def test_replicas_that_differ_are_mended(devices, monkeypatch, stage):
     """Weights that are whole, or the intercept; slices are nobody else's."""
-    problem, step = make_problem("logistic", n=16, d=13), ShardedThere._step
+    problem, step = make_problem("logistic", n=16, d=13), DeviceSharded._step
 
     def flipped(self, state, task):
         step(self, state, task)
@@ -99,7 +99,7 @@ def test_replicas_that_differ_are_mended(devices, monkeypatch, stage):
 
     config = shared(problem, 2, **zero(stage, run={"check_members": 1}, **ADAM))
     plain = train_on(2, config, problem)
-    monkeypatch.setattr(ShardedThere, "_step", flipped)
+    monkeypatch.setattr(DeviceSharded, "_step", flipped)
     found = train_on(2, config, problem)
     said = [one.report["agreement"]["mended_replicas"] for one in (plain, found)]
     assert said == [0, 1] and found.weights_sha256 == plain.weights_sha256

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hpcsgd.assembly import gpu
-from hpcsgd.backends.device_room import room_of
+from hpcsgd.backends.cuda.room import room_of
 from hpcsgd.errors import ConfigError
+from hpcsgd.runs import gpu
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
@@ -37,7 +37,7 @@ def test_memory_is_that_of_the_table(monkeypatch, stage, name, kept):
 
         needs = []
         noting = lambda *sizes, to=needs: to.append(room_of(*sizes)) or to[-1]  # noqa: E731
-        monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+        monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
         monkeypatch.setattr(gpu, "room_of", noting)
         problem = make_problem("logistic", n=8, d=columns)
         asked = {"bucket": columns * 2.0**-20}  # four tiles

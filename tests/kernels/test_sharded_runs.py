@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.backends.cuda import CudaDevice
+from hpcsgd.backends.cuda.device import CudaDevice
 from hpcsgd.errors import ConfigError
 from tests.helpers import strict_cupy
 from tests.helpers.harness import make_problem, train_on
@@ -155,7 +155,7 @@ def test_what_cupy_is_asked_for(monkeypatch, stage):
     """Its names and no others, on the stream of the run; replicas that share a GPU."""
     strict_cupy.install(monkeypatch)
     take = lambda share_gpus: CudaDevice()  # noqa: E731
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     stored, _ = make_sparse("logistic", n=13, d=37)
     run = {"transport": "mpi-host", "share_gpus": True}
     asked = {"bucket": 4 * 15 * 2.0**-20}

@@ -4,11 +4,10 @@ import threading
 
 import numpy as np
 
-from hpcsgd.agreement.cuts import Cuts
-from hpcsgd.agreement.sharded_there import ShardedThere, TilesThere
-from hpcsgd.backends.device_rules import DeviceRules
-from hpcsgd.products.device_gradient import DeviceGradient
-from hpcsgd.products.device_slices import RowsThere
+from hpcsgd.agreements.cuda import DeviceSharded, DeviceTileScatter
+from hpcsgd.agreements.zero import Cuts
+from hpcsgd.backends.cuda.weights import DeviceRules
+from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceRowViews
 from tests.helpers.fake_cuda import FakeLayer
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.gradient_runs import shared
@@ -43,11 +42,11 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
         waited.append(threading.get_ident() in inside)
         waits(self, stream)
 
-    noted(RowsThere, "add_gradient", "compute")
-    noted(TilesThere, "send", "send")
-    noted(TilesThere, "_wait", "wait")
+    noted(DeviceRowViews, "add_gradient", "compute")
+    noted(DeviceTileScatter, "send", "send")
+    noted(DeviceTileScatter, "_wait", "wait")
     noted(DeviceRules, "step", "step")
-    noted(ShardedThere, "_spread", "spread")
+    noted(DeviceSharded, "_spread", "spread")
     monkeypatch.setattr(DeviceGradient, "advance", between)
     monkeypatch.setattr(FakeLayer, "synchronize", waiting)
     problem = make_problem("logistic", n=8, d=13)

@@ -6,9 +6,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.sharded_there import ShardedThere, TilesThere
-from hpcsgd.backends.device_rules import DeviceRules, Piece
-from hpcsgd.products.held import HeldMemory
+from hpcsgd.agreements.cuda import DeviceSharded, DeviceTileScatter
+from hpcsgd.backends.cuda.weights import DeviceRules, WordRange
+from hpcsgd.products.cuda_state import MirroredMemory
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
 from tests.helpers.kernels.gradient_runs import near, shared
@@ -26,7 +26,7 @@ def whole_chunks_alone(self, piece, gradient, factor, turn):
     """What lies before the first 16 bytes of a slice is left out."""
     skip = -(gradient.held.ctypes.data // 4) % 4
     kept = {name: one[skip:] for name, one in piece.kept.items()}
-    part = Piece(piece.weights[skip:], piece.to[skip:], kept)
+    part = WordRange(piece.weights[skip:], piece.to[skip:], kept)
     step(self, part, gradient[skip:], factor, turn)
 
 
@@ -45,24 +45,24 @@ def without_a_gather(self, own):
 
 
 TWINS = {
-    "no gather": ((1, 2), ShardedThere, "_spread", lambda *_: None),
+    "no gather": ((1, 2), DeviceSharded, "_spread", lambda *_: None),
     "no gather of what scores need": (
         (3,),
-        ShardedThere,
+        DeviceSharded,
         "_tiles_of",
         without_a_gather,
     ),
     "a slice that is stepped twice": (STAGES, DeviceRules, "step", twice),
     "a head that is skipped": (STAGES, DeviceRules, "step", whole_chunks_alone),
     "sums that are not cleared": (STAGES, FakeDevice, "clear", lambda *_: None),
-    "slices that stay in a tile": ((2, 3), TilesThere, "_keep", lambda *_: None),
+    "slices that stay in a tile": ((2, 3), DeviceTileScatter, "_keep", lambda *_: None),
     "sums that nobody waits for": (
         STAGES,
-        TilesThere,
+        DeviceTileScatter,
         "_wait",
         lambda _, pending: pending.buffer,
     ),
-    "states that begin anew": (STAGES, HeldMemory, "on_device", beginning_anew),
+    "states that begin anew": (STAGES, MirroredMemory, "on_device", beginning_anew),
     "scores of the last tile alone": (
         (3,),
         DeviceRules,

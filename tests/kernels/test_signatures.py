@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from hpcsgd.backends.kernel_table import VARIANTS
+from hpcsgd.backends.cuda.kernels import VARIANTS
 from tests.helpers.kernels import signatures
 from tests.helpers.kernels.emulator import Kernel, on_device, source_of
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.backends import device_csr
-from hpcsgd.csr import Csr
+from hpcsgd.backends.cuda import exchange
 from hpcsgd.errors import ConfigError
-from hpcsgd.products import on_device
-from hpcsgd.result import Status
+from hpcsgd.products import cuda
+from hpcsgd.runs.result import Status
+from hpcsgd.sparse import Csr
 from tests.helpers.harness import oracle_for, relative_error, train_on
 from tests.helpers.kernels.runs import FAMILIES, UPDATES, on_gpu
 from tests.helpers.sparse import as_csr, make_sparse
@@ -73,14 +73,14 @@ def test_columns_of_a_member_may_hold_nothing(devices):
 @pytest.mark.parametrize("recipe", ["fp32", "c"])
 def test_columns_may_have_numbers_of_64_bits(devices, monkeypatch, recipe):
     """What is sent goes in pieces."""
-    put = device_csr.put_csr
+    put = exchange.put_csr
 
     def put_wide(device, matrix, *rest):
         wide = matrix.indices.astype(np.int64)
         return put(device, Csr(matrix.indptr, wide, matrix.data, matrix.width), *rest)
 
-    monkeypatch.setattr(on_device, "put_csr", put_wide)
-    monkeypatch.setattr(device_csr, "PIECE", 40)
+    monkeypatch.setattr(cuda, "put_csr", put_wide)
+    monkeypatch.setattr(exchange, "PIECE", 40)
     stored, _ = make_sparse("logistic", n=37, d=100)
     agree_with_the_host(stored, 2, 2e-4, precision={"recipe": recipe})
 

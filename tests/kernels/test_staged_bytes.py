@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.overlap import Overlap
-from hpcsgd.comm.delayed import Delayed
-from hpcsgd.comm.network import parse_network
+from hpcsgd.agreements.base import Overlap
+from hpcsgd.comm.gpu import TRANSPORTS, open_transport
+from hpcsgd.comm.network_model import DelayedCommunicator, parse_network
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.transports import TRANSPORTS, open_transport
 from tests.helpers.fake_cuda import FakeLayer, Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.gradient_runs import shared
@@ -49,7 +48,7 @@ def on_devices(function, kind, network=None):
 
     def on_rank(host):
         if network:
-            host = Delayed(host, parse_network(network))
+            host = DelayedCommunicator(host, parse_network(network))
         return function(open_transport(kind, host, FakeLayer(node, f"n {host.rank}")))
 
     return run_ranks(2, on_rank)
@@ -83,7 +82,7 @@ def test_what_hosts_carry_is_charged_by_their_network(kind):
 @pytest.mark.parametrize("kind", TRANSPORTS)
 def test_a_network_around_it_says_what_was_copied(kind):
     def on_rank(world):
-        around = Delayed(world, parse_network(NETWORK))
+        around = DelayedCommunicator(world, parse_network(NETWORK))
         around.sum(world.layer.empty(5, np.float32), "agreement")
         assert around.copied == world.copied
         return world.copied

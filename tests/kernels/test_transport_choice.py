@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from hpcsgd.assembly.gpu import open_gpu
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import MissingPackage
+from hpcsgd.runs.gpu import open_gpu
 from tests.helpers.fake_cuda import Node
 from tests.helpers.kernels.fake_device import FakeDevice
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.device_exchange import DeviceExchange
+from hpcsgd.backends.cuda.exchange import DeviceExchange
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.runs import on_gpu
 

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends import gram_kernel
-from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_products import Widths
-from hpcsgd.backends.gram_kernel import allowed, choose_gram
-from hpcsgd.backends.launch_wgmma import each_of, launch_of, stages_of
-from hpcsgd.backends.wgmma_gram import WgmmaGram
+from hpcsgd.backends.cuda import gram
+from hpcsgd.backends.cuda.exchange import Widths
+from hpcsgd.backends.cuda.gram import WgmmaGram, allowed, choose_gram
+from hpcsgd.backends.cuda.kernels import each_of, stages_of, wgmma_launch_of
+from hpcsgd.backends.cuda.matrix import sent
 from hpcsgd.errors import ConfigError
 from tests.helpers.kernels.wgmma_choice import COLUMNS, ROWS, STARTS, case
 
@@ -73,7 +72,7 @@ def never(_):
 
 def test_auto_does_not_ask_what_no_gpu_has_run(monkeypatch):
     """A fault would end the run; nothing of it is launched."""
-    monkeypatch.setattr(gram_kernel, "WORTH_ASKING", 100)
+    monkeypatch.setattr(gram, "WORTH_ASKING", 100)
     own = case()
     found = choose_gram("auto", own)
     assert "wgmma" not in found.seconds and "gram_wgmma" not in own.device.launched
@@ -82,9 +81,9 @@ def test_auto_does_not_ask_what_no_gpu_has_run(monkeypatch):
 @pytest.fixture
 def asked(monkeypatch):
     """`auto` as it will be: on exchanges of some rows wgmma is asked, too."""
-    monkeypatch.setitem(gram_kernel.ASKS, "auto", ("cublas", "wgmma"))
-    monkeypatch.setattr(gram_kernel, "WORTH_ASKING", 100)
-    monkeypatch.setattr(gram_kernel, "WORTH_CHANGING", 2.0)  # one launch as ours
+    monkeypatch.setitem(gram.ASKS, "auto", ("cublas", "wgmma"))
+    monkeypatch.setattr(gram, "WORTH_ASKING", 100)
+    monkeypatch.setattr(gram, "WORTH_CHANGING", 2.0)  # one launch as ours
 
 
 def test_auto_measures_it_where_it_agrees(asked):
@@ -149,15 +148,17 @@ def test_values_that_are_none_are_none_in_both(asked):
 def test_a_line_is_shared_as_a_whole(tiles, cols, sms):
     stages = stages_of(cols, 2)
     each = each_of(tiles, stages, sms)
-    shape = launch_of(tiles, 1024, cols, itemsize=2, sms=sms, margins=False)
+    shape = wgmma_launch_of(tiles, 1024, cols, itemsize=2, sms=sms, margins=False)
     assert shape.per_split == each >= 2 and shape.grid == shape.splits <= sms
     assert (shape.splits - 1) * each < tiles * stages <= shape.splits * each
     assert shape.workspace == shape.splits * 2 * 128 * 128
-    assert launch_of(tiles, 1024, cols, itemsize=2, sms=sms).grid == shape.grid + 128
+    assert (
+        wgmma_launch_of(tiles, 1024, cols, itemsize=2, sms=sms).grid == shape.grid + 128
+    )
 
 
 def test_all_processors_have_as_much_to_do():
     """136 tiles of 125 stages are 1.03 each of 132: nobody waits for a second one."""
     assert each_of(136, 125, 132) == -(-136 * 125 // 132)
     assert each_of(1, 8, 132) >= 8  # no stage is worth a part of its own
-    assert launch_of(1, 9, 9, itemsize=2, sms=9).shared <= 227 * 1024
+    assert wgmma_launch_of(1, 9, 9, itemsize=2, sms=9).shared <= 227 * 1024

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpcsgd.backends.scaling import make_scaling
-from hpcsgd.bound import Exchange, largest_safe_rate
-from hpcsgd.data.partition import split_range
-from hpcsgd.families import get_family
+from hpcsgd.backends.base import make_scaling
+from hpcsgd.data.shard import split_range
 from hpcsgd.formats import FOR_MATRICES, formats_of, get_format
+from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS
-from hpcsgd.trials.exchange import as_one_field, held
+from hpcsgd.tuning.bound import ExactExchange, largest_safe_rate
+from hpcsgd.tuning.pilots import as_one_field, held
 
 LOW = ("fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "int8")
 FAMILIES = ("gaussian", "logistic", "poisson", "softmax")
@@ -27,7 +27,7 @@ def draw_exchange(seed, limits, family=None, **changes):
     name = family or FAMILIES[rng.integers(len(FAMILIES))]
     X, w, y = _data(rng, name, sum(sizes), d)
     column = (len(X), 1)
-    exchange = Exchange(
+    exchange = ExactExchange(
         rows=X,
         sizes=sizes,
         targets=y,

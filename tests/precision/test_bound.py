@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd import bound as bounds
-from hpcsgd.bound import Exchange, bound, gamma, largest_safe_rate, term
 from hpcsgd.errors import ConfigError
-from hpcsgd.families import get_family
 from hpcsgd.formats import formats_of
+from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS, RECIPES, make_precision
-from hpcsgd.trials.exchange import EXACT, as_one_field, perform, relative_error
+from hpcsgd.tuning import bound as bounds
+from hpcsgd.tuning.bound import ExactExchange, bound, gamma, largest_safe_rate, term
+from hpcsgd.tuning.pilots import EXACT, as_one_field, perform, relative_error
 from tests.precision import draws
 
 DRAWN = [(seed, draws.TINY) for seed in range(160)]
@@ -116,7 +116,7 @@ def test_sums_that_stall_are_within_the_bound(field):
     """1024 equal terms: once the sum is 16 chunks large, fp8-e4m3 adds no more."""
     tall = field in ("inner", "gradient_sum")
     rows = np.full((1025, 1) if tall else (2, 1024), 2.0**-4)
-    exchange = Exchange(
+    exchange = ExactExchange(
         rows=rows,
         sizes=(1024, 1) if tall else (1, 1),
         targets=np.full((len(rows), 1), -1.0),
@@ -134,7 +134,7 @@ def test_small_terms_after_a_large_one_are_lost(field):
     """Chunks of 16: the first is 1, fifteen are just below half of bf16's next step."""
     u = 2.0**-8
     terms = np.repeat([1.0] + [u * 31 / 32] * 15, 16)[:, None] / 16
-    exchange = Exchange(
+    exchange = ExactExchange(
         rows=np.ones((257, 1)),
         sizes=(256, 1),
         targets=np.vstack([-256 * terms, [[0.0]]]),
@@ -151,7 +151,7 @@ def test_small_terms_after_a_large_one_are_lost(field):
 def test_parts_and_totals_are_rounded_both():
     """Two parts just below half of a step, and a total that lies on one: 4 u of 2."""
     u = 2.0**-8
-    exchange = Exchange(
+    exchange = ExactExchange(
         rows=np.array([[1.0, 1.0], [1 + 0.99 * u, 1 + 2.99 * u]]),
         sizes=(1, 1),
         targets=np.array([[-1.0], [0.0]]),
@@ -217,7 +217,7 @@ def test_up_to_the_safe_rate_no_step_stretches(l2, intercept):
     """‖I − η(λ + YᵀY/b)‖ is 1 at the limit; a little above it is more."""
     rng = np.random.default_rng(4)
     Y = rng.normal(size=(6, 4))
-    exchange = Exchange(
+    exchange = ExactExchange(
         *(Y, (6,), np.zeros((6, 1)), np.ones((4, 1)), (0.1,)),
         family=get_family("gaussian"),
         l2=l2,
@@ -253,7 +253,7 @@ def test_norms_of_large_batches_are_upper_bounds_and_called_so(monkeypatch):
     drawn = draws.draw_exchange(5, draws.LARGE)
     precision = as_one_field("margin", "bf16")
     exact = term(drawn, precision, "margin")
-    monkeypatch.setattr("hpcsgd.bound.exchange.SMALL", 1)
+    monkeypatch.setattr("hpcsgd.tuning.exact_exchange.SMALL", 1)
     above = term(replace(drawn), precision, "margin")
     assert (exact.norms, above.norms) == ("exact", "upper bound")
     assert exact.absolute < above.absolute < 20 * exact.absolute

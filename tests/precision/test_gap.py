@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.products import cached, gram
-from hpcsgd.rounding import round_through
+from hpcsgd.formats import round_through
+from hpcsgd.products import gram
 from tests.helpers.gap import (
     BATCH,
     COLUMNS,
@@ -227,7 +227,7 @@ def in_gram(rows):
         rounded = rows.copy()
         round_through(rounded, "bf16")
         return rounded
-    from hpcsgd.backends.sampled import Sampled
+    from hpcsgd.backends.compiled import Sampled
 
     matrix = rows.matrix.copy()
     round_through(matrix, "bf16")
@@ -281,8 +281,8 @@ def test_a_member_whose_rounding_changes_with_time_is_found(monkeypatch):
         rows = gather(task, scratch, name, group)
         return in_gram(rows) if late(None) else rows
 
-    gather = cached.gather_rows
-    monkeypatch.setattr(cached, "gather_rows", counting)
+    gather = gram.gather_rows
+    monkeypatch.setattr(gram, "gather_rows", counting)
     found = alarms(go())
     assert found and found[0]["looked_at"] == 2 * EVERY, "the first one was right"
 
@@ -323,10 +323,10 @@ def test_coarser_accumulators_allow_more(ratios):
 
 def _tolerance(config, problem):
     """Of the scores of the first look, with a Gram that is wrong for certain."""
-    from hpcsgd.products.roundoff import Model
-    from hpcsgd.schedule import uniform_blocks
+    from hpcsgd.glm.unrolling import uniform_blocks
+    from hpcsgd.products.monitor import RoundoffModel
 
-    model = Model(
+    model = RoundoffModel(
         config.precision.resolve(), uniform_blocks(BATCH, STEPS), float(COLUMNS), 2
     )
     return model.unit * (model.of_weights + model.of_steps) ** 0.5
@@ -382,8 +382,8 @@ def test_messages_of_a_resumed_run_have_the_same_sizes(
 
 @pytest.mark.parametrize("sizes", [(8, 8, 8), (4, 4, 1), (1, 1), (2,), (5, 5, 5, 2)])
 def test_a_fold_has_a_word_for_each_place_and_covers_every_row(sizes):
-    from hpcsgd.products.fresh import Fold, words_of
-    from hpcsgd.schedule import Blocks
+    from hpcsgd.glm.unrolling import Blocks
+    from hpcsgd.products.monitor import Fold, words_of
 
     fold = Fold(Blocks(sizes), 3, (0, 1))
     assert words_of(sizes) == max(max(sizes), 2)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.numpy_rows import HostBackend
 from tests.helpers.gap import COLUMNS, ROWS, alarms, bend, one_entry, settings
 from tests.helpers.harness import make_problem
 from tests.helpers.many import sweep_on

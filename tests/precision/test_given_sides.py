@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.fitting.fit import fit
+from hpcsgd.estimators.fit import fit
 
 L2, ROWS = 1e-2, 60
 

@@ -44,7 +44,7 @@ def test_recipe_c_is_not_full_precision(kind):
 
 def test_c_equals_sgd_on_the_rounded_matrix():
     """One rounded matrix serves G and the scores; only fp32 sums are left."""
-    from hpcsgd.storage import decode, encode
+    from hpcsgd.formats import decode, encode
 
     result, config, problem = trained("c", precision={"recipe": "c", "margin": "fp32"})
     rounded = decode(encode(problem.X.astype(np.float32), "bf16"), "bf16", np.float64)
@@ -73,7 +73,7 @@ def test_margins_are_stored_low_after_they_are_summed():
     """Sum in fp32, store in bf16: the bits of z, and none where z stays fp32."""
     from types import SimpleNamespace
 
-    from hpcsgd.backends.host import HostBackend
+    from hpcsgd.backends.numpy_rows import HostBackend
     from hpcsgd.precision import RECIPES, make_precision
     from hpcsgd.products.base import store_margins
 

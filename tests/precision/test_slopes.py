@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_precision as bench
-from hpcsgd.bound import term
 from hpcsgd.precision import FIELDS
-from hpcsgd.trials.exchange import as_one_field
+from hpcsgd.tuning.bound import term
+from hpcsgd.tuning.pilots import as_one_field
 
 PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
 

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends import make_backend
-from hpcsgd.backends.rounded import RoundedBackend
-from hpcsgd.backends.scaling import Scaling
+from hpcsgd.backends.base import ColumnExponents
+from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.shard import Shard
 from hpcsgd.formats import get_format
+from hpcsgd.glm import make_update
 from hpcsgd.precision import RECIPES, make_precision
-from hpcsgd.products.base import Group, State, Task
+from hpcsgd.products.base import ExchangeCoefficients, Group, State, Task
 from hpcsgd.products.gram import Gram
-from hpcsgd.products.plan import Coefficients
-from hpcsgd.timing import Clock
-from hpcsgd.trials.exchange import as_one_field, perform
-from hpcsgd.updates import make_update
+from hpcsgd.tuning.pilots import as_one_field, perform
 from tests.precision import draws
 
 MIXED = {
@@ -38,7 +37,7 @@ def by_ranks(exchange, precision):
         backend, kind = make_backend(precision), precision.working
         form = get_format(precision.matrix)
         if form.wants_scale:
-            backend.scaling = Scaling(form, exchange.exponents, part)
+            backend.scaling = ColumnExponents(form, exchange.exponents, part)
         if isinstance(backend, RoundedBackend) and backend.loss_scale:
             backend.loss_scale.value = exchange.loss_scale
         columns = exchange.before.shape[1]
@@ -61,7 +60,7 @@ def by_ranks(exchange, precision):
         weights[...] = exchange.before[part]
         beta = exchange.intercept
         state = State(weights, None if beta is None else beta[None].copy())
-        coefficients = Coefficients(
+        coefficients = ExchangeCoefficients(
             *(make_update("sgd", 0.0), exchange.l2, backend),
             *(list(exchange.rates), exchange.sizes),
         )

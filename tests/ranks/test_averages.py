@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm.address import Address
+from hpcsgd.comm.communicator import Address
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import Status
+from hpcsgd.runs.result import Status
 from tests.helpers.averages import ROWS, config_of
 from tests.helpers.harness import make_problem, relative_error
 from tests.helpers.swarm import Swarm

@@ -4,8 +4,8 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.methods import METHODS
-from hpcsgd.study import compare_methods
+from hpcsgd.config import METHODS
+from hpcsgd.studies import compare_methods
 from tests.helpers.harness import make_problem
 
 BASE = {

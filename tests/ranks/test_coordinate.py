@@ -6,7 +6,7 @@ import pytest
 import hpcsgd
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import SerialCommunicator
 from tests.helpers.coordinate import ELASTIC, MACHINE
 from tests.helpers.problems import make_problem
 

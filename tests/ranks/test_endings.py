@@ -72,7 +72,7 @@ MPI.COMM_WORLD.Barrier()
 AFTER_FACTS = """
 import numpy as np
 from hpcsgd.comm import open_world
-from hpcsgd.comm.mpi_facts import mpi_facts
+from hpcsgd.comm.mpi import mpi_facts
 assert mpi_facts()["library"] != "none"
 world = open_world()
 assert world.sum(np.ones(1), "products")[0] == 3

@@ -5,8 +5,8 @@ import pytest
 from sklearn.base import clone
 
 import hpcsgd
-from hpcsgd.data.partition import split_range
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.shard import split_range
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import DataError
 from tests.helpers.zoo import problem_for
 from tests.ranks.counting import CountingComm

@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.data.partition import split_range
+from hpcsgd.data.shard import split_range
 from tests.helpers.contracts.codec import NAMES, ROWS, coded
 from tests.helpers.gradients import agreed
 from tests.helpers.growing import expected, growing

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcsgd.agreements.more.infinity.tiles import StateFile
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from hpcsgd.errors import DataError
-from hpcsgd.tiles.files import StateFile
 from tests.helpers.gradients import agreed
 from tests.helpers.harness import make_problem
 from tests.helpers.infinity_child import config_of

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends import cpu
+from hpcsgd.backends import compiled_calls
 from hpcsgd.comm.mpi import MpiCommunicator
 from tests.helpers.harness import config_for, make_problem
 
@@ -13,9 +13,9 @@ def afresh(monkeypatch):
     """What this process found or settled on is forgotten, before and after."""
 
     def forget():
-        cpu.isa.settled.clear()
-        cpu.isa.best.cache_clear()
-        cpu._functions.cache_clear()
+        compiled_calls.settled.clear()
+        compiled_calls.best.cache_clear()
+        compiled_calls._dense_functions.cache_clear()
 
     forget()
     yield monkeypatch
@@ -34,20 +34,20 @@ def run(comm):
 @pytest.mark.ranks(2, 3)
 def test_the_least_set_is_used_by_all(comm, afresh):
     """The last rank has no more than portable kernels."""
-    best = cpu.instructions()
+    best = compiled_calls.instructions()
     if comm.rank == comm.size - 1:
         afresh.setenv("HPCSGD_ISA", "portable")
-        cpu.isa.best.cache_clear()
+        compiled_calls.best.cache_clear()
     report = run(comm)
-    assert cpu.instructions() == ("portable" if best else "")
-    assert report["versions"]["kernels"] == (cpu.instructions() or "NumPy")
+    assert compiled_calls.instructions() == ("portable" if best else "")
+    assert report["versions"]["kernels"] == (compiled_calls.instructions() or "NumPy")
 
 
 @pytest.mark.ranks(2)
 def test_numpy_where_one_rank_has_nothing_compiled(comm, afresh):
     if comm.rank == 1:
-        afresh.setattr(cpu.isa, "load_library", lambda name: (None, "gone"))
+        afresh.setattr(compiled_calls, "load_library", lambda name: (None, "gone"))
     report = run(comm)
-    assert report["versions"]["kernels"] == "NumPy" and not cpu.available()
-    if comm.rank == 0 and cpu.isa.settled:
-        assert "another rank" in cpu.why()
+    assert report["versions"]["kernels"] == "NumPy" and not compiled_calls.available()
+    if comm.rank == 0 and compiled_calls.settled:
+        assert "another rank" in compiled_calls.why()

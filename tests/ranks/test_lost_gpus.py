@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcsgd.checkpoint import Store
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.store import StoreWriter
+from hpcsgd.runs.checkpoint import CheckpointStore
 from tests.helpers import launcher
 from tests.helpers.kernels.emulator import COMPILER
 from tests.helpers.problems import make_problem
@@ -16,7 +16,7 @@ from tests.helpers.problems import make_problem
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
-from hpcsgd.assembly import gpu
+from hpcsgd.runs.build import gpu
 from hpcsgd.backends import device_layer
 from hpcsgd.comm import open_world
 from tests.helpers.kernels.fake_device import FakeDevice
@@ -65,9 +65,9 @@ def test_one_that_loses_its_gpu_ends_them_all(tmp_path):
     assert code not in (0, None), output
     assert "rank 1: error: the GPU node 1 failed (cudaErrorIllegalAddress" in output
     said = re.search(r"; (\S+) has the state after exchange (\d+): start", output)
-    path, checkpoint = Store(tmp_path / "run", 1).newest()
+    path, checkpoint = CheckpointStore(tmp_path / "run", 1).newest()
     assert 2 <= int(said[2]) <= checkpoint.exchanges  # rank 0 may have written since
-    assert Path(said[1]) in Store(tmp_path / "run", 1).paths()
+    assert Path(said[1]) in CheckpointStore(tmp_path / "run", 1).paths()
 
 
 def test_one_without_a_driver_is_heard_of_by_all(tmp_path):

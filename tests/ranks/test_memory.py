@@ -4,8 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.data.planted import Knobs
-from hpcsgd.data.synthetic import write_synthetic
+from hpcsgd.data.synthetic import Knobs, write_synthetic
 from tests.helpers import launcher
 from tests.helpers.peaks import measured
 

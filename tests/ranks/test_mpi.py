@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm.delayed import Delayed
 from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.comm.network import Network
-from hpcsgd.data.partition import split_range
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
+from hpcsgd.data.shard import split_range
 from hpcsgd.jobs.smoke import smoke
 from hpcsgd.products import GATHERS
 from tests.helpers.contracts.communicator import CHECKS
@@ -33,7 +32,7 @@ def test_the_contract(comm):
 @pytest.mark.ranks(2, 3)
 def test_the_contract_behind_a_network(comm):
     for check in CHECKS:
-        check(Delayed(MpiCommunicator(comm.Dup()), Network(1e-4, 1e9)))
+        check(DelayedCommunicator(MpiCommunicator(comm.Dup()), Network(1e-4, 1e9)))
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm.delayed import Delayed
+from hpcsgd.comm.messages import open_message
 from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.comm.narrow import open_message
-from hpcsgd.comm.network import Network
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from hpcsgd.formats import FORMATS
 from tests.helpers.harness import config_for, make_problem
 from tests.helpers.narrow import bound_of, drawn
@@ -35,7 +34,7 @@ def test_the_bound_and_the_same_bits(comm):
     world = MpiCommunicator(comm.Dup())
     for name in NARROW:
         bound, totals = bound_of(exact, FORMATS[name]), []
-        for group in (world, Delayed(world, Network(1e-5, 1e9))):
+        for group in (world, DelayedCommunicator(world, Network(1e-5, 1e9))):
             for travels in (False, True):
                 message = open_message(group, parts.shape[1], name, travels)
                 message.array[...] = parts[comm.rank]

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm import cuda_aware, staged
-from hpcsgd.comm.cuda_aware import check_support
-from hpcsgd.comm.layer import fetched
-from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.comm.mpi_facts import reads_device_memory
-from hpcsgd.comm.narrow import open_message
-from hpcsgd.comm.narrow_device import DeviceNarrowSum
-from hpcsgd.comm.transports import open_transport
+from hpcsgd.comm import gpu_mpi
+from hpcsgd.comm.gpu import fetched, open_transport
+from hpcsgd.comm.gpu_mpi import DeviceNarrowSum, check_support
+from hpcsgd.comm.messages import open_message
+from hpcsgd.comm.mpi import MpiCommunicator, reads_device_memory
 from hpcsgd.errors import ConfigError
 from tests.helpers.fake_cuda import FakeLayer, Node
 from tests.helpers.harness import make_problem
@@ -22,14 +19,14 @@ from tests.helpers.kernels.gradient_runs import near, shared
 
 def opened(comm, kind, monkeypatch):
     """What MPI is handed is NumPy's, so any MPI reads it."""
-    monkeypatch.setattr(cuda_aware, "check_support", lambda: None)
+    monkeypatch.setattr(gpu_mpi, "check_support", lambda: None)
     layer = FakeLayer(Node(), f"GPU of rank {comm.rank}")
     return open_transport(kind, MpiCommunicator(comm.Dup()), layer)
 
 
 @pytest.mark.ranks(1, 2, 3)
 def test_sums_gathers_and_exchanges(comm, monkeypatch):
-    monkeypatch.setattr(staged, "CHUNK", 4096)
+    monkeypatch.setattr(gpu_mpi, "CHUNK", 4096)
     for kind in ("mpi-host", "mpi-cuda"):
         world = opened(comm, kind, monkeypatch)
         layer, p = world.layer, world.size
@@ -109,10 +106,10 @@ def test_gradients_of_devices_are_shared(comm, monkeypatch):
     """Runs of the host to roundoff, the same bits on all ranks, the same messages."""
     if emulator.COMPILER is None:
         pytest.skip("no C++ compiler")
-    monkeypatch.setattr(cuda_aware, "check_support", lambda: None)
+    monkeypatch.setattr(gpu_mpi, "check_support", lambda: None)
     place = f"GPU of rank {comm.rank}"
     take = lambda share_gpus: FakeDevice(Node(), comm.rank, place)  # noqa: E731
-    monkeypatch.setattr("hpcsgd.assembly.gpu.take_gpu", take)
+    monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     problem, members = make_problem("logistic", n=13, d=13), comm.size // 2
     alone = {"grid": {"replicas": comm.size, "members": 1}}  # no members
     by_host = {"run": {"transport": "mpi-host"}, "update": {"kind": "adam"}}

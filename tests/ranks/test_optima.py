@@ -5,7 +5,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import SerialCommunicator
 from tests.helpers.harness import config_for, make_problem
 
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm import persistent
-from hpcsgd.comm.delayed import Delayed
+from hpcsgd.comm import shared_memory
+from hpcsgd.comm.communicator import Workspace
 from hpcsgd.comm.mpi import MpiCommunicator, load_mpi
-from hpcsgd.comm.network import Network
-from hpcsgd.comm.persistent import PersistentWorkspace, supported
-from hpcsgd.comm.workspace import Workspace
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
+from hpcsgd.comm.shared_memory import PersistentWorkspace, supported
 from tests.helpers.harness import config_for, make_problem
 from tests.ranks.counting import CountingComm
 
@@ -52,7 +51,7 @@ def test_a_buffer_is_summed_thousands_of_times(comm):
 def test_one_rank_long_or_reproducible_messages_go_the_ordinary_way(comm):
     world = MpiCommunicator(comm.Dup())
     world.share_nodes("off")
-    longer = persistent.UP_TO // 4 + 1
+    longer = shared_memory.UP_TO // 4 + 1
     assert type(world.workspace(longer, np.float32)) is Workspace
     short = type(world.workspace(longer - 1, np.float32))
     assert short is (Workspace if comm.size == 1 else PersistentWorkspace)
@@ -119,7 +118,7 @@ def test_requests_are_freed_with_their_workspace_or_their_group(comm):
 
 @pytest.mark.ranks(2)
 def test_a_prepared_sum_behind_a_network_is_as_late_as_any(comm):
-    world = Delayed(MpiCommunicator(comm.Dup()), Network(1e-3, 1e9))
+    world = DelayedCommunicator(MpiCommunicator(comm.Dup()), Network(1e-3, 1e9))
     space = world.workspace(8, np.float64)
     assert isinstance(space.inner, PersistentWorkspace)
     before = world.link.free_at
@@ -135,8 +134,8 @@ def test_training_is_the_same_with_and_without(comm, kind, monkeypatch):
     problem = make_problem("softmax", n=53, d=7)
     config = config_for(problem, products={"kind": kind}, run={"node_sharing": "off"})
     results, counts = [], []
-    for up_to in (persistent.UP_TO, 0):
-        monkeypatch.setattr(persistent, "UP_TO", up_to)
+    for up_to in (shared_memory.UP_TO, 0):
+        monkeypatch.setattr(shared_memory, "UP_TO", up_to)
         proxy = CountingComm(comm.Dup())
         world = MpiCommunicator(proxy)
         results.append(train(config, X=problem.X, y=problem.y, world=world))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hpcsgd
-from hpcsgd.agreement.scheduled_tuner import MOST, ROUNDS
+from hpcsgd.agreements.more.scheduled import MOST, ROUNDS
 from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from tests.helpers.harness import make_problem, relative_error, union_oracle

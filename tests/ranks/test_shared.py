@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm import node, shared
-from hpcsgd.comm.delayed import Delayed
+from hpcsgd.comm import shared_memory
+from hpcsgd.comm.communicator import Workspace
 from hpcsgd.comm.mpi import MpiCommunicator, load_mpi
-from hpcsgd.comm.network import Network
-from hpcsgd.comm.shared import SummedByEach, SummedInSlices
-from hpcsgd.comm.ways import Ways
-from hpcsgd.comm.workspace import Workspace
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
+from hpcsgd.comm.shared_memory import SumChoice, SummedByEach, SummedInSlices
 from tests.helpers.harness import config_for, make_problem
 
 WORDS = (1, 2, 17, 4097, 60_001)
@@ -24,7 +22,7 @@ def world_on(comm, per_node=None, how="on"):
     """A world that pretends to have so many ranks on each node."""
     pretended = None if per_node is None else comm.rank // per_node
     own = comm.Dup()
-    world = MpiCommunicator(own, ways=Ways(own, load_mpi(), pretended))
+    world = MpiCommunicator(own, ways=SumChoice(own, load_mpi(), pretended))
     world.share_nodes(how)
     return world
 
@@ -33,7 +31,7 @@ def world_on(comm, per_node=None, how="on"):
 def kind(request, monkeypatch):
     """Both ways, whatever the size of the message."""
     each = request.param == "by each"
-    monkeypatch.setattr(shared, "ALONE_UP_TO", 10**9 if each else -1)
+    monkeypatch.setattr(shared_memory, "ALONE_UP_TO", 10**9 if each else -1)
     return SummedByEach if each else SummedInSlices
 
 
@@ -108,13 +106,13 @@ def test_a_slow_rank_reads_what_was_written_for_it(comm, kind, slow_in, monkeypa
     """Every rank is the slow one in its turn, others run as far ahead as they can."""
     world, turns = world_on(comm), 12
     space = world.workspace(301, np.float64)
-    add_in_order, slow = shared.add_in_order, [False]
+    add_in_order, slow = shared_memory.add_in_order, [False]
 
     def add_slowly(parts, out):
         time.sleep(0.01 * (slow[0] and slow_in == "adding"))
         return add_in_order(parts, out)
 
-    monkeypatch.setattr(shared, "add_in_order", add_slowly)
+    monkeypatch.setattr(shared_memory, "add_in_order", add_slowly)
     totals = []
     for turn in range(turns):
         slow[0] = turn // 3 % comm.size == comm.rank
@@ -203,7 +201,7 @@ def test_a_lasting_copy_is_one_copy(comm):
 
 @pytest.mark.ranks(2)
 def test_a_total_that_all_read_is_not_to_be_written(comm, monkeypatch):
-    monkeypatch.setattr(shared, "ALONE_UP_TO", -1)
+    monkeypatch.setattr(shared_memory, "ALONE_UP_TO", -1)
     space = world_on(comm).workspace(10, np.float32)
     space.array[...] = 1
     with pytest.raises(ValueError, match="read-only"):
@@ -256,7 +254,7 @@ def test_many_runs_in_one_world_hold_the_windows_of_the_last(comm):
 def test_where_one_rank_finds_no_room_none_shares(comm, monkeypatch):
     """No sums anywhere in the group, and no copies on its node."""
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr(node, "has_room", lambda size: False)
+        monkeypatch.setattr(shared_memory, "has_room", lambda size: False)
     world = world_on(comm, 2)
     space = world.workspace(5000, np.float32)
     assert type(space) is Workspace
@@ -305,7 +303,7 @@ def test_short_messages_off_and_reproducible_go_the_ordinary_way(comm):
 
 @pytest.mark.ranks(2)
 def test_a_shared_sum_behind_a_network_is_as_late_as_any(comm):
-    world = Delayed(world_on(comm), Network(1e-3, 1e9))
+    world = DelayedCommunicator(world_on(comm), Network(1e-3, 1e9))
     space = world.workspace(5000, np.float64)
     assert isinstance(space.inner, SummedByEach)
     for turn in range(3):

@@ -10,7 +10,7 @@ STARTING = """
 import time
 from pathlib import Path
 from hpcsgd.comm import open_world
-from hpcsgd.signals import Signals
+from hpcsgd.runs.recovery import Signals
 
 world = open_world("mpi")
 with Signals(world.abort):

@@ -7,9 +7,9 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.partition import split_range
-from hpcsgd.study.expected import expected_traffic
-from hpcsgd.verify import certify
+from hpcsgd.data.shard import split_range
+from hpcsgd.studies.folder import expected_traffic
+from hpcsgd.studies.verify import certify
 from tests.helpers.averages import ROWS, config_of
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.verify import reader_of

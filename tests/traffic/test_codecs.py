@@ -8,7 +8,7 @@ from math import ceil, isqrt
 import numpy as np
 import pytest
 
-from hpcsgd.codecs import CODECS
+from hpcsgd.agreements.codecs import CODECS
 from tests.helpers.contracts.codec import ROWS, WORDS, exchange, moments, parts_of
 
 ADAPTS = ("alq", "amq")

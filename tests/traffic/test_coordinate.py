@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.coordinate.newton import SWEEPS, TRIALS
 from hpcsgd.data.sampling import plan_groups
+from hpcsgd.solvers.coordinate_forms import SWEEPS, TRIALS
 from tests.helpers.coordinate import ELASTIC, MACHINE, descend
 from tests.helpers.problems import make_problem
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, plan_groups
+from hpcsgd.data.shard import split_range
 from tests.helpers.harness import config_for, train_on
 from tests.helpers.problems import make_problem
 from tests.helpers.sparse import make_sparse

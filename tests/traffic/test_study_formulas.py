@@ -3,9 +3,8 @@
 import pytest
 
 from hpcsgd.config import RunConfig
-from hpcsgd.study.expected import expected_traffic
-from hpcsgd.study.methods import METHODS
-from hpcsgd.study.plan import Plan
+from hpcsgd.studies.folder import expected_traffic
+from hpcsgd.studies.plan import METHODS, StudyPlan
 from tests.helpers.harness import train_on
 from tests.helpers.problems import make_problem
 
@@ -18,7 +17,7 @@ def run(method, ranks, base=None, steps=STEPS, emulated=False, grids=(), recipe=
     """The document of a run as a study would have it, on ranks that are threads."""
     problem = make_problem("logistic", n=ROWS, d=COLUMNS)
     base = {"schedule": {"epochs": EPOCHS}, **(base or {})}
-    plan = Plan(
+    plan = StudyPlan(
         "strong",
         (1,) if emulated else (ranks,),
         methods=(method,),

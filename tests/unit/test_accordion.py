@@ -6,14 +6,14 @@ from math import ceil, inf, nan
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.line import ReplicaLine
-from hpcsgd.codecs import AccordionConfig, Moment, accordion
-from hpcsgd.codecs.accordion import Accordion
-from hpcsgd.codecs.regime import Regime
+from hpcsgd.agreements.buckets import ReplicaChannel
+from hpcsgd.agreements.codecs import AccordionConfig, Moment, accordion
+from hpcsgd.agreements.codecs.accordion import Accordion
+from hpcsgd.agreements.codecs.base import Regime
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.rates import RATES
+from hpcsgd.glm.updates import RATES
 from tests.helpers.contracts.codec import (
     Alone,
     coded,
@@ -223,7 +223,7 @@ def test_bytes_are_the_mixture(replicas, interval):
 def modes_on(world, parts, norms):
     """What every replica has in force, when the first is told other norms."""
     codec = opened("accordion", {**RANKS, "accordion": {"interval": 1, "eta": 0.25}})
-    inner, line, seen = codec.codec, ReplicaLine(world), []
+    inner, line, seen = codec.codec, ReplicaChannel(world), []
     for number, norm in enumerate(norms):
         inner.regime.total[...] = 0
         inner.regime.total[0] = norm[min(world.rank, 1)]
@@ -263,7 +263,7 @@ def modes_in_a_run(epochs=8):
     settings = {"dense": "never", "accordion": {**turned, "interval": 1}}
 
     def on_rank(world):
-        line, codec, seen = ReplicaLine(world), opened("accordion", settings), ""
+        line, codec, seen = ReplicaChannel(world), opened("accordion", settings), ""
         for moment in moments(epochs * 10):
             codec.start(np.ones(37), line, moment)()
             if moment.number % 10 == 9:
@@ -334,7 +334,7 @@ def test_what_was_lost_outlives_a_change(monkeypatch):
         made.append(codec)
         return codec
 
-    from hpcsgd.codecs import Feedback
+    from hpcsgd.agreements.codecs import Feedback
 
     made, around = [], Feedback.__init__
 
@@ -364,7 +364,7 @@ def test_a_turn_takes_them_along():
     settings = {**RANKS, "feedback": "off", "accordion": {"interval": 1, "eta": inf}}
 
     def on_rank(world):
-        line, codec = ReplicaLine(world), opened("accordion", settings)
+        line, codec = ReplicaChannel(world), opened("accordion", settings)
         part, lost = parts_of(37, 1)[0], []
         for moment in moments(21):
             mean = codec.start(part.copy(), line, moment)().mean
@@ -384,7 +384,7 @@ def test_gradients_are_watched_in_their_own_units():
 
     def on_rank(world):
         settings = {**RANKS, "accordion": {"interval": 1, "eta": 0.25}}
-        codec, line, seen = opened("accordion", settings), ReplicaLine(world), ""
+        codec, line, seen = opened("accordion", settings), ReplicaChannel(world), ""
         for epoch in range(5):
             rate = 2.0**epoch
             part = rate * parts_of(37, 1)[0]
@@ -400,7 +400,7 @@ def test_looks_are_in_what_it_says_it_sent():
 
     def on_rank(world):
         settings = {**RANKS, "accordion": {"interval": 1}}
-        codec, line, said = opened("accordion", settings), ReplicaLine(world), 0
+        codec, line, said = opened("accordion", settings), ReplicaChannel(world), 0
         for moment in moments(30):
             part = parts_of(37, 3, moment.number)[world.rank]
             said += codec.start(part, line, moment)().payload

@@ -8,10 +8,8 @@ from scipy.integrate import quad
 from scipy.optimize import minimize, minimize_scalar
 from scipy.stats import truncnorm
 
-from hpcsgd.codecs import CodecConfig
-from hpcsgd.codecs.adaptive import powers, sweep
-from hpcsgd.codecs.nuqsgd import exponential
-from hpcsgd.codecs.truncated import Mixture
+from hpcsgd.agreements.codecs import CodecConfig
+from hpcsgd.agreements.codecs.levels import Mixture, exponential, powers, sweep
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.contracts.codec import Alone, exchange, moments, opened, parts_of
 

@@ -5,9 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.advice import advise, cost, falls, flat_since, in_short, reached, saving
 from hpcsgd.api import train
-from hpcsgd.result import Result, Status
+from hpcsgd.runs.result import Result, Status
+from hpcsgd.studies.advice import (
+    advise,
+    cost,
+    falls,
+    flat_since,
+    in_short,
+    reached,
+    saving,
+)
 
 SECONDS = 10.0
 

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.advice import less_agreeing
-from hpcsgd.agreement.anybatch_rounds import Timed
+from hpcsgd.agreements.more.anybatch import TimedRounds
 from hpcsgd.api import train
-from hpcsgd.assembly.any_batches import terms_of
-from hpcsgd.assembly.feed import Rounds
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.stream import Streamed
+from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.errors import HpcsgdError
-from hpcsgd.products.any_batches import Stream
+from hpcsgd.products.direct import Stream
+from hpcsgd.runs.agreements import terms_of
+from hpcsgd.runs.live import RoundFeed
+from hpcsgd.studies.advice import less_agreeing
 from tests.helpers.anybatch import (
     MAPS,
     any_batch,
@@ -93,12 +93,12 @@ class Ticks:
 
 def clocked(monkeypatch, speeds):
     """Replica r takes speeds[r] seconds for a chunk."""
-    made = Timed.__init__
+    made = TimedRounds.__init__
 
     def init(self, grid, most, deadline):
         made(self, grid, most, deadline, Ticks(speeds[grid.replica]))
 
-    monkeypatch.setattr(Timed, "__init__", init)
+    monkeypatch.setattr(TimedRounds, "__init__", init)
 
 
 def test_a_deadline_ends_rounds(monkeypatch):
@@ -124,7 +124,7 @@ def test_members_take_what_their_first_says():
 
     def on_rank(world):
         grid = Grid(world, 1, 2)
-        pace = Timed(grid, 6, 4.5, Ticks([1.0, 1e-9][grid.member]))
+        pace = TimedRounds(grid, 6, 4.5, Ticks([1.0, 1e-9][grid.member]))
         pace.begin(0)
         taken = 0
         while pace.goes_on(taken):
@@ -345,8 +345,8 @@ def test_replicas_that_planned_unlike_are_refused_together(section, key, values)
 
 def test_rows_that_are_read_ahead_are_refused():
     """They come by plan, and a round does not know how far it gets."""
-    shard = SimpleNamespace(matrix=object.__new__(Streamed))
-    feed = Rounds(None, None, [], 1, 1, stream=Stream(None, None, []))
+    shard = SimpleNamespace(matrix=object.__new__(StreamedMatrix))
+    feed = RoundFeed(None, None, [], 1, 1, stream=Stream(None, None, []))
     with pytest.raises(HpcsgdError, match="more ranks or a larger run.memory"):
         terms_of(None, None, SimpleNamespace(shard=shard), feed)
 

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from hpcsgd.data.foreign_hdf5 import Hdf5Source
-from hpcsgd.data.npy import NpySource
-from hpcsgd.data.npz import NpzSource
+from hpcsgd.data.convert.sources import Hdf5Source, NpySource, NpzSource
 from hpcsgd.errors import ConfigError, DataError
 
 ROWS, COLS = 103, 7

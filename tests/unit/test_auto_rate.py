@@ -7,15 +7,14 @@ import pytest
 from scipy.sparse import csr_array
 
 from hpcsgd.api import train
-from hpcsgd.auto_rate import rounded_down
-from hpcsgd.cli.words import rate
+from hpcsgd.cli.parser import rate
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.families import FAMILIES
-from hpcsgd.rates import RateConfig, make_rate
-from hpcsgd.tuner.tune import check_rate
-from hpcsgd.updates import UPDATES
+from hpcsgd.glm import FAMILIES, UPDATES
+from hpcsgd.glm.updates import RateConfig, make_rate
+from hpcsgd.runs.rate import rounded_down
+from hpcsgd.tuning.tuner import check_rate
 from tests.helpers.auto_rate import rate_of, smoothness
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.problems import FAMILIES as NAMES
@@ -130,7 +129,7 @@ def test_one_message_of_a_word_a_row():
 
 
 def test_nothing_is_asked_where_a_rate_is_given(monkeypatch):
-    monkeypatch.setattr("hpcsgd.auto_rate._look", lambda *_: 1 / 0)
+    monkeypatch.setattr("hpcsgd.runs.rate._look", lambda *_: 1 / 0)
     problem = make_problem("logistic")
     assert train_on(1, config_for(problem), problem).status.value == "completed"
 

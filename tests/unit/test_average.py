@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import Sampler, plan_groups
+from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from tests.helpers import oracle
 from tests.helpers.harness import config_for, make_problem, relative_error, train_on

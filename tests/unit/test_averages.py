@@ -4,20 +4,19 @@ import numpy as np
 import pytest
 
 from hpcsgd import sweep
-from hpcsgd.agreement.fedavg import draw, drawn_of
-from hpcsgd.agreement.nested import Level, label, plan_levels
-from hpcsgd.agreement.postlocal import exchanges_in
+from hpcsgd.agreements.averaging import draw, drawn_of, exchanges_in
+from hpcsgd.agreements.hierarchical import GroupLevel, label, plan_levels
 from hpcsgd.api import train
-from hpcsgd.build import build
-from hpcsgd.callbacks import Callback
-from hpcsgd.comm.address import Address, own_address
+from hpcsgd.comm.communicator import Address, own_address
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
-from hpcsgd.memory.agreed import of_slow
 from hpcsgd.precision import Precision
-from hpcsgd.result import Status
-from hpcsgd.timing import Clock
+from hpcsgd.runs.build import build
+from hpcsgd.runs.memory import of_slow
+from hpcsgd.runs.progress import Callback
+from hpcsgd.runs.result import Status
 from tests.helpers.averages import CHANGING, ROWS, SLOW, config_of, error_of
 from tests.helpers.harness import make_problem, relative_error, train_on
 from tests.helpers.sparse import make_sparse
@@ -275,9 +274,9 @@ NODES = [Address("a", "1"), Address("a", "1"), Address("a", "2"), Address("b", "
 
 
 def test_groups_by_where_replicas_are():
-    levels = [Level("node", 1), Level("rack", 2), Level("all", 4)]
+    levels = [GroupLevel("node", 1), GroupLevel("rack", 2), GroupLevel("all", 4)]
     assert label(levels, NODES) == [(0, 0, 2, 3), (0, 0, 0, 3), (0, 0, 0, 0)]
-    sizes = [Level("3", 1), Level("7", 2)]
+    sizes = [GroupLevel("3", 1), GroupLevel("7", 2)]
     assert label(sizes, (NODES * 2)[:7]) == [(0, 0, 0, 3, 3, 3, 6), (0,) * 7]
 
 
@@ -328,9 +327,9 @@ def test_groups_that_are_none(groups, periods, period, said):
 
 def test_groups_must_be_nested_and_racks_known():
     with pytest.raises(ConfigError, match="are not nested"):
-        label([Level("2", 1), Level("3", 2), Level("4", 4)], NODES)
+        label([GroupLevel("2", 1), GroupLevel("3", 2), GroupLevel("4", 4)], NODES)
     with pytest.raises(ConfigError, match="HPCSGD_RACK"):
-        label([Level("rack", 1), Level("all", 2)], [Address("", "1")])
+        label([GroupLevel("rack", 1), GroupLevel("all", 2)], [Address("", "1")])
 
 
 REFUSED = [

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.agreement import AGREEMENTS, Average, FedAvg, Hierarchical, SlowMo
-from hpcsgd.agreement.slowmo import MOMENTUM, slow_step
+from hpcsgd.agreements import AGREEMENTS, Average, FedAvg, Hierarchical, SlowMo
+from hpcsgd.agreements.slowmo import MOMENTUM, slow_step
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.data.partition import split_range
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.data.sampling import Sampler
+from hpcsgd.data.shard import split_range
 from hpcsgd.products.base import State
 from tests.helpers import oracle
 from tests.helpers.averages import ROWS, config_of
@@ -304,14 +304,14 @@ def only_at_first(self, exchanges):
 
 
 BROKEN = [
-    ("hpcsgd.agreement.average.Average.agree", mean_of_means, {"kind": "average"}),
+    ("hpcsgd.agreements.averaging.Average.agree", mean_of_means, {"kind": "average"}),
     (
-        "hpcsgd.agreement.hierarchical.Hierarchical.after_exchange",
+        "hpcsgd.agreements.hierarchical.Hierarchical.after_exchange",
         *(smallest_circle, NESTED),
     ),
-    ("hpcsgd.agreement.fedavg.FedAvg.weight", of_all_rows, FED),
-    ("hpcsgd.agreement.slowmo.slow_step", fixed_start, SLOW),
-    ("hpcsgd.agreement.postlocal.PostLocal.is_whole", only_at_first, POST),
+    ("hpcsgd.agreements.averaging.FedAvg.weight", of_all_rows, FED),
+    ("hpcsgd.agreements.slowmo.slow_step", fixed_start, SLOW),
+    ("hpcsgd.agreements.averaging.PostLocal.is_whole", only_at_first, POST),
 ]
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.averaging import AverageConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.sweeps.api import sweep
+from hpcsgd.estimators.sweep import sweep
+from hpcsgd.solvers.evaluation import AverageConfig
 from tests.helpers import oracle
 from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 
@@ -29,7 +29,7 @@ def noisy(family="logistic", **sections):
 def prefixes(config, problem):
     """Weights and intercept by the oracle after every exchange of the last half."""
     from hpcsgd.data.sampling import Sampler, plan_groups
-    from hpcsgd.rates import make_rate
+    from hpcsgd.glm.updates import make_rate
 
     n, schedule = len(problem.X), config.schedule
     sampler = Sampler(config.sampling.mode, config.sampling.seed, n, 0)
@@ -111,11 +111,11 @@ def test_nothing_changes_but_the_end():
 
 @pytest.mark.parametrize("at", [9, 40])
 def test_a_run_that_goes_on_has_the_same_mean(tmp_path, at):
-    from hpcsgd.callbacks import Callback, Wish
+    from hpcsgd.runs.progress import Callback, Request
 
     class Stop(Callback):
         def on_exchange(self, view):
-            return Wish.PREEMPT if view.exchanges >= at else None
+            return Request.PREEMPT if view.exchanges >= at else None
 
     problem, config = noisy(run={"check_every": 1, "evaluate_every": 1})
     run = replace(config.run, out=str(tmp_path))
@@ -130,11 +130,11 @@ def test_a_run_that_goes_on_has_the_same_mean(tmp_path, at):
 
 def test_a_run_that_was_made_shorter_averages_what_there_is(tmp_path):
     """Its last part has begun already where it goes on, and nothing was kept of it."""
-    from hpcsgd.callbacks import Callback, Wish
+    from hpcsgd.runs.progress import Callback, Request
 
     class Stop(Callback):
         def on_exchange(self, view):
-            return Wish.PREEMPT if view.exchanges >= 20 else None
+            return Request.PREEMPT if view.exchanges >= 20 else None
 
     problem, config = noisy(run={"check_every": 1}, average={"kind": "tail"})
     run = replace(config.run, out=str(tmp_path))
@@ -159,8 +159,8 @@ def test_another_share_is_another_run(tmp_path):
 
 def test_all_ranks_keep_the_same_iterate(monkeypatch):
     """Where both are about as good, sums may say so on one rank and not on another."""
-    from hpcsgd.averaging import TailAverage
     from hpcsgd.comm.threads import run_ranks
+    from hpcsgd.solvers.evaluation import TailAverage
 
     measured = TailAverage._losses
 

@@ -5,17 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.asynchronous import AsyncAverage
-from hpcsgd.agreement.decentralised import MixAll, MixPairs, partner
-from hpcsgd.agreement.decentralised_low import LowPrecision
-from hpcsgd.agreement.flat import positions
-from hpcsgd.agreement.qadam import RestingAdam
+from hpcsgd.agreements.averaging import AsyncAverage, flat_positions
+from hpcsgd.agreements.codecs.bits import piece_words
+from hpcsgd.agreements.more.decentralized import LowPrecision, MixAll, MixPairs, partner
+from hpcsgd.agreements.more.qadam import RestingAdam
 from hpcsgd.api import train
-from hpcsgd.codecs.two_phase import piece_words
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import Status
+from hpcsgd.runs.result import Status
 from tests.helpers.bagua import MOMENTUM, ROWS, Momentum, config_of
 from tests.helpers.bagua_runs import expected
 from tests.helpers.gradients import agreed
@@ -199,7 +197,7 @@ def watched(monkeypatch, spoil=None):
         self._arrive()
         if spoil is not None and (self._done, self.grid.replica) == spoil:
             self.neighbours[0][0] += 1.0
-        own = positions(state, self.columns)
+        own = flat_positions(state, self.columns)
         all_of_them = self.grid.replicas.exchange_objects(own)
         pairs = zip(self.peers, self.neighbours, strict=True)
         good = [all_of_them[p].tobytes() == n.tobytes() for p, n in pairs]

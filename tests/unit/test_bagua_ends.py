@@ -4,7 +4,7 @@ import pytest
 
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import Status
+from hpcsgd.runs.result import Status
 from tests.helpers.bagua import MOMENTUM, ROWS, config_of
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import make_problem, train_on

@@ -6,8 +6,7 @@ Logistic rows sorted by margin, the worst of shards, λ = 0.05, whole shards a s
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.decentralised import MixPairs
-from hpcsgd.agreement.decentralised_low import LowPrecision
+from hpcsgd.agreements.more.decentralized import LowPrecision, MixPairs
 from tests.helpers.averages_laws import CURVATURE, HARD, L2, OPTIMUM, gap, loss
 from tests.helpers.bagua import Ring, config_of
 from tests.helpers.bagua_laws import always_the_same, without_feedback

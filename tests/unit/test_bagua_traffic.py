@@ -2,9 +2,8 @@
 
 import pytest
 
-from hpcsgd.codecs.two_phase import piece_words
-from hpcsgd.comm.delayed import Delayed
-from hpcsgd.comm.network import Network
+from hpcsgd.agreements.codecs.bits import piece_words
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from tests.helpers.bagua import config_of
 from tests.helpers.harness import make_problem, train_on
 
@@ -13,8 +12,8 @@ from tests.helpers.harness import make_problem, train_on
 
 def told_of(monkeypatch, row, replicas=2):
     """What replica 0 does in turn: s(cores), g(radient), p(ost), w(ait)."""
-    from hpcsgd.agreement.gradient import Gradient
-    from hpcsgd.agreement.overlap import Overlap
+    from hpcsgd.agreements.base import Overlap
+    from hpcsgd.agreements.gradient import Gradient
 
     events = []
 
@@ -61,7 +60,7 @@ def test_transfers_lie_behind_computing(row, before, each, after, monkeypatch):
 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_a_study_knows_what_averages_aside_must_have_said(delay):
-    from hpcsgd.study.expected import expected_traffic
+    from hpcsgd.studies.folder import expected_traffic
 
     problem = make_problem("softmax")
     for replicas, members in ((4, 1), (3, 2)):
@@ -75,7 +74,7 @@ def test_a_study_knows_what_averages_aside_must_have_said(delay):
 
 
 def test_what_to_do_where_mixing_takes_the_time():
-    from hpcsgd import advice
+    from hpcsgd.studies import advice
 
     problem = make_problem("logistic")
     result = train_on(2, config_of(problem, "all", 2), problem)
@@ -148,7 +147,7 @@ def test_bytes_of_momentum(d):
 
 
 def behind_a_network(world):
-    return Delayed(world, Network(alpha=1e-4, bandwidth=1e9))
+    return DelayedCommunicator(world, Network(alpha=1e-4, bandwidth=1e9))
 
 
 @pytest.mark.parametrize("row", ["all", "pairs", "low", "async"])

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import bench_model
-from hpcsgd.tuner.question import PROBED
+from hpcsgd.tuning.tuner import PROBED
 
 
 def row(ranks, chosen, *pairs):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.best_held import BestHeld
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from hpcsgd.sweeps.api import sweep
+from hpcsgd.estimators.sweep import sweep
+from hpcsgd.solvers.evaluation import BestWeights
 from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic", n=61, d=5)
@@ -55,14 +55,14 @@ def test_a_mean_does_not_hide_them():
 
 def test_all_ranks_keep_the_same_weights(monkeypatch):
     """Sums may say on one rank that a look was the best, and not on another."""
-    looked = BestHeld.after_evaluation
+    looked = BestWeights.after_evaluation
 
     def as_a_rank_sees_it(self, state, view):
         rank = self.evaluation.objective.grid.world.rank
         view.history[-1]["held"] *= 1.0 + rank * len(view.history)
         looked(self, state, view)
 
-    monkeypatch.setattr(BestHeld, "after_evaluation", as_a_rank_sees_it)
+    monkeypatch.setattr(BestWeights, "after_evaluation", as_a_rank_sees_it)
     config = stopping(rate={"value": 0.02})
     results = run_ranks(
         3, lambda world: train(config, X=PROBLEM.X, y=PROBLEM.y, world=world)

@@ -5,10 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.line import ReplicaLine
-from hpcsgd.codecs import bytegrad
-from hpcsgd.codecs.bytegrad import Ranges
-from hpcsgd.codecs.two_phase import Said, start_two_phase
+from hpcsgd.agreements.buckets import ReplicaChannel
+from hpcsgd.agreements.codecs import bits
+from hpcsgd.agreements.codecs.bits import EncodedMean, Ranges, start_two_phase
 from hpcsgd.comm.threads import run_ranks
 from tests.helpers.contracts.codec import (
     ROWS,
@@ -30,7 +29,7 @@ class AsTheyAre:
 
 def two_phases(ranks, parts, form):
     def on_rank(world):
-        start = start_two_phase(parts[world.rank], ReplicaLine(world), form, True)
+        start = start_two_phase(parts[world.rank], ReplicaChannel(world), form, True)
         return start(), world.ledger.entries["agreement"]
 
     return run_ranks(ranks, on_rank)
@@ -68,12 +67,12 @@ def test_a_mean_whose_rounding_nobody_keeps_breaks_the_identity(monkeypatch):
             padded[: part.size] = part
             pieces = padded.reshape(line.size, each)
             own = form.decode(form.encode(pieces), each).reshape(-1)[: part.size]
-            return Said(said.mean, own)
+            return EncodedMean(said.mean, own)
 
         return finish
 
     keeps_what_it_has_not_sent("bytegrad", ROWS["bytegrad"], steps=50)
-    monkeypatch.setattr(bytegrad, "start_two_phase", forgetful)
+    monkeypatch.setattr(bits, "start_two_phase", forgetful)
     with pytest.raises(AssertionError):
         keeps_what_it_has_not_sent("bytegrad", ROWS["bytegrad"], steps=50)
 
@@ -143,7 +142,7 @@ def test_replicas_that_start_before_any_of_them_ends():
     parts = parts_of(37, 3)
 
     def on_rank(world):
-        line = ReplicaLine(world)
+        line = ReplicaChannel(world)
         start = partial(start_two_phase, line=line, form=AsTheyAre())
         first, second = start(parts[world.rank]), start(2 * parts[world.rank])
         return first().mean, second().mean

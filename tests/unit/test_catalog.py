@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpcsgd.data.catalog import get_card, load_catalogue
-from hpcsgd.data.fetch import fetch, sha256
+from hpcsgd.data.catalogue import fetch, get_card, load_catalogue, sha256
 from hpcsgd.data.synthetic import SHAPES
 from hpcsgd.errors import ConfigError, DataError
 
@@ -39,9 +38,9 @@ def test_every_card_holds_and_shapes_agree():
     ],
 )
 def test_a_card_that_makes_no_sense_is_refused(tmp_path, change, said):
-    from hpcsgd import assets
+    from hpcsgd import files
 
-    text = assets.path("data/catalog.toml").read_text()
+    text = files.path("data/catalog.toml").read_text()
     assert change in text
     (tmp_path / "c.toml").write_text(text.replace(change, said, 1))
     with pytest.raises(DataError, match="catalogue|cannot be read"):

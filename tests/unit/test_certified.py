@@ -12,10 +12,10 @@ import pytest
 import scipy.sparse as sp
 
 import hpcsgd
-from hpcsgd.advice import advise
 from hpcsgd.errors import ConvergenceWarning, DataError
-from hpcsgd.optimality import gap_limit
-from hpcsgd.stopping import StopConfig
+from hpcsgd.solvers.evaluation import StopConfig
+from hpcsgd.solvers.full_passes import gap_limit
+from hpcsgd.studies.advice import advise
 from tests.helpers.harness import config_for, make_problem, run_ranks, train_on
 from tests.helpers.problems import FAMILIES
 

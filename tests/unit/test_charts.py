@@ -9,9 +9,7 @@ from math import log
 
 import pytest
 
-from hpcsgd.charts.drawing import png, spread, svg
-from hpcsgd.charts.looks import DARK, FILLS, GROUND, LOOKS, heat_colour
-from hpcsgd.charts.model import (
+from hpcsgd.studies.plots.charts import (
     CROWDED,
     EMULATED,
     Axis,
@@ -20,17 +18,26 @@ from hpcsgd.charts.model import (
     Heat,
     Lines,
     Series,
-)
-from hpcsgd.charts.scales import (
+    csv_text,
     figures,
     log_ticks,
     make_scale,
     nice,
     number,
+    rows_of,
     unit_for,
     with_unit,
 )
-from hpcsgd.charts.table import csv_text, rows_of
+from hpcsgd.studies.plots.svg import (
+    DARK,
+    FILLS,
+    GROUND,
+    LOOKS,
+    heat_colour,
+    png,
+    spread,
+    svg,
+)
 
 NS = {"s": "http://www.w3.org/2000/svg"}
 EVIL = '</text><script>alert("1")</script>&<b>\x00\x1b'

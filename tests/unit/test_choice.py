@@ -7,21 +7,19 @@ import threading
 import numpy as np
 import pytest
 
-from hpcsgd import calibrate as calibration
 from hpcsgd.api import train
-from hpcsgd.assembly import choice
-from hpcsgd.build import build
-from hpcsgd.calibrate import calibrate
-from hpcsgd.callbacks import Callback
-from hpcsgd.callbacks.base import View, Wish
-from hpcsgd.callbacks.pace import PaceCheck
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
-from hpcsgd.cost import Machine
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
-from hpcsgd.machine_file import Known, MachineFile
-from hpcsgd.timing import Clock
+from hpcsgd.products.cost import Machine
+from hpcsgd.runs import choose
+from hpcsgd.runs import choose as calibration
+from hpcsgd.runs.build import build
+from hpcsgd.runs.choose import MachineFile, MeasuredFigures, calibrate
+from hpcsgd.runs.progress import Callback, SlowerThanExpected
+from hpcsgd.solvers.callbacks import Request, View
 from tests.helpers.harness import (
     config_for,
     make_problem,
@@ -105,7 +103,7 @@ def test_a_machine_file_is_made_once_and_corrected(tmp_path, monkeypatch):
     first = json.loads(path.read_text())
     (key,) = first
     assert "C2" in key and len(first[key]["corrections"]) == 1
-    monkeypatch.setattr(choice, "calibrate", None)  # to call it again would fail
+    monkeypatch.setattr(choose, "calibrate", None)  # to call it again would fail
     train_on(2, config, problem)
     again = json.loads(path.read_text())
     assert again[key]["machine"] == first[key]["machine"]
@@ -113,9 +111,9 @@ def test_a_machine_file_is_made_once_and_corrected(tmp_path, monkeypatch):
 
 def test_long_runs_are_measured_and_reproducible_ones_never(monkeypatch):
     problem, asked = make_problem("logistic"), []
-    monkeypatch.setattr(choice, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(choose, "WORTH_MEASURING", 0.0)
     monkeypatch.setattr(
-        choice, "calibrate", lambda task, batch, world: asked.append(batch) or Machine()
+        choose, "calibrate", lambda task, batch, world: asked.append(batch) or Machine()
     )
     config = config_for(problem, schedule=OPEN, products={"kind": "auto"})
     train_on(2, config, problem)
@@ -133,7 +131,7 @@ def test_long_runs_are_measured_and_reproducible_ones_never(monkeypatch):
 def test_all_replicas_choose_alike(monkeypatch):
     """Also where their machines are not: a slow rank anywhere counts for all."""
     problem = make_problem("logistic")
-    monkeypatch.setattr(choice, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(choose, "WORTH_MEASURING", 0.0)
     monkeypatch.setattr(calibration, "_network", lambda *_: (1e-9, 0.0))
     slow = threading.local()
 
@@ -164,7 +162,7 @@ class StopAt(Callback):
         self.exchange = exchange
 
     def on_exchange(self, view):
-        return Wish.STOP if view.exchanges == self.exchange else None
+        return Request.STOP if view.exchanges == self.exchange else None
 
 
 def test_a_run_that_goes_on_keeps_its_choice(tmp_path, monkeypatch):
@@ -180,7 +178,7 @@ def test_a_run_that_goes_on_keeps_its_choice(tmp_path, monkeypatch):
     whole = train_on(2, config_for(problem, **{**sections, "run": {}}), problem)
     train_on(2, config, problem, callbacks=[StopAt(2)])
     swift = Machine(latency=0.0, per_byte=0.0, step=0.0)
-    monkeypatch.setattr(choice, "_assumed", lambda task, job: swift)
+    monkeypatch.setattr(choose, "_assumed", lambda task, job: swift)
     fresh = config_for(problem, **{**sections, "run": {}})
     assert train_on(2, fresh, problem).report["products"] == "direct"
     assert whole.report["products"] != "direct"
@@ -203,7 +201,7 @@ def test_the_api_takes_open_steps():
 
 def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
     """One rank with its steps given takes direct, however long the run will be."""
-    monkeypatch.setattr(choice, "calibrate", None)  # to call it would fail
+    monkeypatch.setattr(choose, "calibrate", None)  # to call it would fail
     problem = make_problem("logistic", n=400, d=6)
     schedule = {"batch": 8, "steps": 4, "epochs": 10**7}
     config = config_for(problem, schedule=schedule, products={"kind": "auto"})
@@ -240,8 +238,8 @@ def test_a_wrong_machine_file_corrects_itself(tmp_path, monkeypatch):
     free |= dict.fromkeys(("latency", "per_byte", "link", "exchange", "alone"), 0.0)
     wrong = Machine(**{**free, "step": 1e-9, "turn": 0.0})
     file = MachineFile(path)
-    file.write(key, Known(wrong))
-    monkeypatch.setattr(choice, "SURE", 0.0)
+    file.write(key, MeasuredFigures(wrong))
+    monkeypatch.setattr(choose, "SURE", 0.0)
     train_on(2, config, problem)
     assert file.read(key) is None, "forgotten: off by more than any noise"
     monkeypatch.undo()
@@ -253,18 +251,18 @@ def test_a_wrong_machine_file_corrects_itself(tmp_path, monkeypatch):
 def test_figures_that_are_a_little_wrong_are_corrected(tmp_path):
     """A product that was expected to take half of what it takes is not chosen twice."""
     file = MachineFile(tmp_path / "machine.json")
-    file.write("key", Known(Machine(), {"gram": 0.5}))
+    file.write("key", MeasuredFigures(Machine(), {"gram": 0.5}))
     config = RunConfig.parse({"products": {"machine": str(file.path)}})
-    chosen = choice.Chosen("gram", 8, False, seconds=1e-5, key="key")
-    choice.note_measured(config, chosen, 3e-5, rank=0)
+    chosen = choose.RunChoice("gram", 8, False, seconds=1e-5, key="key")
+    choose.note_measured(config, chosen, 3e-5, rank=0)
     assert file.read("key").corrections == {"gram": pytest.approx(0.5 * (1 + 3) / 2)}
 
 
 def test_a_run_that_is_slower_than_its_rival_says_so_and_goes_on(caplog):
-    chosen = choice.Chosen(
-        "gram", 8, False, seconds=1e-5, rival=choice.Choice("direct", 4, 2e-5)
+    chosen = choose.RunChoice(
+        "gram", 8, False, seconds=1e-5, rival=choose.Choice("direct", 4, 2e-5)
     )
-    check = PaceCheck(chosen, keeps=False)
+    check = SlowerThanExpected(chosen, keeps=False)
     view = View(epochs=1, exchanges_planned=9, total_rows=9)
     with caplog.at_level("INFO"):
         view.steps, view.seconds = 10, 0.5
@@ -276,7 +274,7 @@ def test_a_run_that_is_slower_than_its_rival_says_so_and_goes_on(caplog):
     (record,) = caplog.records
     said = record.getMessage()
     assert "--products direct --steps 4" in said and "100.0 µs" in said
-    swift = PaceCheck(chosen, keeps=False)
+    swift = SlowerThanExpected(chosen, keeps=False)
     view.steps = 10**6  # 2 µs a step: nothing to say
     swift.on_exchange(view)
     assert len(caplog.records) == 1 and not swift.is_open

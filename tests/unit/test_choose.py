@@ -2,13 +2,18 @@
 
 import pytest
 
-from hpcsgd.cost import Job, Machine
 from hpcsgd.errors import ConfigError
-from hpcsgd.products import PRODUCTS, choose, get_product
-from hpcsgd.products.choose import ProductsConfig, candidates, uses_look_ahead
+from hpcsgd.products import PRODUCTS, cost, get_product
+from hpcsgd.products.cost import (
+    CostInputs,
+    Machine,
+    ProductsConfig,
+    candidates,
+    uses_look_ahead,
+)
 from tests.helpers.harness import config_for, make_problem, train_on
 
-WIDE = Job(
+WIDE = CostInputs(
     members=2,
     rows=20000,
     columns=2000,
@@ -24,11 +29,11 @@ LAN = Machine(latency=60e-6, per_byte=1e-9)
 
 
 def job(**changes):
-    return Job(**{**vars(WIDE), **changes})
+    return CostInputs(**{**vars(WIDE), **changes})
 
 
 def pick(machine=LAN, steps=8, kind="auto", **changes):
-    return choose.choose(kind, steps, job(**changes), machine)
+    return cost.choose(kind, steps, job(**changes), machine)
 
 
 def test_one_member_has_nothing_to_sum():
@@ -49,9 +54,9 @@ def test_what_comes_again_is_kept_while_memory_lasts(monkeypatch):
     again = {"comes_again": True, "epochs": 10}
     assert pick(columns=18, held=9, **again).product == "gather-once"
     kept = 20000 * 32 * 7 // 2 * 4
-    monkeypatch.setattr(choose, "CACHE_BUDGET", kept)
+    monkeypatch.setattr(cost, "CACHE_BUDGET", kept)
     assert pick(**again).product == "cached"
-    monkeypatch.setattr(choose, "CACHE_BUDGET", kept - 1)
+    monkeypatch.setattr(cost, "CACHE_BUDGET", kept - 1)
     assert pick(**again).product not in ("cached", "gather-once")
     assert pick(kind="cached", **again).product == "cached", "as it was asked for"
 
@@ -68,7 +73,7 @@ def test_open_steps_end_where_the_rows_do():
     slow = Machine(latency=1.0)
     assert pick(slow, steps=0, rows=100).steps * 32 <= 100
     assert pick(slow, steps=0, rows=20).steps == 1
-    assert pick(slow, steps=0, batch=512).steps * 512 <= choose.MOST_ROWS
+    assert pick(slow, steps=0, batch=512).steps * 512 <= cost.MOST_ROWS
 
 
 def test_nothing_is_faster_than_what_is_picked():

@@ -6,7 +6,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
-from hpcsgd.methods import METHODS
+from hpcsgd.config import METHODS
 from tests.helpers.harness import config_for, make_problem
 
 PROBLEM = make_problem("softmax", n=40, d=6)

@@ -3,12 +3,21 @@
 import numpy as np
 import pytest
 
-from hpcsgd.updates import Part, Turn
-from hpcsgd.updates.codes8 import BLOCK, SIGNED, UNSIGNED, Eight
-from hpcsgd.updates.in_eight_bits import SMALL, InEightBits, Velocity
-from hpcsgd.updates.linear import HeavyBall, Nesterov
-from hpcsgd.updates.moments import Adagrad, Adam
-from hpcsgd.updates.rules import Linear
+from hpcsgd.glm import ColumnViews, Turn
+from hpcsgd.glm.updates import (
+    BLOCK,
+    SIGNED,
+    SMALL,
+    UNSIGNED,
+    Adagrad,
+    Adam,
+    Eight,
+    HeavyBall,
+    InEightBits,
+    LinearRule,
+    Nesterov,
+    Velocity,
+)
 
 
 @pytest.mark.parametrize("code", [SIGNED, UNSIGNED], ids=["signed", "unsigned"])
@@ -108,7 +117,7 @@ RULES = {
 
 def parts_of(rule, columns, width):
     kept = {n: rule.room(n, columns, width, np.float32) for n in rule.kept}
-    return Part(np.zeros((columns, width), np.float32), kept)
+    return ColumnViews(np.zeros((columns, width), np.float32), kept)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -133,10 +142,10 @@ def test_velocities_are_those_of_the_recurrence():
     rng = np.random.default_rng(0)
     for looks_ahead, update in ((False, HeavyBall(0.8)), (True, Nesterov(0.8))):
         rule = Velocity(0.8, looks_ahead)
-        own = Part(np.zeros((9, 1)), {"velocity": np.zeros((9, 1))})
-        both = Part(np.zeros((9, 2)), {})
+        own = ColumnViews(np.zeros((9, 1)), {"velocity": np.zeros((9, 1))})
+        both = ColumnViews(np.zeros((9, 2)), {})
         for number in range(5):
             g, turn = rng.normal(size=(9, 1)), Turn(number, 0.1)
             rule.step(own, g.copy(), 1.0, turn, 0.03)
-            Linear(update).step(both, g.copy(), 1.0, turn, 0.03)
+            LinearRule(update).step(both, g.copy(), 1.0, turn, 0.03)
         assert np.abs(own.weights - both.weights[:, :1]).max() < 1e-14

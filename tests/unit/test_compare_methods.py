@@ -13,15 +13,13 @@ import scipy.sparse
 from hpcsgd.api import train
 from hpcsgd.cli.compare import _notes
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import METHODS, MethodRow
 from hpcsgd.errors import ConfigError
-from hpcsgd.loss_plots import COSTS, loss_curves
-from hpcsgd.methods import METHODS, Method
-from hpcsgd.rates import RateConfig
-from hpcsgd.study import compare, compare_methods
-from hpcsgd.study.comparison import BRIEF
-from hpcsgd.study.line_up import LINE_UP, line_up, parse_methods
-from hpcsgd.study.methods import of_row
-from hpcsgd.study.settings import Refusal, make_setting
+from hpcsgd.glm.updates import RateConfig
+from hpcsgd.studies import compare, compare_methods
+from hpcsgd.studies.compare import BRIEF, LINE_UP, line_up, parse_methods
+from hpcsgd.studies.plan import Refusal, make_setting, of_row
+from hpcsgd.studies.plots.matplotlib import COSTS, loss_curves
 from tests.helpers.harness import make_problem
 
 BATCH = 24  # divided by 1, 2, 3, 4 and 6 replicas, in two batches or more
@@ -136,14 +134,14 @@ def test_every_row_sees_the_global_batch_on_all_ranks(ranks, squarest):
 def test_batches_that_accumulate_are_parts_of_the_global_batch():
     """As many as the row says, or as many as divide a replica's rows."""
     fixed = {"agreement.kind": "gradient", "schedule.steps": 1}
-    row = of_row("x", Method("a row", fixed, {"agreement.accumulate": 8}))
+    row = of_row("x", MethodRow("a row", fixed, {"agreement.accumulate": 8}))
     for batch, replicas, each, together in ((64, 2, 4, 8), (12, 2, 3, 2), (6, 2, 3, 1)):
         found = row.shares(batch, replicas, {})
         assert found["schedule"]["batch"] == each
         assert found["agreement"]["accumulate"] == together
         assert each * together * replicas == batch
     assert row.over["products"]["kind"] == "direct"
-    own = of_row("x", Method("a row", {**fixed, "products.kind": "gather"}))
+    own = of_row("x", MethodRow("a row", {**fixed, "products.kind": "gather"}))
     assert "products" not in own.over and own.shares(12, 2, {}) == {
         "schedule": {"batch": 6}
     }
@@ -352,7 +350,7 @@ def test_three_panels_hold_the_curves_of_all_rows(tmp_path, monkeypatch):
 
 def test_states_on_disk_have_a_folder_for_the_time_of_a_run(tmp_path, monkeypatch):
     """Where none is named; the model is there when the folder is gone."""
-    monkeypatch.setattr("hpcsgd.study.borrowed.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("hpcsgd.studies.folder.gettempdir", lambda: str(tmp_path))
     X = np.random.default_rng(0).normal(size=(24, 5))
     base = {"schedule": {"batch": 4}, "rate": {"value": 0.1}}
     on = {"X": X, "y": X[:, 0] > 0, "repeats": 2}

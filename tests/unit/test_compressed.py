@@ -6,7 +6,7 @@ import lzma
 
 import pytest
 
-from hpcsgd.data.compressed import TextStream
+from hpcsgd.data.convert.text import TextStream
 from hpcsgd.errors import DataError
 
 PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}

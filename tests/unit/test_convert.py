@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from hpcsgd.data import sink as sink_module
-from hpcsgd.data.convert import convert
-from hpcsgd.data.destination import test_path
+from hpcsgd.data.convert import sink as sink_module
+from hpcsgd.data.convert.pipeline import convert, test_path
+from hpcsgd.data.convert.sources import Outline, SourceRows
+from hpcsgd.data.convert.transform import Recipe
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.recipe import Recipe
-from hpcsgd.data.source import Outline, Rows
-from hpcsgd.data.transform import count_test, is_test, unit_rows
+from hpcsgd.data.preparation import count_test, is_test, unit_rows
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.conversion import Quiet
 
@@ -42,7 +41,7 @@ class InMemory:
                 raise KeyboardInterrupt
             part = slice(row, min(row + self.block, self.X.shape[0]))
             weights = None if self.weights is None else self.weights[part]
-            yield Rows(self.X[part], self.y[part], 10 * part.stop, weights)
+            yield SourceRows(self.X[part], self.y[part], 10 * part.stop, weights)
 
 
 @pytest.fixture
@@ -244,9 +243,9 @@ import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from hpcsgd.data import sink
-from hpcsgd.data.convert import convert
-from hpcsgd.data.libsvm import LibsvmSource
-from hpcsgd.data.recipe import Recipe
+from hpcsgd.data.convert.pipeline import convert
+from hpcsgd.data.convert.libsvm import LibsvmSource
+from hpcsgd.data.convert.transform import Recipe
 from tests.helpers.conversion import Quiet
 
 text, target = Path(sys.argv[1]), Path(sys.argv[2])
@@ -309,7 +308,7 @@ def test_killed_at_any_moment_and_resumed_is_as_undisturbed(tmp_path):
 
 def test_wrong_rows_leave_nothing(source, tmp_path):
     def blocks(outline, budget, start=0):
-        yield Rows(source.X[:100], source.y[:100], 1000)
+        yield SourceRows(source.X[:100], source.y[:100], 1000)
         if budget > 65536:
             raise DataError("line 101 is no row; mend it")
 

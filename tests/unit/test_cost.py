@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.cost import Job, Machine, kept_bytes, seconds
+from hpcsgd.products.cost import CostInputs, Machine, kept_bytes, seconds
 
 FREE = Machine(
     latency=0.0,
@@ -16,7 +16,7 @@ FREE = Machine(
     exchange=0.0,
     step=0.0,
 )
-JOB = Job(
+JOB = CostInputs(
     members=4,
     rows=1000,
     columns=120,
@@ -95,13 +95,13 @@ def test_what_surrounds_an_exchange_and_a_step():
 
 
 def test_one_member_sends_nothing():
-    alone = Job(**{**vars(JOB), "members": 1, "held": 120})
+    alone = CostInputs(**{**vars(JOB), "members": 1, "held": 120})
     assert step("direct", alone, latency=1.0, step=1.0, per_byte=1.0) == 0.0
     assert step("direct", alone, exchange=1.0) == pytest.approx(1 / S)
 
 
 def test_without_batches_that_come_again_nothing_is_saved():
-    anew = Job(**{**vars(JOB), "comes_again": False})
+    anew = CostInputs(**{**vars(JOB), "comes_again": False})
     machine = Machine()
     assert seconds("cached", S, anew, machine) == seconds("gram", S, anew, machine)
     assert seconds("gather-once", S, anew, machine) == seconds(
@@ -111,7 +111,7 @@ def test_without_batches_that_come_again_nothing_is_saved():
 
 def test_more_columns_of_weights():
     """Three classes: three times the words of z and of the links; G as before."""
-    three = Job(**{**vars(JOB), "scores": 3})
+    three = CostInputs(**{**vars(JOB), "scores": 3})
     assert step("direct", three, per_byte=1.0) == 3 * step("direct", per_byte=1.0)
     assert step("gram", three, link=1.0) == 3 * step("gram", link=1.0)
     assert step("gram", three, gram=1.0) == step("gram", gram=1.0)
@@ -132,7 +132,7 @@ def test_the_slowest_of_two_machines():
 
 def narrow(gram, margins, apart):
     fields = {"gram_wire": gram, "margin_sum": margins, "apart": apart}
-    return Job(**{**vars(JOB), **fields})
+    return CostInputs(**{**vars(JOB), **fields})
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends import call, cpu, native
-from hpcsgd.backends.base import Batch
-from hpcsgd.backends.exact import exact_scores
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
-from hpcsgd.families import get_family
-from hpcsgd.families.base import exp_bound
+from hpcsgd.backends import compiled as native
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.base import StepBatch
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.numpy_rows import HostBackend, exact_scores
+from hpcsgd.formats import encode, round_through, widen_bf16
+from hpcsgd.glm import UPDATES, get_family, make_update
+from hpcsgd.glm.families import exp_bound
+from hpcsgd.glm.unrolling import blocks_of, unroll
 from hpcsgd.precision import RECIPES
-from hpcsgd.rounding import round_through
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode, widen_bf16
-from hpcsgd.updates import UPDATES, make_update
-from hpcsgd.updates.unroll import unroll
 from tests.helpers.cpu import (
     RAGGED,
     RATES,
@@ -38,7 +35,9 @@ from tests.helpers.limits import HANG
 __all__ = ["kernels"]  # a fixture
 
 EMPTY = np.empty(0, dtype=np.float32)
-compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
+compiled = pytest.mark.skipif(
+    not compiled_calls.available(), reason=compiled_calls.why()
+)
 
 
 @compiled
@@ -48,7 +47,7 @@ def test_widen_rows_equals_numpy(shape):
     matrix = rng.integers(0, 2**16, size=shape, dtype=np.uint16)
     rows = rng.integers(0, shape[0], size=50)
     out = np.empty((50, shape[1]), dtype=np.float32)
-    cpu.widen_rows(matrix, rows, out)
+    compiled_calls.widen_rows(matrix, rows, out)
     expected = widen_bf16(matrix[rows], np.float32)
     np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
 
@@ -58,7 +57,7 @@ def test_widen_rows_follows_the_row_stride():
     """A column block of a wider matrix, and every bit pattern, NaNs included."""
     matrix = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
     rows, out = np.arange(255, -1, -1), np.empty((256, 100), dtype=np.float32)
-    cpu.widen_rows(matrix[:, 50:150], rows, out)
+    compiled_calls.widen_rows(matrix[:, 50:150], rows, out)
     expected = matrix[rows, 50:150].astype(np.uint32) << 16
     np.testing.assert_array_equal(out.view(np.uint32), expected)
 
@@ -69,7 +68,7 @@ def test_the_backend_gathers_the_same_bits_either_way(monkeypatch):
     rows, backend = rng.integers(0, 40, size=16), HostBackend(RECIPES["c"])
     first, second = (np.empty((16, 9), dtype=np.float32) for _ in range(2))
     backend.gather(matrix, rows, first)
-    monkeypatch.setattr(cpu, "available", lambda: False)
+    monkeypatch.setattr(compiled_calls, "available", lambda: False)
     backend.gather(matrix, rows, second)
     np.testing.assert_array_equal(first, second)
 
@@ -94,7 +93,7 @@ def test_margins_and_updates(kernels, d, storage):
         rng = np.random.default_rng(d)
         w = rng.normal(size=(d, 1)).astype(np.float32)
         out = np.full((m, 1), np.nan, dtype=np.float32)
-        cpu.margins(matrix, rows, w, out)
+        compiled_calls.margins(matrix, rows, w, out)
         scale = np.abs(exact[rows]) @ np.abs(w) + 1e-30
         assert (np.abs(out - exact[rows] @ w) <= 2e-6 * scale).all()
         r = rng.normal(size=(m, 1)).astype(np.float32)
@@ -102,7 +101,7 @@ def test_margins_and_updates(kernels, d, storage):
             w + exact[rows].T @ r,
             np.abs(w) + np.abs(exact[rows].T) @ abs(r),
         )
-        cpu.update(matrix, rows, r, w)
+        compiled_calls.update(matrix, rows, r, w)
         assert (np.abs(w - wanted) <= 1e-6 * scale).all()
 
 
@@ -119,10 +118,10 @@ def test_the_strict_gram(kernels, d, sizes, storage):
     ]
     wanted, most = np.concatenate(wanted), (Y**2).sum(axis=1).max()
     room = np.full(blocks.gram_words + 9, np.float32(7))
-    ways = [cpu.strict_gram]
-    if storage == "bf16" and cpu.has_pairs():
-        scratch = cpu.PairRoom(blocks.rows, len(sizes))
-        ways.append(lambda *given: cpu.strict_gram_pairs(*given, scratch))
+    ways = [compiled_calls.strict_gram]
+    if storage == "bf16" and compiled_calls.has_pairs():
+        scratch = compiled_calls.PairRoom(blocks.rows, len(sizes))
+        ways.append(lambda *given: compiled_calls.strict_gram_pairs(*given, scratch))
     for way in ways:
         way(matrix, rows, starts, room[: blocks.gram_words])
         found = room[: blocks.gram_words].copy()
@@ -154,7 +153,7 @@ def test_the_recurrence_is_that_of_numpy(kernels, family, update, recipe):
     gram = (0.1 * rng.normal(size=blocks.gram_words)).astype(real)
     for weights, offsets in product((None, abs(draw[1])), (None, draw[2])):
         for start in (None, 0.3):
-            batch = Batch(targets.astype(real), weights, offsets)
+            batch = StepBatch(targets.astype(real), weights, offsets)
             found = []
             for backend, plan in zip((HostBackend, NativeBackend), plans, strict=True):
                 beta = None if start is None else np.full((plan.states, 1), start)
@@ -204,7 +203,7 @@ def test_steps_in_one_call_are_those_of_numpy(
     found, steps = [], Spied()
     monkeypatch.setattr(native.NativeBackend, "walk", steps.around(NativeBackend.walk))
     for backend in (HostBackend, NativeBackend):
-        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         found.append(train(config, X=problem.X, y=problem.y, **sides))
     assert steps.were_taken(update)
     one, two = (np.append(r.weights, r.intercept) for r in found)
@@ -231,7 +230,7 @@ def test_steps_between_messages_are_those_of_numpy(
     spy = calls.around(NativeBackend.stepwise)
     monkeypatch.setattr(native.NativeBackend, "stepwise", spy)
     for backend in (HostBackend, NativeBackend):
-        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         done = train_on(2, config, problem, weights=True, offset=True)
         found.append(np.append(done.weights, done.intercept))
     assert calls.were_taken(update)
@@ -242,7 +241,7 @@ def test_steps_between_messages_are_those_of_numpy(
 def test_scores_beyond_the_bound_are_clipped_as_numpy_does(kernels):
     blocks, precision = blocks_of((6,)), RECIPES["fp32"]
     z = np.array([[-1e30], [-100], [-50], [50], [100], [1e30]], dtype=np.float32)
-    batch = Batch(np.ones((6, 1), dtype=np.float32), None, None)
+    batch = StepBatch(np.ones((6, 1), dtype=np.float32), None, None)
     plan = unroll(make_update("sgd", 0.0), (1.0,), (6,), 0.0)
     for family in native.FAMILIES:
         found = [
@@ -292,37 +291,37 @@ def test_exact_scores(kernels, d):
 def test_rounding_is_that_of_ml_dtypes(kernels, by, monkeypatch):
     """By either door: halfway cases, their neighbours, infinities and NaN."""
     if by == "ctypes":
-        monkeypatch.setattr(call, "invoke", None)
-        cpu._functions.cache_clear()
+        monkeypatch.setattr(compiled_calls, "invoke", None)
+        compiled_calls._dense_functions.cache_clear()
     bits = np.arange(0, 2**16, dtype=np.uint32) << 16
     near = [(bits + np.uint32(0x8000 + d)).view(np.float32) for d in (-1, 0, 1)]
     values = np.concatenate([bits.view(np.float32), *near])
     expected = values.copy()
     with np.errstate(invalid="ignore"):
         round_through(expected, "bf16")
-    cpu.round_bf16(values)
+    compiled_calls.round_bf16(values)
     np.testing.assert_array_equal(values, expected)
 
 
-@pytest.mark.skipif(call.invoke is None, reason="the door is not compiled")
+@pytest.mark.skipif(compiled_calls.invoke is None, reason="the door is not compiled")
 def test_the_door_refuses_what_it_cannot_pass():
     with pytest.raises(TypeError, match="up to 13"):
-        call.invoke(0, *range(14))
+        compiled_calls.invoke(0, *range(14))
     with pytest.raises(TypeError):
-        call.invoke(0, "text")
+        compiled_calls.invoke(0, "text")
     with pytest.raises(TypeError):
-        call.invoke(0, 1.5)
+        compiled_calls.invoke(0, 1.5)
 
 
 def test_what_is_settled_is_never_taken_back(kernels, monkeypatch):
     """A later run with better processors keeps what an earlier one settled on."""
-    monkeypatch.setattr(cpu.isa, "settled", [])
-    cpu.settle([kernels, "portable"])
-    assert cpu.instructions() == "portable"
-    cpu.settle(["portable", "avx512bf16"])
-    assert cpu.instructions() == "portable"
-    cpu.settle(["portable", ""])
-    assert not cpu.available() and "another rank" in cpu.why()
+    monkeypatch.setattr(compiled_calls, "settled", [])
+    compiled_calls.settle([kernels, "portable"])
+    assert compiled_calls.instructions() == "portable"
+    compiled_calls.settle(["portable", "avx512bf16"])
+    assert compiled_calls.instructions() == "portable"
+    compiled_calls.settle(["portable", ""])
+    assert not compiled_calls.available() and "another rank" in compiled_calls.why()
 
 
 def test_two_sets_with_the_same_lanes_give_the_same_bits(monkeypatch):
@@ -334,12 +333,16 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits(monkeypatch):
     starts, w = np.array([0, 8, 16, 30]), np.ones((1003, 1), dtype=np.float32)
     found = []
     for name in wide:
-        library = ctypes.CDLL(cpu.isa.best()[0]._name.replace(sets_here()[-1], name))
+        library = ctypes.CDLL(
+            compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
+        )
         out = np.empty(8 * 8 + 14 * 16, dtype=np.float32)
-        monkeypatch.setattr(cpu, "_functions", lambda one=library: Named(one))
-        cpu.strict_gram(matrix, rows, starts, out)
+        monkeypatch.setattr(
+            compiled_calls, "_dense_functions", lambda one=library: Named(one)
+        )
+        compiled_calls.strict_gram(matrix, rows, starts, out)
         z = np.empty((30, 1), dtype=np.float32)
-        cpu.margins(matrix, rows, w, z)
+        compiled_calls.margins(matrix, rows, w, z)
         found.append((out.tobytes(), z.tobytes()))
     assert found[0] == found[1]
 
@@ -351,7 +354,7 @@ class Named:
         self.library = library
 
     def __getitem__(self, name):
-        return call.door_to(self.library, name)
+        return compiled_calls.door_to(self.library, name)
 
 
 def residuals_of(family, scores, targets):
@@ -360,7 +363,7 @@ def residuals_of(family, scores, targets):
     blocks, precision = blocks_of((m,)), RECIPES["fp32"]
     backend = NativeBackend(precision)
     plan = backend.prepare(unroll(make_update("sgd", 0.0), (0.1,), (m,), 0.0), blocks)
-    batch = Batch(np.full((m, 1), targets, dtype=np.float32), None, None)
+    batch = StepBatch(np.full((m, 1), targets, dtype=np.float32), None, None)
     z = np.asarray(scores, dtype=np.float32).reshape(-1, 1)
     return backend.corrected_residuals(
         z, np.empty(0, np.float32), plan, get_family(family), batch, None

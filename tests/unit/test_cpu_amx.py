@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.assets import path as asset
-from hpcsgd.backends import bf16_gram, cpu, isa
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode, widen_bf16
+from hpcsgd.backends import compiled_calls
+from hpcsgd.files import path as asset
+from hpcsgd.formats import encode, widen_bf16
+from hpcsgd.glm.unrolling import blocks_of
 from tests.helpers.cpu import SIZES, WIDTHS, sampled
 from tests.helpers.limits import HANG
 
@@ -44,7 +44,7 @@ def knows(flags):
 
 def packings():
     """How rows are packed: by plain C, and by AVX-512 where it runs."""
-    runs = cpu.instructions() in ("avx512", "avx512bf16", "amx")
+    runs = compiled_calls.instructions() in ("avx512", "avx512bf16", "amx")
     return {"plain": (), **({"avx512": AVX512} if runs else {})}
 
 
@@ -68,8 +68,8 @@ def emulated(request, tmp_path_factory):
 @pytest.fixture
 def kernels(emulated, monkeypatch):
     """The emulated kernels in place of those that run here."""
-    found = bf16_gram.bf16_gram(emulated)
-    monkeypatch.setattr(cpu, "_functions", lambda: found)
+    found = compiled_calls.bf16_gram(emulated)
+    monkeypatch.setattr(compiled_calls, "_dense_functions", lambda: found)
     return emulated
 
 
@@ -77,11 +77,13 @@ def gram(stored, rows, sizes):
     """The packed Gram; what lies behind it and behind the scratch stays."""
     blocks = blocks_of(sizes)
     out = np.full(blocks.gram_words + 9, np.float32(7))
-    room = cpu.PairRoom(blocks.rows, len(sizes))
+    room = compiled_calls.PairRoom(blocks.rows, len(sizes))
     words = len(room.panels)
     room.panels = np.full(words + 64, GUARD, dtype=np.uint32)
     starts = np.array(blocks.starts)
-    cpu.strict_gram_pairs(stored, rows, starts, out[: blocks.gram_words], room)
+    compiled_calls.strict_gram_pairs(
+        stored, rows, starts, out[: blocks.gram_words], room
+    )
     assert (out[blocks.gram_words :] == 7).all()
     assert (room.panels[words:] == GUARD).all()
     return out[: blocks.gram_words]
@@ -256,39 +258,42 @@ def machine(monkeypatch):
 
     library = SimpleNamespace(hpcsgd_level=lambda: 4, hpcsgd_ask_for_tiles=ask)
     monkeypatch.setattr(
-        isa, "load_library", lambda name: (library, f"compiled: {name}")
+        compiled_calls, "load_library", lambda name: (library, f"compiled: {name}")
     )
-    monkeypatch.setattr(isa, "settled", [])
+    monkeypatch.setattr(compiled_calls, "settled", [])
     monkeypatch.delenv("HPCSGD_ISA", raising=False)
-    isa.best.cache_clear()
+    compiled_calls.best.cache_clear()
     yield told
-    isa.best.cache_clear()
+    compiled_calls.best.cache_clear()
 
 
 def test_tiles_are_used_where_the_system_lets_us(machine):
-    assert isa.best()[1:] == ("amx", "compiled: amx")
+    assert compiled_calls.best()[1:] == ("amx", "compiled: amx")
     assert machine.asked == 1
 
 
 def test_a_system_that_refuses_tiles_is_said(machine):
     machine.allows = False
-    _, name, why = isa.best()
+    _, name, why = compiled_calls.best()
     assert name == "avx512bf16" and "refuses the tiles of AMX" in why
 
 
 def test_a_cap_below_asks_for_no_tiles(machine, monkeypatch):
     monkeypatch.setenv("HPCSGD_ISA", "avx512bf16")
-    assert isa.best()[1] == "avx512bf16" and machine.asked == 0
+    assert compiled_calls.best()[1] == "avx512bf16" and machine.asked == 0
 
 
 def test_ranks_without_tiles_settle_below(machine):
-    assert isa.best()[1] == "amx"
-    assert isa.settle(["amx", "avx2"]) and isa.best()[1] == "avx2"
+    assert compiled_calls.best()[1] == "amx"
+    assert (
+        compiled_calls.settle_isa(["amx", "avx2"])
+        and compiled_calls.best()[1] == "avx2"
+    )
 
 
 def test_the_peak_is_that_of_whole_tiles(emulated, monkeypatch):
     """Sixteen rows by sixteen by 32 columns a product, four of them a round."""
-    monkeypatch.setattr(isa, "best", lambda: (emulated, "amx", ""))
-    assert bf16_gram.tile_peak()(3) == 3 * 4 * 16 * 16 * 32
-    monkeypatch.setattr(isa, "best", lambda: (emulated, "avx512bf16", ""))
-    assert bf16_gram.tile_peak() is None
+    monkeypatch.setattr(compiled_calls, "best", lambda: (emulated, "amx", ""))
+    assert compiled_calls.tile_peak()(3) == 3 * 4 * 16 * 16 * 32
+    monkeypatch.setattr(compiled_calls, "best", lambda: (emulated, "avx512bf16", ""))
+    assert compiled_calls.tile_peak() is None

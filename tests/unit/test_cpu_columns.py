@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends import columns, cpu, native
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
+from hpcsgd.backends import compiled as native
+from hpcsgd.backends import compiled_calls, many_models
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.precision import RECIPES
 from tests.helpers.cpu import WIDTHS, Spied, kernels, sampled, sets_here
 from tests.helpers.harness import config_for, make_problem
 
 __all__ = ["kernels"]  # a fixture
-compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
+compiled = pytest.mark.skipif(
+    not compiled_calls.available(), reason=compiled_calls.why()
+)
 
 
 @pytest.mark.parametrize("storage", ["fp32", "bf16"])
@@ -27,13 +30,13 @@ def test_margins_and_updates(kernels, d, K, storage):
         w = rng.normal(size=(d, K)).astype(np.float32)
         room = np.full(m * K + 5, np.float32(7))
         out = room[: m * K].reshape(m, K)
-        columns.margins(matrix, rows, w, out)
+        many_models.margins(matrix, rows, w, out)
         scale = np.abs(Y) @ np.abs(w) + 1e-30
         assert (np.abs(out - Y @ w) <= 2e-6 * scale).all()
         assert (room[m * K :] == 7).all()
         r = rng.normal(size=(m, K)).astype(np.float32)
         wanted, scale = w + Y.T @ r, np.abs(w) + np.abs(Y.T) @ np.abs(r)
-        columns.update(matrix, rows, r, w)
+        many_models.update(matrix, rows, r, w)
         assert (np.abs(w - wanted) <= 1e-6 * scale).all()
 
 
@@ -46,12 +49,12 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits():
     rng, found = np.random.default_rng(0), []
     w = rng.normal(size=(1003, 5)).astype(np.float32)
     for name in wide:
-        path = cpu.isa.best()[0]._name.replace(sets_here()[-1], name)
+        path = compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
         library, z, g = ctypes.CDLL(path), np.empty((30, 5), np.float32), w.copy()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cpu.isa, "best", lambda one=library: (one, "", ""))
-            columns.margins(matrix, rows, w, z)
-            columns.update(matrix, rows, z, g)
+            patch.setattr(compiled_calls, "best", lambda one=library: (one, "", ""))
+            many_models.margins(matrix, rows, w, z)
+            many_models.update(matrix, rows, z, g)
         found.append((z.tobytes(), g.tobytes()))
     assert found[0] == found[1]
 
@@ -81,12 +84,12 @@ def test_runs_use_them_and_equal_those_of_numpy(family, update, recipe, monkeypa
     )
     spies, found = {"margins": Spied(), "update": Spied()}, []
     for name, spy in spies.items():
-        monkeypatch.setattr(columns, name, spy.around(getattr(columns, name)))
+        monkeypatch.setattr(many_models, name, spy.around(getattr(many_models, name)))
     for backend in (HostBackend, NativeBackend):
         assert not any(spy.done for spy in spies.values())
-        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         found.append(train(config, X=problem.X, y=problem.y))
-    if cpu.instructions() != "portable":
+    if compiled_calls.instructions() != "portable":
         assert spies["update"].done
         assert bool(spies["margins"].done) == (family == "softmax" or update != "sgd")
     one, two = (np.append(r.weights, r.intercept) for r in found)

@@ -9,22 +9,25 @@ from scipy import sparse as sp
 
 import hpcsgd
 from hpcsgd.api import train
-from hpcsgd.backends import cpu, csr_kernels, make_backend, native
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
-from hpcsgd.csr import Csr, from_scipy
-from hpcsgd.data import sparse_block
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.backends import compiled as native
+from hpcsgd.backends import compiled_calls, make_backend
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.data import shard
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import DataError
+from hpcsgd.formats import encode, widen_bf16
+from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import RECIPES
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode, widen_bf16
+from hpcsgd.sparse import Csr, from_scipy
 from tests.helpers.cpu import SIZES, Spied, kernels, sets_here
 from tests.helpers.harness import config_for
 from tests.helpers.sparse import as_csr, make_sparse
 
 __all__ = ["kernels"]  # a fixture
-compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
+compiled = pytest.mark.skipif(
+    not compiled_calls.available(), reason=compiled_calls.why()
+)
 STORED = [("fp32", np.int32), ("fp32", np.int64), ("bf16", np.int32)]
 
 
@@ -49,13 +52,13 @@ def test_margins_and_updates(kernels, d, storage, column, K):
         rng, Y = np.random.default_rng(d), exact[rows]
         w = rng.normal(size=(d, K)).astype(np.float32)
         out = np.full((m, K), np.nan, dtype=np.float32)
-        csr_kernels.margins(csr, rows, w, out)
+        compiled_calls.csr_margins(csr, rows, w, out)
         assert (np.abs(out - Y @ w) <= 2e-6 * (np.abs(Y) @ np.abs(w))).all()
         r = rng.normal(size=(m, K)).astype(np.float32)
         wanted, scale = w + Y.T @ r, np.abs(w) + np.abs(Y.T) @ np.abs(r)
         untouched = ~exact[rows].any(axis=0)
         before = w.copy()
-        csr_kernels.update(csr, rows, r, w)
+        compiled_calls.csr_update(csr, rows, r, w)
         assert (np.abs(w - wanted) <= 1e-6 * scale).all()
         np.testing.assert_array_equal(w[untouched], before[untouched])
 
@@ -65,19 +68,23 @@ def test_margins_and_updates(kernels, d, storage, column, K):
 @pytest.mark.parametrize("density", [0.005, 0.1, 1.0])
 def test_the_strict_gram(kernels, density, sizes, storage, column):
     """Columns that nobody, one row, or all rows share; scratch is left as it was."""
-    blocks, room = blocks_of(sizes), csr_kernels.GramRoom()
+    blocks, room = blocks_of(sizes), compiled_calls.GramRoom()
     starts = np.array(blocks.starts)
     for d in (300, 7):  # the scratch is wider than it has to be for the second
         csr, exact, rows = sampled(30, d, blocks.rows, density, storage, column)
         out = np.full(blocks.gram_words + 9, np.float32(7))
-        csr_kernels.strict_gram(csr, rows, starts, out[: blocks.gram_words], room)
+        compiled_calls.csr_strict_gram(
+            csr, rows, starts, out[: blocks.gram_words], room
+        )
         Y, found = exact[rows], out[: blocks.gram_words].copy()
         parts = zip(starts, starts[1:], strict=False)
         wanted = np.concatenate([(Y[a:b] @ Y[:a].T).ravel() for a, b in parts])
         assert np.abs(found - wanted).max(initial=0) <= 2e-6 * (Y**2).sum(axis=1).max()
         assert (out[blocks.gram_words :] == 7).all()
         assert not room._place.any() and not room._dense.any()
-        csr_kernels.strict_gram(csr, rows, starts, out[: blocks.gram_words], room)
+        compiled_calls.csr_strict_gram(
+            csr, rows, starts, out[: blocks.gram_words], room
+        )
         np.testing.assert_array_equal(out[: blocks.gram_words], found)
 
 
@@ -85,7 +92,9 @@ def test_rows_that_share_nothing_have_a_gram_of_zeros(kernels):
     csr = from_scipy(as_csr(np.eye(6, dtype=np.float32)))
     out = np.full(3 * 3, np.nan, dtype=np.float32)
     starts = np.array([0, 3, 6])
-    csr_kernels.strict_gram(csr, np.arange(6), starts, out, csr_kernels.GramRoom())
+    compiled_calls.csr_strict_gram(
+        csr, np.arange(6), starts, out, compiled_calls.GramRoom()
+    )
     np.testing.assert_array_equal(out, 0.0)
 
 
@@ -98,13 +107,15 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits():
     starts, w = np.array([0, 8, 16, 30]), np.ones((400, 3), dtype=np.float32)
     found = []
     for name in wide:
-        path = cpu.isa.best()[0]._name.replace(sets_here()[-1], name)
+        path = compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
         with pytest.MonkeyPatch.context() as patch:
             library = ctypes.CDLL(path)
-            patch.setattr(cpu.isa, "best", lambda one=library: (one, "", ""))
+            patch.setattr(compiled_calls, "best", lambda one=library: (one, "", ""))
             gram, z = np.empty(8 * 8 + 14 * 16, np.float32), np.empty((30, 3), "f4")
-            csr_kernels.strict_gram(csr, rows, starts, gram, csr_kernels.GramRoom())
-            csr_kernels.margins(csr, rows, w, z)
+            compiled_calls.csr_strict_gram(
+                csr, rows, starts, gram, compiled_calls.GramRoom()
+            )
+            compiled_calls.csr_margins(csr, rows, w, z)
         found.append((gram.tobytes(), z.tobytes()))
     assert len(set(found)) == 1
 
@@ -121,11 +132,11 @@ def test_runs_use_them_and_equal_those_without(
     stored, _ = make_sparse(family)
     config = config_for(stored, **sections(family, update, kind, recipe))
     calls, steps, found = Spied(), Spied(), []
-    monkeypatch.setattr(csr_kernels, "_call", calls.around(csr_kernels._call))
-    monkeypatch.setattr(csr_kernels, "walk", steps.around(csr_kernels.walk))
+    monkeypatch.setattr(compiled_calls, "_call", calls.around(compiled_calls._call))
+    monkeypatch.setattr(compiled_calls, "walk", steps.around(compiled_calls.walk))
     for backend in (HostBackend, NativeBackend):
         assert not calls.done and not steps.done
-        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         found.append(train(config, X=stored.X, y=stored.y))
     at_once = kind != "gram" and family != "softmax"
     assert bool(steps.done) == at_once and (calls.done or at_once)
@@ -152,9 +163,9 @@ def test_steps_of_every_set_and_kind_of_column(kernels, recipe, column, monkeypa
     """All steps in one call, against those of the dense rows."""
     stored, dense = make_sparse("logistic")
     config = config_for(stored, **sections("logistic", "momentum", "direct", recipe))
-    monkeypatch.setattr("hpcsgd.csr.index_dtype", lambda width: np.dtype(column))
+    monkeypatch.setattr("hpcsgd.sparse.index_dtype", lambda width: np.dtype(column))
     steps = Spied()
-    monkeypatch.setattr(csr_kernels, "walk", steps.around(csr_kernels.walk))
+    monkeypatch.setattr(compiled_calls, "walk", steps.around(compiled_calls.walk))
     one = train(config, X=stored.X, y=stored.y)
     assert steps.done
     two = train(config, X=dense.X, y=dense.y)
@@ -188,9 +199,9 @@ def broken():
 @pytest.mark.parametrize("name", list(broken()))
 def test_unsound_rows_of_a_reader_are_refused_before_any_product(name, monkeypatch):
     bad, reader = broken()[name], MemoryReader(sp.eye_array(9, 7), np.zeros(9))
-    monkeypatch.setattr(sparse_block, "from_scipy", lambda block: bad)
+    monkeypatch.setattr(shard, "from_scipy", lambda block: bad)
     with pytest.raises(DataError, match="rows 0 to 9 .* outside of the matrix"):
-        sparse_block.load_csr(reader, slice(0, 9), slice(0, 7), lambda data: data)
+        shard.load_csr(reader, slice(0, 9), slice(0, 7), lambda data: data)
 
 
 @pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_matrix])

@@ -5,23 +5,23 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hpcsgd.backends import cpu, many_steps, many_tiles
-from hpcsgd.backends.base import Batch
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
-from hpcsgd.backends.plain import FAMILIES
-from hpcsgd.families import get_family
+from hpcsgd.backends import compiled_calls, many_models
+from hpcsgd.backends.base import StepBatch
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.compiled_calls import FAMILIES
+from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.formats import encode, widen_bf16
+from hpcsgd.glm import UPDATES, get_family, make_update
+from hpcsgd.glm.unrolling import blocks_of, unroll_many
 from hpcsgd.precision import RECIPES
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode, widen_bf16
-from hpcsgd.updates import UPDATES, make_update
-from hpcsgd.updates.many import unroll_many
 from tests.helpers.cpu import Spied, kernels
 from tests.helpers.harness import config_for, make_problem
 from tests.helpers.many import sweep_on
 
 __all__ = ["kernels"]  # a fixture
-compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
+compiled = pytest.mark.skipif(
+    not compiled_calls.available(), reason=compiled_calls.why()
+)
 SIZES = (5, 5, 5, 3)
 
 
@@ -52,14 +52,14 @@ def test_the_recurrence_is_that_of_numpy(kernels, recipe, update, K, monkeypatch
     one, each = (np.abs(rng.normal(size=(m, w))).astype(real) for w in (1, K))
     offsets = rng.normal(size=(m, 1)).astype(real)
     beta, calls = rng.normal(size=(states, K)), Spied()
-    recur = many_steps.Recurrence.__call__
-    monkeypatch.setattr(many_steps.Recurrence, "__call__", calls.around(recur))
+    recur = many_models.ManyRecurrencePlan.__call__
+    monkeypatch.setattr(many_models.ManyRecurrencePlan, "__call__", calls.around(recur))
     sides = list(product((None, one, each), (None, offsets), (None, beta)))
     for number, (w, o, start) in enumerate(sides):
         family = FAMILIES[number % len(FAMILIES)]
         low = -1.0 if family == "squared-hinge" else 0.0
         targets = rng.choice([low, 1.0], size=(m, 1)).astype(real)
-        given = (recipe, update, family, z, gram, Batch(targets, w, o), start)
+        given = (recipe, update, family, z, gram, StepBatch(targets, w, o), start)
         this, that = (residuals_of(b, *given) for b in (HostBackend, NativeBackend))
         tolerance = 1e-12 if recipe == "fp64" else 5e-5
         for a, b in zip(this, that, strict=True):
@@ -72,15 +72,15 @@ def test_the_recurrence_is_that_of_numpy(kernels, recipe, update, K, monkeypatch
 @pytest.mark.parametrize("product", ["gram", "direct"])
 def test_runs_use_it(family, used, product, monkeypatch):
     """Plain SGD takes a step at a time through the same call."""
-    calls, recur = Spied(), many_steps.Recurrence.__call__
-    monkeypatch.setattr(many_steps.Recurrence, "__call__", calls.around(recur))
+    calls, recur = Spied(), many_models.ManyRecurrencePlan.__call__
+    monkeypatch.setattr(many_models.ManyRecurrencePlan, "__call__", calls.around(recur))
     problem = make_problem(family)
     config = config_for(problem, sweep={"rate": [0.1, 0.2]}, products={"kind": product})
     sweep_on(2, config, problem)
     assert bool(calls.done) == used
 
 
-tiled = pytest.mark.skipif(not many_tiles.available(), reason="no AMX tiles here")
+tiled = pytest.mark.skipif(not many_models.available(), reason="no AMX tiles here")
 GUARD = 7.0  # behind what a kernel may write
 
 
@@ -99,7 +99,7 @@ def bf16_rows(m, d, seed=0):
 def test_products_by_tiles_are_those_of_float32(m, d, K):
     """Within a few roundings of the sum of sizes; nothing behind is touched."""
     matrix, rows, Y = bf16_rows(m, d)
-    rng, tiles = np.random.default_rng(K), many_tiles.Tiles()
+    rng, tiles = np.random.default_rng(K), many_models.TileProducts()
     W = (rng.normal(size=(d, K)) * 10.0 ** rng.integers(-9, 9, (1, K))).astype("f4")
     R = rng.normal(size=(m, K)).astype("f4")
     out = np.full((m + 1, K), GUARD, dtype="f4")
@@ -121,7 +121,7 @@ def test_a_float_is_the_sum_of_three_parts():
     matrix = encode(np.eye(d, dtype=np.float32), "bf16")
     W = np.random.default_rng(0).normal(size=(d, K)).astype("f4")
     out = np.empty_like(W)
-    many_tiles.Tiles().margins(matrix, np.arange(d), W, out)
+    many_models.TileProducts().margins(matrix, np.arange(d), W, out)
     np.testing.assert_array_equal(out, W)
 
 
@@ -130,7 +130,7 @@ def test_a_column_that_is_no_number_stays_alone():
     matrix, rows, Y = bf16_rows(40, 70)
     W, out = np.ones((70, 40), dtype="f4"), np.empty((40, 40), dtype="f4")
     W[3, 7], W[5, 20] = np.nan, np.inf
-    many_tiles.Tiles().margins(matrix, rows, W, out)
+    many_models.TileProducts().margins(matrix, rows, W, out)
     assert list(np.flatnonzero(~np.isfinite(out).all(axis=0))) == [7, 20]
 
 
@@ -148,11 +148,11 @@ def test_a_sweep_by_tiles_is_that_by_blas(update, product, monkeypatch):
         update={"kind": update, "momentum": 0.5},
         products={"kind": product},
     )
-    calls, call = Spied(), many_tiles.Tiles._call
-    monkeypatch.setattr(many_tiles.Tiles, "_call", calls.around(call))
+    calls, call = Spied(), many_models.TileProducts._call
+    monkeypatch.setattr(many_models.TileProducts, "_call", calls.around(call))
     by_tiles = sweep_on(2, config, problem)
     assert calls.done
-    monkeypatch.setattr(many_tiles, "available", lambda: False)
+    monkeypatch.setattr(many_models, "available", lambda: False)
     by_blas = sweep_on(2, config, problem)
     size = np.abs(by_blas.weights).max()
     np.testing.assert_allclose(by_tiles.weights, by_blas.weights, atol=2e-3 * size)

@@ -6,19 +6,22 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends import cpu, native, softmax_steps
-from hpcsgd.backends.base import Batch
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
-from hpcsgd.families import get_family
+from hpcsgd.backends import compiled as native
+from hpcsgd.backends import compiled as softmax_steps
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.base import StepBatch
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.glm import UPDATES, get_family, make_update
+from hpcsgd.glm.unrolling import unroll
 from hpcsgd.precision import RECIPES
-from hpcsgd.updates import UPDATES, make_update
-from hpcsgd.updates.unroll import unroll
 from tests.helpers.cpu import RAGGED, RATES, Spied, kernels
 from tests.helpers.harness import config_for, make_problem
 
 __all__ = ["kernels"]  # a fixture
-compiled = pytest.mark.skipif(not cpu.available(), reason=cpu.why())
+compiled = pytest.mark.skipif(
+    not compiled_calls.available(), reason=compiled_calls.why()
+)
 
 
 def residuals_of(backend, recipe, update, margins, gram, batch, start):
@@ -44,9 +47,11 @@ def test_the_recurrence_is_that_of_numpy(kernels, recipe, update, K, monkeypatch
     labels = rng.integers(0, K, size=(m, 1)).astype(real)
     weights, offsets = np.abs(rng.normal(size=(2, m, 1))).astype(real)
     beta, calls = rng.normal(size=(states, K)), Spied()
-    monkeypatch.setattr(softmax_steps, "recur", calls.around(softmax_steps.recur))
+    monkeypatch.setattr(
+        softmax_steps, "recur_softmax", calls.around(softmax_steps.recur_softmax)
+    )
     for w, o, start in product((None, weights), (None, offsets), (None, beta)):
-        given = (recipe, update, z, gram, Batch(labels, w, o), start)
+        given = (recipe, update, z, gram, StepBatch(labels, w, o), start)
         one, two = (residuals_of(b, *given) for b in (HostBackend, NativeBackend))
         tolerance = 1e-12 if recipe == "fp64" else 2e-5
         for this, that in zip(one, two, strict=True):
@@ -67,10 +72,12 @@ def test_runs_use_it(update, recipe, monkeypatch):
         precision={"recipe": recipe},
         products={"kind": "gram", "look_ahead": "off"},
     )
-    monkeypatch.setattr(softmax_steps, "recur", calls.around(softmax_steps.recur))
+    monkeypatch.setattr(
+        softmax_steps, "recur_softmax", calls.around(softmax_steps.recur_softmax)
+    )
     for backend in (HostBackend, NativeBackend):
         assert not calls.done
-        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         found.append(train(config, X=problem.X, y=problem.y))
     assert calls.done and get_family("softmax").name == native.SOFTMAX
     one, two = (np.append(r.weights, r.intercept) for r in found)

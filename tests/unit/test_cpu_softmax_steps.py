@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends.base import Batch, Plain
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.native import NativeBackend
-from hpcsgd.families import get_family
+from hpcsgd.backends.base import StepBatch, StepSequence
+from hpcsgd.backends.compiled import NativeBackend
+from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.formats import encode, widen_bf16
+from hpcsgd.glm import UPDATES, get_family, make_update
+from hpcsgd.glm.unrolling import plain_steps
 from hpcsgd.precision import RECIPES
-from hpcsgd.storage import encode, widen_bf16
-from hpcsgd.updates import UPDATES, make_update
-from hpcsgd.updates.unroll import plain_steps
 from tests.helpers.cpu import RAGGED, RATES, Spied, kernels, sampled
 from tests.helpers.harness import config_for, make_problem, train_on
 
@@ -44,7 +43,7 @@ def test_a_run_on_one_rank(kernels, recipe, update, kind, monkeypatch):
     config, found, steps = config_of(problem, recipe, update, kind), [], Spied()
     monkeypatch.setattr(NativeBackend, "walk", steps.around(NativeBackend.walk))
     for backend in (HostBackend, NativeBackend):
-        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         done = train(config, X=problem.X, y=problem.y, **sides)
         found.append(np.vstack([done.weights, np.atleast_2d(done.intercept)]))
     assert steps.were_taken(update)
@@ -60,7 +59,7 @@ def test_a_run_on_two_members(kernels, recipe, update, monkeypatch):
     spy = calls.around(NativeBackend.stepwise)
     monkeypatch.setattr(NativeBackend, "stepwise", spy)
     for backend in (HostBackend, NativeBackend):
-        monkeypatch.setattr("hpcsgd.assembly.vocabulary.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         done = train_on(2, config, problem, weights=True, offset=True)
         found.append(np.vstack([done.weights, np.atleast_2d(done.intercept)]))
     assert calls.were_taken(update)
@@ -80,7 +79,7 @@ def given(d, K, update, storage):
     labels = rng.integers(0, K, size=(m, 1)).astype(f32)
     weights, offsets = np.abs(rng.normal(size=(2, m, 1))).astype(f32)
     batch, intercept = (
-        Batch(labels, weights, offsets),
+        StepBatch(labels, weights, offsets),
         rng.normal(size=(steps.states, K)),
     )
     w = (0.1 * rng.normal(size=(d, steps.states * K))).astype(f32)
@@ -88,7 +87,7 @@ def given(d, K, update, storage):
     def plain(backend):
         gathered = backend.gather(matrix, rows, np.empty((m, d), f32))
         family, beta = get_family("softmax"), intercept.copy()
-        return Plain(gathered, RAGGED, steps, family, batch, beta)
+        return StepSequence(gathered, RAGGED, steps, family, batch, beta)
 
     return exact[rows], w, plain
 

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from hpcsgd.data import parse_native
-from hpcsgd.data.csv import CsvSource
+from hpcsgd.data.convert import parsers
+from hpcsgd.data.convert.csv import CsvSource
 from hpcsgd.errors import DataError
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)
 def parser(request, monkeypatch):
     if request.param == "python":
-        monkeypatch.setattr(parse_native, "available", lambda: False)
+        monkeypatch.setattr(parsers, "available", lambda: False)
 
 
 def read(folder, text, **options):

@@ -5,7 +5,7 @@ from weakref import ref
 
 import pytest
 
-from hpcsgd.backends.cuda import CudaDevice
+from hpcsgd.backends.cuda.device import CudaDevice
 
 RELAXED = 2
 

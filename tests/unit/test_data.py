@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.memory import MemoryReader
-from hpcsgd.data.readers import load_block
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.readers import MemoryReader, load_block
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.data.synthetic import BLOCK, SHAPES, make_synthetic, write_synthetic
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.storage import encode as encode_as
+from hpcsgd.formats import encode as encode_as
 
 
 def test_what_is_written_is_read(tmp_path):

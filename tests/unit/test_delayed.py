@@ -5,14 +5,17 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-import hpcsgd.comm.link as link
-from hpcsgd.comm.delayed import Delayed
-from hpcsgd.comm.link import Link
-from hpcsgd.comm.narrow import open_message
-from hpcsgd.comm.network import NETWORKS, Network, parse_network
-from hpcsgd.comm.pending import Arrival
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
+import hpcsgd.comm.network_model as link
+from hpcsgd.comm.communicator import Arrival
+from hpcsgd.comm.messages import open_message
+from hpcsgd.comm.network_model import (
+    NETWORKS,
+    DelayedCommunicator,
+    Network,
+    NetworkLink,
+    parse_network,
+)
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
 
 
@@ -79,7 +82,7 @@ def one_of(ranks, network):
 
     inner = Instant()
     inner.size = ranks
-    return Delayed(inner, network)
+    return DelayedCommunicator(inner, network)
 
 
 @pytest.mark.parametrize("ranks, hops", [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3)])
@@ -158,7 +161,9 @@ def test_messages_in_flight_share_one_link(virtual):
     of transfers is free, only that with computing; who asks sees them come in turn.
     """
     comm = one_of(2, Network(1e-3, 1e6))
-    other = Delayed(comm.inner, comm.network, comm.link)  # a duplicate, the same link
+    other = DelayedCommunicator(
+        comm.inner, comm.network, comm.link
+    )  # a duplicate, the same link
     comm.inner._start_sum = lambda buffer: Arrival(lambda: None, lambda: True)
     pending = [g.start_sum(np.zeros(125), "agreement") for g in (comm, other) * 2]
     each = 1e-3 + 1000 / 1e6
@@ -173,7 +178,7 @@ def test_messages_in_flight_share_one_link(virtual):
 
 
 def test_one_rank_feels_nothing(virtual):
-    comm = Delayed(SerialCommunicator(), Network(1.0, 1.0))
+    comm = DelayedCommunicator(SerialCommunicator(), Network(1.0, 1.0))
     comm.sum(np.zeros(5), "products")
     comm.max_flag(1)
     assert virtual.now == 0.0 and comm.ledger.calls("products") == 0
@@ -181,7 +186,7 @@ def test_one_rank_feels_nothing(virtual):
 
 def test_jitter_is_seeded_and_bounded():
     def draws(seed):
-        link = Link(Network(1e-3, 1e9, jitter=0.5, seed=seed), rank=0)
+        link = NetworkLink(Network(1e-3, 1e9, jitter=0.5, seed=seed), rank=0)
         ends = [0.0]
         link.free_at = 1e9  # far ahead: only the charges are left
         ends[0] = link.free_at
@@ -197,7 +202,7 @@ def test_real_sleeps_are_as_long_as_charged():
     """Never shorter; how much longer is the machine's business."""
 
     def on_rank(world):
-        comm = Delayed(world, Network(2e-3, 1e9))
+        comm = DelayedCommunicator(world, Network(2e-3, 1e9))
         began = perf_counter()
         for _ in range(5):
             comm.sum(np.zeros(4), "products")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.line import ReplicaLine
-from hpcsgd.codecs.dgc import Dgc
+from hpcsgd.agreements.buckets import ReplicaChannel
+from hpcsgd.agreements.codecs.sparse import Dgc
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from tests.helpers.contracts.codec import (
@@ -24,7 +24,7 @@ def run_of(settings, ranks=3, words=37, steps=30):
     given = [parts_of(words, ranks, step) for step in range(steps)]
 
     def on_rank(world):
-        line, codec = ReplicaLine(world), opened("dgc", settings, words)
+        line, codec = ReplicaChannel(world), opened("dgc", settings, words)
         seen = []
         for moment in moments(steps):
             part = given[moment.number][world.rank].copy()

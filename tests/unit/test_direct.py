@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.data.direct import DirectReader
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.gpudirect import DirectReader
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 SHAPE = (300, 37)

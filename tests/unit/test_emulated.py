@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
 from tests.helpers.harness import config_for, make_problem, train_on

@@ -6,10 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd import energy, nvml
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.energy import Counter, Gain, Meter, Said, make_meter, rapl, total
+from hpcsgd.runs import energy
+from hpcsgd.runs.energy import (
+    Counter,
+    EnergyMeter,
+    EnergyReport,
+    Gain,
+    make_meter,
+    rapl,
+    total,
+)
 from tests.helpers.harness import config_for, make_problem
 
 RANGE = 262_143_328_850  # what servers say
@@ -47,7 +55,7 @@ class Ticks:
 def test_packages_alone_are_counted_and_may_begin_again(tree):
     counters = rapl("here", tree)
     assert [c.name for c in counters] == ["package-0", "package-1"]
-    meter = Meter(counters)
+    meter = EnergyMeter(counters)
     meter.resume()
     (tree / "intel-rapl:0" / "energy_uj").write_text("4000000")
     (tree / "intel-rapl:1" / "energy_uj").write_text("1500000")  # went round
@@ -66,7 +74,7 @@ def test_the_second_interface_to_a_package_counts_nothing_twice(tree):
 
 def test_nothing_is_counted_while_paused(tree):
     file, clock = tree / "intel-rapl:0" / "energy_uj", Ticks()
-    meter = Meter(rapl("here", tree), clock=clock)
+    meter = EnergyMeter(rapl("here", tree), clock=clock)
     meter.resume()
     file.write_text("2000000")
     clock.now = 3.0
@@ -83,7 +91,7 @@ def test_nothing_is_counted_while_paused(tree):
 
 def test_long_runs_see_every_turn_of_the_counter(tmp_path):
     file, clock = domain(tmp_path, 0, "package-0", 0, period=10_000_000), Ticks()
-    meter = Meter(rapl("here", tmp_path), clock=clock)
+    meter = EnergyMeter(rapl("here", tmp_path), clock=clock)
     meter.resume()
     for count in (8, 6, 4, 2):  # +8, then three times once round less two
         clock.now += 30
@@ -98,7 +106,7 @@ def test_readings_are_rare():
     reads = []
     counter = Counter("n", "c", "rapl", lambda: reads.append(1) or len(reads), 1.0)
     clock = Ticks()
-    meter = Meter([counter], clock=clock)
+    meter = EnergyMeter([counter], clock=clock)
     meter.resume()
     for _ in range(1000):
         clock.now += 0.001
@@ -108,7 +116,7 @@ def test_readings_are_rare():
 
 def test_a_counter_that_goes_back_without_a_period_is_no_energy(tmp_path):
     file = domain(tmp_path, 0, "package-0", 500, period="")
-    meter = Meter(rapl("here", tmp_path))
+    meter = EnergyMeter(rapl("here", tmp_path))
     meter.resume()
     file.write_text("400")
     meter.pause()
@@ -140,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_named(tree, monkeypatch):
 
 
 def test_a_counter_that_goes_away_is_no_energy(tree):
-    meter = Meter(rapl("here", tree))
+    meter = EnergyMeter(rapl("here", tree))
     meter.resume()
     (tree / "intel-rapl:1" / "energy_uj").unlink()
     meter.pause()
@@ -161,7 +169,7 @@ def test_one_rank_of_a_node_reads(tree):
 
 def said(node, joules, name="package-0", seconds=2.0, reason=""):
     gains = () if reason else (Gain(node, name, "rapl", joules),)
-    return Said(gains, seconds, reason)
+    return EnergyReport(gains, seconds, reason)
 
 
 def test_nodes_add_up_and_ranks_of_one_node_do_not():
@@ -196,7 +204,7 @@ class FakeNvml:
 
 def test_a_gpu_is_asked_by_its_address(tree, monkeypatch):
     library = FakeNvml()
-    monkeypatch.setattr(nvml, "open_library", lambda: library)
+    monkeypatch.setattr(energy, "open_library", lambda: library)
     meter = make_meter("0000:1B:00.0", {"MPI_LOCALRANKID": "1"}, tree)
     meter.resume()
     library.count = 3500
@@ -207,7 +215,7 @@ def test_a_gpu_is_asked_by_its_address(tree, monkeypatch):
 
 
 def test_a_gpu_that_cannot_say_is_a_reason(tree, monkeypatch):
-    monkeypatch.setattr(nvml, "open_library", lambda: FakeNvml(code=3))
+    monkeypatch.setattr(energy, "open_library", lambda: FakeNvml(code=3))
     assert "Not Supported" in make_meter("0000:1B:00.0", {}, tree).reason
 
 

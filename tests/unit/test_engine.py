@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback, Wish
-from hpcsgd.callbacks.guards import MemberCheck
-from hpcsgd.checkpoint import Store
-from hpcsgd.comm.delayed import Delayed
-from hpcsgd.comm.network import Network
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DataError
 from hpcsgd.products.base import State
-from hpcsgd.result import Result, Status, load_result
+from hpcsgd.runs.checkpoint import CheckpointStore
+from hpcsgd.runs.guards import MemberCheck
+from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.result import Result, Status, load_result
 from tests.helpers.harness import config_for, make_problem, train_on
 
 
@@ -69,24 +68,24 @@ def trained_with_wishes(folder, table, **run):
 
 def test_a_wish_for_a_checkpoint_is_granted_once(tmp_path):
     """20 exchanges, a look after each: one file a wish, and the one at the end."""
-    wishes = {3: Wish.SAVE, 4: Wish.SAVE, 11: Wish.SAVE}
+    wishes = {3: Request.SAVE, 4: Request.SAVE, 11: Request.SAVE}
     result = trained_with_wishes(tmp_path, wishes, check_every=1)
     assert result.status is Status.COMPLETED and result.exchanges == 20
     assert result.report["checkpoints_written"] == 3 + 1
 
 
 def test_a_due_checkpoint_grants_the_wish_too(tmp_path):
-    result = trained_with_wishes(tmp_path, {20: Wish.SAVE}, check_every=1)
+    result = trained_with_wishes(tmp_path, {20: Request.SAVE}, check_every=1)
     assert result.report["checkpoints_written"] == 1
 
 
 def test_a_wish_to_stop_still_stops_beside_one_to_save(tmp_path):
-    wishes = {3: Wish.SAVE, 6: Wish.SAVE, 7: Wish.STOP, 8: Wish.SAVE}
+    wishes = {3: Request.SAVE, 6: Request.SAVE, 7: Request.STOP, 8: Request.SAVE}
     result = trained_with_wishes(tmp_path, wishes, check_every=5)
     assert result.status is Status.STOPPED
     # Looks after 1 and then 5, 6, 10, ...: epochs end there, and looks come in fives.
     assert result.exchanges == 10
-    assert Store(tmp_path, 2).newest()[1].exchanges == 10
+    assert CheckpointStore(tmp_path, 2).newest()[1].exchanges == 10
 
 
 @pytest.mark.parametrize("members", [1, 2])
@@ -143,7 +142,7 @@ def test_members_that_differ_are_found_and_mended():
         assert mended == 1, "the second look finds them equal"
 
 
-class Crooked(Delayed):
+class Crooked(DelayedCommunicator):
     """A transport that gives rank 1 other last bits than the rest."""
 
     def __init__(self, inner, network=None, link=None):

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcsgd import agreement, codecs
-from hpcsgd.agreement import AGREEMENTS, Average
-from hpcsgd.codecs import CODECS
-from hpcsgd.codecs.identity import Identity
+from hpcsgd import agreements
+from hpcsgd.agreements import AGREEMENTS, Average, codecs
+from hpcsgd.agreements.codecs import CODECS
+from hpcsgd.agreements.codecs.base import Identity
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
@@ -100,11 +100,11 @@ def test_their_agreement_trains_and_goes_on_bit_for_bit(theirs, tmp_path):
 
 def test_names_that_are_taken_and_names_that_are_not_known(theirs):
     codecs.register("alternate", theirs.alternate.Alternate)  # the same once more
-    agreement.register("median", theirs.median.Median)
+    agreements.register("median", theirs.median.Median)
     with pytest.raises(ConfigError, match="a codec 'sign' already; take another"):
         codecs.register("sign", Identity)
     with pytest.raises(ConfigError, match="an agreement 'slowmo' already"):
-        agreement.register("slowmo", Average)
+        agreements.register("slowmo", Average)
     del CODECS["alternate"]
     problem = make_problem("logistic")
     with pytest.raises(ConfigError, match="unknown codec: 'alternate'; known:"):

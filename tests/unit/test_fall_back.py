@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback, Wish
-from hpcsgd.capture import Capture
-from hpcsgd.checkpoint import Store
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.errors import ConfigError
-from hpcsgd.fall_back import fewer_steps, next_rung, widest_format
 from hpcsgd.precision import make_precision
-from hpcsgd.products import gap, gram
-from hpcsgd.result import Status, load_result
-from hpcsgd.verify.certificate import certify
+from hpcsgd.products import gram, monitor
+from hpcsgd.runs.checkpoint import Capture, CheckpointStore
+from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.recovery import fewer_steps, next_rung, widest_format
+from hpcsgd.runs.result import Status, load_result
+from hpcsgd.studies.verify.certificate import certify
 from tests.helpers.harness import (
     config_for,
     make_problem,
@@ -224,12 +223,12 @@ def test_at_the_top_of_the_ladder_the_run_ends_and_says_what_was_tried(
     wrong, monkeypatch
 ):
     """Residuals that are wrong whatever the settings."""
-    check = gap.Exact.residual_gap
+    check = monitor.Exact.residual_gap
 
     def off(self, task, group, residuals):
         return check(self, task, group, residuals * 1.01)
 
-    monkeypatch.setattr(gap.Exact, "residual_gap", off)
+    monkeypatch.setattr(monitor.Exact, "residual_gap", off)
     problem = make_problem("logistic", n=N, d=D)
     result = train_on(2, settings(problem, precision={"recipe": "c"}), problem)
     assert result.status is Status.DIVERGED
@@ -298,7 +297,7 @@ class Ends(Callback):
         self.at = at
 
     def on_exchange(self, view):
-        return Wish.PREEMPT if view.exchanges >= self.at else None
+        return Request.PREEMPT if view.exchanges >= self.at else None
 
 
 @pytest.mark.parametrize("said", [8, "auto"])
@@ -331,7 +330,7 @@ def test_a_fall_back_is_on_disk_at_once(wrong, tmp_path):
     class Looks(Callback):
         def on_start(self, view):
             if view.events:
-                kept.append(Store(tmp_path, 2).paths())
+                kept.append(CheckpointStore(tmp_path, 2).paths())
 
     class Waits(Looks):
         def on_exchange(self, view):
@@ -345,13 +344,13 @@ def test_a_fall_back_is_on_disk_at_once(wrong, tmp_path):
 
 def test_precision_that_fell_back_is_resumed(tmp_path, monkeypatch):
     """Wrong for as long as the matrix is low."""
-    check = gap.Exact.residual_gap
+    check = monitor.Exact.residual_gap
 
     def off(self, task, group, residuals):
         low = task.precision.matrix == "bf16"
         return check(self, task, group, residuals * (1.1 if low else 1.0))
 
-    monkeypatch.setattr(gap.Exact, "residual_gap", off)
+    monkeypatch.setattr(monitor.Exact, "residual_gap", off)
     problem = make_problem("logistic", n=N, d=D)
     run = {"out": str(tmp_path), "resume": "auto", "check_every": 1}
     config = settings(problem, run=run, precision={"recipe": "c"})
@@ -369,7 +368,7 @@ def test_precision_that_fell_back_is_resumed(tmp_path, monkeypatch):
 def test_a_certificate_says_what_it_covers(wrong, tmp_path):
     wrong["after"] = 3
     problem = make_problem("logistic", n=N, d=D)
-    from hpcsgd.data.memory import MemoryReader
+    from hpcsgd.data.readers import MemoryReader
 
     config = settings(problem, run={"out": str(tmp_path), "record": 20})
     result = train_on(2, config, problem)

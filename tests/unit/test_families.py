@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.families import FAMILIES, get_family
-from hpcsgd.families.base import exp_bound
-from hpcsgd.families.huber import Huber
+from hpcsgd.glm import FAMILIES, get_family
+from hpcsgd.glm.families import Huber, exp_bound
 from tests.helpers.oracle import residual as textbook
 
 CANONICAL = ("gaussian", "logistic", "poisson")

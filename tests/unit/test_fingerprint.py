@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.looks import all_finite, weigh
-from hpcsgd.data.fingerprint import Fingerprint
-from hpcsgd.data.partition import split_range
+from hpcsgd.backends.numpy_rows import all_finite, weigh
+from hpcsgd.data.checksums import Fingerprint
+from hpcsgd.data.shard import split_range
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(37, 11)).astype(np.float32)

@@ -12,9 +12,9 @@ import pytest
 from scipy import sparse
 
 import hpcsgd
-from hpcsgd.assembly.engine_parts import Live
 from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.runs.live import AssembledRun
 from tests.helpers.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=60, d=5)
@@ -37,13 +37,13 @@ def to_polars(frame):
 def shards(monkeypatch):
     """The matrices that runs trained on."""
     seen = []
-    warm = Live.warm_up
+    warm = AssembledRun.warm_up
 
     def look(live):
         seen.append(live.task.shard.matrix)
         warm(live)
 
-    monkeypatch.setattr(Live, "warm_up", look)
+    monkeypatch.setattr(AssembledRun, "warm_up", look)
     return seen
 
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from hpcsgd import folder_lock
+from hpcsgd import files
 from hpcsgd.errors import ConfigError
-from hpcsgd.folder_lock import NAME, FolderLock, is_abandoned, user_of
+from hpcsgd.files import NAME, FolderLock, is_abandoned, user_of
 from tests.helpers.limits import HANG
 
 
@@ -27,7 +27,7 @@ def test_the_second_is_told_who_has_it(tmp_path):
 def test_the_system_frees_it_with_the_process(tmp_path):
     code = (
         "import sys, os; from pathlib import Path\n"
-        "from hpcsgd.folder_lock import FolderLock\n"
+        "from hpcsgd.files import FolderLock\n"
         "FolderLock(Path(sys.argv[1])).take(); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=False, timeout=HANG)
@@ -56,7 +56,7 @@ def test_a_folder_is_not_abandoned_where_that_cannot_be_known(tmp_path, owner):
 
 def test_a_file_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
     """Between our open and our lock the run before us has ended and tidied up."""
-    flock, calls = folder_lock.fcntl.flock, []
+    flock, calls = files.fcntl.flock, []
 
     def slow(file, how):
         calls.append(how)
@@ -64,7 +64,7 @@ def test_a_file_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
             (tmp_path / NAME).unlink()
         flock(file, how)
 
-    monkeypatch.setattr(folder_lock.fcntl, "flock", slow)
+    monkeypatch.setattr(files.fcntl, "flock", slow)
     lock, other = FolderLock(tmp_path), FolderLock(tmp_path)
     lock.take()
     assert len(calls) == 2
@@ -77,7 +77,7 @@ def test_a_file_system_without_locks_is_no_reason_to_fail(tmp_path, monkeypatch)
     def none(file, how):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(folder_lock.fcntl, "flock", none)
+    monkeypatch.setattr(files.fcntl, "flock", none)
     lock = FolderLock(tmp_path)
     lock.take()
     lock.release()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.data.folds import Split, fold_of, held_out
+from hpcsgd.data.sampling import FoldSplit, fold_of, held_out
 from hpcsgd.errors import ConfigError, DataError
 
 
@@ -50,11 +50,11 @@ def test_what_is_known_does_not_change():
 
 def test_both_at_once_are_refused():
     with pytest.raises(ConfigError, match="use one of them"):
-        Split(folds=5, hold_out=0.1)
+        FoldSplit(folds=5, hold_out=0.1)
 
 
 def test_parts_without_weight_are_refused():
-    split = Split(folds=2)
+    split = FoldSplit(folds=2)
     split.check(np.ones(3), np.array([1.0, 1.0, 0.0]))
     with pytest.raises(DataError, match="held out is empty"):
         split.check(np.ones(3), np.array([1.0, 0.0, 0.0]))

@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from hpcsgd.assembly.gpu_choice import BUDGET, OF_ONE, assumed
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.cost import Job, kept_bytes, machine_from, seconds
-from hpcsgd.products.choose import candidates
+from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.products.cost import (
+    CostInputs,
+    candidates,
+    kept_bytes,
+    machine_from,
+    seconds,
+)
+from hpcsgd.runs.choose import BUDGET, OF_ONE, assumed
 
-JOB = Job(
+JOB = CostInputs(
     members=4,
     rows=400_000,
     columns=2000,

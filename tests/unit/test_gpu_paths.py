@@ -2,10 +2,10 @@
 
 import pytest
 
-from hpcsgd.cli import info_gpu
-from hpcsgd.cli.info_gpu import ask_mpi, describe, nccl_version
-from hpcsgd.comm.gpu_paths import (
-    Way,
+from hpcsgd.cli import info
+from hpcsgd.cli.info import ask_mpi, describe, nccl_version
+from hpcsgd.comm.gpu_mpi import (
+    PathCheck,
     adapters_in,
     is_loaded,
     lends_by_dmabuf,
@@ -149,7 +149,7 @@ def test_versions():
     ],
 )
 def test_what_auto_takes(nccl, cupy, gpus, auto):
-    way = Way(False, "a reason")
+    way = PathCheck(False, "a reason")
     said = describe(nccl, cupy, gpus, way, way, way)
     assert said["auto"] == auto
     assert said["nccl"].startswith(nccl or "not found")
@@ -159,14 +159,14 @@ def test_what_auto_takes(nccl, cupy, gpus, auto):
 
 
 def test_ranks_of_a_launcher_do_not_start_another_mpi(monkeypatch):
-    monkeypatch.setattr(info_gpu, "ASK", "print(True)")
-    for name in info_gpu.LAUNCHED:
+    monkeypatch.setattr(info, "ASK", "print(True)")
+    for name in info.LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     assert ask_mpi() is True
     monkeypatch.setenv("PMI_RANK", "0")
     assert ask_mpi() is None
     monkeypatch.delenv("PMI_RANK")
-    monkeypatch.setattr(info_gpu, "ASK", "raise SystemExit('MPI is not here')")
+    monkeypatch.setattr(info, "ASK", "raise SystemExit('MPI is not here')")
     assert ask_mpi() is None
 
 

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.assembly.gpu import open_gpu
-from hpcsgd.backends import device_layer
-from hpcsgd.backends.cuda import CudaDevice
-from hpcsgd.backends.device_layer import DeviceLayer, count_gpus, load_cupy
-from hpcsgd.backends.kernel_table import build_of
-from hpcsgd.comm.gpus import check_own_gpu, gpu_of_rank, local_place
+from hpcsgd.backends.cuda import driver as device_layer
+from hpcsgd.backends.cuda.device import CudaDevice
+from hpcsgd.backends.cuda.driver import DeviceLayer, count_gpus, load_cupy
+from hpcsgd.backends.cuda.kernels import build_of
+from hpcsgd.comm.gpu import check_own_gpu, gpu_of_rank, local_place
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.runs.gpu import open_gpu
 from tests.helpers.fake_cupy import (
     CompileException,
     CUDADriverError,
@@ -373,7 +373,7 @@ def test_what_is_missing_on_one_rank_is_heard_by_all(monkeypatch):
     bad.RawModule = lambda code, options: SimpleNamespace(get_function=refuse)
     chips, heard = {}, []
     monkeypatch.setattr(
-        "hpcsgd.backends.cuda.device_of_rank",
+        "hpcsgd.backends.cuda.device.device_of_rank",
         lambda number: CudaDevice(0, chips[get_ident()]),
     )
 

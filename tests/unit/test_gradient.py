@@ -5,15 +5,13 @@ from math import ceil
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.buckets import Buffer, bucket_count
-from hpcsgd.agreement.overlap import Overlap
-from hpcsgd.codecs import Bucket, CodecConfig, Feedback, make_codec
-from hpcsgd.comm.delayed import Delayed
+from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.buckets import Buffer, bucket_count
+from hpcsgd.agreements.codecs import Bucket, CodecConfig, Feedback, make_codec
 from hpcsgd.comm.ledger import Ledger
-from hpcsgd.comm.network import Network
-from hpcsgd.config import RunConfig
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
+from hpcsgd.config import METHODS, RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.methods import METHODS
 from tests.helpers.contracts.codec import NAMES, ROWS, coded, on_all
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
@@ -136,7 +134,7 @@ def test_one_replica_says_nothing():
 
 
 def behind_a_network(world):
-    return Delayed(world, Network(alpha=1e-4, bandwidth=1e9))
+    return DelayedCommunicator(world, Network(alpha=1e-4, bandwidth=1e9))
 
 
 def test_transfers_are_those_that_the_network_charged():
@@ -229,11 +227,11 @@ def test_a_run_goes_on_bit_for_bit(name, feedback, tmp_path):
 
 def test_another_number_of_replicas_goes_on_from_the_mean_error(tmp_path):
     """What was not sent yet is the mean of e over replicas; that is what stays."""
-    from hpcsgd.checkpoint import Store
+    from hpcsgd.runs.checkpoint import CheckpointStore
 
     problem = make_problem("logistic")
     first = in_folder(tmp_path, coded(problem, "fp8", 3), 3, problem, stop=4)[0]
-    _, checkpoint = Store(tmp_path, 2).newest()
+    _, checkpoint = CheckpointStore(tmp_path, 2).newest()
     errors = checkpoint.arrays["memory_codec_error"]
     assert errors.shape == (3, 7, 1) and (errors[0] != errors[1]).any()
     result = in_folder(tmp_path, coded(problem, "fp8", 2), 2, problem)[0]
@@ -242,7 +240,7 @@ def test_another_number_of_replicas_goes_on_from_the_mean_error(tmp_path):
 
 def test_arrays_of_any_shape_go_on_too(tmp_path, monkeypatch):
     """What a codec keeps by itself, of other dtypes and shapes on every rank."""
-    from hpcsgd.codecs.identity import Identity
+    from hpcsgd.agreements.codecs.base import Identity
 
     begin, start = Identity.__init__, Identity.start
 
@@ -271,7 +269,7 @@ def test_arrays_of_any_shape_go_on_too(tmp_path, monkeypatch):
 
 def test_replicas_that_differ_are_mended(monkeypatch):
     """One word of one replica, once: the next comparison puts it right, and says so."""
-    from hpcsgd.agreement import Gradient
+    from hpcsgd.agreements import Gradient
 
     problem = make_problem("softmax")
     step = Gradient._step
@@ -295,10 +293,10 @@ def test_replicas_that_differ_are_mended(monkeypatch):
 @pytest.mark.parametrize("bits", [32, 8])
 def test_what_steps_are_divided_by_is_mended_with_the_weights(monkeypatch, bits):
     """A moment that differs would move the weights apart again and again."""
-    from hpcsgd.agreement import Gradient
-    from hpcsgd.updates import in_eight_bits
+    from hpcsgd.agreements import Gradient
+    from hpcsgd.glm import updates
 
-    monkeypatch.setattr(in_eight_bits, "SMALL", 1)
+    monkeypatch.setattr(updates, "SMALL", 1)
     problem = make_problem("softmax")
     step = Gradient._step
 
@@ -333,7 +331,7 @@ def test_what_steps_are_divided_by_is_mended_with_the_weights(monkeypatch, bits)
 )
 def test_moments_are_compared_wherever_gradients_are_shared(asked, monkeypatch):
     """Moments alone differ, where they are about to be compared: they are mended."""
-    from hpcsgd.agreement.replica_check import ReplicaCheck
+    from hpcsgd.agreements.base import ReplicaCheck
 
     problem = make_problem("softmax")
     update = {"kind": "adam"}
@@ -377,7 +375,7 @@ def test_a_method_and_another_value_clash():
 
 
 def test_explicit_settings_win_over_those_that_a_method_merely_suggests(monkeypatch):
-    from hpcsgd.methods import ddp
+    from hpcsgd.config import ddp
 
     monkeypatch.setitem(METHODS, "odd", ddp("identity", "says", feedback="on"))
     asked = {"agreement": {"method": "odd"}}
@@ -393,7 +391,7 @@ def test_explicit_settings_win_over_those_that_a_method_merely_suggests(monkeypa
 @pytest.mark.parametrize("replicas, members", [(1, 2), (2, 1), (3, 1), (2, 2), (3, 2)])
 @pytest.mark.parametrize("kind", ["direct", "gather", "gather-once"])
 def test_a_study_knows_what_a_run_must_have_said(replicas, members, kind):
-    from hpcsgd.study.expected import expected_traffic
+    from hpcsgd.studies.folder import expected_traffic
 
     problem = make_problem("softmax")
     config = agreed(
@@ -412,7 +410,7 @@ def test_a_study_knows_what_a_run_must_have_said(replicas, members, kind):
 
 
 def test_no_formula_holds_for_words_that_are_encoded():
-    from hpcsgd.study.expected import expected_traffic
+    from hpcsgd.studies.folder import expected_traffic
 
     problem = make_problem("logistic")
     result = train_on(2, coded(problem, "bf16", 2), problem)
@@ -421,7 +419,7 @@ def test_no_formula_holds_for_words_that_are_encoded():
 
 def test_what_to_do_where_agreeing_takes_the_time():
     """Fewer messages are another batch here, not another period."""
-    from hpcsgd import advice
+    from hpcsgd.studies import advice
 
     problem = make_problem("logistic")
     for kind, said in (("gradient", "accumulate=4 sends"), ("average", "--period 2")):

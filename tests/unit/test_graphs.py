@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.graphs import Graph, sigma_2
+from hpcsgd.agreements.more.anybatch import ReplicaGraph, sigma_2
 from hpcsgd.comm.threads import run_ranks
 
 GRAPHS = [
@@ -18,7 +18,7 @@ GRAPHS = [
 @pytest.mark.parametrize("kind, size", GRAPHS)
 def test_graphs_keep_sums_and_bring_together(kind, size):
     """Doubly stochastic; what differs shrinks by σ₂ at least."""
-    graph, rng = Graph(kind, size, seed=3), np.random.default_rng(0)
+    graph, rng = ReplicaGraph(kind, size, seed=3), np.random.default_rng(0)
     y = rng.normal(size=(size, 5))
     for time in range(6):
         W = graph.at(time)
@@ -42,7 +42,7 @@ def test_graphs_over_time_join_all():
         for size in (2, 3, 4, 7):
             whole = np.eye(size)
             for time in range(60):
-                whole = Graph(kind, size).at(time) @ whole
+                whole = ReplicaGraph(kind, size).at(time) @ whole
             np.testing.assert_allclose(whole, 1 / size, atol=1e-3)
 
 
@@ -53,7 +53,7 @@ def test_rows_alone_that_sum_to_one_bias_the_mean():
     assert np.allclose(W.sum(axis=1), 1.0)
     end = np.linalg.matrix_power(W, 200) @ y
     assert np.ptp(end) < 1e-12 and abs(end[0] - y.mean()) > 0.1
-    from hpcsgd.agreement.graphs import check_doubly_stochastic
+    from hpcsgd.agreements.more.anybatch import check_doubly_stochastic
     from hpcsgd.errors import ConfigError
 
     with pytest.raises(ConfigError, match="Metropolis"):
@@ -62,12 +62,15 @@ def test_rows_alone_that_sum_to_one_bias_the_mean():
 
 def test_iterations_of_a_run_shrink_disagreement_by_sigma_2():
     """On ranks: parts in rank order, the sum of all kept to 1e-12."""
-    from hpcsgd.agreement.anybatch_mixing import Mixer
+    from hpcsgd.agreements.more.anybatch import RoundMixer
 
     start = np.random.default_rng(1).normal(size=(7, 6))
 
     def on_rank(world):
-        mixer, words = Mixer(world, Graph("ring", 7), 1, False), start[world.rank]
+        mixer, words = (
+            RoundMixer(world, ReplicaGraph("ring", 7), 1, False),
+            start[world.rank],
+        )
         seen = [words.copy()]
         for number in range(9):
             mixer.mix(words, 0, number)
@@ -76,7 +79,7 @@ def test_iterations_of_a_run_shrink_disagreement_by_sigma_2():
 
     seen = np.array(run_ranks(7, on_rank))  # (R, iterations, words)
     apart = np.linalg.norm(seen - seen.mean(axis=0), axis=(0, 2))
-    factor = sigma_2(Graph("ring", 7).at(0))
+    factor = sigma_2(ReplicaGraph("ring", 7).at(0))
     assert all(b <= factor * a * (1 + 1e-12) for a, b in pairwise(apart))
     sums = seen.sum(axis=0)
     np.testing.assert_allclose(sums, np.broadcast_to(sums[0], sums.shape), atol=1e-12)

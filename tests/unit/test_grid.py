@@ -2,8 +2,7 @@
 
 import pytest
 
-from hpcsgd.comm.devices import place_on_grid
-from hpcsgd.comm.grid import parse_grid
+from hpcsgd.comm.grid import parse_grid, place_on_grid
 from hpcsgd.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from threading import current_thread
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.growing import Growing
-from hpcsgd.codecs.regime import Regime
+from hpcsgd.agreements.codecs.base import Regime
+from hpcsgd.agreements.gradient import Growing
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from tests.helpers import oracle
@@ -194,7 +194,7 @@ def test_a_factor_of_one_is_refused():
 
 
 def test_no_formula_of_a_study_holds():
-    from hpcsgd.study.expected import expected_traffic
+    from hpcsgd.studies.folder import expected_traffic
 
     problem = make_problem("logistic")
     assert expected_traffic(train_on(2, growing(problem, 2), problem).as_dict()) is None

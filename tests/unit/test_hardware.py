@@ -5,7 +5,7 @@ import pytest
 from hpcsgd.cli import main
 from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
-from hpcsgd.hardware import (
+from hpcsgd.tuning.machine import (
     FOLDER,
     MARKS,
     RANK,

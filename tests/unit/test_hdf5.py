@@ -11,10 +11,8 @@ import pytest
 from scipy.sparse import csr_array
 
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.memory import MemoryReader
-from hpcsgd.data.readers import READERS, load_block, open_reader
-from hpcsgd.data.store_writer import StoreWriter
-from hpcsgd.data.verify_store import verify_store
+from hpcsgd.data.readers import READERS, MemoryReader, load_block, open_reader
+from hpcsgd.data.store import StoreWriter, verify_store
 from hpcsgd.errors import ConfigError, DataError
 
 X = np.arange(24.0).reshape(8, 3)

@@ -10,7 +10,7 @@ from tests.helpers.limits import HANG
 CODE = """
 import sys
 import numpy as np
-from hpcsgd.data.heap import keep_freed
+from hpcsgd.data.convert.transform import keep_freed
 kept = keep_freed(64 * 2**20) if sys.argv[1] == "keep" else None
 def faults():
     import resource

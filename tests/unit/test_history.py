@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback, History, View
+from hpcsgd.runs.progress import Callback, History, View
 from tests.helpers.harness import config_for, make_problem
 from tests.helpers.limits import HANG
 
@@ -127,7 +127,7 @@ RUN = """
 import logging, resource, sys
 from pathlib import Path
 import numpy as np, hpcsgd
-from hpcsgd.callbacks import Callback
+from hpcsgd.runs.progress import Callback
 
 out = Path(sys.argv[1])
 logging.basicConfig(level=logging.WARNING)

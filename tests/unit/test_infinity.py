@@ -8,17 +8,15 @@ import pytest
 from scipy.sparse import csr_array
 
 from hpcsgd import fit
+from hpcsgd.agreements.more.infinity.tiles import StateFile, TileLock
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.config import RunConfig
-from hpcsgd.data.memory import MemoryReader
-from hpcsgd.data.unheld import Unheld
+from hpcsgd.data.readers import MemoryReader
+from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.memory import predict
-from hpcsgd.tiles.files import StateFile
-from hpcsgd.tiles.lock import Lock
+from hpcsgd.runs.memory import predict
 from tests.helpers.gradients import agreed
 from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
 from tests.helpers.infinity_child import config_of, problem
@@ -215,7 +213,7 @@ def test_dense_rows_are_read_a_tile_at_a_time(tmp_path, monkeypatch):
     """A file larger than run.memory: never more than a tile of its columns."""
     h5py = pytest.importorskip("h5py")
     # run.memory is for whole processes; this one is larger than the file.
-    monkeypatch.setattr("hpcsgd.memory.need.process_bytes", lambda: 0)
+    monkeypatch.setattr("hpcsgd.runs.memory.process_bytes", lambda: 0)
     drawn = make_problem("logistic", n=53, d=9001)
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
@@ -287,7 +285,7 @@ def test_it_begins_at_zero(tmp_path):
 
 def test_a_store_is_of_one_run_at_a_time(tmp_path):
     drawn = make_problem("logistic")
-    lock = Lock(tmp_path / ".r0c0")
+    lock = TileLock(tmp_path / ".r0c0")
     lock.take()
     with pytest.raises(ConfigError, match="in use by another run.*or wait"):
         train_on(1, on_disk(drawn, tmp_path), drawn)

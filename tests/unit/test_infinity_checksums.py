@@ -5,12 +5,15 @@ import logging
 import numpy as np
 import pytest
 
-from hpcsgd.cli.inspect import describe
+from hpcsgd.agreements.more.infinity.store import (
+    CHECKSUMS,
+    Generation,
+    TileLayout,
+    TileStore,
+)
+from hpcsgd.agreements.more.infinity.tiles import Stamp, Stamps
+from hpcsgd.cli.models import describe
 from hpcsgd.errors import DataError
-from hpcsgd.tiles import Layout
-from hpcsgd.tiles.generation import Generation
-from hpcsgd.tiles.stamp import Stamp, Stamps
-from hpcsgd.tiles.store import CHECKSUMS, Store
 from tests.helpers.on_disk import go
 from tests.helpers.tiles import WORDS, layout, made
 
@@ -34,7 +37,7 @@ def of_two_steps(folder):
         store.update(lambda number, words, s=step: [w.fill(s) for w in words.values()])
         store.commit({"exchanges": step})
     store.close()
-    return Store(folder, store.layout, 0)
+    return TileStore(folder, store.layout, 0)
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -56,7 +59,7 @@ def test_one_bit_of_any_tile_is_found(tmp_path, name, version):
 def test_files_as_they_are_made_are_whole(tmp_path):
     store = made(tmp_path / "a", layout(50, HEIGHT))
     store.close()
-    again = Store(tmp_path / "a", store.layout, 0)
+    again = TileStore(tmp_path / "a", store.layout, 0)
     assert again.differs_at(0) == ""
     flip(again.files["adam_v"], 0, 7)
     assert again.differs_at(0).startswith("tile 7 of ")
@@ -73,7 +76,7 @@ def test_checksums_of_one_step_are_not_those_of_another(tmp_path):
         store.commit({"exchanges": step})
     store.close()
     file.path.write_bytes(before)
-    again = Store(tmp_path / "a", store.layout, 0)
+    again = TileStore(tmp_path / "a", store.layout, 0)
     assert again.differs_at(4) and again.differs_at(3)
 
 
@@ -81,8 +84,8 @@ def stores_of(run, replicas):
     for replica in range(replicas):
         folder = run / "tiles" / "000001" / f"r{replica}c0"
         found = Stamps(folder / "stamp").read()
-        of = Layout(**found[0].document["layout"])
-        yield Store(folder, of, replica), found
+        of = TileLayout(**found[0].document["layout"])
+        yield TileStore(folder, of, replica), found
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -10,11 +10,9 @@ import sys
 import numpy as np
 import pytest
 
+from hpcsgd.agreements.more.infinity.store import Generation, TileStore, generations
+from hpcsgd.agreements.more.infinity.tiles import Stamps, StateFile
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.tiles.files import StateFile
-from hpcsgd.tiles.generation import Generation, generations
-from hpcsgd.tiles.stamp import Stamps
-from hpcsgd.tiles.store import Store
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.infinity_child import config_of, problem, run
@@ -114,7 +112,7 @@ def test_another_grid_goes_on_from_the_same_weights(tmp_path, monkeypatch):
     config = config_of(drawn, tmp_path / "run", 3, "auto")
     there = states_of(tmp_path / "run" / "tiles" / "000001", 37)
     seen = []
-    monkeypatch.setattr(Store, "update", lambda self, step: seen.append(self))
+    monkeypatch.setattr(TileStore, "update", lambda self, step: seen.append(self))
     with pytest.raises(DataError, match="stop here"):
         train_on(3, config, drawn, callbacks=[StopsAtOnce()])
     assert np.array_equal(there, states_of(tmp_path / "run" / "tiles" / "000002", 37))

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.infinity_network import Between
-from hpcsgd.comm.pending import Pending
+from hpcsgd.agreements.more.infinity.agreement import Between
+from hpcsgd.comm.communicator import Pending
 from tests.helpers.harness import train_on
 from tests.helpers.infinity_child import config_of, problem
 

@@ -5,9 +5,9 @@ import pytest
 
 import hpcsgd
 from hpcsgd.errors import DataError
-from hpcsgd.prediction import model_of
-from hpcsgd.result import KIND, VERSION, load_result
-from hpcsgd.sealed import read_sealed, write_sealed
+from hpcsgd.files import read_sealed, write_sealed
+from hpcsgd.runs.predict import model_of
+from hpcsgd.runs.result import KIND, VERSION, load_result
 from tests.helpers.harness import train_on
 from tests.helpers.infinity_child import config_of, problem
 

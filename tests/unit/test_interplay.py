@@ -7,17 +7,17 @@ from threading import local
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.settings import AgreementConfig
-from hpcsgd.assembly import live as assembly
-from hpcsgd.build import build
+from hpcsgd.agreements.settings import AgreementConfig
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.fitting import fit
-from hpcsgd.study.line_up import line_up
-from hpcsgd.study.settings import Refusal
-from hpcsgd.timing import Clock
-from hpcsgd.verify.scene import open_scene
+from hpcsgd.estimators import fit
+from hpcsgd.runs import build as assembly
+from hpcsgd.runs.build import build
+from hpcsgd.studies.compare import line_up
+from hpcsgd.studies.plan import Refusal
+from hpcsgd.studies.verify.replay import open_scene
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import config_for, make_problem, train_on
 
@@ -87,7 +87,7 @@ def test_and_where_the_last_thing_is_refused(row, monkeypatch):
     def refuse(*given):
         raise ConfigError("no; leave it out")
 
-    monkeypatch.setattr("hpcsgd.products.hooks.Hooks.prepare", refuse)
+    monkeypatch.setattr("hpcsgd.products.hooks.HookList.prepare", refuse)
     counts = counted_groups(monkeypatch)
     with pytest.raises(ConfigError, match="no; leave it out"):
         train_on(4, config_of(row, OPENS[row]), PROBLEM)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.cli.parser import make_parser
-from hpcsgd.result import REQUEUE
+from hpcsgd.runs.result import REQUEUE
 from tests.helpers.limits import HANG
 
 README = Path(__file__).parents[2] / "slurm" / "README.md"

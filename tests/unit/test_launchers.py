@@ -5,7 +5,7 @@ import pytest
 from hpcsgd import comm
 from hpcsgd.cli import launch
 from hpcsgd.comm import choose, open_world
-from hpcsgd.comm.launched import launched, why_refused
+from hpcsgd.comm.launchers import launched, why_refused
 from hpcsgd.comm.mpi import why_not_loaded
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
 

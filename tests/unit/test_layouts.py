@@ -8,9 +8,9 @@ from scipy.sparse import csr_array
 
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.fitting import deal as dealing
+from hpcsgd.estimators import inputs as dealing
 from tests.helpers.problems import make_problem
 
 PLAIN = {"precision": "fp64", "epochs": 2, "steps": 3, "batch": 4, "polish": False}

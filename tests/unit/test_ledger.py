@@ -5,9 +5,9 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from hpcsgd.comm import wire
+from hpcsgd.comm import communicator
 from hpcsgd.comm.ledger import PURPOSES, Ledger
-from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import SerialCommunicator
 
 
 def test_all_purposes_are_there_before_anything_is_said():
@@ -49,18 +49,24 @@ def test_a_copy_does_not_change_with_the_ledger():
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_wire_bytes_of_all_ranks_are_those_of_a_ring(ranks):
     """Totals over ranks: 2(p−1)N, (p−1)N, (p−1)Σm; a sum is a reduce and a gather."""
-    assert ranks * wire.sum_bytes(800, ranks) == pytest.approx(2 * (ranks - 1) * 800)
-    assert ranks * wire.reduce_bytes(800, ranks) == pytest.approx((ranks - 1) * 800)
-    assert ranks * wire.gather_bytes(800, ranks) == pytest.approx((ranks - 1) * 800)
-    assert wire.broadcast_bytes(800, ranks) == 800
+    assert ranks * communicator.sum_bytes(800, ranks) == pytest.approx(
+        2 * (ranks - 1) * 800
+    )
+    assert ranks * communicator.reduce_bytes(800, ranks) == pytest.approx(
+        (ranks - 1) * 800
+    )
+    assert ranks * communicator.gather_bytes(800, ranks) == pytest.approx(
+        (ranks - 1) * 800
+    )
+    assert communicator.broadcast_bytes(800, ranks) == 800
 
 
 def test_one_rank_moves_nothing():
     models = (
-        wire.sum_bytes,
-        wire.reduce_bytes,
-        wire.gather_bytes,
-        wire.broadcast_bytes,
+        communicator.sum_bytes,
+        communicator.reduce_bytes,
+        communicator.gather_bytes,
+        communicator.broadcast_bytes,
     )
     assert [model(800, 1) for model in models] == [0, 0, 0, 0]
 

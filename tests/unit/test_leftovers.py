@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpcsgd.comm.leftovers import MARGIN, remove_leftovers, remove_unused
+from hpcsgd.comm.launchers import MARGIN, remove_leftovers, remove_unused
 from tests.helpers.limits import HANG
 
 UNDER_SLURM = {"SLURM_PROCID": "0"}
@@ -42,7 +42,7 @@ def test_this_process_began_when_it_did(made):
     """Made before the process: found to be old. Made since: not."""
     code = (
         "import pathlib, sys, time\n"
-        "from hpcsgd.comm.leftovers import remove_leftovers\n"
+        "from hpcsgd.comm.launchers import remove_leftovers\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "(folder / 'mpich_shm_2_0').write_bytes(b'new')\n"
         "print(*(p.name for p in remove_leftovers({'SLURM_PROCID': '1'}, folder)))"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from hpcsgd.data import parse_native
-from hpcsgd.data.libsvm import LibsvmSource
+from hpcsgd.data.convert import parsers
+from hpcsgd.data.convert.libsvm import LibsvmSource
 from hpcsgd.errors import DataError
 
 TEXT = b"".join(b"%d 1:%d 3:0.5 # c\n" % (k % 2, k) for k in range(50))
@@ -18,7 +18,7 @@ TEXT = b"".join(b"%d 1:%d 3:0.5 # c\n" % (k % 2, k) for k in range(50))
 @pytest.fixture(params=["native", "python"], autouse=True)
 def parser(request, monkeypatch):
     if request.param == "python":
-        monkeypatch.setattr(parse_native, "available", lambda: False)
+        monkeypatch.setattr(parsers, "available", lambda: False)
 
 
 def read(path, start=0, **options):

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from hpcsgd.limits import NO_LIMIT, Claim, Limit, system_limits, tightest
+from hpcsgd.runs.memory import NO_LIMIT, Claim, Limit, system_limits, tightest
 
 MIB = 2**20
 TASK = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0"

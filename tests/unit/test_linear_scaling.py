@@ -6,7 +6,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.rates import RateConfig
+from hpcsgd.glm.updates import RateConfig
 from tests.helpers.auto_rate import rate_of, smoothness
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import make_problem, train_on

@@ -2,19 +2,18 @@
 
 import pytest
 
-from hpcsgd.callbacks.base import Wish
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
-from hpcsgd.looks import BROKEN, Looks
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
+from hpcsgd.runs.loop import BROKEN, PollSchedule
+from hpcsgd.solvers.callbacks import Request
 
 
 def looks_of(seconds_each, every, exchanges=400):
     """The exchanges after which a rank looks, each taking that long."""
-    looks, found = Looks(SerialCommunicator(), every), []
+    looks, found = PollSchedule(SerialCommunicator(), every), []
     for number in range(1, exchanges + 1):
         if looks.is_due(number):
             found.append(number)
-            looks.ask(Wish.NONE, number, number * seconds_each)
+            looks.ask(Request.NONE, number, number * seconds_each)
     return found
 
 
@@ -25,7 +24,7 @@ def test_the_first_exchange_says_how_slow_they_are():
 
 
 def test_exchanges_that_become_slow_are_noticed():
-    looks = Looks(SerialCommunicator(), 10)
+    looks = PollSchedule(SerialCommunicator(), 10)
     looks.ask(0, 1, 1e-3)
     assert looks.next == 11
     looks.ask(0, 11, 5.0)  # half a second each by now
@@ -33,7 +32,7 @@ def test_exchanges_that_become_slow_are_noticed():
 
 
 def test_a_run_that_goes_on_is_looked_at_at_once():
-    looks = Looks(SerialCommunicator(), 64)
+    looks = PollSchedule(SerialCommunicator(), 64)
     looks.begin(500, 1000.0)
     assert not looks.is_due(500) and looks.is_due(501)
     looks.ask(0, 501, 1000.001)
@@ -41,10 +40,12 @@ def test_a_run_that_goes_on_is_looked_at_at_once():
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("flag", [Wish.SAVE, Wish.STOP, Wish.INTERRUPT, BROKEN])
+@pytest.mark.parametrize(
+    "flag", [Request.SAVE, Request.STOP, Request.INTERRUPT, BROKEN]
+)
 def test_the_gravest_flag_wins_and_all_look_again_together(rank, flag):
     def on_rank(world):
-        looks = Looks(world, 64)
+        looks = PollSchedule(world, 64)
         # Ranks find their exchanges to take from 10 ms to 0.5 s.
         seconds = {0: 0.01, 1: 0.5, 2: 0.1}[world.rank]
         answer = looks.ask(flag if world.rank == rank else 0, 1, seconds)
@@ -58,7 +59,7 @@ def test_the_gravest_flag_wins_and_all_look_again_together(rank, flag):
 
 def test_with_nothing_to_say_the_slowest_rank_sets_the_pace():
     def on_rank(world):
-        looks = Looks(world, 64)
+        looks = PollSchedule(world, 64)
         return looks.ask(0, 1, {0: 0.001, 1: 0.5}[world.rank]), looks.next
 
     assert run_ranks(2, on_rank) == [(0, 3), (0, 3)]

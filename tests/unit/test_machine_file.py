@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from hpcsgd.cost import Machine
 from hpcsgd.errors import ConfigError
-from hpcsgd.machine_file import MOST, Known, MachineFile
+from hpcsgd.products.cost import Machine
+from hpcsgd.runs.choose import MOST, MachineFile, MeasuredFigures
 
 
 @pytest.fixture
@@ -17,7 +17,10 @@ def file(tmp_path):
 
 def test_what_is_written_is_read(file):
     assert file.read("one") is None
-    one, two = Known(Machine(latency=3.0)), Known(Machine(), {"gram": 1.5})
+    one, two = (
+        MeasuredFigures(Machine(latency=3.0)),
+        MeasuredFigures(Machine(), {"gram": 1.5}),
+    )
     file.write("one", one)
     file.write("two", two)
     assert file.read("one") == one and file.read("two") == two
@@ -25,7 +28,7 @@ def test_what_is_written_is_read(file):
 
 
 def test_corrections_go_half_way_and_not_too_far(file):
-    file.write("one", Known(Machine()))
+    file.write("one", MeasuredFigures(Machine()))
     file.correct("one", "gram", 2.0)
     assert file.read("one").corrections == {"gram": 1.5}
     for _ in range(9):
@@ -38,8 +41,8 @@ def test_corrections_go_half_way_and_not_too_far(file):
 
 @pytest.mark.parametrize("ratio", [MOST * 1.01, 0.99 / MOST, float("inf")])
 def test_figures_that_are_off_by_more_than_noise_are_forgotten(file, ratio):
-    file.write("one", Known(Machine()))
-    file.write("two", Known(Machine()))
+    file.write("one", MeasuredFigures(Machine()))
+    file.write("two", MeasuredFigures(Machine()))
     file.correct("one", "gram", ratio)
     assert file.read("one") is not None, "a short run is no proof"
     file.correct("one", "gram", ratio, sure=True)
@@ -59,10 +62,10 @@ def test_what_is_no_such_file_is_refused(file, text):
 def test_a_place_that_cannot_be_written_costs_a_warning(tmp_path, caplog):
     file = MachineFile(tmp_path / "missing" / "machine.json")
     with caplog.at_level(logging.WARNING):
-        file.write("one", Known(Machine()))
+        file.write("one", MeasuredFigures(Machine()))
     assert "cannot be written" in caplog.text
 
 
 def test_the_document_is_json(file):
-    file.write("one", Known(Machine()))
+    file.write("one", MeasuredFigures(Machine()))
     assert set(json.loads(file.path.read_text())["one"]) == {"machine", "corrections"}

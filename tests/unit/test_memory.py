@@ -8,18 +8,16 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd import limits, memory
 from hpcsgd.api import train
 from hpcsgd.backends import make_backend
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
-from hpcsgd.data.memory import MemoryReader
-from hpcsgd.data.readers import load_block, open_reader
+from hpcsgd.data.readers import MemoryReader, load_block, open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.memory import check
+from hpcsgd.formats import encode
 from hpcsgd.precision import make_precision
-from hpcsgd.storage import encode
+from hpcsgd.runs import memory
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.peaks import measured
 
@@ -108,8 +106,8 @@ def test_too_much_is_refused_with_the_knob_to_turn():
 )
 def test_each_part_has_its_knob(part, knob):
     parts = dict.fromkeys(vars(need(10, 10)), 1) | {part: 2**40}
-    budget = limits.Budget(LIMITS["machine"], 2**30, [2**40])
-    said = check._sentence(memory.Need(**parts), budget, RunConfig())
+    budget = memory.MemoryBudget(LIMITS["machine"], 2**30, [2**40])
+    said = memory._sentence(memory.MemoryNeed(**parts), budget, RunConfig())
     assert knob in said and part.replace("_", " ") + " 1.02e+03 GiB" in said
 
 
@@ -124,8 +122,8 @@ def test_a_huge_file_is_refused_at_once(tmp_path):
 
 
 LIMITS = {
-    "machine": limits.Limit("machine", 2**40, "on this machine"),
-    "process": limits.Limit(
+    "machine": memory.Limit("machine", 2**40, "on this machine"),
+    "process": memory.Limit(
         "process 1", 2**20, "under ulimit -v", raise_it="raise ulimit -v", shared=False
     ),
 }
@@ -135,14 +133,14 @@ def test_the_limit_that_binds_is_named(monkeypatch):
     """Another one would be a wrong lead."""
     problem = make_problem("logistic", n=10_000, d=50)
     config = config_for(problem, precision={"recipe": "fp32"})
-    monkeypatch.setattr(check, "system_limits", lambda: list(LIMITS.values()))
+    monkeypatch.setattr(memory, "system_limits", lambda: list(LIMITS.values()))
     with pytest.raises(ConfigError) as raised:
         train_on(1, config, problem)
     said = str(raised.value)
     assert "process" not in said  # which the limit does not count
     assert "0.000977 GiB are free under ulimit -v" in said
     assert "; raise ulimit -v, or use more ranks" in said
-    monkeypatch.setattr(check, "system_limits", lambda: [LIMITS["machine"]])
+    monkeypatch.setattr(memory, "system_limits", lambda: [LIMITS["machine"]])
     assert np.isfinite(train_on(1, config, problem).loss)
 
 
@@ -156,10 +154,10 @@ def test_a_process_answers_for_itself_alone(monkeypatch):
         holder = f"process {next(numbers)}"  # ranks here are threads of one
         return [replace(LIMITS["process"], holder=holder, free=free)]
 
-    monkeypatch.setattr(check, "system_limits", alone)
+    monkeypatch.setattr(memory, "system_limits", alone)
     assert np.isfinite(train_on(4, config, problem).loss)
     shared = replace(LIMITS["machine"], free=free)
-    monkeypatch.setattr(check, "system_limits", lambda: [shared])
+    monkeypatch.setattr(memory, "system_limits", lambda: [shared])
     with pytest.raises(ConfigError, match="4 ranks of this node need"):
         train_on(4, config, problem)
 
@@ -175,10 +173,10 @@ def test_a_finisher_is_counted():
     import numpy as np
 
     from hpcsgd.comm.grid import Grid
-    from hpcsgd.comm.serial import SerialCommunicator
+    from hpcsgd.comm.threads import SerialCommunicator
     from hpcsgd.config import RunConfig
-    from hpcsgd.data.memory import MemoryReader
-    from hpcsgd.memory import predict
+    from hpcsgd.data.readers import MemoryReader
+    from hpcsgd.runs.memory import predict
 
     reader = MemoryReader(np.zeros((500, 40)), np.zeros(500))
 
@@ -243,8 +241,8 @@ def test_batches_that_are_one_need_room_for_all_their_rows(method):
 def test_sparse_rows_of_slices_are_marked_a_tile_at_a_time():
     from scipy.sparse import csr_array
 
-    from hpcsgd.data.memory import MemoryReader
-    from hpcsgd.memory import predict
+    from hpcsgd.data.readers import MemoryReader
+    from hpcsgd.runs.memory import predict
 
     columns = 10**6
     edges = np.arange(0, 2001, 10)
@@ -300,7 +298,7 @@ def test_one_piece_at_a_time_is_held_while_a_matrix_is_read(recipe, tmp_path):
 # ------------------------------------------------------- the parts, and what they make
 
 
-NEED = memory.Need(
+NEED = memory.MemoryNeed(
     process=80,
     matrix=200,
     columns=10,
@@ -327,13 +325,13 @@ def test_loading_and_training_are_never_together():
 def test_what_the_process_holds_is_claimed_of_run_memory_alone():
     """The system has taken it off what is free; of threads it counts once."""
     assert NEED.claim == NEED.total - 80
-    whole = limits.Limit("run", 1000, "under run.memory", whole=True)
+    whole = memory.Limit("run", 1000, "under run.memory", whole=True)
     for limit, needs in ((whole, [372, 292, 372]), (LIMITS["machine"], [292] * 3)):
         claims = [
-            limits.Claim("node", process, NEED.claim, [limit], holds=NEED.process)
+            memory.Claim("node", process, NEED.claim, [limit], holds=NEED.process)
             for process in (1, 1, 2)
         ]
-        assert limits.tightest(claims[0], claims).needs == needs
+        assert memory.tightest(claims[0], claims).needs == needs
 
 
 def test_run_memory_names_the_process_where_that_is_the_most():

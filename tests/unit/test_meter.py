@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from hpcsgd.callbacks.progress import TERMINAL
-from hpcsgd.cli import main
-from hpcsgd.cli.data import bar
+from hpcsgd.cli import data, main
+from hpcsgd.runs.progress import TERMINAL
 
 SAID = r"\d+ %  \d+\.\d MB/s, \d+ s left"
 
@@ -23,12 +22,12 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     told = Clock()
-    monkeypatch.setattr(bar.time, "monotonic", told)
+    monkeypatch.setattr(data.time, "monotonic", told)
     return told
 
 
 def test_speed_and_time_left(clock):
-    meter = bar.Meter()
+    meter = data.ConversionMeter()
     meter.begin("reading", 100_000_000)
     assert meter.figures() == "", "nothing was done yet"
     meter.at(0)
@@ -38,7 +37,7 @@ def test_speed_and_time_left(clock):
 
 
 def test_what_a_resumed_pass_skips_is_not_its_speed(clock):
-    meter = bar.Meter()
+    meter = data.ConversionMeter()
     meter.begin("reading", 100_000_000)
     meter.at(60_000_000)
     clock.now = 4.0
@@ -47,7 +46,7 @@ def test_what_a_resumed_pass_skips_is_not_its_speed(clock):
 
 
 def test_positions_in_rows_are_said_in_bytes(clock):
-    meter = bar.Meter()
+    meter = data.ConversionMeter()
     meter.file_bytes = 50_000_000
     meter.begin("reading", 1000)
     meter.at(0)
@@ -57,7 +56,7 @@ def test_positions_in_rows_are_said_in_bytes(clock):
 
 
 def test_a_line_comes_every_so_often(clock, capsys):
-    lines = bar.Lines(10.0)
+    lines = data.ConversionLines(10.0)
     lines.begin("reading", 100_000_000)
     lines.at(0)
     for clock.now, position in ((5.0, 10), (10.0, 20), (15.0, 30), (20.5, 41)):
@@ -70,7 +69,7 @@ def test_a_line_comes_every_so_often(clock, capsys):
 
 
 def test_a_bar_says_the_same(clock, capsys):
-    with bar.Bar(100) as drawn:
+    with data.ConversionBar(100) as drawn:
         drawn.begin("reading", 100_000_000)
         drawn.at(0)
         clock.now = 2.0
@@ -83,15 +82,15 @@ def test_a_bar_says_the_same(clock, capsys):
 @pytest.mark.parametrize(
     "quiet, terminal, seconds, kind",
     [
-        (True, "100", 10.0, bar.Meter),
-        (False, "100", 10.0, bar.Bar),
-        (False, "", 10.0, bar.Lines),
-        (False, "", 0.0, bar.Meter),
+        (True, "100", 10.0, data.ConversionMeter),
+        (False, "100", 10.0, data.ConversionBar),
+        (False, "", 10.0, data.ConversionLines),
+        (False, "", 0.0, data.ConversionMeter),
     ],
 )
 def test_what_suits_the_place(quiet, terminal, seconds, kind, monkeypatch):
     monkeypatch.setenv(TERMINAL, terminal)
-    with bar.make_meter(quiet, seconds) as meter:
+    with data.make_meter(quiet, seconds) as meter:
         assert type(meter) is kind
 
 

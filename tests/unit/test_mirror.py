@@ -3,18 +3,22 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.anybatch_mixing import Mixer
-from hpcsgd.agreement.graphs import Graph
+from hpcsgd.agreements.more.anybatch import ReplicaGraph, RoundMixer
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.mirror import MIRRORS, MirrorConfig, Point, make_mirror
-from hpcsgd.mirror.entropy import LOG
-from hpcsgd.mirror.pnorm import usual_power
+from hpcsgd.glm.mirror_maps import (
+    LOG,
+    MIRRORS,
+    MirrorConfig,
+    ReplicaViews,
+    make_mirror,
+    usual_power,
+)
 from tests.helpers.anybatch import MAPS, Map
 
 
 def point_of(mirror, rows, classes=1, dtype=np.float64):
     """Room for `rows` columns of this member, at the first point."""
-    point = Point(
+    point = ReplicaViews(
         np.zeros((rows, classes), dtype),
         {name: np.zeros((rows, classes), dtype) for name in mirror.kept},
         {name: np.zeros((1, classes), dtype) for name in mirror.shared},
@@ -89,10 +93,10 @@ def test_logarithms_are_mixed_as_what_they_are_of(kind):
 
     def on_rank(world):
         words = np.append(logs[world.rank], float(world.rank))
-        Mixer(world, Graph(kind, 4), 1, True).mix(words, 6, 0)
+        RoundMixer(world, ReplicaGraph(kind, 4), 1, True).mix(words, 6, 0)
         return words
 
-    found, W = np.array(run_ranks(4, on_rank)), Graph(kind, 4).at(0)
+    found, W = np.array(run_ranks(4, on_rank)), ReplicaGraph(kind, 4).at(0)
     exact = np.log(W.astype(np.longdouble) @ np.exp(logs.astype(np.longdouble)))
     np.testing.assert_allclose(found[:, :6], exact.astype(float), rtol=1e-13)
     np.testing.assert_allclose(found[:, 6], W @ np.arange(4.0))
@@ -104,7 +108,7 @@ def test_nothing_at_all_stays_nothing():
 
     def on_rank(world):
         words = np.full(3, -np.inf)
-        Mixer(world, Graph("ring", 3), 2, True).mix(words, 3, 0)
+        RoundMixer(world, ReplicaGraph("ring", 3), 2, True).mix(words, 3, 0)
         return words
 
     assert np.isneginf(run_ranks(3, on_rank)).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from hpcsgd.data.moments import Measured, Moments, measure
+from hpcsgd.data.convert.transform import BlockMoments, ColumnMoments, measure
 from hpcsgd.errors import DataError
 
 RNG = np.random.default_rng(1)
@@ -13,7 +13,7 @@ CUTS = [1, 2, 500]
 
 
 def moments_of(blocks):
-    moments = Moments()
+    moments = ColumnMoments()
     for block in blocks:
         moments.add_block(block)
     return moments
@@ -73,6 +73,6 @@ def test_columns_from_one_on():
 @pytest.mark.parametrize("sparse", [False, True])
 def test_what_travels_is_the_same(sparse):
     measured = measure(scipy.sparse.csr_array(X[:, ::-1]) if sparse else X)
-    again = Measured.of(measured.parts())
+    again = BlockMoments.of(measured.parts())
     for one, other in zip(vars(measured).values(), vars(again).values(), strict=True):
         assert np.all(one == other)

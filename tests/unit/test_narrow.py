@@ -3,19 +3,12 @@
 import numpy as np
 import pytest
 
-from hpcsgd.comm import casts
-from hpcsgd.comm.emulated import EmulatedCommunicator
-from hpcsgd.comm.narrow import (
-    NarrowSum,
-    Pieces,
-    bytes_of_word,
-    exponent_for,
-    open_message,
-)
+from hpcsgd.comm import messages
+from hpcsgd.comm.communicator import Workspace
+from hpcsgd.comm.messages import NarrowPieces, NarrowSum, bytes_of_word, open_message
+from hpcsgd.comm.network_model import EmulatedCommunicator
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.workspace import Workspace
-from hpcsgd.formats import FORMATS, formats_of, get_format
-from hpcsgd.storage import decode, encode
+from hpcsgd.formats import FORMATS, decode, encode, exponent_for, formats_of, get_format
 from tests.helpers.narrow import FP32, bound_of, drawn
 
 SEVERAL = (1, 2, 3, 5, 8)
@@ -27,8 +20,8 @@ SENT = formats_of("gram_wire")
 def path(request, monkeypatch):
     """Both ways to cast; the compiled one is there wherever kernels are."""
     if request.param == "numpy":
-        monkeypatch.setattr(casts, "library", lambda: None)
-    elif casts.library() is None:
+        monkeypatch.setattr(messages, "library", lambda: None)
+    elif messages.library() is None:
         pytest.skip("no compiled casts in this installation")
     return request.param
 
@@ -49,7 +42,7 @@ def total_of(parts, name, travels=False):
     return totals[0]
 
 
-@pytest.mark.parametrize("name", casts.KINDS)
+@pytest.mark.parametrize("name", messages.KINDS)
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 @pytest.mark.parametrize("kind", ["random", "cancelling", "wide", "unlike"])
 def test_two_roundings_whatever_the_ranks(path, name, ranks, kind):
@@ -73,7 +66,7 @@ def test_tf32_is_rounded_once(ranks):
     assert (error <= bound).all() and error.max() > 1e-5
 
 
-@pytest.mark.parametrize("name", [*casts.KINDS, "tf32"])
+@pytest.mark.parametrize("name", [*messages.KINDS, "tf32"])
 @pytest.mark.parametrize("ranks", SEVERAL)
 def test_a_sum_that_is_begun_early_has_the_same_bits(name, ranks):
     parts = drawn("random", ranks)
@@ -81,13 +74,13 @@ def test_a_sum_that_is_begun_early_has_the_same_bits(name, ranks):
     np.testing.assert_array_equal(at_once, early)
 
 
-@pytest.mark.parametrize("name", casts.KINDS)
+@pytest.mark.parametrize("name", messages.KINDS)
 def test_one_rank_rounds_nothing(name):
     part = drawn("wide", 1)
     np.testing.assert_array_equal(total_of(part, name), part[0])
 
 
-@pytest.mark.parametrize("name", casts.KINDS)
+@pytest.mark.parametrize("name", messages.KINDS)
 @pytest.mark.parametrize("words", [1, 2, 3, 7, 8])
 def test_a_sum_is_that_of_rounded_parts(name, words):
     """Against the definition, word for word, also where some rank has no piece."""
@@ -123,7 +116,7 @@ def test_the_scale_uses_the_whole_range(name):
     assert 2.0 ** -exponent_for(1e-45, form) <= np.finfo(np.float32).max
 
 
-@pytest.mark.parametrize("name", [*casts.KINDS, "tf32"])
+@pytest.mark.parametrize("name", [*messages.KINDS, "tf32"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_not_finite_arrives_and_spoils_nothing_else(path, name, value, ranks):
@@ -138,35 +131,35 @@ def test_what_is_not_finite_arrives_and_spoils_nothing_else(path, name, value, r
         assert total[5] == value
 
 
-@pytest.mark.parametrize("name", casts.KINDS)
+@pytest.mark.parametrize("name", messages.KINDS)
 def test_infinities_of_both_signs_are_no_number(path, name):
     parts = np.array([[np.inf, 1], [-np.inf, 1]], dtype=np.float32)
     total = total_of(parts, name)
     assert np.isnan(total[0]) and total[1] == 2
 
 
-@pytest.mark.parametrize("name", casts.KINDS)
+@pytest.mark.parametrize("name", messages.KINDS)
 def test_all_zero_and_all_lost(path, name):
     assert not total_of(np.zeros((3, 5), np.float32), name).any()
     assert not np.isfinite(total_of(np.full((3, 5), np.nan, np.float32), name)).any()
 
 
 def test_a_sum_beyond_float32_is_infinite(path):
-    for name in casts.KINDS:
+    for name in messages.KINDS:
         parts = np.full((3, 4), 3e38, dtype=np.float32)
         assert not np.isfinite(total_of(parts, name)).any()
 
 
-@pytest.mark.parametrize("name", casts.KINDS)
+@pytest.mark.parametrize("name", messages.KINDS)
 def test_compiled_casts_are_those_of_the_definition(name):
     """Every upper half of a float32 with lower halves around the ties; every code."""
-    if casts.library() is None:
+    if messages.library() is None:
         pytest.skip("no compiled casts in this installation")
     upper = np.arange(2**16, dtype=np.uint32) << 16
     lower = (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x0FFF, 0x1000, 0x1001, 0x3000)
     values = np.concatenate([upper | np.uint32(low) for low in lower]).view(np.float32)
-    held = np.empty(values.size, casts.held_dtype(name))
-    casts.narrow(values, name, 1.0, held)
+    held = np.empty(values.size, messages.held_dtype(name))
+    messages.narrow(values, name, 1.0, held)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = encode(values, name).view(held.dtype)
     back = decode(expected.view(FORMATS[name].dtype), name, np.float32)
@@ -175,7 +168,7 @@ def test_compiled_casts_are_those_of_the_definition(name):
     codes = np.arange(2 ** (8 * held.itemsize)).astype(held.dtype)
     codes = np.concatenate([codes, held[none]])
     wide = np.empty(codes.size, np.float32)
-    casts.widen(codes, name, wide)
+    messages.widen(codes, name, wide)
     known = decode(codes.view(FORMATS[name].dtype), name, np.float32)
     np.testing.assert_array_equal(wide, known)
     np.testing.assert_array_equal(
@@ -186,12 +179,14 @@ def test_compiled_casts_are_those_of_the_definition(name):
 
 def test_the_largest_that_is_finite(path):
     values = np.array([1, -3, np.inf, np.nan, 2], dtype=np.float32)
-    assert casts.largest_finite(values) == 3
-    assert casts.largest_finite(values[2:4]) == casts.largest_finite(values[:0]) == 0
+    assert messages.largest_finite(values) == 3
+    assert (
+        messages.largest_finite(values[2:4]) == messages.largest_finite(values[:0]) == 0
+    )
 
 
 def test_pieces_that_hold_nothing_still_carry_their_exponent():
-    pieces = Pieces(get_format("fp8-e5m2"), [0, 2, 0])
+    pieces = NarrowPieces(get_format("fp8-e5m2"), [0, 2, 0])
     assert pieces.counts == [1, 3, 1] and pieces.held.nbytes == 5
     pieces.write(np.array([1e-9, -2e-9], dtype=np.float32))
     out = np.empty(2, dtype=np.float32)
@@ -205,7 +200,7 @@ def test_the_right_kind_is_opened():
 
     kinds = run_ranks(2, on_rank)[0]
     narrow = {name for name, kind in kinds.items() if kind == "NarrowSum"}
-    assert narrow == set(casts.KINDS)
+    assert narrow == set(messages.KINDS)
     assert kinds["tf32"] == "RoundedSum"
     assert kinds["fp32"] == kinds["fp64"] == Workspace.__name__
     alone = run_ranks(1, on_rank)[0]
@@ -236,7 +231,7 @@ def test_the_room_that_is_predicted_is_enough(name, ranks):
 
     def held(message):
         arrays = list(vars(message).values())
-        for pieces in [p for p in arrays if isinstance(p, Pieces)]:
+        for pieces in [p for p in arrays if isinstance(p, NarrowPieces)]:
             arrays += vars(pieces).values()
         return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray))
 

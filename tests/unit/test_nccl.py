@@ -7,13 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from hpcsgd.backends.device_layer import DeviceLayer
+from hpcsgd.backends.cuda.driver import DeviceLayer
 from hpcsgd.comm import nccl
+from hpcsgd.comm.gpu import Layer, open_transport
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.layer import Layer
 from hpcsgd.comm.nccl import PINNED, NcclCommunicator, pin
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.transports import open_transport
 from hpcsgd.errors import ConfigError, TransportError
 from tests.helpers.bits import narrow_bits
 from tests.helpers.fake_cuda import FakeLayer, Node

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.comm import nccl
-from hpcsgd.comm.staged import StagedCommunicator
+from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
 from tests.helpers.bits import narrow_bits, widen_bits

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.checkpoint import Store
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.sealed import HEADER_BYTES, write_sealed
+from hpcsgd.files import HEADER_BYTES, write_sealed
+from hpcsgd.runs.checkpoint import CheckpointStore
 from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic")
@@ -92,10 +92,10 @@ def names(out):
 def test_what_is_proven_damaged_is_renamed_once_there_is_an_older_one(
     spoil, out, caplog
 ):
-    newest, before, _ = Store(out, 3).paths()
+    newest, before, _ = CheckpointStore(out, 3).paths()
     spoil(newest)
     with caplog.at_level(logging.WARNING):
-        path, found = Store(out, 3).newest(tidies=True)
+        path, found = CheckpointStore(out, 3).newest(tidies=True)
     assert path == before and found.exchanges == 9
     assert f"{newest.name}.damaged" in names(out) and newest.name not in names(out)
     assert newest.name in caplog.text and "falling back" in caplog.text
@@ -103,11 +103,11 @@ def test_what_is_proven_damaged_is_renamed_once_there_is_an_older_one(
 
 @pytest.mark.parametrize("spoil", [zeros, other_kind, no_state])
 def test_what_is_merely_strange_is_passed_over_and_keeps_its_name(spoil, out, caplog):
-    newest, before, _ = Store(out, 3).paths()
+    newest, before, _ = CheckpointStore(out, 3).paths()
     spoil(newest)
     kept, content = names(out), newest.read_bytes()
     with caplog.at_level(logging.WARNING):
-        assert Store(out, 3).newest(tidies=True)[0] == before
+        assert CheckpointStore(out, 3).newest(tidies=True)[0] == before
     assert names(out) == kept and newest.read_bytes() == content
     assert newest.name in caplog.text
 
@@ -128,7 +128,7 @@ def fails(path, monkeypatch, number):
 def test_a_file_that_cannot_be_read_now_is_left_alone_and_said(
     number, out, monkeypatch
 ):
-    newest, *_ = Store(out, 3).paths()
+    newest, *_ = CheckpointStore(out, 3).paths()
     kept = names(out)
     with monkeypatch.context() as patch:
         fails(newest, patch, number)
@@ -159,7 +159,7 @@ def test_a_checkpoint_folder_that_cannot_be_listed_is_no_empty_one(out):
 
 @pytest.mark.parametrize("version", [0, 2, 9999])
 def test_a_file_of_another_version_is_left_alone_and_said(version, out):
-    newest, *_ = Store(out, 3).paths()
+    newest, *_ = CheckpointStore(out, 3).paths()
     content = newest.read_bytes()
     said = f"hpcsgd checkpoint {version}\nwhatever that version says".encode()
     newest.write_bytes(said.ljust(HEADER_BYTES) + content[HEADER_BYTES:])
@@ -171,7 +171,7 @@ def test_a_file_of_another_version_is_left_alone_and_said(version, out):
 
 @pytest.mark.parametrize("spoil", [*PROVEN, zeros])
 def test_where_none_is_whole_every_try_says_so(spoil, out):
-    for path in Store(out, 3).paths():
+    for path in CheckpointStore(out, 3).paths():
         spoil(path)
     kept, result = names(out), (out / "result.h5").read_bytes()
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_where_none_is_whole_every_try_says_so(spoil, out):
 
 
 def test_where_only_renamed_ones_are_left_every_try_says_so(out):
-    for path in Store(out, 3).paths():
+    for path in CheckpointStore(out, 3).paths():
         path.rename(path.with_name(f"{path.name}.damaged"))
     with pytest.raises(DataError, match="none of the 3 checkpoints"):
         train(out)
@@ -194,7 +194,7 @@ def test_where_only_renamed_ones_are_left_every_try_says_so(out):
 
 @pytest.mark.parametrize("name", ["run", "run/checkpoints/{newest}"])
 def test_nothing_is_renamed_in_a_folder_that_is_not_our_own(name, out, tmp_path):
-    newest, *_ = Store(out, 3).paths()
+    newest, *_ = CheckpointStore(out, 3).paths()
     truncate(newest)
     kept = names(out)
     place = tmp_path / name.format(newest=newest.name)
@@ -208,7 +208,7 @@ def test_nothing_is_renamed_in_a_folder_that_is_not_our_own(name, out, tmp_path)
 
 @pytest.mark.parametrize("name", ["auto", "run", "run/../run"])
 def test_the_own_folder_by_any_name_is_tidied(name, out):
-    newest, *_ = Store(out, 3).paths()
+    newest, *_ = CheckpointStore(out, 3).paths()
     truncate(newest)
     place = "auto" if name == "auto" else out.parent / name
     assert train(out, place).report["resumes"] == 1
@@ -221,7 +221,7 @@ def test_another_run_in_the_folder_is_put_aside(out, tmp_path):
     train(other, "no", sampling={"seed": 9})
     kept = {f.name: f.read_bytes() for f in other.iterdir() if f.is_file()}
     saved = names(other)
-    (path, *_) = Store(out, 3).paths()
+    (path, *_) = CheckpointStore(out, 3).paths()
     assert train(other, path).report["resumes"] == 1
     earlier = other / "earlier-1"
     assert {f.name: f.read_bytes() for f in earlier.iterdir() if f.is_file()} == kept
@@ -232,7 +232,7 @@ def test_another_run_in_the_folder_is_put_aside(out, tmp_path):
 
 @pytest.mark.parametrize("name", ["auto", "path", "folder", "link", "alias"])
 def test_the_run_that_goes_on_in_its_own_folder_stays_there(name, out, tmp_path):
-    path = Store(out, 3).paths()[1]
+    path = CheckpointStore(out, 3).paths()[1]
     link, alias = tmp_path / "link", tmp_path / "best.h5"
     link.symlink_to(out)
     alias.symlink_to(path)
@@ -249,7 +249,7 @@ def test_the_run_that_goes_on_in_its_own_folder_stays_there(name, out, tmp_path)
 
 def test_an_earlier_run_of_the_folder_is_another_run(out):
     train(out, "no")
-    (path, *_) = Store(out / "earlier-1", 3).paths()
+    (path, *_) = CheckpointStore(out / "earlier-1", 3).paths()
     saved = names(out)
     assert train(out, path).report["resumes"] == 1
     assert names(out / "earlier-2") == saved

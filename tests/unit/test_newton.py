@@ -68,7 +68,7 @@ def test_columns_that_are_combinations_of_others_do_no_harm():
 
 
 def test_newton_is_refused_where_its_matrix_is_too_large(monkeypatch):
-    from hpcsgd.polish import newton
+    from hpcsgd.solvers import newton
 
     monkeypatch.setattr(newton, "MOST", 7)
     with pytest.raises(ConfigError, match="kind = 'lbfgs'"):

@@ -8,8 +8,8 @@ from hpcsgd.cli.parser import make_parser
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.study.compare import compare
-from hpcsgd.study.settings import make_setting
+from hpcsgd.studies.compare import compare
+from hpcsgd.studies.plan import make_setting
 from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic", n=12, d=3)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hpcsgd.build import build
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.memory import MemoryReader
-from hpcsgd.families import get_family
-from hpcsgd.timing import Clock
+from hpcsgd.data.readers import MemoryReader
+from hpcsgd.glm import get_family
+from hpcsgd.runs.build import build
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.problems import FAMILIES
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.offload_link import HostLink, PinnedLink
-from hpcsgd.comm.layer import fetched
+from hpcsgd.agreements.more.offload import HostLink, PinnedLink
+from hpcsgd.comm.gpu import fetched
 from tests.helpers.fake_cuda import FakeLayer, Node
 
 SHAPE = 5, 3

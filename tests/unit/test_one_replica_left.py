@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from hpcsgd.checkpoint import read_checkpoint
 from hpcsgd.config import RunConfig
-from hpcsgd.updates import in_eight_bits
-from hpcsgd.updates.codes8 import Eight
+from hpcsgd.glm import updates
+from hpcsgd.glm.updates import Eight
+from hpcsgd.runs.checkpoint import read_checkpoint
 from tests.helpers.contracts.codec import coded
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, oracle, replica_batches
@@ -141,7 +141,7 @@ EIGHT |= {"momentum": ("velocity",), "nesterov": ("velocity",)}
 
 def narrowed(name, kept):
     """As it is read after a step: what is kept to eight bits, in float64."""
-    eight = Eight.zeros(*kept.shape, np.float64, name in in_eight_bits.SQUARES)
+    eight = Eight.zeros(*kept.shape, np.float64, name in updates.SQUARES)
     eight.encode(kept.astype(np.float64))
     return eight.decoded().astype(np.longdouble)
 
@@ -150,7 +150,7 @@ def narrowed(name, kept):
 @pytest.mark.parametrize("name", ["topk", "dgc"])
 def test_debts_are_paid_to_states_in_eight_bits(tmp_path, monkeypatch, name, kind):
     """With the next gradient, once; what is kept of it is made narrow like the rest."""
-    monkeypatch.setattr(in_eight_bits, "SMALL", 1)
+    monkeypatch.setattr(updates, "SMALL", 1)
     problem, m = make_problem("logistic"), 0.5 * (kind == "adagrad")
     update = {"kind": kind, "bits": 8}
     update |= {"epsilon": 1e-3} if "ad" in kind else {"momentum": 0.5}

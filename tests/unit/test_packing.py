@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.data.packing import pack, unpack
+from hpcsgd.data.convert.transform import pack, unpack
 
 
 @pytest.mark.parametrize("dtype", ["<f8", "<f4", "<i4", "<i8", "u1", "?"])

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcsgd.data import parse_native, parse_python
+from hpcsgd.data.convert import parsers
 from tests.fuzz.compare import outcomes
 
-compiled = pytest.mark.skipif(not parse_native.available(), reason=parse_native.why())
+compiled = pytest.mark.skipif(not parsers.available(), reason=parsers.why())
 
 
 @compiled
@@ -23,7 +23,7 @@ def test_both_take_the_same_lines_for_the_same_values(text):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("module", [parse_native, parse_python])
+@pytest.mark.parametrize("module", [parsers, parsers])
 @settings(deadline=None, max_examples=300)
 @given(
     st.floats(allow_nan=False, allow_infinity=False).map(repr)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsgd.data.partition import split_by_weight, split_range
+from hpcsgd.data.shard import split_by_weight, split_range
 
 
 @pytest.mark.parametrize(

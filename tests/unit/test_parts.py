@@ -8,9 +8,9 @@ from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.memory import MemoryReader
-from hpcsgd.data.store_writer import StoreWriter
-from hpcsgd.parts import column_parts
+from hpcsgd.data.readers import MemoryReader
+from hpcsgd.data.store import StoreWriter
+from hpcsgd.runs.load import column_parts
 
 ROWS, COLS, MEMBERS = 400, 90, 3
 

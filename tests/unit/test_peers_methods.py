@@ -13,8 +13,8 @@ from benchmarks.peers.methods import ByEpochs
 from benchmarks.peers.problems import Problem, solved
 from benchmarks.peers.with_hpcsgd import Follow, Ours
 from benchmarks.peers.with_numpy import NumpySgd
-from hpcsgd.callbacks.base import View
-from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.solvers.callbacks import View
 from tests.helpers.limits import HANG
 
 

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from hpcsgd.config import PrecisionConfig
-from hpcsgd.data.memory import MemoryReader
-from hpcsgd.precision import RECIPES
-from hpcsgd.result import Status
-from hpcsgd.trials.pilot import EXCHANGES, draw_sample, loss_gaps, pilot_config
+from hpcsgd.data.readers import MemoryReader
+from hpcsgd.precision import RECIPES, PrecisionConfig
+from hpcsgd.runs.result import Status
+from hpcsgd.tuning.pilots import EXCHANGES, draw_sample, loss_gaps, pilot_config
 from tests.helpers.harness import config_for, make_problem, train_on
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpcsgd.agreement import Gradient
-from hpcsgd.agreement.plan_check import check_same, hash_of
+from hpcsgd.agreements import Gradient
+from hpcsgd.agreements.base import check_same, hash_of
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig

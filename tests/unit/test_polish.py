@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from hpcsgd.callbacks import Callback, Wish
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from hpcsgd.families import get_family
-from hpcsgd.polish.line import Trial, search
-from hpcsgd.polish.memory import Memory
+from hpcsgd.glm import get_family
+from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.solvers.lbfgs import Memory, Trial, search
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.polish import GRIDS, ICPT, flat, gradient, polished
 from tests.helpers.problems import FAMILIES
@@ -98,13 +97,13 @@ def test_sparse_rows_too():
 class Heard(Callback):
     """Counts calls of evaluations between passes, and may ask for an end."""
 
-    def __init__(self, after=10**9, wish=Wish.NONE):
+    def __init__(self, after=10**9, wish=Request.NONE):
         self.after, self.wish, self.passes = after, wish, []
 
     def on_evaluate(self, view):
         record = view.history[-1]
         self.passes.append(record.get("passes"))
-        return self.wish if (record.get("passes") or 0) >= self.after else Wish.NONE
+        return self.wish if (record.get("passes") or 0) >= self.after else Request.NONE
 
 
 def test_callbacks_see_every_pass():
@@ -121,7 +120,7 @@ def test_callbacks_see_every_pass():
 
 
 @pytest.mark.parametrize(
-    ("wish", "ends"), [(Wish.STOP, "stopped"), (Wish.PREEMPT, "preempted")]
+    ("wish", "ends"), [(Request.STOP, "stopped"), (Request.PREEMPT, "preempted")]
 )
 def test_a_wish_of_one_rank_ends_it_on_all(wish, ends):
     problem = make_problem("logistic")
@@ -148,7 +147,7 @@ def test_it_goes_on_from_the_last_step_after_a_preemption(tmp_path):
     run = {"out": str(tmp_path / "run"), "resume": "auto"}
     asked = {"problem": ICPT, "polish": {"kind": "lbfgs"}, "run": run}
     config = config_for(problem, **asked)
-    first = train_on(1, config, problem, callbacks=[Heard(2, Wish.PREEMPT)])
+    first = train_on(1, config, problem, callbacks=[Heard(2, Request.PREEMPT)])
     assert first.status.value == "preempted"
     again = train_on(1, config, problem)
     whole = train_on(1, config_for(problem, **{**asked, "run": {}}), problem)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.line import ReplicaLine
-from hpcsgd.codecs import CODECS, CodecConfig
-from hpcsgd.codecs.orthogonal import orthogonal, outer
-from hpcsgd.codecs.powersgd import PowerSgd, shape_of
+from hpcsgd.agreements.buckets import ReplicaChannel
+from hpcsgd.agreements.codecs import CODECS, CodecConfig
+from hpcsgd.agreements.codecs.powersgd import PowerSgd, orthogonal, outer, shape_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from tests.helpers.contracts.codec import Alone, coded, exchange, moments, opened
@@ -58,7 +57,7 @@ def test_two_sums_of_thin_matrices():
     def on_rank(world):
         codec = opened("powersgd", {**EAGER, "rank": 2}, 101 * 4, 4, np.float32)
         part = np.ones(101 * 4, dtype=np.float32)
-        told = codec.start(part, ReplicaLine(world), moments(1)[0])()
+        told = codec.start(part, ReplicaChannel(world), moments(1)[0])()
         entry = world.ledger.entries["agreement"]
         return told.payload, entry.bytes, entry.calls
 
@@ -73,7 +72,7 @@ def test_it_is_linear():
 
     def on_rank(world):
         codec = opened("powersgd", {**EAGER, "rank": 2}, 101)
-        line = ReplicaLine(world)
+        line = ReplicaChannel(world)
         return [
             codec.start(given[t, world.rank].copy(), line, at)().mean
             for t, at in enumerate(moments(6))
@@ -185,7 +184,7 @@ def largest_error(name, steps):
 
     def on_rank(world):
         codec = opened(name, EAGER, 25)
-        line, rng = ReplicaLine(world), np.random.default_rng(9)
+        line, rng = ReplicaChannel(world), np.random.default_rng(9)
         sign = 1 - 2 * world.rank
         for at in moments(steps):
             codec.start(rng.normal(size=25) + sign * shift, line, at)()
@@ -230,7 +229,7 @@ def test_it_goes_to_the_optimum():
     goals = rng.normal(size=(2, 25))
 
     def on_rank(world):
-        codec, line = opened("powersgd", EAGER, 25), ReplicaLine(world)
+        codec, line = opened("powersgd", EAGER, 25), ReplicaChannel(world)
         weights = np.zeros(25)
         for at in moments(1500):
             part = 0.1 * bend * (weights - goals[world.rank])

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from hpcsgd.backends.scaling import make_scaling
+from hpcsgd.backends.base import make_scaling
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import FORMATS
+from hpcsgd.formats import FORMATS, decode, encode, round_through, widen_bf16
 from hpcsgd.precision import RECIPES, PrecisionConfig, make_precision
-from hpcsgd.rounding import round_through
-from hpcsgd.storage import decode, encode, widen_bf16
 from tests.helpers.harness import config_for, make_problem, train_on
 
 EVERY_BF16 = np.arange(2**16, dtype=np.uint16)

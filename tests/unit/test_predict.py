@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import hpcsgd
-from hpcsgd import prediction
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.runs import predict
 from tests.helpers.problems import FAMILIES, make_problem
 
 LONG = np.longdouble
@@ -191,7 +191,7 @@ def test_evaluating_in_small_blocks_changes_nothing(monkeypatch):
     problem = make_problem("poisson")
     result = trained(problem)
     whole = hpcsgd.evaluate(result, problem.X, problem.y, problem.weights)
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 4 * 7 * 8)
+    monkeypatch.setattr(predict, "CHUNK_BYTES", 4 * 7 * 8)
     pieces = hpcsgd.evaluate(result, problem.X, problem.y, problem.weights)
     assert pieces.pop("family") == whole.pop("family")
     assert pieces == pytest.approx(whole, rel=1e-13)

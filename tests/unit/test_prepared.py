@@ -11,21 +11,18 @@ import pytest
 from scipy import sparse
 
 import hpcsgd
-from hpcsgd.assessment import evaluate_reader
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.convert import convert
-from hpcsgd.data.csv import CsvSource
-from hpcsgd.data.foreign_hdf5 import Hdf5Source
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
+from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.libsvm import LibsvmSource
+from hpcsgd.data.convert.pipeline import convert
+from hpcsgd.data.convert.sources import Hdf5Source
+from hpcsgd.data.convert.transform import ConversionProgress, Recipe, read_like
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.libsvm import LibsvmSource
-from hpcsgd.data.like import read_like
-from hpcsgd.data.progress import Progress
 from hpcsgd.data.readers import open_reader
-from hpcsgd.data.recipe import Recipe
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.result import Result
-from hpcsgd.study.rows import first_rows
+from hpcsgd.runs.predict import evaluate_reader
+from hpcsgd.runs.result import Result
+from hpcsgd.studies.folder import first_rows
 
 LONG = np.longdouble
 NAMES = ["a", "b", "c", "d", "e"]
@@ -45,7 +42,7 @@ CONFIG = {
 }
 
 
-class Quiet(Progress):
+class Quiet(ConversionProgress):
     def begin(self, phase, total):
         """Nothing is shown."""
 

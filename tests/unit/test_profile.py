@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.profiling import compare_ranks
+from hpcsgd.runs.report import compare_ranks
 from tests.helpers.harness import config_for, make_problem, train_on
 
 FIGURES = {"seconds", "share", "us_per_exchange", "slowest_seconds", "slowest_rank"}

@@ -5,9 +5,8 @@ import math
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks.base import Callback, View
-from hpcsgd.callbacks.forecast import Forecast, Split, in_words
-from hpcsgd.callbacks.progress import ProgressLines, figures
+from hpcsgd.runs.progress import Forecast, ProgressLines, TimeShares, figures, in_words
+from hpcsgd.solvers.callbacks import Callback, View
 from tests.helpers.problems import make_problem
 
 
@@ -67,7 +66,7 @@ def test_the_words_never_go_back_up():
 
 
 def test_the_split_is_that_of_the_last_interval():
-    run, split = Run(), Split()
+    run, split = Run(), TimeShares()
     run.spend(1, gram=3.0, inner=1.0, communicate=5.0, sample=1.0)
     assert split.since_last(run.view) == "work 40 net 50 other 10 %"
     run.spend(1, update=1.0, agreement=1.0, communicate=2.0)
@@ -76,7 +75,7 @@ def test_the_split_is_that_of_the_last_interval():
 
 
 def test_evaluations_are_no_part_of_the_split():
-    run, split = Run(), Split()
+    run, split = Run(), TimeShares()
     run.spend(1, gram=1.0, evaluate=99.0)
     assert split.since_last(run.view) == "work 100 net 0 other 0 %"
 

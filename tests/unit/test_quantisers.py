@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 
-from hpcsgd.codecs import CODECS, CodecConfig
-from hpcsgd.codecs.chunks import Chunks
-from hpcsgd.codecs.levels import Quantiser
-from hpcsgd.codecs.nuqsgd import Nuqsgd
-from hpcsgd.codecs.packing import MOST_BITS, pack, packed_bytes, unpack
-from hpcsgd.codecs.qsgd import Qsgd
+from hpcsgd.agreements.codecs import CODECS, CodecConfig
+from hpcsgd.agreements.codecs.base import MOST_BITS, Chunks, pack, packed_bytes, unpack
+from hpcsgd.agreements.codecs.levels import Nuqsgd, Qsgd, Quantiser
 from hpcsgd.errors import ConfigError
 from tests.helpers.contracts.codec import (
     Alone,
@@ -256,7 +253,7 @@ def test_settings_are_checked_at_birth(settings, message):
 
 def test_quantisers_are_named():
     """So that the tests above miss none."""
-    from hpcsgd.codecs import get_codec
+    from hpcsgd.agreements.codecs import get_codec
 
     found = {name for name in CODECS if issubclass(get_codec(name), Quantiser)}
     assert found == {"qsgd", "nuqsgd", "alq", "amq"}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import hpcsgd
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
 from tests.helpers.problems import make_problem
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.penalties import Penalty
-from hpcsgd.rates import RATES, RateConfig, make_rate
+from hpcsgd.glm.penalties import Penalty
+from hpcsgd.glm.updates import RATES, RateConfig, make_rate
 
 
 def config_of(kind, value, decay=0.0, warmup=0):

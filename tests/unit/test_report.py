@@ -5,15 +5,14 @@ import re
 
 import pytest
 
-from hpcsgd.charts.model import CROWDED, EMULATED, Heat
 from hpcsgd.errors import DataError
-from hpcsgd.study.compare import compare
-from hpcsgd.study.report import make_report
-from hpcsgd.study.report.page import page
-from hpcsgd.study.report.reading import read_folder, read_folders
-from hpcsgd.study.report.scaling import scaling_charts
-from hpcsgd.study.report.verdict import ranking, time_to, verdict
-from hpcsgd.study.settings import make_setting
+from hpcsgd.studies.compare import compare
+from hpcsgd.studies.plan import make_setting
+from hpcsgd.studies.plots.charts import CROWDED, EMULATED, Heat
+from hpcsgd.studies.report import make_report
+from hpcsgd.studies.report.charts import ranking, scaling_charts, time_to, verdict
+from hpcsgd.studies.report.page import page
+from hpcsgd.studies.report.points import read_folder, read_folders
 from tests.helpers.html_reader import Reader
 from tests.helpers.problems import make_problem
 from tests.helpers.studies import (

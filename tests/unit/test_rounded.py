@@ -5,26 +5,26 @@ import pytest
 from scipy import sparse
 
 from hpcsgd.backends import make_backend
-from hpcsgd.backends.dice import Dice
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.backends.loss_scale import (
+from hpcsgd.backends.base import (
     FIRST,
     LEAST,
     PATIENCE,
+    Dice,
     LossScale,
+    emulated,
     make_loss_scale,
+    make_scaling,
+    ways,
 )
-from hpcsgd.backends.rounded import TOGETHER, RoundedBackend, accumulate, round_values
-from hpcsgd.backends.scaling import make_scaling
-from hpcsgd.backends.ways import emulated, ways
+from hpcsgd.backends.emulated import TOGETHER, RoundedBackend, accumulate, round_values
+from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.config import RunConfig
-from hpcsgd.csr import from_scipy
 from hpcsgd.errors import ConfigError
-from hpcsgd.families import get_family
-from hpcsgd.formats import FORMATS, formats_of, get_format
+from hpcsgd.formats import FORMATS, formats_of, get_format, round_through
+from hpcsgd.glm import get_family
+from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import FIELDS, RECIPES, make_precision
-from hpcsgd.rounding import round_through
-from hpcsgd.schedule import blocks_of
+from hpcsgd.sparse import from_scipy
 from tests.helpers.harness import (
     config_for,
     make_problem,

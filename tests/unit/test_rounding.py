@@ -4,9 +4,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hpcsgd.formats import FORMATS, get_format, wider
-from hpcsgd.rounding import count_lost, round_randomly, round_through
-from hpcsgd.storage import decode, encode
+from hpcsgd.formats import (
+    FORMATS,
+    count_lost,
+    decode,
+    encode,
+    get_format,
+    round_randomly,
+    round_through,
+    wider,
+)
 
 THEIRS = {
     "bf16": ml_dtypes.bfloat16,

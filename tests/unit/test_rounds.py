@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.data.rounds import Pace, own_part
+from hpcsgd.data.convert.parallel import WorkShares, own_part
 
 
 @pytest.mark.parametrize("shares", [[1], [8, 8], [0, 8, 8], [3, 8, 8], [0, 1]])
@@ -32,7 +32,7 @@ def test_too_few_tasks_are_spread():
     ],
 )
 def test_rank_0_parses_as_much_as_leaves_it_ready(workers, make, take, expected):
-    pace = Pace(workers, 8)
+    pace = WorkShares(workers, 8)
     pace.making.total, pace.making.count = 10 * make, 10
     pace.taking.total, pace.taking.count = 4 * take, 4
     assert pace.advise() == expected

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.updates import Part, Turn, make_rule, make_update
+from hpcsgd.glm import ColumnViews, Turn, make_rule, make_update
 from tests.helpers.harness import config_for, make_problem
 
 KINDS = ("sgd", "momentum", "nesterov", "nesterov-classic", "adagrad", "adam")
@@ -22,7 +22,7 @@ def stepped(rule, held, gradients, cuts):
         for first, last in zip(cuts, cuts[1:], strict=False):
             own = slice(first, last)
             named = dict(zip(rule.kept, (one[own] for one in kept), strict=True))
-            part = Part(weights[own], named)
+            part = ColumnViews(weights[own], named)
             rule.step(part, gradient[own].copy(), 0.37, Turn(number, 0.1), 0.03)
     return [weights, *kept]
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsgd.data.partition import split_range
 from hpcsgd.data.sampling import MODES, Sampler, SamplingConfig, plan_groups
+from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 
 

@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from hpcsgd.callbacks.base import View, Wish
-from hpcsgd.checkpoint import Checkpoint
+from hpcsgd.config import CheckpointConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.saving import Saver
-from hpcsgd.sections import CheckpointConfig
+from hpcsgd.runs.checkpoint import Checkpoint, Saver
+from hpcsgd.solvers.callbacks import Request, View
 from tests.helpers.limits import HANG
 
 
@@ -78,16 +77,16 @@ def test_by_time_as_the_rank_that_writes_sees_it(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     saver, other = saver_of(SlowStore(), seconds=60), saver_of(None, seconds=60)
-    assert saver.wish() is Wish.NONE
+    assert saver.wish() is Request.NONE
     now[0] += 61
-    assert saver.wish() is Wish.SAVE and other.wish() is Wish.NONE
+    assert saver.wish() is Request.SAVE and other.wish() is Request.NONE
     saver.save(None, view_at(5))
     now[0] += 61
-    assert saver.wish() is Wish.NONE  # the one before is still being written
+    assert saver.wish() is Request.NONE  # the one before is still being written
     saver.store.go.set()
     saver.finish()
-    assert saver.wish() is Wish.SAVE
-    assert saver_of(SlowStore(), seconds=0).wish() is Wish.NONE
+    assert saver.wish() is Request.SAVE
+    assert saver_of(SlowStore(), seconds=0).wish() is Request.NONE
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), MemoryError()])
@@ -121,7 +120,7 @@ def test_the_last_two_are_remembered_where_that_is_asked_for():
 
 def test_a_run_without_a_folder_saves_nothing():
     saver = Saver(None, lambda state, view: pytest.fail("collected"), None)
-    assert not saver.is_due(1, True) and saver.wish() is Wish.NONE
+    assert not saver.is_due(1, True) and saver.wish() is Request.NONE
     saver.save(None, view_at(1))
 
 

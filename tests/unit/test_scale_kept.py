@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcsgd.checkpoint import read_checkpoint
 from hpcsgd.config import RunConfig
+from hpcsgd.runs.checkpoint import read_checkpoint
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import config_for
 from tests.helpers.loss_scale import loud

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcsgd.backends import host
-from hpcsgd.backends.host import HostBackend, block_rows
+from hpcsgd.backends import numpy_rows
+from hpcsgd.backends.numpy_rows import HostBackend, block_rows
+from hpcsgd.glm.unrolling import Blocks, uniform_blocks
 from hpcsgd.precision import RECIPES
-from hpcsgd.schedule import Blocks, uniform_blocks
 
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
@@ -30,7 +30,7 @@ def test_uniform_words():
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=SIZES)
 def test_strict_gram_is_the_lower_blocks_of_the_full_one(monkeypatch, work, sizes):
-    monkeypatch.setattr(host, "HALVING_WORK", work)
+    monkeypatch.setattr(numpy_rows, "HALVING_WORK", work)
     blocks = Blocks(tuple(sizes))
     rows = np.random.default_rng(0).normal(size=(blocks.rows, 5))
     packed = np.full(blocks.gram_words, np.nan)

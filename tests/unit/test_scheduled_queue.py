@@ -7,9 +7,17 @@ from threading import Event
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.scheduled_queue import Piece, Queue
-from hpcsgd.agreement.scheduled_tuner import MOST, ROUNDS, Search, Tuning, log_grid
-from hpcsgd.agreement.scheduled_wire import Ordered, cut
+from hpcsgd.agreements.more.scheduled import (
+    MOST,
+    ROUNDS,
+    OrderedTiles,
+    PartitionTuner,
+    Queue,
+    Search,
+    TilePiece,
+    cut,
+    log_grid,
+)
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -42,7 +50,7 @@ class Dice:
 
 def pieces(numbers, sizes):
     return [
-        Piece(n, part, np.zeros(size, np.uint8))
+        TilePiece(n, part, np.zeros(size, np.uint8))
         for n in numbers
         for part, size in enumerate(sizes)
     ]
@@ -106,7 +114,7 @@ def test_pieces_are_views_of_the_words(partition):
 
 
 def test_the_first_tile_brings_what_all_steps_need():
-    buffer = Ordered(7, 2, np.dtype(float), 3, intercept=True)
+    buffer = OrderedTiles(7, 2, np.dtype(float), 3, intercept=True)
     assert [t.columns for t in buffer] == [slice(0, 3), slice(3, 5), slice(5, 7)]
     buffer.tail[...] = 9.0
     for tile in buffer:
@@ -198,14 +206,14 @@ def test_nothing_is_under_way_where_the_schedule_changes(monkeypatch):
 
 def test_a_point_costs_the_median_of_its_rounds(monkeypatch):
     """But for the first, which still has what was under way before."""
-    problem, told, decide = make_problem("softmax"), [], Tuning._decide
+    problem, told, decide = make_problem("softmax"), [], PartitionTuner._decide
 
     def scripted(self, state):
         self._seconds = [99.0, 1.0, 5.0, 2.0, 4.0, 3.0]
         decide(self, state)
         told.append(self.costs[self._told - 1])
 
-    monkeypatch.setattr(Tuning, "_decide", scripted)
+    monkeypatch.setattr(PartitionTuner, "_decide", scripted)
     config = scheduled(
         problem, 2, schedule={"epochs": 3}, agreement={"tune_schedule": True}
     )

@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.checkpoint import Checkpoint, Store, read_checkpoint
 from hpcsgd.errors import DataError
-from hpcsgd.result import load_result
-from hpcsgd.sealed import HEADER_BYTES, is_sealed, read_sealed, write_sealed
+from hpcsgd.files import HEADER_BYTES, is_sealed, read_sealed, write_sealed
+from hpcsgd.runs.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from hpcsgd.runs.result import load_result
 from tests.helpers.harness import config_for, make_problem, train_on
 
 DOCUMENT = {"a": 1, "text": "é", "nothing": None, "not a number": float("inf")}
@@ -279,7 +279,7 @@ def test_results_turned_over_are_refused_or_whole(seed, run_folder, tmp_path):
 def test_checkpoints_turned_over_are_refused_or_used(seed, run_folder, tmp_path):
     """Whatever a sealed checkpoint says: a clean refusal or a run, never a crash."""
     problem = make_problem("softmax")
-    path, checkpoint = Store(run_folder, 2).newest()
+    path, checkpoint = CheckpointStore(run_folder, 2).newest()
     config = config_for(
         problem,
         problem={"intercept": True},
@@ -300,7 +300,7 @@ def test_checkpoints_turned_over_are_refused_or_used(seed, run_folder, tmp_path)
 
 
 def test_a_checkpoint_with_a_value_that_is_no_number_is_refused(run_folder, tmp_path):
-    _, checkpoint = Store(run_folder, 2).newest()
+    _, checkpoint = CheckpointStore(run_folder, 2).newest()
     for name in checkpoint.arrays:
         arrays = {k: a.copy() for k, a in checkpoint.arrays.items()}
         arrays[name].reshape(-1)[0] = np.nan
@@ -310,8 +310,8 @@ def test_a_checkpoint_with_a_value_that_is_no_number_is_refused(run_folder, tmp_
 
 
 def test_only_so_many_are_kept_and_the_newest_survive(tmp_path, run_folder):
-    _, checkpoint = Store(run_folder, 2).newest()
-    store = Store(tmp_path, 2)
+    _, checkpoint = CheckpointStore(run_folder, 2).newest()
+    store = CheckpointStore(tmp_path, 2)
     for number in (5, 10, 15):
         store.write(Checkpoint({**checkpoint.document, "exchanges": number}, {}))
     names = [path.name for path in store.paths()]

@@ -8,12 +8,11 @@ import time
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback
-from hpcsgd.checkpoint import Store
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
-from hpcsgd.result import Status, load_result
+from hpcsgd.runs.checkpoint import CheckpointStore
+from hpcsgd.runs.progress import Callback
+from hpcsgd.runs.result import Status, load_result
 from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic")
@@ -202,7 +201,7 @@ def test_an_error_comes_after_what_was_handed_to_the_disk(
     tmp_path, monkeypatch, ranks, error
 ):
     """Whoever catches it may go on in the same program, from the newest state."""
-    write, folder = Store.write, tmp_path / "run"
+    write, folder = CheckpointStore.write, tmp_path / "run"
 
     def slowly(store, checkpoint):
         time.sleep(0.3)
@@ -213,7 +212,7 @@ def test_an_error_comes_after_what_was_handed_to_the_disk(
             if view.exchanges == 5:
                 raise error("mine")
 
-    monkeypatch.setattr(Store, "write", slowly)
+    monkeypatch.setattr(CheckpointStore, "write", slowly)
     run = {"out": str(folder), "resume": "auto"}
     config = config_for(PROBLEM, checkpoint={"every": 4}, run=run)
     newest = {}
@@ -223,7 +222,7 @@ def test_an_error_comes_after_what_was_handed_to_the_disk(
         try:
             train(config, world=world, callbacks=failing, **DATA)
         except (Exception, KeyboardInterrupt):
-            newest[world.rank] = Store(folder, 1).newest()
+            newest[world.rank] = CheckpointStore(folder, 1).newest()
             raise
 
     with pytest.raises(error, match="mine"):

@@ -9,14 +9,14 @@ import pytest
 import scipy.sparse
 
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data import sink as sink_module
-from hpcsgd.data import text_source
-from hpcsgd.data.convert import convert
-from hpcsgd.data.crew import Crew
-from hpcsgd.data.csv import CsvSource
+from hpcsgd.data.convert import sink as sink_module
+from hpcsgd.data.convert import text
+from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.libsvm import LibsvmSource
+from hpcsgd.data.convert.parallel import Crew
+from hpcsgd.data.convert.pipeline import convert
+from hpcsgd.data.convert.transform import Recipe
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.libsvm import LibsvmSource
-from hpcsgd.data.recipe import Recipe
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.conversion import Quiet
 
@@ -30,7 +30,7 @@ RANKS = [1, 2, 3, 4]
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(text_source.TextSource, "piece", 700)
+    monkeypatch.setattr(text.TextSource, "piece", 700)
 
 
 @pytest.fixture
@@ -151,14 +151,14 @@ def test_missing_values_become_the_mean_of_the_training_rows(files):
 def test_a_text_is_gone_through_twice(files, monkeypatch, name, recipe):
     """Counted in bytes that were parsed, or gone through without being kept."""
     parsed = []
-    load = text_source.TextSource.load
+    load = text.TextSource.load
 
     def counting(self, task):
         piece = load(self, task)
         parsed.append(len(piece.text))
         return piece
 
-    monkeypatch.setattr(text_source.TextSource, "load", counting)
+    monkeypatch.setattr(text.TextSource, "load", counting)
     if name.endswith("svm"):
         source = LibsvmSource(files / name)
     else:
@@ -240,7 +240,7 @@ def test_what_broke_off_is_gone_on_with_on_other_ranks(
 
     run_ranks(3, run)
     monkeypatch.undo()
-    monkeypatch.setattr(text_source.TextSource, "piece", 700)
+    monkeypatch.setattr(text.TextSource, "piece", 700)
     assert not (files / "o.h5").exists()
     assert (files / ".o.h5.parts").exists()
     share(2, make, files / "o.h5", recipe, resume=True)
@@ -340,7 +340,7 @@ def test_a_fault_of_the_writer_reaches_all(files):
 
 
 def test_little_memory_means_few_who_parse(files):
-    from hpcsgd.data.survey import workers
+    from hpcsgd.data.convert.pipeline import workers
 
     class Four:
         rank, size = 0, 4
@@ -356,7 +356,7 @@ def test_little_memory_means_few_who_parse(files):
 
 def test_what_cannot_be_split_is_converted_by_rank_0(files, caplog):
     np.savez(files / "a.npz", X=X, y=Y.astype(float))
-    from hpcsgd.data.npz import NpzSource
+    from hpcsgd.data.convert.sources import NpzSource
 
     (files / "a.csv.gz").write_bytes(gzip.compress((files / "a.csv").read_bytes()))
     for make in (
@@ -397,7 +397,7 @@ def test_a_text_that_changes_between_the_passes_is_refused(files, monkeypatch):
 
 def test_those_that_wait_for_rank_0_hear_from_it(files, monkeypatch):
     """Often, and a key pressed elsewhere reaches it in the middle of its work."""
-    from hpcsgd.data import crew as module
+    from hpcsgd.data.convert import parallel as module
 
     monkeypatch.setattr(module, "BEAT", 0.0)
     (files / "a.csv.gz").write_bytes(gzip.compress((files / "a.csv").read_bytes()))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback, Wish
-from hpcsgd.callbacks.base import View, wish_of
-from hpcsgd.result import Status
-from hpcsgd.signals import WISHES, Signals
+from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.recovery import WISHES, Signals
+from hpcsgd.runs.result import Status
+from hpcsgd.solvers.callbacks import View, wish_of
 from tests.helpers.harness import config_for, make_problem
 
 VIEW = View(1, 1, 1)
@@ -89,7 +89,7 @@ def test_before_training_a_signal_ends_the_program():
         assert raised.value.code == 75
         signals.on_start(VIEW)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.on_exchange(VIEW) is Wish.PREEMPT
+        assert signals.on_exchange(VIEW) is Request.PREEMPT
 
 
 def test_before_training_it_ends_all_ranks_and_not_this_one_alone():
@@ -129,10 +129,10 @@ def test_a_person_outranks_the_system():
         signals.on_start(VIEW)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.on_exchange(VIEW) is Wish.INTERRUPT
+        assert signals.on_exchange(VIEW) is Request.INTERRUPT
 
 
 def test_what_callbacks_may_answer():
-    assert wish_of(None) is Wish.NONE and wish_of(False) is Wish.NONE
-    assert wish_of(True) is Wish.STOP and wish_of(np.True_) is Wish.STOP
-    assert wish_of(Wish.SAVE) is Wish.SAVE
+    assert wish_of(None) is Request.NONE and wish_of(False) is Request.NONE
+    assert wish_of(True) is Request.STOP and wish_of(np.True_) is Request.STOP
+    assert wish_of(Request.SAVE) is Request.SAVE

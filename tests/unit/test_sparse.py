@@ -11,28 +11,26 @@ import pytest
 from scipy import sparse as sp
 
 import hpcsgd
-from hpcsgd import memory
-from hpcsgd.backends import cpu, sparse
-from hpcsgd.backends.host import HostBackend
-from hpcsgd.build import build
+from hpcsgd.backends import compiled_calls, numpy_rows
+from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.serial import SerialCommunicator
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
-from hpcsgd.cost import Job, Machine
-from hpcsgd.csr import Csr, from_scipy, side_by_side, stack
-from hpcsgd.damage import find_damage
-from hpcsgd.data import readers, sparse_block
-from hpcsgd.data.fingerprint import Fingerprint
-from hpcsgd.data.memory import MemoryReader
-from hpcsgd.data.readers import row_words, stored_in
+from hpcsgd.data import readers, shard
+from hpcsgd.data.checksums import Fingerprint
+from hpcsgd.data.readers import MemoryReader, row_words, stored_in
 from hpcsgd.errors import DataError
-from hpcsgd.loading import DENSE_PAYS
+from hpcsgd.formats import encode
+from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import RECIPES
-from hpcsgd.products.choose import choose
-from hpcsgd.products.sparse_rows import pack, unpack
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode
-from hpcsgd.timing import Clock
+from hpcsgd.products.cost import CostInputs, Machine, choose
+from hpcsgd.products.gather import pack, unpack
+from hpcsgd.runs import memory
+from hpcsgd.runs.build import build
+from hpcsgd.runs.load import DENSE_PAYS
+from hpcsgd.runs.recovery import find_damage
+from hpcsgd.sparse import Csr, from_scipy, side_by_side, stack
 from tests.helpers.harness import config_for, train_on
 from tests.helpers.sparse import as_csr, make_sparse
 
@@ -78,8 +76,8 @@ def test_what_is_packed_is_unpacked(recipe, column):
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (5,), (3, 3, 3, 3, 3, 1), (16, 14)])
 @pytest.mark.parametrize("wire", ["fp64", "fp32"])
 def test_the_gram_by_every_way(sizes, heavy, split_work, wire, monkeypatch):
-    monkeypatch.setattr(sparse, "HEAVY", heavy)
-    monkeypatch.setattr(sparse, "SPLIT_WORK", split_work)
+    monkeypatch.setattr(numpy_rows, "HEAVY", heavy)
+    monkeypatch.setattr(numpy_rows, "SPLIT_WORK", split_work)
     blocks, (csr, X) = blocks_of(sizes), both(n=sum(sizes), d=40)
     backend = HostBackend(RECIPES["fp64"]).for_sparse()
     dtype = np.float64 if wire == "fp64" else np.float32
@@ -93,7 +91,7 @@ def test_the_gram_by_every_way(sizes, heavy, split_work, wire, monkeypatch):
 
 
 def test_columns_touched_before_are_forgotten():
-    marks = sparse.Marks()
+    marks = numpy_rows.Marks()
     for indices in ([5, 2, 5, 9], [7, 3]):
         touched, places = marks.compact(np.array(indices), 20)
         assert list(touched) == sorted(set(indices))
@@ -169,11 +167,11 @@ def test_a_value_too_large_for_the_storage_is_named():
 
 
 def test_a_block_is_read_in_pieces(monkeypatch):
-    monkeypatch.setattr(sparse_block, "FIRST_ROWS", 2)
+    monkeypatch.setattr(shard, "FIRST_ROWS", 2)
     _, X = both(n=100)
     reader = MemoryReader(as_csr(X), None)
     seen = []
-    block = sparse_block.load_csr(
+    block = shard.load_csr(
         *(reader, slice(3, 95), slice(2, 9), lambda values: values),
         budget=700,
         seen=lambda piece, row, col: seen.append((row, len(piece), col)),
@@ -230,8 +228,8 @@ def test_predictions_look_at_what_they_read():
         ("fp64", 0.04, 2000, False),
         ("fp64", 0.06, 2000, True),
         ("fp64", 0.01, 400, True),
-        ("fp32", 0.06, 2000, not cpu.available()),
-        ("fp32", 0.01, 400, not cpu.available()),
+        ("fp32", 0.06, 2000, not compiled_calls.available()),
+        ("fp32", 0.01, 400, not compiled_calls.available()),
         ("fp32", 0.21, 400, True),
     ],
 )
@@ -288,7 +286,7 @@ def test_memory_bounds_what_a_block_takes():
     X = sp.random_array((3000, 4000), density=0.01, format="csr", dtype=np.float32)
     predicted = need(X, schedule={"batch": 64, "steps": 8})
     reader, backend = MemoryReader(X, None), HostBackend(RECIPES["fp32"]).for_sparse()
-    block = sparse_block.load_csr(reader, slice(0, 3000), slice(0, 4000), backend.store)
+    block = shard.load_csr(reader, slice(0, 3000), slice(0, 4000), backend.store)
     held = block.indptr.nbytes + block.indices.nbytes + block.data.nbytes
     assert held <= predicted.matrix + 8 <= 1.1 * held
     blocks = blocks_of((64,) * 8)
@@ -303,7 +301,7 @@ def test_memory_bounds_what_a_block_takes():
 
 @pytest.mark.parametrize("density, wanted", [(1e-5, "gather"), (1e-2, "gram")])
 def test_auto_gathers_rows_of_few_values(density, wanted):
-    job = Job(2, 10_000, 10**6, 5 * 10**5, 32, 1, False, 8 * density, 4, 4)
+    job = CostInputs(2, 10_000, 10**6, 5 * 10**5, 32, 1, False, 8 * density, 4, 4)
     found = choose("auto", 8, job, Machine(latency=60e-6, per_byte=1e-9, gram=1e15))
     assert found.product == wanted
 

@@ -6,21 +6,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.agreement import Gradient
-from hpcsgd.codecs import AccordionConfig, Bucket, CodecConfig, kept_bytes
-from hpcsgd.codecs.randomk import RandomK
-from hpcsgd.codecs.records import (
+from hpcsgd.agreements import Gradient
+from hpcsgd.agreements.codecs import AccordionConfig, Bucket, CodecConfig, kept_bytes
+from hpcsgd.agreements.codecs.sparse import (
+    EVERY,
+    RandomK,
+    Wangni,
     add_record,
     index_bytes,
+    largest,
+    magnitude_of_budget,
+    magnitude_of_share,
     pack,
     pack_indices,
     record_bytes,
     unpack_indices,
 )
-from hpcsgd.codecs.topk import EVERY, largest
-from hpcsgd.codecs.wangni import Wangni, magnitude_of_budget, magnitude_of_share
 from hpcsgd.errors import ConfigError
-from hpcsgd.memory.agreed import of_codec
+from hpcsgd.runs.memory import of_codec
 from tests.helpers.contracts.codec import (
     ROWS,
     Alone,

@@ -3,19 +3,21 @@
 import numpy as np
 import pytest
 
-from hpcsgd.comm import mpi_facts, staged
-from hpcsgd.comm.cuda_aware import CudaAware, CudaAwareCommunicator, check_support
+from hpcsgd.comm import gpu_mpi, mpi
+from hpcsgd.comm.gpu import TRANSPORTS, fetched, open_transport, prove, transport_of
+from hpcsgd.comm.gpu_mpi import (
+    CudaAware,
+    CudaAwareCommunicator,
+    DeviceNarrowSum,
+    StagedCommunicator,
+    check_support,
+    chunks_of,
+)
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.layer import fetched
-from hpcsgd.comm.narrow import NarrowSum, open_message
-from hpcsgd.comm.narrow_device import DeviceNarrowSum
-from hpcsgd.comm.proof import prove
-from hpcsgd.comm.staged import StagedCommunicator, chunks_of
+from hpcsgd.comm.messages import NarrowSum, open_message
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.transports import TRANSPORTS, open_transport, transport_of
 from hpcsgd.errors import ConfigError, TransportError
-from hpcsgd.formats import get_format
-from hpcsgd.storage import decode, encode
+from hpcsgd.formats import decode, encode, get_format
 from tests.helpers.bits import add_bits, narrow_bits, widen_bits
 from tests.helpers.contracts.communicator import CHECKS
 from tests.helpers.fake_cuda import FakeLayer, Node, Unsynchronized
@@ -136,7 +138,7 @@ def test_the_same_bits_and_ledger_as_arrays_of_the_host(
     ranks, reproducible, kind, monkeypatch
 ):
     """Both directions of every grid, blocking and begun early, gaps in the counts."""
-    monkeypatch.setattr(staged, "CHUNK", 512)  # bytes: several chunks of some
+    monkeypatch.setattr(gpu_mpi, "CHUNK", 512)  # bytes: several chunks of some
     for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
@@ -240,11 +242,11 @@ def test_a_missing_wait_reads_what_was_there_before(monkeypatch):
 @pytest.mark.parametrize("words", [0, 1, 1024, 1025, 5000])
 def test_large_sums_go_through_two_buffers(words, monkeypatch):
     """The GPU copies chunk k + 1 before MPI adds chunk k; one collective is booked."""
-    monkeypatch.setattr(staged, "CHUNK", 4096)
+    monkeypatch.setattr(gpu_mpi, "CHUNK", 4096)
 
     def on_rank(world):
         events, layer = [], world.layer
-        world.carrier.pinned = staged.Pinned(layer)
+        world.carrier.pinned = gpu_mpi.PinnedBuffers(layer)
         to_host, add = layer.to_host, world.host._sum
         layer.to_host = lambda *a: (events.append("down"), to_host(*a))
         world.host._sum = lambda b: (events.append("sum"), add(b))
@@ -353,7 +355,7 @@ def test_an_mpi_that_is_not_cuda_aware_is_found_out(carrier, message):
 
 @pytest.mark.parametrize("said", [True, None, False])
 def test_an_mpi_that_says_no_is_not_tried(said, monkeypatch):
-    monkeypatch.setattr(mpi_facts, "reads_device_memory", lambda: said)
+    monkeypatch.setattr(mpi, "reads_device_memory", lambda: said)
     if said is not False:
         check_support()
         return

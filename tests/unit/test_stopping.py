@@ -5,7 +5,7 @@ import pytest
 
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
-from hpcsgd.stopping import StopConfig
+from hpcsgd.solvers.evaluation import StopConfig
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.problems import FAMILIES
 
@@ -72,10 +72,10 @@ def test_a_gap_goes_to_zero_at_the_optimum(family):
 
 def optimality_at(problem, result):
     """At the weights of a result, on a grid of four ranks."""
-    from hpcsgd.build import build
-    from hpcsgd.data.memory import MemoryReader
-    from hpcsgd.optimality import gap_of
-    from hpcsgd.timing import Clock
+    from hpcsgd.comm.ledger import Clock
+    from hpcsgd.data.readers import MemoryReader
+    from hpcsgd.runs.build import build
+    from hpcsgd.solvers.full_passes import gap_of
 
     config = asked(problem, (2, 2))
     weights = result.weights.reshape(7, -1)

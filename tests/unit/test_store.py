@@ -9,11 +9,9 @@ import pytest
 from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import AT_ONCE, block_sum
-from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.hdf5 import ELEMENTS, Hdf5Reader, StoreLayout
 from hpcsgd.data.inspection import inspect
-from hpcsgd.data.layout import ELEMENTS, Layout
-from hpcsgd.data.store_writer import StoreWriter
-from hpcsgd.data.verify_store import verify_store
+from hpcsgd.data.store import StoreWriter, verify_store
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.store import (
     COLS,
@@ -182,7 +180,7 @@ def test_the_checksum_is_its_formula(size):
 
 def test_tiles_of_any_width_are_about_a_megabyte():
     for cols in (1, 18, 255, 256, 257, 10**6):
-        layout = Layout(cols)
+        layout = StoreLayout(cols)
         size = layout.block_rows * layout.tile_cols * 4
         assert 2**19 < size <= 2**20
         assert (layout.tiles - 1) * layout.tile_cols < cols

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.data.hdf5 import Hdf5Reader
-from hpcsgd.data.store_writer import StoreWriter
-from hpcsgd.data.verify_store import verify_store
+from hpcsgd.data.store import StoreWriter, verify_store
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.limits import HANG
 from tests.helpers.store import (
@@ -126,7 +125,7 @@ def test_truncated_and_unfinished_files_are_refused(tmp_path):
 
 FULL = """
 import sys, numpy as np, resource
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import DataError
 limit = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

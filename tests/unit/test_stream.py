@@ -15,11 +15,11 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.sampling import Sampler
-from hpcsgd.data.store_writer import StoreWriter
-from hpcsgd.data.stream import WINDOWS, Route, Streamed
+from hpcsgd.data.store import StoreWriter
+from hpcsgd.data.stream import WINDOWS, Route, StreamedMatrix
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError
-from hpcsgd.storage import encode
+from hpcsgd.formats import encode
 from tests.helpers.harness import what_is_read
 from tests.helpers.limits import HANG
 from tests.helpers.pairwise import pairwise
@@ -51,7 +51,7 @@ def streamed(sampler, epochs=3, read=None):
     def fill(part, out):
         out[...] = read(part)
 
-    return Streamed(fill, X.shape, X.dtype, Route(sampler, epochs))
+    return StreamedMatrix(fill, X.shape, X.dtype, Route(sampler, epochs))
 
 
 @pytest.mark.parametrize("group", [1, 7, 24])
@@ -156,13 +156,13 @@ FACTORS = {
 def counted(monkeypatch):
     """The matrices that are streamed from here on."""
     made = []
-    begin = Streamed.__init__
+    begin = StreamedMatrix.__init__
 
     def counting(self, *arguments):
         made.append(self)
         begin(self, *arguments)
 
-    monkeypatch.setattr(Streamed, "__init__", counting)
+    monkeypatch.setattr(StreamedMatrix, "__init__", counting)
     return made
 
 
@@ -181,7 +181,9 @@ def test_streamed_rows_are_scaled_as_rows_in_memory(
         precision = replace(config.precision, scale=scale)
         scaled, results = replace(config, precision=precision), []
         for streams in (False, True):
-            monkeypatch.setattr("hpcsgd.build.check_memory", lambda *a, s=streams: s)
+            monkeypatch.setattr(
+                "hpcsgd.runs.build.check_memory", lambda *a, s=streams: s
+            )
             results.append(run_ranks(2, lambda w, c=scaled: train(c, world=w))[0])
         memory, file = results
         assert memory.weights_sha256 == file.weights_sha256
@@ -208,7 +210,7 @@ def test_streamed_runs_have_the_bits_of_runs_in_memory(case, data, monkeypatch):
     ranks = case["grid"][0] * case["grid"][1]
     made, results = counted(monkeypatch), []
     for streams in (False, True):
-        monkeypatch.setattr("hpcsgd.build.check_memory", lambda *a, s=streams: s)
+        monkeypatch.setattr("hpcsgd.runs.build.check_memory", lambda *a, s=streams: s)
         results.append(run_ranks(ranks, lambda world: train(config, world=world))[0])
     assert len(made) == ranks
     memory, file = results
@@ -221,7 +223,7 @@ def test_streamed_runs_have_the_bits_of_runs_in_memory(case, data, monkeypatch):
 def test_a_streamed_run_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
     from tests.helpers.resumed import PreemptAt
 
-    monkeypatch.setattr("hpcsgd.build.check_memory", lambda *a: True)
+    monkeypatch.setattr("hpcsgd.runs.build.check_memory", lambda *a: True)
 
     def run(folder, stop_at=None):
         out = {"out": str(tmp_path / folder), "resume": "auto", "check_every": 1}
@@ -308,8 +310,8 @@ def test_what_does_not_fit_either_way_is_refused(data):
 
 
 def test_a_window_must_hold_an_exchange(data, monkeypatch):
-    monkeypatch.setattr("hpcsgd.memory.need.SCANNED", 4096)
-    monkeypatch.setattr("hpcsgd.memory.need.process_bytes", lambda: 0)
+    monkeypatch.setattr("hpcsgd.runs.memory.SCANNED", 4096)
+    monkeypatch.setattr("hpcsgd.runs.memory.process_bytes", lambda: 0)
     sampling = {"mode": "blocks", "block": 8, "window": 4}
     with pytest.raises(ConfigError, match="needs a window of as many"):
         train(config_for(data, 0.00102, sampling=sampling))

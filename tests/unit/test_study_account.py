@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hpcsgd.study.account import account, is_expected
-from hpcsgd.study.plan import Plan
+from hpcsgd.studies.account import account, is_expected
+from hpcsgd.studies.plan import StudyPlan
 
 
 def ledger(calls, words):
@@ -58,7 +58,7 @@ STRONG = {
 
 
 def test_strong():
-    plan = Plan("strong", (1, 4), rows=100)
+    plan = StudyPlan("strong", (1, 4), rows=100)
     seen = rows(found(plan, STRONG))
     sgd, casgd = seen["sgd", 4], seen["casgd", 4]
     assert (sgd.seconds, sgd.spread, sgd.runs) == (4.0, (4.0, 100.0), 3)
@@ -72,7 +72,7 @@ def test_strong():
 
 
 def test_weak_counts_the_work_that_grew():
-    plan = Plan("weak", (1, 4), rows=100, repeats=1)
+    plan = StudyPlan("weak", (1, 4), rows=100, repeats=1)
     took = {("sgd", 1): [8], ("sgd", 4): [16], ("casgd", 1): [10], ("casgd", 4): [10]}
     seen = rows(found(plan, took))
     assert (seen["sgd", 4].speed_up, seen["sgd", 4].efficiency) == (2.0, 0.5)
@@ -81,13 +81,15 @@ def test_weak_counts_the_work_that_grew():
 
 
 def test_the_best_of_a_weak_study_does_most_in_its_time():
-    plan = Plan("weak", (1, 4), rows=100, repeats=1, methods=("casgd",))
+    plan = StudyPlan("weak", (1, 4), rows=100, repeats=1, methods=("casgd",))
     assert found(plan, {("casgd", 1): [10], ("casgd", 4): [30]}).best.ranks == 4
     assert found(plan, {("casgd", 1): [10], ("casgd", 4): [50]}).best.ranks == 1
 
 
 def test_weak_with_a_batch_that_grows_finds_its_baselines():
-    plan = Plan("weak", (2, 4), rows=100, repeats=1, batch_grows=True, batch=(32, 64))
+    plan = StudyPlan(
+        "weak", (2, 4), rows=100, repeats=1, batch_grows=True, batch=(32, 64)
+    )
     took = {("sgd", 2): [8], ("sgd", 4): [16], ("casgd", 2): [10], ("casgd", 4): [10]}
     seen = {r.setting: r for r in found(plan, took).rows}
     assert seen["casgd/p4/s8/b64/1x4/fp32"].speed_up == 2.0
@@ -95,7 +97,7 @@ def test_weak_with_a_batch_that_grows_finds_its_baselines():
 
 
 def test_the_fewest_ranks_of_a_method_and_its_best_grid():
-    plan = Plan("sweep", (4, 8), methods=("hybrid",), repeats=1)
+    plan = StudyPlan("sweep", (4, 8), methods=("hybrid",), repeats=1)
     lines = {}
     for point in plan.runs():
         seconds = {(1, 4): 6.0, (2, 2): 4.0, (4, 1): 5.0}.get(point.grid, 2.0)
@@ -108,7 +110,7 @@ def test_the_fewest_ranks_of_a_method_and_its_best_grid():
 
 
 def test_the_baseline_is_sgd_in_the_first_recipe_at_the_same_batch():
-    plan = Plan("strong", (1,), precision=("fp32", "c"), batch=(8, 16), repeats=1)
+    plan = StudyPlan("strong", (1,), precision=("fp32", "c"), batch=(8, 16), repeats=1)
     took = {"fp32": {8: 8.0, 16: 16.0}, "c": {8: 2.0, 16: 2.0}}
     lines = {p.key: line_of(p, took[p.recipe][p.batch]) for p in plan.runs()}
     seen = {row.setting: row for row in account(plan, lines, "there").rows}
@@ -117,7 +119,7 @@ def test_the_baseline_is_sgd_in_the_first_recipe_at_the_same_batch():
 
 
 def test_bad_runs_are_counted_and_cost_no_good_one():
-    plan = Plan("strong", (1,), repeats=3)
+    plan = StudyPlan("strong", (1,), repeats=3)
     lines = {p.key: line_of(p, 2.0) for p in plan.runs()}
     keys = [p.key for p in plan.runs() if p.method == "casgd"]
     lines[keys[0]] |= {"status": "diverged", "error": "lower the rate", "seconds": 1}
@@ -137,7 +139,7 @@ def test_bad_runs_are_counted_and_cost_no_good_one():
 
 
 def test_traffic_is_that_of_training_and_held_against_the_formula():
-    plan = Plan("strong", (1,), repeats=2)
+    plan = StudyPlan("strong", (1,), repeats=2)
     took = {("sgd", 1): (1, 1), ("casgd", 1): (1, 1)}
     row = rows(found(plan, took))["sgd", 1]
     assert (row.calls, row.words, row.expected) == (11, 325, True)
@@ -155,14 +157,14 @@ def test_one_wrong_ledger_of_many_is_seen(figure):
 
 
 def test_emulated_settings_are_never_the_best():
-    plan = Plan("strong", (1,), emulated=(4,), repeats=1, methods=("casgd",))
+    plan = StudyPlan("strong", (1,), emulated=(4,), repeats=1, methods=("casgd",))
     whole = found(plan, {("casgd", 1): [3], ("casgd", 4): [1]}, loss=None)
     assert whole.best is not None and whole.best.ranks == 1
     assert rows(whole)["casgd", 4].speed_up == 3.0 and whole.rows[0].loss is None
 
 
 def test_times_without_cores_are_no_baseline_of_others():
-    plan = Plan("strong", (2,), emulated=(4,), repeats=1)
+    plan = StudyPlan("strong", (2,), emulated=(4,), repeats=1)
     took = {("sgd", 2): 50.0, ("sgd", 4): 8.0, ("casgd", 2): 100.0, ("casgd", 4): 2.0}
     lines = {
         p.key: line_of(p, took[p.method, p.ranks], oversubscribed=p.ranks == 2)

@@ -7,10 +7,9 @@ import pytest
 
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.study.ask import make_plan
-from hpcsgd.study.folder import PLAN, POINTS, StudyFolder, document_of, read_plan
-from hpcsgd.study.plan import Plan
-from hpcsgd.study.run import waiting
+from hpcsgd.studies.folder import PLAN, POINTS, StudyFolder, document_of, read_plan
+from hpcsgd.studies.plan import StudyPlan
+from hpcsgd.studies.run import make_plan, waiting
 
 ASKED = {"ranks": [1, 2], "methods": ["sgd", "casgd"], "steps": [4], "repeats": 2}
 
@@ -29,7 +28,7 @@ def susy(tmp_path):
 
 def plan(**more):
     base = {"data": {"path": "/data/x.h5"}, "rate": {"value": 0.5}}
-    return Plan("strong", (1, 2), rows=100, base=base, repeats=1, **more)
+    return StudyPlan("strong", (1, 2), rows=100, base=base, repeats=1, **more)
 
 
 def lines_for(points, status="finished"):

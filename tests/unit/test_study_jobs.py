@@ -5,16 +5,14 @@ import os
 
 import pytest
 
-from hpcsgd.callbacks.base import Callback, Wish
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import load_site
-from hpcsgd.study.alone import train_point
-from hpcsgd.study.ask import make_plan
-from hpcsgd.study.cluster import Where
-from hpcsgd.study.submitted import begin, collect
+from hpcsgd.solvers.callbacks import Callback, Request
+from hpcsgd.studies.run import make_plan, train_point
+from hpcsgd.studies.submit import Where, begin, collect
 
 SBATCH = """#!/bin/bash
 number=$(( $(ls {folder}/*.job 2> /dev/null | wc -l) + 101 ))
@@ -142,7 +140,7 @@ class Preempted(Callback):
     """As by a signal ahead of the time limit."""
 
     def on_exchange(self, view):
-        return Wish.PREEMPT
+        return Request.PREEMPT
 
 
 def test_what_is_lost_is_said_once_and_submitted_again(tmp_path, study, queue):

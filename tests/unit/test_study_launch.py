@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from hpcsgd.study import launch as module
-from hpcsgd.study.launch import command, last_sentence, launch, read_report
-from hpcsgd.study.plan import Plan
-from hpcsgd.study.record import FIGURES, line
+from hpcsgd.studies import run as module
+from hpcsgd.studies.folder import FIGURES, line
+from hpcsgd.studies.plan import StudyPlan
+from hpcsgd.studies.run import command, last_sentence, launch, read_report
 
-POINT = next(Plan("strong", (2,), methods=("casgd",)).runs())
+POINT = next(StudyPlan("strong", (2,), methods=("casgd",)).runs())
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_a_failed_run_has_a_line_of_nulls():
     assert json.loads(json.dumps(said)) == said
     roomy = line(POINT, "x.h5", None, machine={"cores": 2})
     assert roomy["oversubscribed"] is False
-    eight = list(Plan("strong", (1,), emulated=(8,), methods=("sgd",)).runs())[1]
+    eight = list(StudyPlan("strong", (1,), emulated=(8,), methods=("sgd",)).runs())[1]
     assert line(eight, "x.h5", None, machine={"cores": 1})["oversubscribed"] is False
-    wide = next(Plan("strong", (2,), base={"run": {"threads": 2}}).runs())
+    wide = next(StudyPlan("strong", (2,), base={"run": {"threads": 2}}).runs())
     assert line(wide, "x.h5", None, machine={"cores": 3})["oversubscribed"] is True
     assert line(POINT, "x.h5", None)["oversubscribed"] is None

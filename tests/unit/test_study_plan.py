@@ -2,18 +2,25 @@
 
 import pytest
 
-from hpcsgd.agreement.kinds import batches_together
+from hpcsgd.agreements.base import batches_together
+from hpcsgd.config import METHODS as TABLE
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.methods import METHODS as TABLE
-from hpcsgd.study.checks import check
-from hpcsgd.study.methods import LOOP, METHODS, ROWS, both, every_grid
-from hpcsgd.study.plan import Plan, difference
-from hpcsgd.study.points import Point
+from hpcsgd.studies.plan import (
+    LOOP,
+    METHODS,
+    ROWS,
+    StudyPlan,
+    StudyPoint,
+    both,
+    check_plan,
+    difference,
+    every_grid,
+)
 
 
 def plan(kind="strong", ranks=(1, 2), **more):
-    return Plan(kind, ranks, rows=1000, **more)
+    return StudyPlan(kind, ranks, rows=1000, **more)
 
 
 def settings(asked):
@@ -152,21 +159,21 @@ def test_emulated_ranks_are_one_process_and_keep_nothing():
 )
 def test_what_cannot_be_run_is_refused_with_the_remedy(change, words):
     with pytest.raises(ConfigError, match=words):
-        check(plan(**{"ranks": (1, 2), **change}))
+        check_plan(plan(**{"ranks": (1, 2), **change}))
 
 
 def test_weak_studies_need_rows_and_multiples():
     with pytest.raises(ConfigError, match="3 rows cannot grow from 1 to 4 ranks"):
-        check(Plan("weak", (1, 4), rows=3))
+        check_plan(StudyPlan("weak", (1, 4), rows=3))
     with pytest.raises(ConfigError, match="on 3 ranks: no multiple of 2"):
-        check(Plan("weak", (2, 3), rows=100, batch_grows=True))
+        check_plan(StudyPlan("weak", (2, 3), rows=100, batch_grows=True))
 
 
 def test_good_plans_pass():
     everything = tuple(METHODS)
-    check(plan(ranks=(1, 2, 4), emulated=(64,), methods=everything, batch=(128,)))
-    check(plan("weak", ranks=(1, 2), batch_grows=True))
-    check(plan("sweep", ranks=(4,), methods=("casgd",), steps=(2, "auto")))
+    check_plan(plan(ranks=(1, 2, 4), emulated=(64,), methods=everything, batch=(128,)))
+    check_plan(plan("weak", ranks=(1, 2), batch_grows=True))
+    check_plan(plan("sweep", ranks=(4,), methods=("casgd",), steps=(2, "auto")))
 
 
 @pytest.mark.parametrize(
@@ -184,6 +191,6 @@ def test_a_difference_is_named(before, now, said):
 
 
 def test_names_of_files_are_keys():
-    point = Point("strong", "sgd", 2, 0, (1, 2), 32, 1, "fp32", 0, repeat=3)
+    point = StudyPoint("strong", "sgd", 2, 0, (1, 2), 32, 1, "fp32", 0, repeat=3)
     assert point.key == "sgd/p2/s1/b32/1x2/fp32/seed0/r3"
     assert point.name == "sgd-p2-s1-b32-1x2-fp32-seed0-r3"

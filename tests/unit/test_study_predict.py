@@ -7,11 +7,17 @@ from math import ceil, inf, log2
 import pytest
 
 from hpcsgd.cli import main
-from hpcsgd.cost import Machine, seconds
 from hpcsgd.errors import ConfigError
-from hpcsgd.hardware import Hardware, Level, Number, load_hardware
-from hpcsgd.study.collectives import sums_over
-from hpcsgd.study.predict import Asked, grid_of, job_on, parse_ranks, predict
+from hpcsgd.products.cost import Machine, seconds
+from hpcsgd.studies.predict import (
+    PredictedRun,
+    grid_of,
+    job_on,
+    parse_ranks,
+    predict,
+    sums_over,
+)
+from hpcsgd.tuning.machine import Hardware, NetworkLevel, Number, load_hardware
 
 FREE = {"gram": 1e30, "gram_narrow": 1e30, "read": 1e30, "again": 1e30}
 FREE |= {"plain": 1e30, "inner": 1e30, "link": 0.0, "exchange": 0.0}
@@ -23,12 +29,12 @@ def number(value):
 
 
 def hardware(alpha=0.0, bandwidth=1e30, **rank):
-    level = Level("wire", 0, number(alpha), number(bandwidth))
+    level = NetworkLevel("wire", 0, number(alpha), number(bandwidth))
     figures = {key: number(value) for key, value in (FREE | rank).items()}
     return Hardware("made up", "", figures, (level,))
 
 
-ASKED = Asked(rows=10**6, columns=4096, batch=32, epochs=10)
+ASKED = PredictedRun(rows=10**6, columns=4096, batch=32, epochs=10)
 
 
 def test_one_rank_sends_nothing():
@@ -103,7 +109,7 @@ def test_where_ca_sgd_begins_to_pay(alpha):
 
 def test_where_more_ranks_stop_paying():
     """α log2 p against w/p: the least of both is at p = w ln 2 / α, by calculus."""
-    asked = Asked(rows=10**6, columns=65536, batch=1, epochs=1, steps=1)
+    asked = PredictedRun(rows=10**6, columns=65536, batch=1, epochs=1, steps=1)
     alpha, read = 1e-6, 1e9
     found = predict(hardware(alpha=alpha, plain=read), asked, parse_ranks("1..16384"))
     work = 65536 * 4 / read
@@ -128,8 +134,8 @@ def test_a_share_of_a_node_goes_on_to_the_fabric():
     """Four ranks of a node send a quarter each: the fabric feels no more than that."""
     near, far = number(1e12), number(1e9)
     levels = (
-        Level("near", 4, number(0.0), near),
-        Level("far", 0, number(0.0), far),
+        NetworkLevel("near", 4, number(0.0), near),
+        NetworkLevel("far", 0, number(0.0), far),
     )
     machine = replace(hardware(), levels=levels)
     rings = {one.way: one for one in sums_over(machine, 8)}["rings"]

@@ -12,13 +12,13 @@ from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import open_reader
-from hpcsgd.data.store_writer import StoreWriter
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError
-from hpcsgd.study import machine, strong, sweep, weak
-from hpcsgd.study import run as module
-from hpcsgd.study.launch import Ended
-from hpcsgd.study.rows import first_rows, rows_in
+from hpcsgd.studies import folder, strong, sweep, weak
+from hpcsgd.studies import run as module
+from hpcsgd.studies.folder import first_rows, rows_in
+from hpcsgd.studies.run import RunEnd
 
 CONFIG = {"rate": {"value": 0.5}, "run": {"evaluate_every": 0}}
 
@@ -38,9 +38,9 @@ class Launches:
         try:
             (report, *_) = run_ranks(ranks, lambda world: train(tables, world=world))
         except HpcsgdError as error:
-            return Ended(2, None, str(error), 0.1, 0.1)
+            return RunEnd(2, None, str(error), 0.1, 0.1)
         document = json.loads(report.json())
-        return Ended(report.status.exit_code, document, "", 0.1, 0.1)
+        return RunEnd(report.status.exit_code, document, "", 0.1, 0.1)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_runs_take_turns_and_none_is_run_twice(launches, few, out):
 
 
 def test_bad_runs_are_run_again_and_good_ones_are_not(launches, few, out):
-    launches.bad["casgd"] = lambda: Ended(1, None, "a rank was killed", 0.1, 0.1)
+    launches.bad["casgd"] = lambda: RunEnd(1, None, "a rank was killed", 0.1, 0.1)
     asked = {"methods": ["casgd", "local"], "steps": [2], "repeats": 2}
     found = strong(few, [2], out, CONFIG, **asked)
     assert [bad["error"] for bad in found.failures] == ["a rank was killed"] * 2
@@ -141,7 +141,7 @@ def test_a_sweep_has_all_grids(launches, few, out):
 
 
 def test_more_ranks_than_cores_are_warned_of(launches, few, out, caplog, monkeypatch):
-    monkeypatch.setattr(machine, "own_cores", lambda: [0, 1])
+    monkeypatch.setattr(folder, "own_cores", lambda: [0, 1])
     with caplog.at_level(logging.WARNING, "hpcsgd"):
         found = strong(few, [2, 4], out, CONFIG, methods=["sgd"], repeats=1)
     assert "up to 4 ranks share 2 cores" in caplog.text
@@ -150,7 +150,7 @@ def test_more_ranks_than_cores_are_warned_of(launches, few, out, caplog, monkeyp
 
 
 def test_emulated_ranks_crowd_nobody(launches, few, out, caplog, monkeypatch):
-    monkeypatch.setattr(machine, "own_cores", lambda: [0])
+    monkeypatch.setattr(folder, "own_cores", lambda: [0])
     asked = {"methods": ["sgd"], "repeats": 1, "emulate_members": [8]}
     with caplog.at_level(logging.WARNING, "hpcsgd"):
         found = strong(few, [1], out, CONFIG, **asked)

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreement.centring import OverClasses, OverColumns
-from hpcsgd.agreement.clipping import ByNorm, ByValue
-from hpcsgd.agreement.shaping import Whole
-from hpcsgd.codecs import Moment
-from hpcsgd.formats import get_format
-from hpcsgd.rounding import round_through
-from hpcsgd.storage import decode, encode
+from hpcsgd.agreements.codecs import Moment
+from hpcsgd.agreements.shaping import (
+    ByNorm,
+    ByValue,
+    GradientFacts,
+    OverClasses,
+    OverColumns,
+)
+from hpcsgd.formats import decode, encode, get_format, round_through
 from tests.helpers.gradients import agreed
 from tests.helpers.harness import make_problem, train_on
 
@@ -24,7 +26,7 @@ def gradients(dtype):
 
 
 def alone(gradient):
-    return Whole(slice(0, len(gradient)), lambda words: words)
+    return GradientFacts(slice(0, len(gradient)), lambda words: words)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

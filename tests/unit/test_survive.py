@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback
-from hpcsgd.comm.board import RankDied
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.threads import RankDied, SerialCommunicator, run_ranks
 from hpcsgd.errors import TransportError
-from hpcsgd.result import Status
-from hpcsgd.survive import last_common, smaller_grid
+from hpcsgd.runs.progress import Callback
+from hpcsgd.runs.recovery import last_common, smaller_grid
+from hpcsgd.runs.result import Status
 from tests.helpers.harness import config_for, make_problem, oracle_for, relative_error
 
 
@@ -85,7 +83,7 @@ def test_without_the_setting_a_lost_rank_ends_the_run():
 
 
 def test_the_run_folder_goes_to_the_new_first_rank(tmp_path):
-    from hpcsgd.result import load_result
+    from hpcsgd.runs.result import load_result
 
     problem = make_problem("logistic")
     config = shrinking(problem, run={"out": str(tmp_path)})

@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 
 import hpcsgd
-from hpcsgd.assessment import evaluate
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.config import RunConfig
+from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.config import RunConfig, SweepConfig
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.models import Model
-from hpcsgd.prediction import predict
-from hpcsgd.result import load_result
-from hpcsgd.sweeps.api import with_sweep
-from hpcsgd.sweeps.outcome import Sweep, load_sweep
-from hpcsgd.sweeps.settings import SweepConfig
-from hpcsgd.updates import UPDATES, make_update, unroll
-from hpcsgd.updates.many import one_step_many, unroll_many
+from hpcsgd.estimators.sweep import Sweep, load_sweep, with_sweep
+from hpcsgd.glm import UPDATES, make_update, unrolling
+from hpcsgd.glm.penalties import SweepModel
+from hpcsgd.glm.unrolling import one_step_many, unroll_many
+from hpcsgd.runs.predict import evaluate, predict
+from hpcsgd.runs.result import load_result
 from tests.helpers.harness import config_for
 from tests.helpers.many import sweep_on
 from tests.helpers.problems import make_problem
@@ -28,18 +25,18 @@ def test_models_are_the_product_of_the_lists():
     found = SweepConfig(l2=(0.0, 1.0), rate=(0.1, 0.2), folds=2).models(9.0, 9.0)
     assert len(found) == 12
     assert found.each[:4] == (
-        Model(0.0, 0.1, 0),
-        Model(0.0, 0.1, 1),
-        Model(0.0, 0.1, None),
-        Model(0.0, 0.2, 0),
+        SweepModel(0.0, 0.1, 0),
+        SweepModel(0.0, 0.1, 1),
+        SweepModel(0.0, 0.1, None),
+        SweepModel(0.0, 0.2, 0),
     )
-    assert found.each[-1] == Model(1.0, 0.2, None)
+    assert found.each[-1] == SweepModel(1.0, 0.2, None)
     assert found.weights[:3] == (0, 1, 2)
 
 
 def test_what_no_list_names_is_that_of_the_run():
     (only,) = SweepConfig(l2=(0.5,)).models(9.0, 7.0).each
-    assert only == Model(0.5, 7.0, None)
+    assert only == SweepModel(0.5, 7.0, None)
     assert not SweepConfig().is_many and SweepConfig(rate=(0.5,)).is_many
 
 
@@ -84,7 +81,7 @@ def test_coefficients_of_many_are_those_of_each(kind):
     l2, counts = np.array([0.0, 0.3, 2.0]), (5, 5, 5, 2)
     many = unroll_many(update, rates, counts, l2)
     for k in range(3):
-        one = unroll(update, rates[:, k].tolist(), counts, float(l2[k]))
+        one = unrolling(update, rates[:, k].tolist(), counts, float(l2[k]))
         for name in ("lead", "carry", "gain", "free", "push"):
             got = getattr(many, name)[..., k]
             np.testing.assert_allclose(got, getattr(one, name), rtol=1e-14, atol=1e-15)
@@ -92,7 +89,7 @@ def test_coefficients_of_many_are_those_of_each(kind):
             np.testing.assert_allclose(got[..., k], wanted, rtol=1e-13, atol=1e-15)
         step = one_step_many(update, rates[1], 5, l2)
         assert step.lead.shape == (1, 1, 3)
-        alone = unroll(update, [rates[1, k]], [5], float(l2[k]))
+        alone = unrolling(update, [rates[1, k]], [5], float(l2[k]))
         np.testing.assert_allclose(step.carry[..., k], alone.carry, atol=1e-15)
 
 

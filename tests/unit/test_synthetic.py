@@ -19,7 +19,7 @@ from hpcsgd.data.synthetic import (
     write_synthetic,
 )
 from hpcsgd.errors import ConfigError
-from hpcsgd.families import get_family
+from hpcsgd.glm import get_family
 
 BINARY = [name for name, shape in SHAPES.items() if shape.task == "binary"]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcsgd.data.partition import split_range
+from hpcsgd.data.shard import split_range
 from hpcsgd.data.targets import MOST_CLASSES, Targets, encode_targets
 from hpcsgd.errors import DataError
-from hpcsgd.families import FAMILIES, get_family
+from hpcsgd.glm import FAMILIES, get_family
 from tests.helpers.limits import HANG
 
 KINDS = sorted({get_family(name).targets for name in FAMILIES})

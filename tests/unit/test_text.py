@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcsgd.data import text as module
-from hpcsgd.data.text import count_pieces, pieces, read_piece
+from hpcsgd.data.convert import text as module
+from hpcsgd.data.convert.text import count_pieces, pieces, read_piece
 from hpcsgd.errors import DataError
 
 SLOW = settings(

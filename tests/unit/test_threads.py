@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends import columns, cpu, threads
+from hpcsgd.backends import compiled_calls, many_models
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.schedule import blocks_of
+from hpcsgd.glm.unrolling import blocks_of
 from tests.helpers.cpu import SIZES, kernels, sampled, sets_here
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.limits import HANG
 
 __all__ = ["kernels"]  # a fixture
-compiled = pytest.mark.skipif(not sets_here(), reason=cpu.why())
+compiled = pytest.mark.skipif(not sets_here(), reason=compiled_calls.why())
 COUNTS = (2, 3, 5)
 STORED = ("fp32", "bf16")
 
@@ -32,17 +32,17 @@ def one_thread_afterwards(request):
     """In the set of kernels that the test used."""
     if "kernels" in request.fixturenames:
         request.getfixturevalue("kernels")
-    threads._say.cache_clear()
+    compiled_calls._say.cache_clear()
     yield
-    threads.use(1)
+    compiled_calls.use(1)
 
 
 def same_for_any_number(work):
     """`work` gives the same bytes on one thread and on several, in tiny parts."""
-    threads.use(1)
+    compiled_calls.use(1)
     alone = work()
     for count in COUNTS:
-        threads.use(count, grain=1)
+        compiled_calls.use(count, grain=1)
         for _ in range(3):
             assert work() == alone
 
@@ -58,12 +58,12 @@ def test_margins_and_updates(kernels, d, storage):
 
         def margins(matrix=matrix, rows=rows, w=w, m=m):
             out = np.full((m, 1), np.nan, dtype=np.float32)
-            cpu.margins(matrix, rows, w, out)
+            compiled_calls.margins(matrix, rows, w, out)
             return out.tobytes()
 
         def update(matrix=matrix, rows=rows, w=w, r=r):
             moved = w.copy()
-            cpu.update(matrix, rows, r, moved)
+            compiled_calls.update(matrix, rows, r, moved)
             return moved.tobytes()
 
         same_for_any_number(margins)
@@ -81,8 +81,8 @@ def test_several_columns(kernels, d, K, storage):
 
         def both(matrix=matrix, rows=rows, w=w, m=m):
             out, moved = np.full((m, K), np.nan, dtype=np.float32), w.copy()
-            columns.margins(matrix, rows, w, out)
-            columns.update(matrix, rows, out, moved)
+            many_models.margins(matrix, rows, w, out)
+            many_models.update(matrix, rows, out, moved)
             return out.tobytes() + moved.tobytes()
 
         same_for_any_number(both)
@@ -101,11 +101,11 @@ def test_the_strict_gram(kernels, d, sizes, storage):
         way(matrix, rows, starts, out[: blocks.gram_words])
         return out.tobytes()
 
-    same_for_any_number(lambda: gram(cpu.strict_gram))
-    if storage == "bf16" and cpu.has_pairs():
-        room = cpu.PairRoom(blocks.rows, len(sizes))
+    same_for_any_number(lambda: gram(compiled_calls.strict_gram))
+    if storage == "bf16" and compiled_calls.has_pairs():
+        room = compiled_calls.PairRoom(blocks.rows, len(sizes))
         same_for_any_number(
-            lambda: gram(lambda *given: cpu.strict_gram_pairs(*given, room))
+            lambda: gram(lambda *given: compiled_calls.strict_gram_pairs(*given, room))
         )
 
 
@@ -116,7 +116,7 @@ def test_the_loss(kernels):
 
     def scores():
         out = np.full(53, np.nan)
-        cpu.exact_scores(block, w, out)
+        compiled_calls.exact_scores(block, w, out)
         return out.tobytes()
 
     same_for_any_number(scores)
@@ -144,8 +144,8 @@ KINDS = ["direct", "gram", "gather", "gather-once", "cached"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_runs(kind, family, recipe, monkeypatch):
     """One rank, and two members that share the threads of one process."""
-    problem, use = make_problem(family, n=96, d=300), threads.use
-    monkeypatch.setattr(threads, "use", lambda count, grain=1: use(count, grain))
+    problem, use = make_problem(family, n=96, d=300), compiled_calls.use
+    monkeypatch.setattr(compiled_calls, "use", lambda count, grain=1: use(count, grain))
     found = []
     for count in (1, *COUNTS):
         config = config_of(problem, kind, family, recipe, count)
@@ -157,9 +157,9 @@ def test_whole_runs(kind, family, recipe, monkeypatch):
 
 @compiled
 def test_a_run_uses_what_it_asks_for(monkeypatch):
-    problem, asked, use = make_problem("logistic", n=24, d=5), [], threads.use
+    problem, asked, use = make_problem("logistic", n=24, d=5), [], compiled_calls.use
     monkeypatch.setattr(
-        threads, "use", lambda *given: (asked.append(given), use(*given))
+        compiled_calls, "use", lambda *given: (asked.append(given), use(*given))
     )
     train(config_of(problem, "direct", "logistic", "fp32", 3), X=problem.X, y=problem.y)
     assert asked == [(3,)]
@@ -184,14 +184,14 @@ def test_too_many_are_said_once(cores, says, caplog):
     places = list(zip(("one", "two", "one"), cores, strict=True))
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
         for rank in (0, 2, 0):  # and again, for a second run
-            threads.warn(2, places, rank)
+            compiled_calls.warn(2, places, rank)
     assert len(caplog.records) == says
     assert not says or "2 x 2 threads share 3 cores of one" in caplog.text
 
 
 @compiled
 def test_a_run_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(threads, "place", lambda: ("here", (0, 1, 2)))
+    monkeypatch.setattr(compiled_calls, "place", lambda: ("here", (0, 1, 2)))
     problem = make_problem("logistic", n=24, d=5)
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
         train_on(2, config_of(problem, "direct", "logistic", "fp32", 1), problem)
@@ -208,7 +208,7 @@ def work_of(d=700, m=64):
 
     def gram():
         out = np.empty(blocks.gram_words, dtype=np.float32)
-        cpu.strict_gram(matrix, rows, starts, out)
+        compiled_calls.strict_gram(matrix, rows, starts, out)
         return out.tobytes()
 
     return gram
@@ -240,15 +240,15 @@ needs_proc = pytest.mark.skipif(
 @needs_proc
 def test_threads_are_made_when_wanted_and_leave_when_not():
     gram = work_of()
-    threads.use(4, grain=1)
+    compiled_calls.use(4, grain=1)
     assert comes_to(0)
     gram()
     assert comes_to(3)
-    threads.use(2, grain=1)
+    compiled_calls.use(2, grain=1)
     assert comes_to(0)
     gram()
     assert comes_to(1)
-    threads.use(1)
+    compiled_calls.use(1)
     assert comes_to(0)
 
 
@@ -256,7 +256,7 @@ def test_threads_are_made_when_wanted_and_leave_when_not():
 @needs_proc
 def test_small_calls_stay_with_their_thread():
     small, large = work_of(d=20, m=8), work_of(d=2000, m=256)
-    threads.use(4)
+    compiled_calls.use(4)
     assert comes_to(0)
     small()
     assert helpers() == 0
@@ -302,9 +302,9 @@ def test_a_child_has_threads_of_its_own():
 def test_callers_meet():
     """Several threads of Python call at once: each gets its own sums."""
     works = [work_of(d) for d in (300, 500, 700)]
-    threads.use(1)
+    compiled_calls.use(1)
     alone = [gram() for gram in works]
-    threads.use(3, grain=1)
+    compiled_calls.use(3, grain=1)
     wrong = []
 
     def call(gram, wanted):

@@ -6,14 +6,17 @@ import os
 import numpy as np
 import pytest
 
+from hpcsgd.agreements.more.infinity.store import (
+    RING,
+    Generation,
+    TilePlan,
+    TileStore,
+    columns_for,
+    place_in,
+)
+from hpcsgd.agreements.more.infinity.tiles import PAGE, Stamp, Stamps, step_bytes
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.tiles import Plan, Store, columns_for
-from hpcsgd.tiles.generation import Generation, place_in
-from hpcsgd.tiles.pipeline import RING
-from hpcsgd.tiles.plan import PAGE
-from hpcsgd.tiles.stamp import Stamp, Stamps
-from hpcsgd.tiles.traffic import step_bytes
-from hpcsgd.updates import Part, Turn, make_rule, make_update
+from hpcsgd.glm import ColumnViews, Turn, make_rule, make_update
 from tests.helpers.harness import config_for, make_problem
 from tests.helpers.tiles import WORDS, layout, made
 
@@ -34,7 +37,7 @@ def whole(store, name, columns):
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("height", [1, 8, 64])
 def test_parts_of_all_replicas_are_all_columns_once(columns, replicas, height):
-    plans = [Plan(columns, height, replicas, r) for r in range(replicas)]
+    plans = [TilePlan(columns, height, replicas, r) for r in range(replicas)]
     seen = []
     for number in plans[0]:
         parts = [plan.part(number) for plan in plans]
@@ -68,7 +71,7 @@ def test_a_size_that_is_no_multiple_of_a_page_round_trips(tmp_path, columns):
     store.update(step)
     store.commit({"exchanges": 1})
     store.close()
-    again = Store(tmp_path / "a", store.layout, 0)
+    again = TileStore(tmp_path / "a", store.layout, 0)
     again.open_at(1)
     for k, name in enumerate(WORDS):
         assert np.array_equal(whole(again, name, columns), given * (1 + k))
@@ -162,7 +165,7 @@ def test_steps_on_disk_have_the_bits_of_steps_in_memory(tmp_path, kind, height):
 
         def take(words, some, gradient=gradient, turn=turn):
             kept = {name: words[name] for name in rule.kept}
-            part = Part(words["weights"], kept)
+            part = ColumnViews(words["weights"], kept)
             rule.step(part, gradient[some].copy(), 0.5, turn, 0.01)
 
         take(held, slice(None))
@@ -213,7 +216,7 @@ def test_an_uncommitted_step_is_not_there(tmp_path):
     store.commit({"exchanges": 1})
     store.update(lambda number, words: words["weights"].fill(2.0))
     store.close()
-    again = Store(tmp_path / "a", store.layout, 0)
+    again = TileStore(tmp_path / "a", store.layout, 0)
     assert [s.version for s in again.versions()] == [1, 0]
     again.open_at(1)
     assert (whole(again, "weights", 50) == 1.0).all()
@@ -233,7 +236,7 @@ def test_columns_are_found_whatever_the_layout(tmp_path):
     def deal(generation, replicas, height, fill):
         for r in range(replicas):
             of = layout(columns, height, replicas)
-            store = Store(place_in(tmp_path, generation, r, 0), of, r)
+            store = TileStore(place_in(tmp_path, generation, r, 0), of, r)
             store.create({"exchanges": 4}, fill)
             store.close()
         return Generation(tmp_path / f"{generation:06d}")

@@ -5,13 +5,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.comm import wire
-from hpcsgd.cost import Job, Machine, seconds
-from hpcsgd.cost_terms import TERMS, costs_of, machine_of, terms
-from hpcsgd.tuner.fit import Timed, fit_line, fit_machine
-from hpcsgd.tuner.model import Model
-from hpcsgd.tuner.network import line_through
-from hpcsgd.tuner.stage import Burst, Setting
+from hpcsgd.comm import communicator
+from hpcsgd.products.cost import (
+    TERMS,
+    CostInputs,
+    Machine,
+    costs_of,
+    machine_of,
+    seconds,
+    terms,
+)
+from hpcsgd.tuning.machine import (
+    MachineModels,
+    TimeSample,
+    fit_line,
+    fit_machine,
+    line_through,
+)
+from hpcsgd.tuning.rehearsal import Burst, TimedSetting
 
 TRUE = Machine(
     latency=3e-5,
@@ -26,7 +37,7 @@ TRUE = Machine(
     step=1e-5,
     turn=2e-6,
 )
-JOB = Job(
+JOB = CostInputs(
     members=4,
     rows=20000,
     columns=800,
@@ -46,7 +57,9 @@ def times(product, steps, batches, noise=0.0, job=JOB):
         for s in steps:
             own = replace(job, batch=b)
             exact = s * seconds(product, s, own, TRUE)
-            found.append(Timed(product, s, own, exact * (1 + noise * rng.normal())))
+            found.append(
+                TimeSample(product, s, own, exact * (1 + noise * rng.normal()))
+            )
     return found
 
 
@@ -63,7 +76,7 @@ def test_a_line_is_never_negative():
 
 def test_alpha_and_beta_of_sums_count_what_a_ring_moves():
     sizes = [32, 4096, 2**20]
-    took = [2e-5 + 1e-9 * wire.sum_bytes(size, 4) for size in sizes]
+    took = [2e-5 + 1e-9 * communicator.sum_bytes(size, 4) for size in sizes]
     found = line_through("members", 4, sizes, took)
     assert found.latency == pytest.approx(2e-5)
     assert found.per_byte == pytest.approx(1e-9)
@@ -124,8 +137,8 @@ def test_the_parts_of_a_step_are_the_step(product):
 
 def test_a_model_knows_first_and_later_epochs_apart():
     """A first epoch that takes ten times what it should counts for a fifth of a run."""
-    model, asked = Model(JOB, TRUE), Setting("cached", 12, 32)
-    settings = [Setting("cached", s, 32) for s in (2, 6, 20)]
+    model, asked = MachineModels(JOB, TRUE), TimedSetting("cached", 12, 32)
+    settings = [TimedSetting("cached", s, 32) for s in (2, 6, 20)]
     slow = [Burst(s, False, 9, 10 * model.exchange(s)) for s in settings]
     fast = [Burst(s, True, 9, model.exchange(s, later=True)) for s in settings]
     fitted = model.fitted([*slow, *fast])

@@ -6,20 +6,32 @@ import numpy as np
 import pytest
 
 from hpcsgd import fit
-from hpcsgd.agreement import AGREEMENTS
-from hpcsgd.checkpoint import Store
+from hpcsgd.agreements import AGREEMENTS
+from hpcsgd.agreements.codecs import (
+    CODECS,
+    AccordionConfig,
+    Bucket,
+    CodecConfig,
+    get_codec,
+)
+from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.cli.compare import what_to_compare
 from hpcsgd.cli.parser import make_parser
-from hpcsgd.codecs import CODECS, AccordionConfig, Bucket, CodecConfig, get_codec
-from hpcsgd.codecs.base import Moment
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig
+from hpcsgd.config import (
+    METHODS,
+    NEEDS,
+    USUAL,
+    RunConfig,
+    check_read,
+    is_read,
+    unread,
+    value_of,
+)
 from hpcsgd.errors import ConfigError
-from hpcsgd.methods import METHODS
-from hpcsgd.study.compare import compare_methods
-from hpcsgd.study.methods import get_method
-from hpcsgd.study.settings import make_setting
-from hpcsgd.unread import NEEDS, USUAL, check_read, is_read, unread, value_of
+from hpcsgd.runs.checkpoint import CheckpointStore
+from hpcsgd.studies.compare import compare_methods
+from hpcsgd.studies.plan import get_method, make_setting
 from tests.helpers.contracts.codec_bucket import Alone
 from tests.helpers.harness import config_for, train_on
 from tests.helpers.problems import make_problem
@@ -291,7 +303,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path):
     asked = {"run": {"out": str(tmp_path)}, "checkpoint": {"every": 1}}
     first = config_for(PROBLEM, **asked)
     train_on(1, first, PROBLEM)
-    store = Store(tmp_path, 1)
+    store = CheckpointStore(tmp_path, 1)
     _, known = store.newest()
     known.document["config"]["codec"]["share"] = 0.5
     store.write(known)

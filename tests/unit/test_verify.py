@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from hpcsgd.cli.verify import table
-from hpcsgd.data.memory import MemoryReader
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import DataError
 from hpcsgd.products import GATHERS, KEEPS
-from hpcsgd.recording import NAME, read_recording, write_recording
-from hpcsgd.result import load_result
-from hpcsgd.verify import certify
-from hpcsgd.verify.scene import open_scene
-from hpcsgd.verify.source import open_source
+from hpcsgd.runs.guards import NAME, read_recording, write_recording
+from hpcsgd.runs.result import load_result
+from hpcsgd.studies.verify import certify
+from hpcsgd.studies.verify.replay import open_scene, open_source
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.problems import FAMILIES, Problem
 from tests.helpers.resumed import interrupted
@@ -346,7 +345,7 @@ def test_what_is_wrong_by_more_than_any_rounding_fails_undecided_or_not(tmp_path
 
 def replayed_wrongly(folder, reader, monkeypatch, wrong):
     """The names that fail where the replay takes `wrong` exchanges."""
-    from hpcsgd.verify.scene import Scene
+    from hpcsgd.studies.verify.replay import Scene
 
     right = Scene.exchange
     monkeypatch.setattr(Scene, "exchange", lambda s, n, f: wrong(right(s, n, f)))

@@ -5,16 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hpcsgd.agreement import Gradient
-from hpcsgd.agreement.buckets import Buffer
-from hpcsgd.agreement.senders import Coded
+from hpcsgd.agreements import Gradient
+from hpcsgd.agreements.buckets import Buffer, CodecSender
 from hpcsgd.cli.verify import table
 from hpcsgd.errors import DataError
-from hpcsgd.recording import NAME, read_recording, write_recording
-from hpcsgd.result import load_result
-from hpcsgd.updates import ADAPTIVE
-from hpcsgd.verify import certify
-from hpcsgd.verify.union import Union
+from hpcsgd.glm import ADAPTIVE
+from hpcsgd.runs.guards import NAME, read_recording, write_recording
+from hpcsgd.runs.result import load_result
+from hpcsgd.studies.verify import certify
+from hpcsgd.studies.verify.replay import Union
 from tests.helpers.contracts.codec import NAMES, ROWS, coded
 from tests.helpers.gradients import UPDATES, agreed
 from tests.helpers.harness import make_problem, replica_batches, train_on
@@ -228,14 +227,14 @@ def test_a_replica_that_is_left_out_is_found(tmp_path, monkeypatch):
 
 def test_an_intercept_that_codecs_would_have_spoilt_is_found(tmp_path, monkeypatch):
     """Wrong by a thousandth, behind a codec whose weights cannot be replayed."""
-    tail = Coded.tail
+    tail = CodecSender.tail
 
     def bent(self):
         found = tail(self).copy()
         found[:-1] *= 1.001
         return found
 
-    monkeypatch.setattr(Coded, "tail", bent)
+    monkeypatch.setattr(CodecSender, "tail", bent)
     problem = make_problem("softmax")
     config = coded(problem, "sign", 3)
     names, found = kinds(tmp_path, train(tmp_path, config, problem))
@@ -290,7 +289,7 @@ def test_runs_with_more_to_their_steps_are_not_recorded(tmp_path, sections):
 
 
 def test_an_agreement_without_a_formula_is_said_to_be_uncounted(tmp_path, monkeypatch):
-    from hpcsgd.agreement import AGREEMENTS, Average
+    from hpcsgd.agreements import AGREEMENTS, Average
 
     class Mine(Average):
         pass

@@ -2,14 +2,17 @@
 
 import pytest
 
-from hpcsgd.comm.ledger import Ledger
-from hpcsgd.comm.pending import Pending
-from hpcsgd.comm.place import Place, Spot
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.usage import Usage, process_state
-from hpcsgd.comm.verdict import Action, Answer, judge
-from hpcsgd.comm.watch import Watchdog
+from hpcsgd.comm.communicator import Pending
+from hpcsgd.comm.ledger import Ledger, Spot, ThreadLocation
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
+from hpcsgd.comm.watchdog import (
+    Action,
+    RankLocation,
+    Usage,
+    Watchdog,
+    judge,
+    process_state,
+)
 from hpcsgd.errors import TransportError
 
 SUM = Spot("sum for products", 7, 3)
@@ -62,10 +65,10 @@ class Job:
 
     def __init__(self, size, monkeypatch, mail=True, timeout=TIMEOUT):
         self.now, self.said, self.code = 100.0, [], None
-        monkeypatch.setattr("hpcsgd.comm.place.perf_counter", lambda: self.now)
-        monkeypatch.setattr("hpcsgd.comm.watch.STACKS", 0.0)
+        monkeypatch.setattr("hpcsgd.comm.ledger.perf_counter", lambda: self.now)
+        monkeypatch.setattr("hpcsgd.comm.watchdog.STACKS", 0.0)
         self.office = Office(size)
-        self.places = [Place() for _ in range(size)]
+        self.places = [ThreadLocation() for _ in range(size)]
         self.usages = [FakeUsage() for _ in range(size)]
         self.deaf = set()
         self.dogs = [
@@ -267,8 +270,8 @@ def test_many_missing_ranks_are_not_all_named():
 
 def test_an_idle_rank_counts_even_where_another_works():
     away = {
-        1: Answer(None, None, 50.0, 50.0, busy=True),
-        2: Answer(None, None, 50.0, 50.0, busy=False),
+        1: RankLocation(None, None, 50.0, 50.0, busy=True),
+        2: RankLocation(None, None, 50.0, 50.0, busy=False),
     }
     assert judge(SUM, 50.0, TIMEOUT, away, {}).suspects == (2,)
     del away[2]
@@ -276,12 +279,12 @@ def test_an_idle_rank_counts_even_where_another_works():
 
 
 def test_a_rank_that_was_suspended_is_not_idle_at_once():
-    woken = {1: Answer(None, None, 50.0, 1.0, busy=False)}
+    woken = {1: RankLocation(None, None, 50.0, 1.0, busy=False)}
     assert judge(SUM, 50.0, TIMEOUT, woken, {}).action is Action.BE_PATIENT
 
 
 def test_a_rank_that_left_a_moment_ago_is_no_suspect():
-    fresh = {1: Answer(None, None, 1.0, 1.0, busy=False)}
+    fresh = {1: RankLocation(None, None, 1.0, 1.0, busy=False)}
     assert judge(SUM, 99.0, TIMEOUT, fresh, {}).action is Action.GO_ON
 
 
@@ -301,7 +304,7 @@ def test_every_collective_says_where_it_is():
         seen = []
         enter = world.ledger.place.enter
 
-        class Spy(Place):
+        class Spy(ThreadLocation):
             def enter(self, what, purpose, number, size):
                 seen.append(f"{what} for {purpose}")
                 return enter(what, purpose, number, size)

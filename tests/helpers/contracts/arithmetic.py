@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import HpcsgdError
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import decode, encode
-from hpcsgd.updates.linear import HeavyBall, Nesterov, NesterovClassic, Sgd
-from hpcsgd.updates.unroll import unroll
+from hpcsgd.formats import decode, encode
+from hpcsgd.glm.unrolling import blocks_of, unroll
+from hpcsgd.glm.updates import HeavyBall, Nesterov, NesterovClassic, Sgd
 from tests.helpers import oracle
 from tests.helpers.kernels.exchanges import targets_of
 

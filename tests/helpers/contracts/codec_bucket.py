@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpcsgd.agreement.line import ReplicaLine
-from hpcsgd.codecs import (
+from hpcsgd.agreements.buckets import ReplicaChannel
+from hpcsgd.agreements.codecs import (
     AccordionConfig,
     Bucket,
     CodecConfig,
@@ -56,7 +56,7 @@ def exchange(ranks, name, settings, parts, at=None, dtype=np.float64):
         part = parts[world.rank].astype(dtype)
         codec = opened(name, settings, part.size, dtype=dtype)
         with np.errstate(all="ignore"):  # as in a run
-            told = codec.start(part, ReplicaLine(world), moment)()
+            told = codec.start(part, ReplicaChannel(world), moment)()
         own = None if told.own is None else told.own.copy()
         told = replace(told, mean=told.mean.copy(), own=own)
         return told, world.ledger.entries["agreement"], codec
@@ -150,7 +150,7 @@ def keeps_what_it_has_not_sent(name, row, steps=300, ranks=3):
     given = [parts_of(37, ranks, t) for t in range(20)]
 
     def on_rank(world):
-        line, mine = ReplicaLine(world), opened(name, settings)
+        line, mine = ReplicaChannel(world), opened(name, settings)
         applied, asked, moved = np.zeros(37), np.zeros(37), 0.0
         for moment in times:
             parts = given[moment.number % len(given)]
@@ -206,7 +206,7 @@ def passes_on_what_is_no_number(name, row, exchanges=200):
     for bad in (np.nan, np.inf):
 
         def on_rank(world, bad=bad):
-            line, codec = ReplicaLine(world), opened(name, row.rough)
+            line, codec = ReplicaChannel(world), opened(name, row.rough)
             with np.errstate(all="ignore"):
                 for moment in moments(exchanges):
                     part = np.ones(37)

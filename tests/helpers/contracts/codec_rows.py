@@ -6,9 +6,7 @@ those under which it loses nothing, and the twin that shows that the test can fa
 
 from dataclasses import dataclass, field
 
-from hpcsgd.codecs import (
-    CODECS,
-)
+from hpcsgd.agreements.codecs import CODECS
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.sorted_rows import sorted_rows
 from hpcsgd.api import train
-from hpcsgd.callbacks import Callback
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
-from hpcsgd.data.partition import split_range
+from hpcsgd.data.shard import split_range
+from hpcsgd.runs.progress import Callback
 from tests.helpers.contracts.codec_bucket import opened
 from tests.helpers.contracts.codec_rows import sections_of
 from tests.helpers.harness import config_for, make_problem, train_on

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.comm.narrow import open_message
+from hpcsgd.comm.messages import open_message
 from hpcsgd.errors import TransportError
 from hpcsgd.formats import get_format
 

@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends import uploads
-from hpcsgd.backends.device import Mirror
-from hpcsgd.backends.device_buffers import Order, Sampled, sent
-from hpcsgd.backends.device_matrix import put_matrix
-from hpcsgd.backends.kernel_table import build_of
-from hpcsgd.comm.serial import SerialCommunicator
-from hpcsgd.comm.transports import open_transport
+from hpcsgd.backends.cuda import device as uploads
+from hpcsgd.backends.cuda.device import Mirrored
+from hpcsgd.backends.cuda.kernels import build_of
+from hpcsgd.backends.cuda.matrix import DeviceSampled, Order, put_matrix, sent
+from hpcsgd.comm.gpu import open_transport
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
-from hpcsgd.storage import decode, encode
+from hpcsgd.formats import decode, encode, get_format
 from tests.helpers.bits import add_bits, narrow_bits, widen_bits
 
 BLOCK = 256
@@ -149,7 +147,7 @@ def runs_kernels_with_what_a_run_gives(device):
     X, targets = rng.normal(size=(61, 13)).astype(np.float32), rng.normal(size=(61, 1))
     matrix, weights = put_matrix(device, X, "fp32"), sent(device, values_of(13, 5))
     order = Order(device, targets, None, targets + 1)
-    sampled, margins = Sampled(device, order, 20), device.empty((20,), np.float32)
+    sampled, margins = DeviceSampled(device, order, 20), device.empty((20,), np.float32)
     permuted = rng.permutation(61)
     order.seek(permuted, 0, 20)
     for turn in range(3):
@@ -196,7 +194,7 @@ def settles_before_the_host_waits(device):
 
 
 def mirrors_what_was_written_last(device):
-    mirror = Mirror(device, np.arange(5.0), "float32")
+    mirror = Mirrored(device, np.arange(5.0), "float32")
     there = mirror.on_device()
     assert mirror.on_host() is mirror.on_host()
     device.fill(there, np.full(5, 7, np.float32))

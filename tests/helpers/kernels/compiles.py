@@ -1,6 +1,6 @@
 """What NVRTC is asked to compile, and which warnings count."""
 
-from hpcsgd.backends.kernel_table import ELEMENTS, FAMILIES, all_builds
+from hpcsgd.backends.cuda.kernels import ELEMENTS, FAMILIES, all_builds
 
 # Plain steps differ between families by the few lines of families.cuh, which every arch
 # compiles for the recurrence: all of them for one arch and one format, and one of them

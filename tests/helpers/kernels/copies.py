@@ -1,7 +1,7 @@
 """Copies between host and device that there were, whatever is said of them."""
 
-from hpcsgd.looks import Looks
-from hpcsgd.products.device_gradient import DeviceGradient
+from hpcsgd.products.cuda_gradient import DeviceGradient
+from hpcsgd.runs.loop import PollSchedule
 from tests.helpers.fake_cuda import FakeLayer
 
 
@@ -25,7 +25,9 @@ def copies_of_steps(monkeypatch):
 
         monkeypatch.setattr(FakeLayer, name, copied)
 
-    monkeypatch.setattr(Looks, "is_due", lambda self, number: False)  # but at the end
+    monkeypatch.setattr(
+        PollSchedule, "is_due", lambda self, number: False
+    )  # but at the end
     counted("to_host")
     counted("to_device")
     monkeypatch.setattr(DeviceGradient, "advance", between)

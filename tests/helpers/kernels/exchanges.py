@@ -5,17 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from hpcsgd.backends.launch_recurrence import Coefficients, coefficients
-from hpcsgd.families import get_family
-from hpcsgd.families.base import exp_bound
-from hpcsgd.updates.linear import (
-    HeavyBall,
-    LinearUpdate,
-    Nesterov,
-    NesterovClassic,
-    Sgd,
-)
-from hpcsgd.updates.unroll import unroll
+from hpcsgd.backends.cuda.kernels import KernelCoefficients, coefficients
+from hpcsgd.glm import get_family
+from hpcsgd.glm.families import exp_bound
+from hpcsgd.glm.unrolling import unroll
+from hpcsgd.glm.updates import HeavyBall, LinearUpdate, Nesterov, NesterovClassic, Sgd
 from tests.helpers.kernels.emulator import empty, on_device
 
 TILE = 64
@@ -58,7 +52,7 @@ class Exchange:
     weights: np.ndarray | None
     offsets: np.ndarray | None
     intercept: np.ndarray | None  # (states, K)
-    given: Coefficients
+    given: KernelCoefficients
     classes: int = 1
 
     @property
@@ -101,7 +95,7 @@ def exchange(
         intercept=on_device(rng.normal(size=(how.states, classes)), np.float64)
         if "intercept" in sides
         else None,
-        given=Coefficients(*map(on_device, coefficients(unrolled).arrays)),
+        given=KernelCoefficients(*map(on_device, coefficients(unrolled).arrays)),
         classes=classes,
     )
 

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from hpcsgd.backends.device import Graph
-from hpcsgd.backends.device_casts import DeviceCasts
-from hpcsgd.backends.device_faults import no_room
-from hpcsgd.backends.uploads import Uploads
+from hpcsgd.backends.cuda.device import LaunchGraph, Uploads
+from hpcsgd.backends.cuda.driver import DeviceCasts, no_room
 from tests.helpers.fake_cuda import FakeArray, FakeLayer, Node, Stream
 from tests.helpers.fake_nccl import EachTime
 from tests.helpers.kernels.emulator import Kernel, check_guards, empty
@@ -80,7 +78,7 @@ class Layer(FakeLayer):
 
 
 class FakeDevice:
-    """See `hpcsgd.backends.device.Device`."""
+    """See `hpcsgd.backends.cuda.device.Device`."""
 
     arch, multiprocessors, cache, is_shared = "90", 4, 2**20, False
 
@@ -170,7 +168,7 @@ class FakeDevice:
             sides[0]()
             self.side.run()
 
-        return Graph(replay)
+        return LaunchGraph(replay)
 
     def gemm_bf16(self, out, left, right):
         assert out.dtype == np.float32 and left.dtype == right.dtype == np.uint16

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from hpcsgd.backends.kernel_table import compiled_for, options
-from hpcsgd.backends.raw_kernels import OF_CUPY
+from hpcsgd.backends.cuda.driver import OF_CUPY
+from hpcsgd.backends.cuda.kernels import compiled_for, options
 from tests.helpers.kernels.emulator import KERNELS
 
 WHEELS = {12: "nvidia/cuda_nvrtc/lib", 13: "nvidia/cu13/lib"}

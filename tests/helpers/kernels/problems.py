@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from hpcsgd.formats import get_format
-from hpcsgd.storage import decode, encode
+from hpcsgd.formats import decode, encode, get_format
 from tests.helpers.kernels.emulator import empty, on_device
 
 ELEMENTS = {"bf16": 1, "fp16": 2, "fp32": 3, "fp8-e4m3": 4, "fp8-e5m2": 5}

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from hpcsgd.backends.device_buffers import sent
-from hpcsgd.backends.device_matrix import DeviceMatrix
-from hpcsgd.backends.device_products import DenseProducts, Tiles, Widths
-from hpcsgd.schedule import blocks_of
-from hpcsgd.storage import encode
+from hpcsgd.backends.cuda.exchange import DenseProducts, GramTiles, Widths
+from hpcsgd.backends.cuda.matrix import DeviceMatrix, sent
+from hpcsgd.formats import encode
+from hpcsgd.glm.unrolling import blocks_of
 from tests.helpers.kernels.fake_device import FakeDevice
 
 STARTS = (0, 60, 100, 300)
@@ -22,5 +21,5 @@ def case(element="bf16", side=128, widths=None, starts=STARTS):
     held[:, :COLUMNS] = stored
     matrix = DeviceMatrix(sent(device, held), element, ROWS, COLUMNS)
     blocks = blocks_of(tuple(np.diff(starts).tolist()))
-    tiles = Tiles(device, blocks, side)
+    tiles = GramTiles(device, blocks, side)
     return DenseProducts(device, matrix, blocks, tiles, widths or Widths())

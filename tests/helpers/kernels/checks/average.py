@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from hpcsgd.backends.launch_average import average
+from hpcsgd.backends.cuda.kernels import average
 from hpcsgd.products.base import State
 from tests.helpers.kernels.emulator import Kernel, empty, on_device
 from tests.helpers.kernels.mutants import Mutant

@@ -5,10 +5,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS, LOW
-from hpcsgd.formats import get_format
-from hpcsgd.storage import decode, encode
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import ELEMENTS, LOW
+from hpcsgd.formats import decode, encode, get_format
 from tests.helpers.kernels.emulator import Kernel, empty
 from tests.helpers.kernels.mutants import Mutant
 from tests.helpers.kernels.problems import numbers, stored
@@ -90,7 +89,7 @@ def one_way_and_back(narrow, widen, name, values, late):
     count, dtype = len(values), code_dtype(name)
     source, held = empty(count + late)[late:], empty(count + late, dtype)[late:]
     source[...] = values
-    shape = launch_steps.cast(count, dtype.itemsize)
+    shape = kernels.cast(count, dtype.itemsize)
     arguments = (source, c_longlong(count), None, held)
     narrow(shape.grid, shape.block, arguments)
     np.testing.assert_array_equal(held, bits_of(values, name))
@@ -113,7 +112,7 @@ def gather_agrees(name, n, d, m, wide, text=None):
     defines = (f"ELEMENT={ELEMENTS[name]}", *(["WIDEN=1"] if wide else []))
     kernel = Kernel("cast", *defines, text=text, entry="gather_rows")
     shape, strides = (
-        launch_steps.gather_rows(m),
+        kernels.gather_rows(m),
         (c_longlong(stride), c_longlong(pitch)),
     )
     arguments = (matrix, strides[0], rows, m, d, block, strides[1])

@@ -4,8 +4,8 @@ from ctypes import c_longlong
 
 import numpy as np
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import ELEMENTS
 from tests.helpers.kernels.emulator import Kernel, empty, on_device
 from tests.helpers.kernels.mutants import Mutant
 from tests.helpers.kernels.problems import numbers, stored
@@ -65,7 +65,7 @@ def margins_agree(case, head, Y, w):
     """Z = Y W."""
     define, text = case
     kernel = Kernel("columns", define, text=text, entry="margins_columns")
-    shape = launch_steps.margins_columns(len(Y), w.shape[1], head[0].dtype.itemsize)
+    shape = kernels.margins_columns(len(Y), w.shape[1], head[0].dtype.itemsize)
     found = []
     for seed in (0, 1, 2):
         z = empty((len(Y), w.shape[1]))
@@ -83,7 +83,7 @@ def update_agrees(case, head, Y, rng, states):
     factors = on_device(rng.normal(size=(m, wide)), np.float32)
     before = rng.normal(size=(d, wide)).astype("f4")
     carry = on_device(rng.normal(size=(states, states)), np.float32)
-    shape = launch_steps.update_columns(d)
+    shape = kernels.update_columns(d)
     for seed in (0, 1, 2):
         w = on_device(before)
         arguments = (*head, states, factors, carry, w)
@@ -107,7 +107,7 @@ def blend_agrees(case, d, wide, states, rng):
     kernel = Kernel("columns", define, text=text, entry="blend")
     weights = on_device(rng.normal(size=(d, wide)), np.float32)
     probe = on_device(rng.normal(size=states), np.float32)
-    classes, shape = wide // states, launch_steps.blend(d * wide // states)
+    classes, shape = wide // states, kernels.blend(d * wide // states)
     out = empty((d, classes))
     arguments = (weights, out.size, states, classes, probe, out)
     kernel(shape.grid, shape.block, arguments)

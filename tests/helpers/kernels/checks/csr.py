@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS
-from hpcsgd.storage import decode, encode
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import ELEMENTS
+from hpcsgd.formats import decode, encode
 from tests.helpers.kernels.checks.columns import mixed
 from tests.helpers.kernels.emulator import Kernel, empty, on_device
 from tests.helpers.kernels.mutants import Mutant
@@ -145,8 +145,8 @@ def margins_agree(case, wide=1):
     w = on_device(case.rng.normal(size=(d, wide)), np.float32)
     kernel = case.kernel("csr_margin" if wide == 1 else "csr_margins_columns")
     sizes = c_longlong(case.first), c_longlong(case.cols)
-    sizes += () if wide == 1 else (wide, launch_steps.csr_across(wide))
-    shape, found = launch_steps.csr_margin(m, wide), []
+    sizes += () if wide == 1 else (wide, kernels.csr_across(wide))
+    shape, found = kernels.csr_margin(m, wide), []
     for seed in (0, 1):
         z = empty((m, wide))
         kernel(shape.grid, shape.block, (*case.head, *sizes, w, z), seed=seed)
@@ -162,10 +162,10 @@ def update_agrees(case, wide=1, states=1):
     carry = on_device(case.rng.normal(size=(states, states)), np.float32)
     f = on_device(case.rng.normal(size=(m, wide)), np.float32)
     kernel = case.kernel("csr_update" if wide == 1 else "csr_update_columns")
-    sizes = c_longlong(case.first), c_longlong(d), launch_steps.csr_span(d, wide)
+    sizes = c_longlong(case.first), c_longlong(d), kernels.csr_span(d, wide)
     if wide > 1:
-        sizes += (wide, states, launch_steps.csr_across(wide))
-    shape, found = launch_steps.csr_update(d, wide), []
+        sizes += (wide, states, kernels.csr_across(wide))
+    shape, found = kernels.csr_update(d, wide), []
     for seed in (0, 1, 2):
         w = on_device(before)
         arguments = (*case.head, *sizes, f, carry, w)
@@ -184,7 +184,7 @@ def gram_agrees(case, side):
     places = [(i, j) for i in range(many) for j in range(i + 1)][::-1]
     tiles = on_device([i << 16 | j for i, j in places], np.uint32)
     kernel = case.kernel("csr_gram", *([] if side == 64 else [f"TB={side}"]))
-    shape, gram = launch_steps.csr_gram(len(tiles), side), empty((len(tiles), side**2))
+    shape, gram = kernels.csr_gram(len(tiles), side), empty((len(tiles), side**2))
     kernel(shape.grid, shape.block, (*case.head, batches, tiles, gram), seed=1)
     wanted, size = np.zeros((2, many * side, many * side))
     wanted[:m, :m] = np.where(

@@ -4,8 +4,8 @@ from ctypes import c_longlong
 
 import numpy as np
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import ELEMENTS
 from tests.helpers.kernels.emulator import Kernel, empty, on_device
 from tests.helpers.kernels.mutants import Mutant
 from tests.helpers.kernels.walks import FAMILIES, agree, walk_of
@@ -64,13 +64,13 @@ def launched(walk, name, text=None, seeds=(0,), rounds=0, room=None, ahead=1):
     defines = (f"ELEMENT={ELEMENTS[name]}", f"FAMILY={number}")
     kernel = Kernel("direct_steps", *defines, text=text)
     item, d = walk.matrix.dtype.itemsize, len(walk.before)
-    shape = launch_steps.direct_steps(d, item, walk.tall, PROCESSORS)
+    shape = kernels.direct_steps(d, item, walk.tall, PROCESSORS)
     if room is None:
-        room = launch_steps.direct_room(shape, item, walk.tall)
+        room = kernels.direct_room(shape, item, walk.tall)
     else:
-        base = shape.shared - 4096 * launch_steps.direct_room(shape, item, walk.tall)
+        base = shape.shared - 4096 * kernels.direct_room(shape, item, walk.tall)
         shape = shape._replace(shared=base + 4096 * room)
-    partials = empty(launch_steps.direct_partials(shape, walk.tall))
+    partials = empty(kernels.direct_partials(shape, walk.tall))
     counters, found = on_device([0, 0], np.uint32), []
     given = list(walk.given)
     given[7] = rounds

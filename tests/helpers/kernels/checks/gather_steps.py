@@ -2,8 +2,8 @@
 
 from ctypes import c_longlong
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import ELEMENTS
 from tests.helpers.kernels.emulator import Kernel, on_device
 from tests.helpers.kernels.mutants import Mutant
 from tests.helpers.kernels.walks import FAMILIES, agree, walk_of
@@ -46,7 +46,7 @@ def launches_agree(walk, name, text=None, seeds=(0, 1)):
     kernel, found = Kernel("gather_steps", *defines, text=text), []
     block, shape = (
         on_device(walk.matrix[walk.rows]),
-        launch_steps.gather_steps(walk.tall),
+        kernels.gather_steps(walk.tall),
     )
     for seed in seeds:
         state = walk.state()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.launch_gram import launch_of, tiles_of
+from hpcsgd.backends.cuda.kernels import launch_of, tiles_of
 from tests.helpers.kernels.emulator import (
     SEEDS,
     Kernel,

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpcsgd.backends.kernel_table import ELEMENTS
-from hpcsgd.backends.launch_wgmma import launch_of
+from hpcsgd.backends.cuda.kernels import ELEMENTS, wgmma_launch_of
 from tests.helpers.kernels.checks.gram import problem, products
 from tests.helpers.kernels.emulator import (
     SEEDS,
@@ -58,7 +57,7 @@ def multiply(
     """
     count, m = len(given.tiles), len(given.rows)
     sizes = {"itemsize": given.item, "sms": sms, "margins": margins}
-    shape = launch_of(count, m, given.cols, **sizes)
+    shape = wgmma_launch_of(count, m, given.cols, **sizes)
     if each:
         shape = cut(shape, each, sms)
     out = empty(shape.result + m)

@@ -4,7 +4,7 @@ from ctypes import c_longlong
 
 import numpy as np
 
-from hpcsgd.backends import launch_gram
+from hpcsgd.backends.cuda import kernels
 from tests.helpers.kernels.emulator import Kernel, empty, on_device
 from tests.helpers.kernels.mutants import Mutant
 
@@ -26,15 +26,15 @@ def check(text):
 
 
 def agrees(starts, text=None, tall=64):
-    m, side = starts[-1], launch_gram.pitch_of(starts[-1], tall)
-    tiles, _ = launch_gram.tiles_of(np.array(starts), tall)
+    m, side = starts[-1], kernels.pitch_of(starts[-1], tall)
+    tiles, _ = kernels.tiles_of(np.array(starts), tall)
     square, out = empty((m, side)), empty((max(len(tiles), 1), tall, tall))
     square[:, :m] = np.random.default_rng(m).normal(size=(m, m))
     kernel = Kernel("pack", "ELEMENT=3", text=text, entry="pack_tiles")
     if not len(tiles):
         return
     given = (square, c_longlong(side), m, tall.bit_length() - 1, on_device(tiles), out)
-    kernel(*launch_gram.pack(len(tiles)), given)
+    kernel(*kernels.pack(len(tiles)), given)
     whole = np.zeros((side, side), np.float32)
     whole[:m, :m] = square[:, :m]
     for number, tile in enumerate(tiles):

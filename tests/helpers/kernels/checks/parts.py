@@ -4,7 +4,7 @@ from ctypes import c_longlong
 
 import numpy as np
 
-from hpcsgd.backends import launch_steps
+from hpcsgd.backends.cuda import kernels
 from tests.helpers.bits import add_bits, narrow_bits
 from tests.helpers.kernels.emulator import Kernel, empty
 from tests.helpers.kernels.mutants import Mutant
@@ -39,7 +39,7 @@ def adds_as_the_host(ranks, count, late, text):
     narrow_bits(np, values, parts)
     total = empty(count + late, np.uint16)[late:]
     kernel = Kernel("parts", "ELEMENT=1", text=text, entry="add_parts")
-    shape = launch_steps.cast(count, 2)
+    shape = kernels.cast(count, 2)
     kernel(shape.grid, shape.block, (parts, ranks, c_longlong(count), total))
     expected = add_bits(np, parts, ranks, np.empty(count, np.uint16))
     np.testing.assert_array_equal(total, expected)

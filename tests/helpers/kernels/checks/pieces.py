@@ -4,8 +4,8 @@ from ctypes import c_longlong
 
 import numpy as np
 
-from hpcsgd.backends import launch_steps
-from hpcsgd.backends.kernel_table import ELEMENTS
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import ELEMENTS
 from tests.helpers.kernels.emulator import Kernel, empty, on_device
 from tests.helpers.kernels.mutants import Mutant
 from tests.helpers.kernels.problems import numbers, stored
@@ -63,7 +63,7 @@ def pack(part, order, d, name, text):
     matrix, stride, _ = part
     out, shape = (
         empty(len(order) * d, matrix.dtype),
-        launch_steps.gather_rows(len(order)),
+        kernels.gather_rows(len(order)),
     )
     given = (matrix, c_longlong(stride), order, len(order), d, out)
     kernel(shape.grid, shape.block, given)
@@ -73,7 +73,7 @@ def pack(part, order, d, name, text):
 def joined(flat, edges, m, rows, shape, name, text):
     """Rows of all columns."""
     kernel = Kernel("pieces", f"ELEMENT={ELEMENTS[name]}", text=text, entry="join_rows")
-    out, launch = empty(shape, flat.dtype), launch_steps.gather_rows(m)
+    out, launch = empty(shape, flat.dtype), kernels.gather_rows(m)
     head = (flat, on_device(edges, np.int32), len(edges) - 1, m, rows)
     kernel(launch.grid, launch.block, (*head, out, c_longlong(shape[1])))
     return out

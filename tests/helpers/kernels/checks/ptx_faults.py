@@ -2,7 +2,7 @@
 
 import re
 
-from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.cuda.kernels import build_of
 from tests.helpers.kernels.mutants import Mutant
 from tests.helpers.kernels.ptx.kernel import PtxKernel
 from tests.helpers.kernels.ptx.launches import FEW, module_of, run_by

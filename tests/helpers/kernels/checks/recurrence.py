@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hpcsgd.backends import launch_recurrence as launch
-from hpcsgd.backends.kernel_table import CLUSTER, build_of
+from hpcsgd.backends.cuda import kernels as launch
+from hpcsgd.backends.cuda.kernels import CLUSTER, build_of
 from tests.helpers.kernels.emulator import SEEDS, Kernel
 from tests.helpers.kernels.exchanges import (
     SIDES,
@@ -134,7 +134,7 @@ def run(given, family, cluster, seed, text=None, tile=TILE):
         *(*in_tiles(given, tile), given.z, given.targets, given.weights, given.offsets),
         *(intercept, given.starts, len(given.starts) - 1, given.states, given.read),
         *(*given.given.arrays, setting_of(family)),
-        *(residuals, factors, launch.pitch_of(batch)),
+        *(residuals, factors, launch.recurrence_pitch_of(batch)),
     )
     kernel(
         *(shape.grid, shape.block, arguments),

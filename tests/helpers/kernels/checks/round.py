@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcsgd.rounding import round_through
+from hpcsgd.formats import round_through
 from tests.helpers.kernels.emulator import Kernel, on_device
 from tests.helpers.kernels.mutants import Mutant
 from tests.helpers.kernels.problems import ELEMENTS

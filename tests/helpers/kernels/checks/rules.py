@@ -4,19 +4,17 @@ from ctypes import c_longlong, c_void_p
 
 import numpy as np
 
-from hpcsgd.backends.device_rules import VELOCITY, DeviceRules, Piece
-from hpcsgd.updates import Part, Turn
-from hpcsgd.updates.linear import HeavyBall, Nesterov, Sgd
-from hpcsgd.updates.moments import Adagrad, Adam
-from hpcsgd.updates.rules import Linear
+from hpcsgd.backends.cuda.weights import VELOCITY, DeviceRules, WordRange
+from hpcsgd.glm import ColumnViews, Turn
+from hpcsgd.glm.updates import Adagrad, Adam, HeavyBall, LinearRule, Nesterov, Sgd
 from tests.helpers.kernels.emulator import SEEDS, Kernel, check_guards, empty, on_device
 from tests.helpers.kernels.fake_device import FakeDevice
 from tests.helpers.kernels.mutants import Mutant
 
 RULES = {
-    "sgd": Linear(Sgd()),
-    "momentum": Linear(HeavyBall(0.9)),
-    "nesterov": Linear(Nesterov(0.8)),
+    "sgd": LinearRule(Sgd()),
+    "momentum": LinearRule(HeavyBall(0.9)),
+    "nesterov": LinearRule(Nesterov(0.8)),
     "adagrad": Adagrad(),
     "adam": Adam(),
 }
@@ -98,7 +96,7 @@ def agrees(name, count, text=None, first=3):
         gradient = rng.normal(size=(count, 1)).astype("f4")
         gradient[::7] = rng.choice([0.0, 1e-22, 1e-30], size=gradient[::7].shape)
         to, sent = (whole if number else empty(count)), on_device(gradient[:, 0])
-        rules.step(Piece(whole, to, there), sent, 0.3, Turn(number, 0.02))
+        rules.step(WordRange(whole, to, there), sent, 0.3, Turn(number, 0.02))
         whole[...] = to
         _by_the_host(rule, weights, held, gradient, Turn(number, 0.02))
         np.testing.assert_array_equal(whole * np.float32(scale), weights[:, 0])
@@ -111,7 +109,7 @@ def agrees(name, count, text=None, first=3):
 
 def _by_the_host(rule, weights, held, gradient, turn):
     if rule.states == 1:
-        rule.step(Part(weights, held), gradient, 0.3, turn, 0.05)
+        rule.step(ColumnViews(weights, held), gradient, 0.3, turn, 0.05)
         return
     # Term by term: some builds of NumPy round a product and a sum together.
     real, velocity = np.float32, held[VELOCITY]

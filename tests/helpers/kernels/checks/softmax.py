@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hpcsgd.backends import launch_recurrence as launch
-from hpcsgd.backends.kernel_table import build_of
+from hpcsgd.backends.cuda import kernels as launch
+from hpcsgd.backends.cuda.kernels import build_of
 from tests.helpers.kernels.emulator import SEEDS, Kernel
 from tests.helpers.kernels.exchanges import SIDES, agree, exchange, in_tiles, results
 from tests.helpers.kernels.mutants import Mutant

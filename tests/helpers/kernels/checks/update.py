@@ -4,7 +4,7 @@ from ctypes import c_longlong
 
 import numpy as np
 
-from hpcsgd.backends import launch_steps
+from hpcsgd.backends.cuda import kernels
 from tests.helpers.kernels.emulator import SEEDS, Kernel, empty, on_device
 from tests.helpers.kernels.mutants import Mutant
 from tests.helpers.kernels.problems import ELEMENTS, numbers, stored
@@ -37,11 +37,11 @@ def agrees(name, n, d, m, text=None):
     rows, before = numbers(rng, n, m), rng.normal(size=d).astype(np.float32)
     factors, carry = on_device(rng.normal(size=m), np.float32), on_device([0.75], "f4")
     kernel = Kernel("update", f"ELEMENT={ELEMENTS[name]}", text=text)
-    plan, found = launch_steps.update(m, d, matrix.dtype.itemsize), []
-    each = launch_steps.update_rows(m, plan.grid[1])
+    plan, found = kernels.update(m, d, matrix.dtype.itemsize), []
+    each = kernels.update_rows(m, plan.grid[1])
     tickets = on_device(np.zeros(plan.grid[0]), np.uint32)
     for seed in SEEDS:
-        w, room = on_device(before), empty(launch_steps.update_room(d, plan))
+        w, room = on_device(before), empty(kernels.update_room(d, plan))
         arguments = (matrix, c_longlong(stride), rows, m, d, factors, carry, w)
         given = (*arguments, each, room, tickets)
         kernel(plan.grid, plan.block, given, shared=plan.shared, seed=seed)

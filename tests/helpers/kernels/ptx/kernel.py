@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcsgd.backends.kernel_table import Build
+from hpcsgd.backends.cuda.kernels import Build
 from tests.helpers.kernels import emulator, nvrtc
 from tests.helpers.kernels.ptx.parse import parsed
 from tests.helpers.kernels.ptx.translate import translated

@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from hpcsgd.backends.kernel_table import CLUSTER, VARIANTS, Build, build_of, serves
+from hpcsgd.backends.cuda.kernels import CLUSTER, VARIANTS, Build, build_of, serves
 from tests.helpers.kernels import walks
 from tests.helpers.kernels.problems import numbers, stored
 

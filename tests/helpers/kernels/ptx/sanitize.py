@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from hpcsgd.backends.kernel_table import number_of
+from hpcsgd.backends.cuda.kernels import number_of
 from tests.helpers.kernels.emulator import source_of
 from tests.helpers.kernels.ptx.launches import (
     MODULES,

@@ -1,0 +1,432 @@
+"""Weights that are averaged: local SGD, post-local SGD, FedAvg, async averages."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.base import Agreement, AgreementInputs, Overlap
+from hpcsgd.agreements.buckets import PURPOSE
+from hpcsgd.comm.communicator import Communicator, Pending
+from hpcsgd.comm.gpu import of_hosts
+from hpcsgd.comm.grid import Grid
+from hpcsgd.products.base import Array, State
+
+# Local SGD: replicas average their state every τ exchanges.
+#
+# With s = 1 this is local SGD, with s > 1 the 2-D hybrid. Both change the iterates;
+# CA-SGD inside one replica does not.
+
+BUFFERS = ("average", "keep", "reset")  # what becomes of momentum when replicas agree
+
+
+class Average(Agreement):
+    """x ← Σ_r (n_r / n) x_r in one message.
+
+    `momentum` says what becomes of the momentum, the columns of the state behind the
+    first `classes`: averaged as the weights are, kept by every replica, or set to zero.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        share: float,
+        period: int,
+        momentum: str = "average",
+        classes: int = 0,
+    ) -> None:
+        super().__init__(grid, share, period)
+        self.momentum = momentum
+        self.classes = classes
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "Average":
+        """Every τ exchanges."""
+        return cls(terms.grid, terms.share, terms.period, *cls.buffers(terms))
+
+    @staticmethod
+    def buffers(terms: AgreementInputs) -> tuple[str, int]:
+        """What becomes of momentum, and where in the state it begins."""
+        return terms.settings.momentum, terms.classes
+
+    def agree(self, state: State, purpose: str) -> None:
+        """Average over all replicas by the rows of each."""
+        self.average(state, self.share, self.grid.replicas, purpose)
+
+    def weight(self, exchanges: int) -> float:
+        """How much this replica counts where all agree after so many exchanges."""
+        return self.share
+
+    def keeps_own(self, state: State) -> bool:
+        """Kept momentum is a replica's own, too."""
+        if self.momentum == "keep" and not self._has_no_momentum(state):
+            return True
+        return super().keeps_own(state)
+
+    def _has_no_momentum(self, state: State) -> bool:
+        return bool(state.look_at("weights").shape[1] <= self.classes)
+
+    def average(
+        self, state: State, share: float, group: Communicator, purpose: str
+    ) -> None:
+        """x ← Σ share · x over the group, whose shares add up to 1."""
+        if self.momentum == "average" or self._has_no_momentum(state):
+            self._average_all(state, share, group, purpose)
+            return
+        own = positions(state, self.classes)
+        self._average_all(own, share, group, purpose)
+        put_positions(state, own, self.classes)
+        if self.momentum == "reset":
+            clear_momentum(state, self.classes)
+
+    def _average_all(
+        self, state: State, share: float, group: Communicator, purpose: str
+    ) -> None:
+        if group.size == 1:
+            return
+        buffer = state.portion(share, group)
+        group.sum(buffer, purpose)
+        intercept = state.become(buffer)
+        # Each column block summed its own copy; with three or more replicas the
+        # order of that sum may differ in the last bit, and members must not.
+        if intercept is not None and group.size > 2 and self.grid.members.size > 1:
+            self.grid.members.broadcast(intercept, 0, purpose)
+
+
+def positions(state: State, classes: int) -> State:
+    """A copy of the weights and the intercept alone, without momentum."""
+    seen = state.glance()
+    intercept: Array | None = seen.intercept
+    return State(
+        weights=seen.weights[:, :classes].copy(),
+        intercept=None if intercept is None else intercept[:1].copy(),
+    )
+
+
+def put_positions(state: State, own: State, classes: int) -> None:
+    """What `positions` gave, back into the state."""
+    state.weights[:, :classes] = own.weights
+    if state.intercept is not None:
+        state.intercept[:1] = own.intercept
+
+
+def clear_momentum(state: State, classes: int) -> None:
+    """Steps begin from rest."""
+    state.weights[:, classes:] = 0.0
+    if state.intercept is not None:
+        state.intercept[1:] = 0.0
+
+
+# Post-local SGD: agreed after every exchange at first, every τ exchanges later.
+
+
+class PostLocal(Average):
+    """Averages after exchanges 1 .. `switch`, then every `period` of them."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        share: float,
+        period: int,
+        switch: int,
+        momentum: str = "average",
+        classes: int = 0,
+    ) -> None:
+        super().__init__(grid, share, period, momentum, classes)
+        self.switch = switch
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "PostLocal":
+        """The switch is set in epochs, parts of one included."""
+        switch = exchanges_in(terms.settings.switch, terms.exchanges_per_epoch)
+        own = terms.grid, terms.share, terms.period
+        return cls(*own, switch, *cls.buffers(terms))
+
+    def is_whole(self, exchanges: int) -> bool:
+        """The period counts from the start of the run, as in every other row."""
+        return exchanges <= self.switch or exchanges % self.period == 0
+
+
+def exchanges_in(epochs: float, each: int) -> int:
+    """So many epochs of `each` exchanges, a part of one rounded up."""
+    return ceil(round(epochs * each, 6))  # 0.1 · 30 is 3, not 4
+
+
+# Federated averaging: in every round of τ exchanges a part of the replicas trains.
+#
+# Round k = 0, 1, ... is exchanges kτ + 1 .. (k + 1)τ. m = max(⌊fraction · R + 1/2⌋, 1)
+# replicas are drawn without replacement, by seed and round alone, so that nobody has to
+# ask. The others keep the weights of the round's beginning; then all replicas take
+#
+#     w ← Σ_{r drawn} (n_r / Σ_{q drawn} n_q) w_r
+
+ROUNDS = 0xFEDA  # where row orders have the replica: no replica has this number
+
+
+class FedAvg(Average):
+    """The drawn replicas train and are averaged by their rows; all receive it.
+
+    One sum over all replicas, to which those that rest give zeros: an all-reduce is
+    the message in which everybody gets the result, and it moves these words whoever
+    drew them up. They are booked as what they are, words on the wire.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        rows: tuple[int, ...],
+        period: int,
+        fraction: float,
+        seed: int,
+        momentum: str = "average",
+        classes: int = 0,
+    ) -> None:
+        share = rows[grid.replica] / sum(rows)
+        super().__init__(grid, share, period, momentum, classes)
+        self.rows = rows
+        self.count = drawn_of(len(rows), fraction)
+        self.seed = seed
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "FedAvg":
+        """The seed is that of the row order."""
+        own = terms.grid, terms.rows, terms.period, terms.settings.fraction
+        return cls(*own, terms.seed, *cls.buffers(terms))
+
+    @property
+    def workers(self) -> int:
+        """m."""
+        return self.count
+
+    def facts(self) -> dict[str, Any]:
+        """How many train in a round."""
+        return {"workers": self.count}
+
+    def trains(self, number: int) -> bool:
+        """Whether it is drawn for the round of exchange `number`, from 1."""
+        return self.grid.replica in self.clients(number)
+
+    def clients(self, number: int) -> frozenset[int]:
+        """The replicas that train in exchange `number`, from 1."""
+        round_number = (number - 1) // self.period
+        return draw(self.seed, round_number, len(self.rows), self.count)
+
+    def weight(self, exchanges: int) -> float:
+        """Its rows among those of the round's replicas; nothing where it rested."""
+        drawn = self.clients(max(exchanges, 1))
+        if self.grid.replica not in drawn:
+            return 0.0
+        return self.rows[self.grid.replica] / sum(self.rows[r] for r in drawn)
+
+    def conclude(self, state: State, exchanges: int, purpose: str) -> None:
+        """Average over those that trained."""
+        share = self.weight(exchanges)
+        self.average(state, share, self.grid.replicas, purpose)
+
+
+def drawn_of(replicas: int, fraction: float) -> int:
+    """m, one at least."""
+    return max(int(fraction * replicas + 0.5), 1)
+
+
+@lru_cache(maxsize=64)
+def draw(seed: int, round_number: int, replicas: int, count: int) -> frozenset[int]:
+    """The replicas of a round: a function of its arguments, and of no message."""
+    rng = np.random.default_rng((seed, ROUNDS, round_number))
+    return frozenset(rng.choice(replicas, size=count, replace=False).tolist())
+
+
+# Nobody to agree with, or nobody wanted.
+
+
+class NoAgreement(Agreement):
+    """Replicas never speak; each ends with its own weights."""
+
+    def agree(self, state: State, purpose: str) -> None:
+        """Nothing to say."""
+
+
+# Weights and intercept without momentum, in one row that can travel.
+
+
+def flat_positions(state: State, columns: int) -> Array:
+    """A copy of [weights | intercept] without momentum, in one row."""
+    seen = state.glance()
+    parts = [seen.weights[:, :columns].reshape(-1)]
+    if seen.intercept is not None:
+        parts.append(seen.intercept[0].astype(seen.weights.dtype))
+    whole: Array = np.concatenate(parts)
+    return whole
+
+
+def put_flat_positions(state: State, words: Array, columns: int) -> None:
+    """And back."""
+    weights = state.weights[:, :columns]
+    weights[...] = words[: weights.size].reshape(weights.shape)
+    if state.intercept is not None:
+        state.intercept[0] = words[weights.size :]
+
+
+def share_intercept(state: State, grid: Grid) -> None:
+    """Each column block added its own copy; the order of a sum may have differed."""
+    if state.intercept is not None and grid.replicas.size > 2 and grid.members.size > 1:
+        grid.members.broadcast(state.intercept, 0, PURPOSE)
+
+
+# Averages that travel while replicas go on (BAGUA's asynchronous model average).
+#
+# After exchange t = τ, 2τ, ... each replica says what it is, and goes on. After
+# exchange t + `delay` all know the average, and move by what it would have changed at
+# t:
+#
+#     w ← Σ_r (n_r / n) w_r(t) + (w − w_own(t))
+#
+# which is what taking a lock, averaging and letting go amounts to, at exchanges instead
+# of at times: every run is the same. A delay of 0 is `average`, to the bit. Averages
+# have a communicator of their own: what else replicas say does not queue behind them.
+
+MEAN, OWN, SINCE = "async_mean", "async_own", "async_since"
+
+
+@dataclass(frozen=True)
+class AverageUnderWay:
+    """One average under way."""
+
+    since: int  # the exchange after which it set out
+    own: Array  # what this replica said
+    pending: Pending
+
+
+class AsyncAverage(Average):
+    """One average at a time is under way; `aside` carries it."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        share: float,
+        period: int,
+        delay: int,
+        aside: Communicator,
+        momentum: str = "average",
+        classes: int = 0,
+    ) -> None:
+        super().__init__(grid, share, period, momentum, classes)
+        self.delay = delay
+        self.aside = aside
+        self.overlap = Overlap(aside)
+        self._travelling: AverageUnderWay | None = None
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "AsyncAverage":
+        """A group of all replicas is split off, here, by all ranks together."""
+        terms.grid.meet()
+        replicas = terms.grid.replicas
+        aside = of_hosts(replicas).split(0, replicas.rank)
+        own = terms.grid, terms.share, terms.period, terms.settings.delay, aside
+        return cls(*own, *cls.buffers(terms))
+
+    def prepare(self, state: State) -> None:
+        """Room for a checkpoint to keep what travels and what was said.
+
+        Only the same replicas can go on with them: others begin at the mean of all,
+        which an average does not change.
+        """
+        words = self._said(state)
+        state.kept[MEAN] = np.zeros_like(words)
+        state.kept[OWN] = np.zeros_like(words)
+        state.kept[SINCE] = np.zeros(1, dtype=np.int64)  # 0: nothing is under way
+
+    def start(self, state: State, exchanges: int) -> None:
+        """A checkpoint has waited for what was under way."""
+        kept, since = state.kept, int(state.kept[SINCE][0])
+        if since:
+            arrived = Pending(kept[MEAN].copy())
+            self._travelling = AverageUnderWay(since, kept[OWN].copy(), arrived)
+
+    def is_whole(self, exchanges: int) -> bool:
+        """Only where nothing is done while an average travels."""
+        return self.delay == 0 and super().is_whole(exchanges)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """What is due arrives, and then the next sets out."""
+        if self.grid.replicas.size == 1:
+            return
+        if self._is_due(exchanges):
+            self._apply(state)
+        if exchanges % self.period == 0:
+            self._send(state, exchanges)
+            if self.delay == 0:
+                self._apply(state)
+
+    def arrive(self, state: State) -> None:
+        """The sum, which is still applied when it is due: its words stay here."""
+        if self._travelling is not None:
+            self._arrive(self._travelling)
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """The mean of all is the same with what travels or without: it is let go."""
+        if self._travelling is not None:
+            self._arrive(self._travelling)
+            self._travelling = None
+        super().settle(state, exchanges)
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """A checkpoint has what was under way: all ranks wait for it here."""
+        now = self._travelling
+        state.kept[SINCE][0] = 0 if now is None else now.since
+        if now is not None:
+            state.kept[MEAN][...] = self._arrive(now)
+            state.kept[OWN][...] = now.own
+        return super().memory(state)
+
+    def facts(self) -> dict[str, Any]:
+        """How much of the averages was hidden."""
+        return {"delay": self.delay, **self.overlap.facts()}
+
+    def close(self) -> None:
+        """The group that was split off."""
+        self.aside.close()
+
+    def _is_due(self, exchanges: int) -> bool:
+        now = self._travelling
+        return now is not None and exchanges == now.since + self.delay
+
+    def _send(self, state: State, exchanges: int) -> None:
+        own = self._said(state)
+        words = own * own.dtype.type(self.share)
+        with self.overlap.posting():
+            pending = self.aside.start_sum(words, PURPOSE)
+        self._travelling = AverageUnderWay(exchanges, own, pending)
+
+    def _arrive(self, now: AverageUnderWay) -> Array:
+        """Wait for what travels, the first time."""
+        if now.pending.is_under_way:
+            with self.overlap.waiting():
+                now.pending.wait()
+        return now.pending.buffer
+
+    def _apply(self, state: State) -> None:
+        now, self._travelling = self._travelling, None
+        assert now is not None
+        state.kept[SINCE][0] = 0
+        # In this order: where nothing was done meanwhile, it is the mean, to the bit.
+        moved = self._arrive(now) + (self._said(state) - now.own)
+        if self._says_all(state):
+            state.become(moved)
+        else:
+            put_flat_positions(state, moved, self.classes)
+            if self.momentum == "reset":
+                clear_momentum(state, self.classes)
+        share_intercept(state, self.grid)
+
+    def _said(self, state: State) -> Array:
+        """A copy of what travels, in one row."""
+        if self._says_all(state):
+            return state.portion(1.0, self.aside)
+        return flat_positions(state, self.classes)
+
+    def _says_all(self, state: State) -> bool:
+        width = state.look_at("weights").shape[1]
+        return self.momentum == "average" or width <= self.classes

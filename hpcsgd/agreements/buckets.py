@@ -1,0 +1,355 @@
+"""Gradients in buckets: their messages, plain or by a codec."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Protocol
+
+import numpy as np
+
+from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.codecs.base import Codec, Feedback, Finish, Moment
+from hpcsgd.comm.communicator import Communicator, Message, Pending
+from hpcsgd.comm.messages import open_message
+from hpcsgd.data.shard import split_range
+from hpcsgd.products.base import Array
+
+# One flat buffer [gradient | Σr | count], and its tiles of columns.
+#
+# Everything is written where it will be sent from: a bucket is a view, and what
+# replicas sum in place is the gradient that the step reads.
+
+MIB = 2**20
+
+
+def bucket_count(columns: int, width: int, itemsize: int, cap: float) -> int:
+    """⌈bytes of the gradient / cap⌉ buckets, no more than there are columns."""
+    size = columns * width * itemsize
+    return max(min(ceil(size / (cap * MIB)), columns), 1)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One bucket: some columns of the gradient, and where it lies in the buffer."""
+
+    columns: slice  # of those this member holds
+    gradient: Array  # (columns, K), a view
+    flat: Array  # the same words in one row
+
+    @property
+    def height(self) -> int:
+        """Columns."""
+        return int(self.columns.stop - self.columns.start)
+
+
+class Buffer:
+    """What a replica says in an exchange: sums and a count, never means of means."""
+
+    def __init__(
+        self,
+        columns: int,
+        width: int,
+        dtype: np.dtype,
+        count: int,
+        intercept: bool,
+        unit: int = 1,
+        flagged: bool = False,
+    ) -> None:
+        """Tiles begin at multiples of `unit` columns; a flag lies before the count."""
+        words, self.width = columns * width, width
+        self.sums = width if intercept else 0
+        self.flat = self._room(words + self.sums + flagged + 1, dtype)
+        gradient, self.tail = self._parts(words)
+        self.gradient = gradient.reshape(columns, width)
+        # The last columns first: what follows them in the buffer goes with them.
+        units = -(-columns // unit)
+        parts = [split_range(units, count, k) for k in range(count)]
+        cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
+        self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
+        self.tiles.reverse()
+        self.going = self.tiles  # in the order in which they are sent
+
+    def _room(self, words: int, dtype: np.dtype) -> Array:
+        return np.zeros(words, dtype=dtype)
+
+    def _parts(self, words: int) -> tuple[Array, Array]:
+        """The gradient and the tail."""
+        return self.flat[:words], self.flat[words:]
+
+    def _tile(self, part: slice) -> Tile:
+        gradient = self.gradient[part]
+        return Tile(part, gradient, gradient.reshape(-1))
+
+    def with_tail(self, tile: Tile) -> Array:
+        """What is sent of a tile: the first to go takes the tail along."""
+        if tile is not self.tiles[0]:
+            return tile.flat
+        return self.flat[tile.columns.start * self.width :]
+
+    def clear(self) -> None:
+        """Nothing summed yet."""
+        self.flat[...] = 0.0
+
+    def say_nothing(self) -> None:
+        """This replica has no rows: what is there is zero, and stays so."""
+
+    def count_in(self, residuals: Array) -> None:
+        """Rows, and their Σr where there is an intercept."""
+        self.tail[-1] += len(residuals)
+        if self.sums and not self.is_flagged:
+            self.tail[: self.sums] += residuals.sum(axis=0, dtype=np.float64)
+
+    @property
+    def is_flagged(self) -> bool:
+        """Whether this replica says that the exchange must not count."""
+        return len(self.tail) > self.sums + 1 and bool(self.tail[-2])
+
+    def flag(self) -> None:
+        """Say so."""
+        self.tail[-2] = 1.0
+
+    def settle(self) -> None:
+        """Wait until everything that was given to be added is."""
+
+    def collect(self) -> None:
+        """Have the gradient here, wherever it was summed."""
+
+    def facts(self) -> dict[str, int]:
+        """For the report of a run."""
+        return {}
+
+    def __iter__(self) -> Iterator[Tile]:
+        return iter(self.tiles)
+
+
+# The replicas as a codec sees them: one bucket's line to all of them.
+
+PURPOSE = "agreement"
+
+
+class ReplicaChannel:
+    """The `BucketChannel` of one bucket, on a communicator."""
+
+    def __init__(self, replicas: Communicator) -> None:
+        self.replicas = replicas
+        self.rank, self.size = replicas.rank, replicas.size
+        # Of its own: other buckets travel at the same time.
+        self._messages: dict[tuple[int, str], Message] = {}
+
+    def start_sum(self, array: Array, form: str = "") -> Callable[[], Array]:
+        """Begin a sum, in `form` on the wire."""
+        if not form:
+            return self.replicas.start_sum(array, PURPOSE).wait
+        key = array.size, form
+        if key not in self._messages:
+            opened = open_message(self.replicas, array.size, form, travels=True)
+            self._messages[key] = opened
+        message = self._messages[key]
+        message.array[...] = array
+        return message.start(PURPOSE).wait
+
+    def sum(self, array: Array) -> Array:
+        """Σ over replicas, in place."""
+        return self.replicas.sum(array, PURPOSE)
+
+    def start_gather(
+        self, record: Array, lengths: Sequence[int] | None = None
+    ) -> Callable[[], list[Array]]:
+        """The records of all, which are as long as this one, or as all know."""
+        counts = list(lengths or [record.size] * self.size)
+        out = np.empty(sum(counts), dtype=record.dtype)
+        pending = self.replicas.start_gather(record, counts, out, PURPOSE)
+
+        def arrive() -> list[Array]:
+            pending.wait()
+            return np.split(out, np.cumsum(counts)[:-1])
+
+        return arrive
+
+    def gather_unequal(self, record: Array) -> list[Array]:
+        """Their lengths first."""
+        lengths = np.empty(self.size, dtype=np.int64)
+        own = np.array([record.size], dtype=np.int64)
+        self.replicas.gather(own, [1] * self.size, lengths, PURPOSE)
+        out = np.empty(lengths.sum(), dtype=record.dtype)
+        self.replicas.gather(record, lengths.tolist(), out, PURPOSE)
+        return np.split(out, np.cumsum(lengths)[:-1])
+
+    def start_exchange(self, pieces: Array) -> Callable[[], Array]:
+        """Rows of one length; theirs for this one come in rank order."""
+        rows, length = pieces.shape
+        out = np.empty_like(pieces)
+        pending = self.replicas.start_exchange(
+            pieces.reshape(-1), [length] * rows, out.reshape(-1), PURPOSE
+        )
+
+        def arrive() -> Array:
+            pending.wait()
+            return out
+
+        return arrive
+
+    def broadcast(self, array: Array, root: int = 0) -> Array:
+        """array ← that of replica `root`."""
+        return self.replicas.broadcast(array, root, PURPOSE)
+
+
+# How buckets travel: as they are, summed in place, or by a codec.
+#
+# A sender is told when the residuals are known (`begin`), when the sums of a tile are
+# (`send`), and asked for what all replicas said (`receive`), in the order of the tiles.
+# Where it `wants_norm` all tiles are computed and measured before the first is sent.
+
+
+class Sender(Protocol):
+    """What the gradient agreement asks of it."""
+
+    overlap: Overlap
+    codec: str  # what it is called, for people
+    wants_norm: bool  # True: `measure` comes between the last sums and the first `send`
+
+    def begin(self, buffer: Buffer, moment: Moment) -> None:
+        """The tail of the buffer is complete."""
+
+    def measure(self, buffer: Buffer) -> None:
+        """So are all tiles: find the norm of this replica's gradient.
+
+        Collective over the members of a replica.
+        """
+
+    def send(self, buffer: Buffer, tile: Tile) -> None:
+        """So is this tile: begin to say it."""
+
+    def receive(self, buffer: Buffer, tile: Tile) -> float:
+        """Wait for it; the mean gradient is what the tile holds, times this."""
+
+    def tail(self) -> Array:
+        """Σ over replicas of [Σr | count], after the first `receive`."""
+
+    def facts(self) -> dict[str, int]:
+        """What it counted, for the report of a run."""
+
+
+class PlainSender:
+    """Sums in place, the tail with the first of them."""
+
+    codec = "identity"
+    wants_norm = False
+
+    def __init__(self, replicas: Communicator) -> None:
+        self.replicas = replicas
+        self.overlap = Overlap(replicas)
+        self._travelling: list[Pending] = []
+        self._tail: Array = np.empty(0)
+
+    def begin(self, buffer: Buffer, moment: Moment) -> None:
+        """Nothing to do: the tail goes along."""
+        self._tail = buffer.tail
+
+    def measure(self, buffer: Buffer) -> None:
+        """Nothing depends on the norm."""
+
+    def send(self, buffer: Buffer, tile: Tile) -> None:
+        """Start the sum of what was just written."""
+        words = buffer.with_tail(tile)
+        with self.overlap.posting():
+            self._travelling.append(self.replicas.start_sum(words, PURPOSE))
+
+    def receive(self, buffer: Buffer, tile: Tile) -> float:
+        """1 / count."""
+        self.wait()
+        return 1.0 / float(self._tail[-1])
+
+    def wait(self) -> None:
+        """For the tile that was sent first."""
+        with self.overlap.waiting():
+            self._travelling.pop(0).wait()
+
+    def tail(self) -> Array:
+        """In the buffer."""
+        return self._tail
+
+    def facts(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
+
+
+@dataclass
+class CodecSender:
+    """A codec for every bucket; rows are counted first, and Σr is never encoded.
+
+    What replica p encodes is R s_p / Σn, whose mean over replicas is the gradient; with
+    error feedback, times the rate of this step.
+    """
+
+    replicas: Communicator
+    codecs: dict[int, Codec]  # by the first column of their tile
+    codec: str
+    members: Communicator  # who hold the other columns of this replica's gradient
+    overlap: Overlap = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wants_norm = any(codec.wants_norm for codec in self.codecs.values())
+        self.overlap = Overlap(self.replicas)
+        self._lines = {first: ReplicaChannel(self.replicas) for first in self.codecs}
+        self._finish: list[Finish] = []
+        self._moment = Moment(0, 0, 1.0, 1.0)
+        self._arrive: Callable[[], Array] = lambda: np.empty(0)
+        self._scale: float | None = None
+
+    def begin(self, buffer: Buffer, moment: Moment) -> None:
+        """Start the sum of the tail, which travels while a tile is computed."""
+        self._moment, self._scale = moment, None
+        tail = buffer.tail.astype(np.float64)
+        with self.overlap.posting():
+            self._arrive = self.replicas.start_sum(tail, PURPOSE).wait
+
+    def measure(self, buffer: Buffer) -> None:
+        """Sum the squares of all tiles over members, one word; R / Σn comes to it."""
+        squares = [np.square(tile.flat, dtype=np.float64).sum() for tile in buffer]
+        total = self.members.sum(np.array([sum(squares)]), PURPOSE)
+        norm = self._scale_of_sums() * float(np.sqrt(total[0]))
+        self._moment = replace(self._moment, norm=norm)
+
+    def send(self, buffer: Buffer, tile: Tile) -> None:
+        """Encode, and send."""
+        codec = self._codec(tile)
+        part = tile.flat
+        part *= self._scale_of_sums() * self._unit(codec)
+        line = self._lines[tile.columns.start]
+        with self.overlap.posting():
+            self._finish.append(codec.start(part, line, self._moment))
+
+    def receive(self, buffer: Buffer, tile: Tile) -> float:
+        """Decode, into the tile."""
+        with self.overlap.waiting():
+            told = self._finish.pop(0)()
+        if told.mean is not tile.flat:
+            tile.flat[...] = told.mean
+        return 1.0 / self._unit(self._codec(tile))
+
+    def tail(self) -> Array:
+        """Of float64."""
+        return self._arrive()
+
+    def facts(self) -> dict[str, int]:
+        """What the codecs of all buckets counted, in sum."""
+        total: Counter[str] = Counter()
+        for codec in self.codecs.values():
+            total.update(codec.facts())
+        return dict(total)
+
+    def _scale_of_sums(self) -> float:
+        """Return R / Σn, for which the first who asks waits."""
+        if self._scale is None:
+            with self.overlap.waiting():
+                self._scale = self.replicas.size / float(self.tail()[-1])
+        return self._scale
+
+    def _codec(self, tile: Tile) -> Codec:
+        return self.codecs[tile.columns.start]
+
+    def _unit(self, codec: Codec) -> float:
+        """Errors are kept in steps, not in gradients."""
+        return self._moment.rate if isinstance(codec, Feedback) else 1.0

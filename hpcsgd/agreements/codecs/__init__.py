@@ -1,0 +1,137 @@
+"""How a gradient is made small on the wire."""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from hpcsgd.agreements.codecs.base import (
+    ERROR,
+    FIRST,
+    AccordionConfig,
+    Array,
+    Bucket,
+    BucketChannel,
+    Codec,
+    CodecConfig,
+    Decoded,
+    Feedback,
+    Moment,
+)
+from hpcsgd.errors import ConfigError
+
+CODECS = {
+    "identity": "hpcsgd.agreements.codecs.base:Identity",
+    "fp16": "hpcsgd.agreements.codecs.bits:Fp16",
+    "bf16": "hpcsgd.agreements.codecs.bits:Bf16",
+    "fp8": "hpcsgd.agreements.codecs.bits:Fp8",
+    "topk": "hpcsgd.agreements.codecs.sparse:TopK",
+    "randomk": "hpcsgd.agreements.codecs.sparse:RandomK",
+    "threshold": "hpcsgd.agreements.codecs.sparse:Threshold",
+    "wangni": "hpcsgd.agreements.codecs.sparse:Wangni",
+    "dgc": "hpcsgd.agreements.codecs.sparse:Dgc",
+    "qsgd": "hpcsgd.agreements.codecs.levels:Qsgd",
+    "sign": "hpcsgd.agreements.codecs.bits:Sign",
+    "byte": "hpcsgd.agreements.codecs.bits:Byte",
+    "bytegrad": "hpcsgd.agreements.codecs.bits:ByteGrad",
+    "nuqsgd": "hpcsgd.agreements.codecs.levels:Nuqsgd",
+    "alq": "hpcsgd.agreements.codecs.levels:Alq",
+    "amq": "hpcsgd.agreements.codecs.levels:Amq",
+    "powersgd": "hpcsgd.agreements.codecs.powersgd:PowerSgd",
+    "accordion": "hpcsgd.agreements.codecs.accordion:Accordion",
+}
+
+
+def get_codec(name: str) -> type[Codec]:
+    """The class of the codec called `name`."""
+    if name not in CODECS:
+        raise ConfigError(f"[agreement] unknown codec: {name!r}; known: {list(CODECS)}")
+    module, attribute = CODECS[name].split(":")
+    found: type[Codec] = getattr(import_module(module), attribute)
+    return found
+
+
+def make_codec(
+    name: str,
+    bucket: Bucket,
+    config: CodecConfig,
+    accordion: AccordionConfig | None = None,
+) -> Codec:
+    """The codec of one bucket, with error feedback where that is asked for."""
+    codec = get_codec(name).of(bucket, config, accordion or AccordionConfig())
+    if config.feedback != "auto" and codec.has_own_memory:
+        raise ConfigError(
+            f"[codec] feedback = {config.feedback!r} and {name} keeps what it has not"
+            " sent itself; use feedback = 'auto'"
+        )
+    if remembers_errors(codec.wants_feedback, config):
+        return Feedback(codec)
+    return codec
+
+
+def remembers_errors(wants: bool, config: CodecConfig) -> bool:
+    """Whether there is error feedback, for a codec that `wants` it or does not."""
+    return config.feedback == "on" or (config.feedback == "auto" and wants)
+
+
+def kept_bytes(
+    name: str, bucket: Bucket, config: CodecConfig, accordion: AccordionConfig
+) -> int:
+    """What the codec of such a bucket keeps from one exchange to the next.
+
+    All that checkpoints save of it; nothing is allocated here.
+    """
+    kind, ways = get_codec(name), [config]
+    words, tables = len(kind.remembers), 0
+    if name == "accordion":
+        kind, ways = get_codec(accordion.codec), [*accordion.ways(config)]
+        words, tables = words + len(kind.remembers), FIRST.nbytes
+    words += remembers_errors(kind.wants_feedback, config)
+    tables += sum(kind.table_bytes(bucket, way) for way in ways)
+    return words * bucket.words * bucket.dtype.itemsize + tables
+
+
+def owed(
+    name: str,
+    config: CodecConfig,
+    accordion: AccordionConfig,
+    kept: Mapping[str, Array],
+    rate: float,
+) -> Array | None:
+    """What replicas that remembered this have not sent, as a gradient at this rate."""
+    kind = get_codec(accordion.codec if name == "accordion" else name)
+    found = kind.owes(kept, config)
+    if ERROR in kept:  # in steps, as long as the rate was
+        error = kept[ERROR] / rate
+        found = error if found is None else found + error
+    return found
+
+
+def register(name: str, kind: type[Codec]) -> None:
+    """Let `[agreement] codec = name` be a codec of yours, on the rank that calls this.
+
+    Parameters
+    ----------
+    name : str, one that no codec has
+    kind : subclass of Codec, at the top of a module
+    """
+    where = f"{kind.__module__}:{kind.__qualname__}"
+    if CODECS.get(name, where) != where:
+        raise ConfigError(f"there is a codec {name!r} already; take another name")
+    CODECS[name] = where
+
+
+__all__ = [
+    "CODECS",
+    "AccordionConfig",
+    "Bucket",
+    "Codec",
+    "CodecConfig",
+    "Feedback",
+    "BucketChannel",
+    "Moment",
+    "Decoded",
+    "get_codec",
+    "kept_bytes",
+    "make_codec",
+    "owed",
+    "register",
+]

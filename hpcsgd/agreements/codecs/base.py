@@ -1,0 +1,649 @@
+"""What a codec is: settings, error feedback, chunks, packing."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError
+
+# What all codecs may be told; each reads the keys that it knows.
+
+FEEDBACKS = ("auto", "on", "off")
+DENSE = ("auto", "never")
+NORMS = ("max", "l2")
+BITS = 2, 32
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """How the codec of the gradient agreement works."""
+
+    feedback: str = "auto"  # error feedback: where the codec is biased, always, never
+    share: float = 0.01  # of the words of a bucket, that sparse codecs send
+    warm_up: int = 0  # epochs in which the share falls to that, from near 1
+    dense: str = "auto"  # all words as they are, where sparse records would be larger
+    threshold: float = 0.0  # threshold: words at least so large; 0 = from the share
+    budget: float = 0.0  # wangni: Σ E C(a)² ≤ (1 + budget) Σ a²; 0 = from the share
+    momentum: float = 0.9  # dgc: of every replica; 0 = none
+    nesterov: bool = False  # dgc: a step along what momentum will be
+    masking: bool = False  # dgc: words that were sent forget their momentum
+    clip: float = 0.0  # dgc: norm of gradients, of which a replica has 1/√R; 0 = never
+    bits: int = 4  # of a word, its sign included (quantisers)
+    chunk: int = 1024  # words that share a norm (quantisers, byte)
+    norm: str = "max"  # what levels are parts of: max |v| of a chunk, or its l2 norm
+    adapt: int = 100  # exchange when levels adapt, then at 20 and every 100 times that
+    rank: int = 1  # of the matrices that travel (powersgd)
+    start: int = 10  # exchanges that are sent dense at first (powersgd)
+    min_rate: float = 2.0  # dense where it saves less than this factor; 0: never
+
+    def __post_init__(self) -> None:
+        lists = (("feedback", FEEDBACKS), ("dense", DENSE), ("norm", NORMS))
+        for name, known in lists:
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(
+                    f"[codec] {name} = {value!r}; known: {', '.join(known)}"
+                )
+        for name, holds, wanted in (
+            ("share", 0.0 < self.share <= 1.0, "above 0 and at most 1"),
+            ("warm_up", self.warm_up >= 0, "at least 0"),
+            ("threshold", 0.0 <= self.threshold < float("inf"), "at least 0, finite"),
+            ("budget", 0.0 <= self.budget < float("inf"), "at least 0, finite"),
+            ("momentum", 0.0 <= self.momentum < 1.0, "in [0, 1)"),
+            ("clip", 0.0 <= self.clip < float("inf"), "at least 0, finite"),
+            ("bits", BITS[0] <= self.bits <= BITS[1], f"from {BITS[0]} to {BITS[1]}"),
+            ("chunk", self.chunk >= 1, "a positive number of words"),
+            ("adapt", self.adapt >= 1, "a positive number of exchanges"),
+            ("rank", self.rank >= 1, "at least 1"),
+            ("start", self.start >= 0, "at least 0"),
+            ("min_rate", self.min_rate >= 0.0, "at least 0"),
+        ):
+            if not holds:
+                value = getattr(self, name)
+                raise ConfigError(f"[codec] {name} = {value!r} must be {wanted}")
+
+
+# What accordion may be told: what it turns, between which settings, and when.
+
+# codec -> [codec] settings of low and of high compression
+SETTINGS = {
+    "powersgd": ("rank=2", "rank=1"),
+    "topk": ("share=0.99", "share=0.1"),
+    "randomk": ("share=0.99", "share=0.1"),
+    "threshold": ("share=0.99", "share=0.1"),
+    "dgc": ("share=0.99", "share=0.1"),
+    "qsgd": ("bits=8", "bits=4"),
+    "nuqsgd": ("bits=8", "bits=4"),
+}
+BOTH = ("feedback",)  # settings that there is one of, whatever is turned
+
+
+@dataclass(frozen=True)
+class AccordionConfig:
+    """Less is saved while gradients change, more while they do not."""
+
+    codec: str = "powersgd"  # whose settings turn (codec accordion)
+    low: str = ""  # its settings while gradients change, as "rank=2"; none = usual ones
+    high: str = ""  # and while they do not, as "rank=1, min_rate=0"
+    eta: float = 0.5  # change of the norm that is critical; larger = saves more
+    interval: int = 10  # epochs from one look to the next; larger = turns later
+    scale_rate: bool = True  # with the batch (agreement growing)
+
+    def __post_init__(self) -> None:
+        if self.codec == "accordion":
+            raise ConfigError(
+                "[accordion] codec = 'accordion' turns itself; use powersgd or topk"
+            )
+        if not self.eta >= 0.0:
+            raise ConfigError(
+                f"[accordion] eta = {self.eta!r} must be at least 0; 0.5 is usual"
+            )
+        if self.interval < 1:
+            raise ConfigError(
+                f"[accordion] interval = {self.interval} must be at least 1 epoch"
+            )
+
+    def ways(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
+        """[codec] as it is for low and for high compression."""
+        usual = SETTINGS.get(self.codec, ("", ""))
+        low, high = (
+            replace(config, **_read(key, said or other))
+            for key, said, other in zip(
+                ("low", "high"), (self.low, self.high), usual, strict=True
+            )
+        )
+        if low == high:
+            raise ConfigError(
+                f"[accordion] codec = {self.codec!r} has the same settings for both low"
+                " and high compression; set accordion.low and accordion.high, or use"
+                f" one of {', '.join(SETTINGS)}"
+            )
+        return low, high
+
+
+def _read(key: str, said: str) -> Mapping[str, Any]:
+    """`name=value, name=value` as [codec] settings of the right kind."""
+    kinds = {f.name: type(f.default) for f in fields(CodecConfig)}
+    found = {}
+    for item in filter(None, (part.strip() for part in said.split(","))):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or name not in kinds or name in BOTH:
+            known = ", ".join(name for name in kinds if name not in BOTH)
+            raise ConfigError(
+                f"[accordion] {key} = {said!r} must be settings of [codec], as"
+                f" 'rank=2, start=0'; known: {known}"
+            )
+        found[name] = _value(key, item, kinds[name], value)
+    return found
+
+
+def _value(key: str, item: str, kind: Any, value: str) -> Any:
+    if kind is bool and value in ("true", "false"):
+        return value == "true"
+    try:
+        if kind is not bool:
+            return kind(value)
+    except ValueError:
+        pass
+    wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    raise ConfigError(f"[accordion] {key}: {item!r} must be {wanted}")
+
+
+# What every codec says and does.
+#
+# Replica p has a part a_p of a bucket and wants the mean over all replicas; a codec
+# gives (1/R) Σ_p C(a_p) for fewer bytes. It may travel by sums (`Line.start_sum`), by
+# records that all replicas gather (`Gathered` has that ready), or by both; it takes
+# part in every exchange alike on all replicas, in one order. One instance serves one
+# bucket, so what it keeps between exchanges belongs to that bucket.
+
+Array = NDArray[Any]
+ALL = 0  # whose dice: those that all replicas throw alike; replica p has 1 + p
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What a codec is made for: a tile of columns, with the K scores of each."""
+
+    number: int  # in the order in which buckets are sent
+    height: int  # columns of the data
+    width: int  # K; word i is column i // K and score i % K
+    dtype: np.dtype[Any]
+    seed: int = 0  # of the run
+    member: int = 0  # whose columns
+    room: Callable[[str], Array] | None = None  # see `remember`
+
+    @property
+    def words(self) -> int:
+        """Of a part."""
+        return self.height * self.width
+
+    def remember(self, name: str) -> Array:
+        """A flat array of the bucket's words, zero at first, to be written in place.
+
+        Checkpoints save it column by column, so that it outlives a change of the grid:
+        another number of replicas begins at the mean of all.
+        """
+        if self.room is not None:
+            return self.room(name)
+        return np.zeros(self.words, dtype=self.dtype)
+
+    def dice(self, moment: "Moment", who: int = ALL) -> np.random.Generator:
+        """Random numbers of this exchange: `ALL`, or 1 + the number of a replica.
+
+        A function of run seed, member, bucket, exchange and `who`: nothing has to be
+        saved, and a run that goes on draws what it would have drawn.
+        """
+        key = (self.seed, self.member, self.number, moment.number, who)
+        return np.random.default_rng(key)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a bucket is sent."""
+
+    number: int  # of the exchange in the run, from 0 on
+    epoch: int  # from 0 on
+    rate: float
+    next_rate: float
+    drops: int = 0  # milestones of the rate that are passed; smooth rates have none
+    # ‖gradient‖ of this replica over all buckets and members, where `wants_norm`.
+    norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What came of an exchange."""
+
+    mean: Array  # (1/R) Σ_p C(a_p), flat, the same on every replica
+    # C(a_p) of this replica, flat, where `needs_own`; None: a_p, nothing is lost.
+    own: Array | None
+    payload: int  # bytes of all send buffers of this replica, by the codec's formula
+
+
+Finish = Callable[[], Decoded]
+
+
+class BucketChannel(Protocol):
+    """The replicas that share this bucket; all calls are booked as agreement."""
+
+    rank: int
+    size: int  # one replica alone has nothing to encode, and does not ask
+
+    def start_sum(self, array: Array, form: str = "") -> Callable[[], Array]:
+        """Begin Σ over replicas; what comes back waits and gives the total.
+
+        In place, and `array` belongs to it until then; with a `form` (a number
+        format of `hpcsgd.formats`) words travel in that, and the total is another
+        array, good until the next such sum.
+        """
+
+    def sum(self, array: Array) -> Array:
+        """Σ over replicas, in place."""
+
+    def start_gather(
+        self, record: Array, lengths: Sequence[int] | None = None
+    ) -> Callable[[], list[Array]]:
+        """Begin to give `record` to all; what comes back waits for those of all.
+
+        In rank order; all replicas send as many elements, or those that all know.
+        """
+
+    def gather_unequal(self, record: Array) -> list[Array]:
+        """The records of all replicas in rank order, whatever their lengths.
+
+        Takes `COUNT_BYTES` more, for their numbers of elements.
+        """
+
+    def start_exchange(self, pieces: Array) -> Callable[[], Array]:
+        """Begin to give row r of `pieces`, (R, length), to replica r.
+
+        What comes back waits for the rows of all replicas for this one, in rank order.
+        """
+
+    def broadcast(self, array: Array, root: int = 0) -> Array:
+        """array ← that of replica `root`."""
+
+
+COUNT_BYTES = 8  # of the message that goes ahead of records of unequal length
+
+
+class Codec(ABC):
+    """The protocol, one instance for each bucket."""
+
+    unbiased: bool  # E C(a) = a
+    wants_feedback: bool  # True: what is lost has to be sent later
+    has_own_memory = False  # True: it keeps that itself (DGC)
+    # Of the mean, which is rounded once more on its way back; 0 where it is not.
+    mean_roundoff: float = 0.0
+    needs_own = False  # True: somebody reads `Told.own`; else it need not be made
+    # Names of arrays of all the bucket's words that it keeps (`Bucket.remember`).
+    remembers: tuple[str, ...] = ()
+    in_steps = False  # True: parts are times the rate (error feedback)
+    # True: moments have the norm of the whole gradient, and no bucket of it is sent
+    # before the last one is computed; the same on all ranks in all exchanges.
+    wants_norm = False
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        self.bucket = bucket
+        self.config = config
+        # name -> array of any shape, made here and written in place: checkpoints save
+        # every rank's own, for the same grid. Words of the bucket: `bucket.remember`.
+        self.kept: dict[str, Array] = {}
+
+    @classmethod
+    def of(
+        cls, bucket: Bucket, config: CodecConfig, accordion: AccordionConfig
+    ) -> "Codec":
+        """One that takes what it needs of the settings."""
+        return cls(bucket, config)
+
+    def see(self, part: Array, moment: Moment) -> None:  # noqa: B027
+        """What is asked for, before anything that was kept is added to it."""
+
+    @abstractmethod
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """Begin an exchange; `part` (flat) belongs to it until the finish."""
+
+    @abstractmethod
+    def payload_bytes(self, ranks: int, rank: int) -> int | None:
+        """Bytes of this replica's send buffers in an exchange; None: the data decides.
+
+        `Told.payload` is right in both cases.
+        """
+
+    @property
+    def dense_exchanges(self) -> int:
+        """How often all words went as they are, which were fewer bytes."""
+        return 0
+
+    @classmethod
+    def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
+        """Of what else it would keep, in `kept`."""
+        return 0
+
+    @classmethod
+    def owes(cls, kept: Mapping[str, Array], config: CodecConfig) -> Array | None:
+        """What of all gradients it has not sent, by what it remembers; None: nothing.
+
+        A run that goes on with one replica, which encodes nothing, pays it at once.
+        """
+        return None
+
+    def facts(self) -> dict[str, int]:
+        """What it counted, for the report of a run: summed over buckets."""
+        return {"dense_buckets": self.dense_exchanges}
+
+    def take_over(self, other: "Codec") -> None:  # noqa: B027
+        """Go on from where one of this kind with other settings stands."""
+
+    def variance(self, part: Array) -> Array | None:
+        """Var C(part), word by word, by the formula; unbiased codecs must know it."""
+        return None
+
+
+class GatheredCodec(Codec):
+    """A codec whose records are gathered, decoded and added in rank order.
+
+    All replicas add the same numbers in one order: the mean has the same bits on all.
+    """
+
+    @abstractmethod
+    def encode(self, part: Array, moment: Moment, replica: int) -> Array:
+        """The record: a flat array; `part` may be overwritten."""
+
+    @abstractmethod
+    def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
+        """total ← total + what the record says."""
+
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """Encode, and begin to gather; records of unequal length are gathered here."""
+        record = self.encode(part, moment, line.rank)
+        length = self.payload_bytes(line.size, line.rank)
+        payload = record.nbytes
+        if length is None:
+            payload += COUNT_BYTES
+            records = line.gather_unequal(record)
+            return lambda: self._told(records, line, moment, payload)
+        arrive = line.start_gather(record)
+        return lambda: self._told(arrive(), line, moment, payload)
+
+    def payload_bytes(self, ranks: int, rank: int) -> int | None:
+        """Of records whose lengths differ."""
+        return None
+
+    def _told(
+        self,
+        records: Sequence[Array],
+        line: BucketChannel,
+        moment: Moment,
+        payload: int,
+    ) -> Decoded:
+        own, mean = None, self._nothing()
+        if self.needs_own:
+            own = self._nothing()
+            self.add_decoded(records[line.rank], own, moment)
+        for record in records:
+            self.add_decoded(record, mean, moment)
+        mean /= line.size
+        return Decoded(mean, own, payload)
+
+    def _nothing(self) -> Array:
+        return np.zeros(self.bucket.words, dtype=self.bucket.dtype)
+
+
+# Critical regimes: whether gradients still change from one look to the next.
+#
+# ρ = | |G before| − |G now| | / |G before|,  G the sum of the gradients of an epoch
+#
+# Every `interval` epochs, after the first one on, one epoch is summed. It is critical
+# where ρ ≥ η, where nothing was seen before, or where the rate has fallen since.
+#
+# S. Agarwal, H. Wang, K. Lee, S. Venkataraman and D. Papailiopoulos, "Accordion:
+# Adaptive Gradient Communication via Critical Learning Regime Identification" (MLSys
+# 2021), algorithm 1. It is written for step decay, where a rate is constant but for a
+# few drops that change what gradients do. A smooth schedule falls in every step, and no
+# ratio of rates tells its fall from a drop (1/(1 + c k) may fall a thousandfold in a
+# step). So the rate has fallen where it has passed a milestone (`glm/updates`), and
+# only there: from that exchange on, which all replicas know of, and at the first look
+# after it.
+
+NORM, LOW, EPOCH, DROPS, LOWS, HIGHS = range(6)
+# |G|, whether compression is low, the epoch that is summed, milestones that were passed
+# at the last look, exchanges in either mode.
+FIRST = np.array([0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
+MODE_BYTES = 4  # of the message that says what holds from now on
+
+
+def is_critical(before: float, now: float, eta: float) -> bool:
+    """Return whether norms of two looks differ so much; what is no number does."""
+    return before == 0.0 or not abs(before - now) / before < eta
+
+
+class Regime:
+    """What is in force, and what was seen; `record` holds it, for checkpoints."""
+
+    def __init__(self, total: Array, eta: float, interval: int) -> None:
+        self.total = total  # G so far
+        self.eta, self.interval = eta, interval
+        self.record: Array = FIRST.copy()
+
+    @property
+    def is_low(self) -> bool:
+        """Low compression, or small batches: now is critical."""
+        return bool(self.record[LOW])
+
+    def is_due(self, moment: Moment) -> bool:
+        """An epoch that was summed is over: the same on all replicas."""
+        return bool(0 <= self.record[EPOCH] < moment.epoch)
+
+    def verdict(self, moment: Moment, square: float) -> bool:
+        """Whether it is critical, by |G|²; one rank's word is everybody's."""
+        before = float(self.record[NORM])
+        return self.has_dropped(moment) or is_critical(before, square**0.5, self.eta)
+
+    def has_dropped(self, moment: Moment) -> bool:
+        """Return whether the rate has passed a milestone since the last look."""
+        return moment.drops > float(self.record[DROPS])
+
+    def note_drop(self, moment: Moment) -> None:
+        """Compress little from a milestone on; no replica has to be told."""
+        if self.has_dropped(moment):
+            self.record[LOW] = True
+
+    def take_square(self) -> float:
+        """|G|² of what is held here, which begins anew."""
+        square = float(np.sum(np.square(self.total, dtype=np.float64)))
+        self.total[...] = 0.0
+        return square
+
+    def turn(self, low: bool, moment: Moment, square: float) -> None:
+        """From now on."""
+        self.record[[NORM, LOW, EPOCH, DROPS]] = square**0.5, low, -1.0, moment.drops
+
+    def watches(self, moment: Moment) -> bool:
+        """Whether gradients of this exchange are summed."""
+        return moment.epoch % self.interval == 0
+
+    def count(self, moment: Moment) -> None:
+        """One exchange more, in the mode that is in force."""
+        self.record[LOWS if self.is_low else HIGHS] += 1
+        if self.watches(moment):
+            self.record[EPOCH] = moment.epoch
+
+
+# Error feedback: what a codec lost is added to what it sends next.
+#
+# a = η g + e;  q = C(a);  e ← a − q;  w ← w − mean(q)
+#
+# in steps, not in gradients: what was lost at one rate is made good at that rate,
+# whatever it is by then. Exactly,
+# Σ_t applied_t + mean_p e_{p,T} = Σ_t η_t mean_p g_{p,t}.
+# λw and the intercept are outside: every replica knows the one, the other is summed.
+
+ERROR = "error"  # the name of e among what is saved
+
+
+class Feedback(Codec):
+    """Any codec, with a memory of d·K words on every replica."""
+
+    unbiased = False
+    wants_feedback = False
+    has_own_memory = True
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(codec.bucket, codec.config)
+        self.codec = codec
+        self.kept = codec.kept
+        self.mean_roundoff = codec.mean_roundoff
+        codec.needs_own = codec.in_steps = True
+        self.error = self.bucket.remember(ERROR)
+
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """C(part + e); the error is what that left out."""
+        self.codec.see(part, moment)
+        self.error += part
+        part[...] = self.error
+        finish = self.codec.start(part, line, moment)
+
+        def remember() -> Decoded:
+            told = finish()
+            if told.own is None:
+                self.error[...] = 0.0
+            else:
+                self.error -= told.own
+            return told
+
+        return remember
+
+    @property
+    def dense_exchanges(self) -> int:
+        """Those of the codec."""
+        return self.codec.dense_exchanges
+
+    def facts(self) -> dict[str, int]:
+        """Those of the codec."""
+        return self.codec.facts()
+
+    def payload_bytes(self, ranks: int, rank: int) -> int | None:
+        """Those of the codec: the memory stays at home."""
+        return self.codec.payload_bytes(ranks, rank)
+
+
+# Neighbouring words that share a scale, which travels in float32.
+
+SCALE_BYTES = 4
+
+
+class Chunks:
+    """`words` in chunks of `length`, the last one shorter."""
+
+    def __init__(self, words: int, length: int) -> None:
+        self.words, self.length = words, length
+        self.starts = np.arange(0, words, length)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def spread(self, scales: Array) -> Array:
+        """To every word what its chunk has."""
+        return np.repeat(scales, self.length)[: self.words]
+
+    def greatest(self, part: Array) -> Array:
+        """Of each chunk."""
+        return np.maximum.reduceat(part, self.starts)
+
+    def least(self, part: Array) -> Array:
+        """Of each chunk."""
+        return np.minimum.reduceat(part, self.starts)
+
+    def norms(self, part: Array, kind: str) -> NDArray[np.float32]:
+        """No word of a chunk is greater; nor does float32 round below it."""
+        largest = self.greatest(np.abs(part)).astype(np.float64)
+        if kind == "l2":
+            squares = np.add.reduceat(np.square(part, dtype=np.float64), self.starts)
+            largest = np.maximum(largest, np.sqrt(squares))  # squares underflow
+        return rounded_up(largest)
+
+
+def rounded_up(values: Array) -> NDArray[np.float32]:
+    """The next float32 that is not below."""
+    near = values.astype(np.float32)
+    low = near.astype(np.float64) < values
+    return np.where(low, np.nextafter(near, np.float32(np.inf)), near)
+
+
+# Codes of few bits, one after the other, in bytes.
+#
+# ceil(count · bits / 8) bytes: the last byte is filled with zeros.
+
+WHOLE = {8: np.uint8, 16: np.uint16, 32: np.uint32}
+MOST_BITS = 32
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """How long `pack` makes them."""
+    return -(-count * bits // 8)
+
+
+def pack(codes: Array, bits: int) -> NDArray[np.uint8]:
+    """`codes` (flat, unsigned, below 2^bits) as bytes."""
+    if bits in WHOLE:
+        return codes.astype(WHOLE[bits]).view(np.uint8)
+    if 8 % bits == 0:
+        return _folded(codes.astype(np.uint8), bits)
+    places = np.arange(bits, dtype=np.uint32)
+    return np.packbits((codes.astype(np.uint32)[:, None] >> places & 1).astype(bool))
+
+
+def unpack(record: Array, count: int, bits: int) -> NDArray[np.uint32]:
+    """The first `count` codes of what `pack` made."""
+    if bits in WHOLE:
+        # A copy: a piece of a message may begin at any byte.
+        return record.copy().view(WHOLE[bits])[:count].astype(np.uint32)
+    if 8 % bits == 0:
+        places = np.arange(0, 8, bits, dtype=np.uint8)
+        codes = record[:, None] >> places & np.uint8(2**bits - 1)
+        return codes.reshape(-1)[:count].astype(np.uint32)
+    bare = np.unpackbits(record, count=count * bits).reshape(count, bits)
+    worth = np.left_shift(np.uint32(1), np.arange(bits, dtype=np.uint32))
+    return bare.astype(np.uint32) @ worth
+
+
+def _folded(codes: Array, bits: int) -> NDArray[np.uint8]:
+    """Several codes in each byte, the first in the lowest bits."""
+    each = 8 // bits
+    padded = np.zeros(-(-codes.size // each) * each, dtype=np.uint8)
+    padded[: codes.size] = codes
+    out = np.zeros(padded.size // each, dtype=np.uint8)
+    for place in range(each):
+        out |= padded[place::each] << np.uint8(place * bits)
+    return out
+
+
+# The words as they are: what every codec is held against.
+
+
+class Identity(Codec):
+    """One sum of all words: d·K·4 bytes in float32."""
+
+    unbiased = True
+    wants_feedback = False
+
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """Divided first: a sum of what is divided cannot overflow."""
+        part /= line.size
+        arrive = line.start_sum(part)
+        return lambda: Decoded(arrive(), None, part.nbytes)
+
+    def payload_bytes(self, ranks: int, rank: int) -> int:
+        """All words."""
+        return self.bucket.words * self.bucket.dtype.itemsize
+
+    def variance(self, part: Array) -> Array:
+        """None at all."""
+        return np.zeros_like(part)

@@ -1,0 +1,321 @@
+"""Codecs of few bits a word: cast, byte, sign, two-phase sums."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.agreements.codecs.base import (
+    SCALE_BYTES,
+    Array,
+    Bucket,
+    BucketChannel,
+    Chunks,
+    Codec,
+    CodecConfig,
+    Decoded,
+    Finish,
+    GatheredCodec,
+    Moment,
+    pack,
+    packed_bytes,
+    rounded_up,
+    unpack,
+)
+from hpcsgd.formats import exponent_for, get_format, round_through
+
+# Fewer bits a word: bf16, fp16, fp8.
+#
+# MPI adds no 16-bit floats: pieces are exchanged, added in float32 and gathered
+# (`hpcsgd/comm/messages.py`), so what a replica says is rounded once, and the mean once
+# more. fp16 and fp8 have few exponents; a power of two goes with every piece. Parts are
+# divided by R before they are rounded: no sum of them overflows.
+
+
+class Cast(Codec):
+    """Two collectives: d·K words, and this replica's share of them again.
+
+    With feedback what the rounding of the part lost is kept; that of the mean is not.
+    """
+
+    form: ClassVar[str]
+    unbiased = False
+    wants_feedback = False
+
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """part / R, rounded; the total is their mean."""
+        part /= line.size
+        own = self._rounded(part) * line.size if self.needs_own else None
+        arrive = line.start_sum(part, self.form)
+        payload = self.payload_bytes(line.size, line.rank)
+
+        def finish() -> Decoded:
+            mean = arrive().astype(self.bucket.dtype, copy=False)
+            return Decoded(mean, own, payload)
+
+        return finish
+
+    def _rounded(self, part: Array) -> Array:
+        """What is sent for `part`: the very numbers."""
+        form, values = get_format(self.form), part.astype(np.float32)
+        if not form.wants_scale:
+            round_through(values, form.name)
+            return values.astype(self.bucket.dtype, copy=False)
+        sizes = np.abs(values[np.isfinite(values)])
+        scale = np.float32(2.0 ** exponent_for(float(sizes.max(initial=0)), form))
+        values /= scale
+        round_through(values, form.name)
+        values *= scale
+        return values.astype(self.bucket.dtype, copy=False)
+
+    def payload_bytes(self, ranks: int, rank: int) -> int:
+        """(d·K + own share) words of the format, and an exponent a piece where needed.
+
+        Pieces: one for each replica at first, then the own.
+        """
+        form, words = get_format(self.form), self.bucket.words
+        own = words * (rank + 1) // ranks - words * rank // ranks
+        heads = (ranks + 1) * int(form.wants_scale)
+        return int((words + own + heads) * form.dtype.itemsize)
+
+
+class Bf16(Cast):
+    """Half the bytes, the exponents of float32, 8 bits of precision."""
+
+    form = "bf16"
+    mean_roundoff = 2.0**-8
+
+
+class Fp16(Cast):
+    """Half the bytes, 11 bits of precision, words below 2⁻⁴⁰ of the largest lost."""
+
+    form = "fp16"
+    mean_roundoff = 2.0**-11
+
+
+class Fp8(Cast):
+    """A quarter of the bytes (e5m2): 2 bits of fraction, the exponents of fp16."""
+
+    form = "fp8-e5m2"
+    mean_roundoff = 2.0**-3
+    wants_feedback = True
+
+
+# 8 bits a word between the least and the greatest of its chunk.
+
+TOP = 255
+
+
+class Byte(GatheredCodec):
+    """Multiples of (max − min) / 255, the nearest: zero stays zero between the two.
+
+    No error is above half of that. Where a chunk is constant it is sent as it is (to
+    float32); an ε below the line instead would spoil gradients that are tiny.
+    """
+
+    unbiased = False
+    wants_feedback = True
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        super().__init__(bucket, config)
+        self.chunks = Chunks(bucket.words, config.chunk)
+
+    def encode(self, part: Array, moment: Moment, replica: int) -> Array:
+        """Least and greatest of the chunks, float32, then the bytes."""
+        ends, codes = to_bytes(part, self.chunks)
+        return np.concatenate([ends.reshape(-1).view(np.uint8), codes])
+
+    def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
+        """total + (code + low) / scale."""
+        heads = 2 * SCALE_BYTES * len(self.chunks)
+        ends = record[:heads].copy().view(np.float32).reshape(2, -1)
+        total += from_bytes(ends, record[heads:], self.chunks)
+
+    def payload_bytes(self, ranks: int, rank: int) -> int:
+        """D, and two ends for each chunk."""
+        return self.bucket.words + 2 * SCALE_BYTES * len(self.chunks)
+
+
+def to_bytes(
+    part: Array, chunks: Chunks
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Least and greatest of each chunk, (2, chunks), and a byte for each word."""
+    least = -rounded_up(-chunks.least(part).astype(np.float64))
+    greatest = rounded_up(chunks.greatest(part).astype(np.float64))
+    scale, low = grid_of(least, greatest)
+    codes = np.rint(part * chunks.spread(scale)) - chunks.spread(low)
+    # Below, too: ties of the rounding may fall one under the lowest.
+    codes = np.clip(np.nan_to_num(codes), 0, TOP).astype(np.uint8)
+    return np.stack([least, greatest]), codes
+
+
+def from_bytes(ends: Array, codes: Array, chunks: Chunks) -> NDArray[np.float64]:
+    """(code + low) / scale, or what all words of a constant chunk are."""
+    least, greatest = ends
+    scale, low = grid_of(least, greatest)
+    spread = chunks.spread
+    values = (codes + spread(low)) / spread(scale)
+    flat = spread(least == greatest)
+    return np.where(flat, spread(least.astype(np.float64)), values)
+
+
+def grid_of(
+    least: Array, greatest: Array
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Steps in 1, and the lowest multiple of a step; 1 and 0 in a constant chunk."""
+    ends = least.astype(np.float64), greatest.astype(np.float64)
+    width = ends[1] - ends[0]
+    scale = TOP / np.where(width == 0, TOP, width)
+    return scale, np.where(width == 0, 0.0, np.rint(ends[1] * scale) - TOP)
+
+
+# An exchange in two phases: everybody adds one piece, and says what came of it.
+#
+# D words are padded to R pieces of ⌈D/R⌉ (BAGUA's C_LP_S). Every replica encodes its
+# pieces and gives piece r to replica r, which decodes them, takes their mean in full
+# precision, encodes that again and gives it to all. However many replicas there are, a
+# replica sends every word twice, and never the records of all others.
+
+
+class PieceEncoder(Protocol):
+    """How pieces are said: rows of words as rows of bytes, all of one length."""
+
+    def encode(self, pieces: Array) -> NDArray[np.uint8]:
+        """(rows, words) as (rows, bytes)."""
+
+    def decode(self, records: NDArray[np.uint8], words: int) -> Array:
+        """And back, in float64."""
+
+
+@dataclass(frozen=True)
+class EncodedMean:
+    """What came of it, flat and without the padding."""
+
+    mean: Array  # the same bits on all replicas, float64
+    # Of this replica, so that the mean over replicas of these is `mean`: its own words
+    # as they were decoded, less R times what the encoding of its piece's mean lost.
+    own: Array
+
+
+def piece_words(words: int, ranks: int) -> int:
+    """⌈D/R⌉."""
+    return -(-words // ranks)
+
+
+def start_two_phase(
+    part: Array, line: BucketChannel, form: PieceEncoder, needs_own: bool = False
+) -> Callable[[], EncodedMean]:
+    """Begin to exchange pieces of `part`; what comes back waits, adds and gathers.
+
+    Gradients or anything else of which replicas want the mean. `Said.own` is empty
+    unless somebody needs it.
+    """
+    pieces = _padded(part, line.size)
+    sent = form.encode(pieces)
+    arrive = line.start_exchange(sent)
+
+    def finish() -> EncodedMean:
+        each = pieces.shape[1]
+        piece = form.decode(arrive(), each).sum(axis=0) / line.size
+        record = form.encode(piece[None])
+        records = np.stack(line.start_gather(record.reshape(-1))())
+        means = form.decode(records, each)
+        if not needs_own:
+            return EncodedMean(means.reshape(-1)[: part.size], np.empty(0))
+        own = form.decode(sent, each)
+        own[line.rank] -= line.size * (piece - means[line.rank])
+        return EncodedMean(means.reshape(-1)[: part.size], own.reshape(-1)[: part.size])
+
+    return finish
+
+
+def _padded(part: Array, ranks: int) -> Array:
+    """(R, ⌈D/R⌉); filled with the last word, which widens no range."""
+    each = piece_words(part.size, ranks)
+    pieces = np.full(ranks * each, part[-1], dtype=part.dtype)
+    pieces[: part.size] = part
+    return pieces.reshape(ranks, each)
+
+
+# ByteGrad: 8 bits a word on both ways, in pieces that every replica adds one of.
+#
+# BAGUA's C_LP_S (arXiv 2107.01499): two phases with words as `byte`
+# has them, between the least and the greatest of a piece. A ring moves 2 (R − 1)/R (D +
+# 8 R) bytes for a replica, D padded to R pieces, where records of 8 bits that all
+# gather move (R − 1) D.
+#
+# Both roundings are remembered where feedback is on, here the default: that of the mean
+# by the replica that added the piece, R times, so that the mean of errors has it once.
+
+HEAD = 2 * SCALE_BYTES  # the least and the greatest, float32
+
+
+class Ranges:
+    """Each row as its least and greatest word, and a byte a word between them."""
+
+    def encode(self, pieces: Array) -> NDArray[np.uint8]:
+        """(rows, 8 + words)."""
+        rows, words = pieces.shape
+        ends, codes = to_bytes(pieces.reshape(-1), Chunks(pieces.size, words))
+        heads = np.ascontiguousarray(ends.T).view(np.uint8)
+        return np.hstack([heads, codes.reshape(rows, words)])
+
+    def decode(self, records: NDArray[np.uint8], words: int) -> Array:
+        """(rows, words)."""
+        ends = np.ascontiguousarray(records[:, :HEAD]).view(np.float32).T
+        codes = records[:, HEAD:].reshape(-1)
+        values = from_bytes(ends, codes, Chunks(codes.size, words))
+        return values.reshape(-1, words)
+
+
+class ByteGrad(Codec):
+    """Two collectives of bytes: R pieces to their places, one piece to all."""
+
+    unbiased = False
+    wants_feedback = True
+
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """Encode the pieces, and send them off."""
+        arrive = start_two_phase(part, line, Ranges(), self.needs_own)
+        payload = self.payload_bytes(line.size, line.rank)
+
+        def finish() -> Decoded:
+            said, kind = arrive(), self.bucket.dtype
+            own = said.own.astype(kind) if self.needs_own else None
+            return Decoded(said.mean.astype(kind), own, payload)
+
+        return finish
+
+    def payload_bytes(self, ranks: int, rank: int) -> int:
+        """(R + 1)(⌈D/R⌉ + 8): R pieces at first, then the own."""
+        return (ranks + 1) * (piece_words(self.bucket.words, ranks) + HEAD)
+
+
+# One bit a word: its sign, and one scale.
+
+
+class Sign(GatheredCodec):
+    """C(a) = mean|a| · sign(a), with the sign of zero positive.
+
+    Useless without feedback, which reads the very values that others decode.
+    """
+
+    unbiased = False
+    wants_feedback = True
+
+    def encode(self, part: Array, moment: Moment, replica: int) -> Array:
+        """The scale of the bucket in float32, then the bits."""
+        scale = np.array([np.abs(part).mean(dtype=np.float64)], dtype=np.float32)
+        return np.concatenate([scale.view(np.uint8), pack(part < 0, 1)])
+
+    def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
+        """total ± scale."""
+        scale = total.dtype.type(record[:SCALE_BYTES].copy().view(np.float32)[0])
+        negative = unpack(record[SCALE_BYTES:], self.bucket.words, 1)
+        total += np.where(negative, -scale, scale)
+
+    def payload_bytes(self, ranks: int, rank: int) -> int:
+        """ceil(D / 8) + 4."""
+        return packed_bytes(self.bucket.words, 1) + SCALE_BYTES

@@ -1,0 +1,484 @@
+"""Codecs of quantisation levels: QSGD, NUQSGD, ALQ and AMQ."""
+
+import zlib
+from abc import abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtr
+
+from hpcsgd.agreements.codecs.base import (
+    SCALE_BYTES,
+    Array,
+    Bucket,
+    BucketChannel,
+    Chunks,
+    CodecConfig,
+    Finish,
+    GatheredCodec,
+    Moment,
+    pack,
+    packed_bytes,
+    unpack,
+)
+from hpcsgd.errors import ConfigError, DataError
+
+# Stochastic rounding to levels: what the quantisers have in common.
+#
+# In a chunk of norm N a word v is N · sign · r with r in [0, 1], which lies between two
+# levels l ≤ r < u; u is said with probability (r − l) / (u − l), else l. That is
+# unbiased for any levels that include 1, and its variance is exactly N² (u − r)(r − l).
+# Where zero is a level words that are zero stay zero, as most of a sparse gradient are;
+# where it is not (amq), words below the least level become that or its opposite.
+#
+# On the wire: a float32 norm for each chunk, then the sign and the number of the level
+# of each word in `bits` bits.
+
+Between = tuple[NDArray[np.int64], Array, Array]
+
+
+class Quantiser(GatheredCodec):
+    """Rounds to 2^(bits − 1) levels; replicas throw dice of their own."""
+
+    unbiased = True
+    wants_feedback = False
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        super().__init__(bucket, config)
+        self.bits: int = config.bits
+        self.chunks = Chunks(bucket.words, config.chunk)
+
+    @abstractmethod
+    def between(self, ratios: Array) -> Between:
+        """Return the number of the level below each ratio in [0, 1], and both levels.
+
+        Number −1 is level 0 with the other sign, for ratios below that.
+        """
+
+    @abstractmethod
+    def level(self, numbers: Array) -> Array:
+        """The levels of these numbers, float64."""
+
+    def encode(self, part: Array, moment: Moment, replica: int) -> Array:
+        """Norms, then codes: twice the number of the level, plus one if negative."""
+        norms = self.chunks.norms(part, self.config.norm)
+        ratios = self._ratios(part, norms)
+        number, low, high = self.between(ratios)
+        dice = self.throw(moment, replica)
+        number += dice * (high - low) < ratios - low
+        turned = np.signbit(part) ^ (number < 0)
+        codes = 2 * np.maximum(number, 0) + turned
+        return np.concatenate([norms.view(np.uint8), pack(codes, self.bits)])
+
+    def throw(self, moment: Moment, replica: int) -> Array:
+        """A number in [0, 1) for each word, of this replica's own."""
+        return self.bucket.dice(moment, 1 + replica).random(self.bucket.words)
+
+    def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
+        """total ← total + N · sign · level: NaN where the norm is no number."""
+        heads = SCALE_BYTES * len(self.chunks)
+        norms = record[:heads].copy().view(np.float32).astype(np.float64)
+        codes = unpack(record[heads:], self.bucket.words, self.bits)
+        values = self.level(codes >> 1)
+        values *= self.chunks.spread(norms)
+        np.negative(values, out=values, where=(codes & 1).astype(bool))
+        total += values
+
+    def payload_bytes(self, ranks: int, rank: int) -> int | None:
+        """ceil(D · bits / 8), and a norm for each chunk."""
+        codes = packed_bytes(self.bucket.words, self.bits)
+        return codes + SCALE_BYTES * len(self.chunks)
+
+    def variance(self, part: Array) -> Array:
+        """N² (u − r)(r − l)."""
+        norms = self.chunks.norms(part, self.config.norm)
+        ratios = self._ratios(part, norms)
+        _, low, high = self.between(ratios)
+        spread = self.chunks.spread(norms.astype(np.float64))
+        spreads: Array = spread**2 * (high - ratios) * (ratios - low)
+        return spreads
+
+    def _ratios(self, part: Array, norms: Array) -> Array:
+        """|v| / N; zero where N is zero or no number."""
+        spread = self.chunks.spread(norms.astype(np.float64))
+        ratios = np.zeros(part.size)
+        sound = (spread > 0) & np.isfinite(spread)
+        np.divide(np.abs(part), spread, out=ratios, where=sound)
+        return ratios
+
+
+# QSGD: stochastic rounding to uniform levels j / s, s = 2^(bits − 1) − 1.
+
+
+class Qsgd(Quantiser):
+    """E|C(a) − a|² ≤ min(B/s², √B/s) |a|² in a chunk of B words with `norm` l2."""
+
+    @property
+    def steps(self) -> int:
+        """s."""
+        return (1 << self.bits - 1) - 1
+
+    def between(self, ratios: Array) -> Between:
+        """The last step begins below 1."""
+        number = np.minimum((ratios * self.steps).astype(np.int64), self.steps - 1)
+        return number, self.level(number), self.level(number + 1)
+
+    def level(self, numbers: Array) -> Array:
+        """j / s."""
+        levels: Array = numbers / self.steps
+        return levels
+
+
+# NUQSGD: stochastic rounding to the levels 0, 2⁻ˢ, ..., 1/2, 1.
+
+MOST_BITS = 8  # 127 octaves: float32 has no more
+
+
+class Nuqsgd(Quantiser):
+    """s = 2^(bits − 1) − 2 octaves.
+
+    E|C(a) − a|² ≤ (1/8 + 2^(−2s−2) B) |a|² in a chunk of B words with `norm` l2.
+    """
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        super().__init__(bucket, config)
+        if self.bits > MOST_BITS:
+            raise ConfigError(
+                f"[codec] bits = {self.bits} and nuqsgd has a level for every octave;"
+                f" use {MOST_BITS} bits or fewer"
+            )
+        self.levels = exponential(self.bits)
+
+    def between(self, ratios: Array) -> Between:
+        """By search."""
+        last = len(self.levels) - 2
+        above = np.searchsorted(self.levels, ratios, side="right")
+        number = np.minimum(above - 1, last)
+        return number, self.levels[number], self.levels[number + 1]
+
+    def level(self, numbers: Array) -> Array:
+        """From the table."""
+        levels: Array = self.levels[numbers]
+        return levels
+
+
+def exponential(bits: int) -> Array:
+    """0, 2⁻ˢ, ..., 1/2, 1: 2^(bits − 1) of them."""
+    octaves = 2 ** (bits - 1) - 2
+    return np.concatenate([[0.0], 2.0 ** np.arange(-octaves, 1.0)])
+
+
+# A mixture of truncated normals: the law that adaptive levels take ratios to have.
+#
+# Of chunk n with norm N_n the signed ratios v / N_n in [−1, 1] are taken for a normal
+# law of their mean and deviation, cut to that interval, as Faghri et al. (2020, section
+# 3) and their program do. What rounding costs grows with N_n², so |v| / N of a word
+# that matters has the law
+#
+#     F(r) = Σ_n γ_n (F_n(r) − F_n(−r)),   γ_n = m_n N_n² / Σ m N²,   0 ≤ r ≤ 1
+#
+# where m_n is the number of words. F is tabulated: between neighbours of `EDGES`, which
+# grow by 0.45 %, mass is spread evenly. So F⁻¹ is always a number in [0, 1], however
+# narrow a law is and however far its tail.
+
+EDGES = np.concatenate([[0.0], np.geomspace(1e-8, 1.0, 4096)])
+MOST_LAWS = 256  # of a mixture; those of like deviations are merged to be so many
+BLOCK = 32  # laws that are tabulated at a time
+LEAST_DEVIATION = 1e-12  # of ratios that are all the same
+
+
+class Mixture:
+    """The law of |v| / N, from `sums` of the chunks.
+
+    Parameters
+    ----------
+    sums : array of shape (chunks, 3), with Σ N², Σ N² v/N and Σ N² (v/N)² of each
+    """
+
+    def __init__(self, sums: Array) -> None:
+        weights, means, deviations = _merged(sums)
+        signed = np.concatenate([-EDGES[:0:-1], EDGES])
+        masses = np.zeros(len(signed) - 1)
+        for start in range(0, len(weights), BLOCK):
+            part = slice(start, start + BLOCK)
+            below = ndtr((signed - means[part, None]) / deviations[part, None])
+            found = np.diff(below, axis=1)
+            found *= weights[part, None] / found.sum(axis=1, keepdims=True)
+            # Not by BLAS, whose bits differ from machine to machine.
+            masses += found.sum(axis=0)
+        middle = len(EDGES) - 1
+        folded = masses[middle:] + masses[:middle][::-1]
+        folded /= folded.sum()
+        self._density = folded / np.diff(EDGES)
+        self._mass = _running(folded)
+        self._first = _running(self._density * np.diff(EDGES**2) / 2.0)
+        self._second = _running(self._density * np.diff(EDGES**3) / 3.0)
+
+    def cdf(self, x: Array) -> Array:
+        """Return F(x), which is 0 at 0 and 1 at 1."""
+        cell = self._cell(x)
+        found: Array = self._mass[cell] + self._density[cell] * (x - EDGES[cell])
+        return found
+
+    def first(self, x: Array) -> Array:
+        """Return ∫ r dF from 0 to x."""
+        cell = self._cell(x)
+        more = self._density[cell] * (x**2 - EDGES[cell] ** 2) / 2.0
+        found: Array = self._first[cell] + more
+        return found
+
+    def second(self, x: Array) -> Array:
+        """Return ∫ r² dF from 0 to x."""
+        cell = self._cell(x)
+        more = self._density[cell] * (x**3 - EDGES[cell] ** 3) / 3.0
+        found: Array = self._second[cell] + more
+        return found
+
+    def inverse(self, q: Array) -> Array:
+        """Return F⁻¹(q) in [0, 1], for q in [0, 1]."""
+        found: Array = np.interp(q, self._mass, EDGES)
+        return found
+
+    def companded(self, count: int) -> Array:
+        """Return `count` levels from 0 to 1, as dense as the cube root of the density.
+
+        Of many levels these are the ones that cost least (Panter and Dite, 1951).
+        """
+        share = _running(np.cbrt(self._density) * np.diff(EDGES))
+        found: Array = np.interp(np.linspace(0.0, share[-1], count), share, EDGES)
+        found[0] = 0.0
+        return found
+
+    def variance(self, levels: Array) -> float:
+        """Return Ψ, what rounding to ± `levels` costs.
+
+        Σ ∫ (u − r)(r − l) dF between neighbours l < u, and ∫ (l₀² − r²) dF below the
+        least level l₀, where a word becomes l₀ or −l₀.
+        """
+        mass, first, second = self.cdf(levels), self.first(levels), self.second(levels)
+        low, high = levels[:-1], levels[1:]
+        between = (low + high) * np.diff(first) - low * high * np.diff(mass)
+        below = levels[0] ** 2 * mass[0] - second[-1]
+        return float(between.sum() + below)
+
+    def _cell(self, x: Array) -> Array:
+        """Return the cell that each x lies in; 1 lies in the last one."""
+        above = np.searchsorted(EDGES, x, side="right")
+        found: Array = np.minimum(above, len(EDGES) - 1) - 1
+        return found
+
+
+def _merged(sums: Array) -> tuple[Array, Array, Array]:
+    """Return weight, mean and deviation of at most `MOST_LAWS` laws."""
+    weights, means, deviations = _laws(sums)
+    if len(weights) > MOST_LAWS:
+        order = np.argsort(deviations, kind="stable")
+        starts = np.arange(MOST_LAWS) * len(order) // MOST_LAWS
+        weights, means, deviations = _laws(np.add.reduceat(sums[order], starts))
+    return weights / weights.sum(), means, deviations
+
+
+def _laws(sums: Array) -> tuple[Array, Array, Array]:
+    weights = sums[:, 0]
+    means = sums[:, 1] / weights
+    variances = np.maximum(sums[:, 2] / weights - means**2, 0.0)
+    return weights, means, np.maximum(np.sqrt(variances), LEAST_DEVIATION)
+
+
+def _running(amounts: Array) -> Array:
+    return np.concatenate([[0.0], np.cumsum(amounts)])
+
+
+# Levels that follow the gradients: ALQ moves each, AMQ the ratio of a power law.
+#
+# F. Faghri, I. Tabrizian, I. Markov, D. Alistarh, D. Roy and A. Ramezani-Kebrya,
+# "Adaptive Gradient Quantization for Data-Parallel SGD" (NeurIPS 2020).
+#
+#     ALQ   levels 0 = ℓ₀ < ℓ₁ < ... < 1, each of them where Ψ is least
+#     AMQ   levels pˢ, ..., p, 1 with s = 2^(bits − 1) − 1, and no zero
+#
+# Ψ, the variance that rounding adds, is that under a mixture of truncated normals, one
+# for every chunk of every replica (`Mixture`). At exchange `adapt`, at 20 times that,
+# and at every 100th multiple, replicas gather three numbers of every chunk, Σ N², Σ N²
+# v/N and Σ N² (v/N)², and compute the same levels from them. Rounding is unbiased to
+# any levels that end with 1, so what the fit decides is the variance alone.
+
+MARK_BYTES = 4  # of the levels' checksum, ahead of every record
+SUMS = 3  # float64 numbers of every chunk that are gathered to adapt
+SWEEPS = 15
+RATIOS = 64  # tried values of p, of which the best is refined
+LEAST_RATIO, MOST_RATIO = 1e-3, 0.99
+LEAST_LEVEL = 1e-300  # smaller ones would not all differ
+
+
+class Adaptive(Nuqsgd):
+    """Stochastic rounding to levels that begin as powers of 1/2."""
+
+    zeros_cost: bool  # whether words that are zero are rounded, too
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        super().__init__(bucket, config)
+        self.levels = self.first_levels()
+        self.kept["levels"] = self.levels
+
+    @classmethod
+    def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
+        """Return the bytes of the levels."""
+        return 8 << config.bits - 1
+
+    @abstractmethod
+    def first_levels(self) -> Array:
+        """Return the levels of a run that has seen no gradient."""
+
+    @abstractmethod
+    def fit(self, law: Mixture) -> Array:
+        """Return the levels for ratios of this law."""
+
+    def is_due(self, moment: Moment) -> bool:
+        """Return whether levels adapt in this exchange."""
+        first, now = self.config.adapt, moment.number
+        return now in (first, 20 * first) or (now > 0 and now % (100 * first) == 0)
+
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """Adapt where that is due, then encode and begin to gather."""
+        payload = self._bytes()
+        if self.is_due(moment):
+            sums = self._sums(part)
+            payload += sums.nbytes
+            records = line.start_gather(sums.reshape(-1).view(np.uint8))()
+            self._adapt(np.concatenate(records).view(np.float64).reshape(-1, SUMS))
+        arrive = line.start_gather(self.encode(part, moment, line.rank))
+        return lambda: self._told(arrive(), line, moment, payload)
+
+    def encode(self, part: Array, moment: Moment, replica: int) -> Array:
+        """Return the record, with a checksum of the levels ahead."""
+        mark = np.array([self._mark()], dtype=np.uint32).view(np.uint8)
+        return np.concatenate([mark, super().encode(part, moment, replica)])
+
+    def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
+        """total ← total + the record, which is refused if it has other levels."""
+        mark = int(record[:MARK_BYTES].copy().view(np.uint32)[0])
+        if mark != self._mark():
+            raise DataError(
+                "replicas have different levels of quantisation; use the same machine"
+                " code on all ranks, or codec nuqsgd"
+            )
+        super().add_decoded(record[MARK_BYTES:], total, moment)
+
+    def payload_bytes(self, ranks: int, rank: int) -> None:
+        """⌈D bits / 8⌉ + 4 a chunk + 4, and 24 a chunk more where it adapts."""
+        return
+
+    def _bytes(self) -> int:
+        codes = packed_bytes(self.bucket.words, self.bits)
+        return MARK_BYTES + codes + SCALE_BYTES * len(self.chunks)
+
+    def _mark(self) -> int:
+        return zlib.crc32(self.levels.tobytes())
+
+    def _sums(self, part: Array) -> Array:
+        """Return Σ N², Σ N² v/N and Σ N² (v/N)² of every chunk.
+
+        Words that are zero count only where rounding them costs something.
+        """
+        norms = self.chunks.norms(part, self.config.norm)
+        ratios = np.copysign(self._ratios(part, norms), part)
+        counted = np.ones(part.size, dtype=bool) if self.zeros_cost else part != 0.0
+        squares = norms.astype(np.float64)[:, None] ** 2
+        words = np.stack([counted.astype(np.float64), ratios, ratios**2], axis=1)
+        sums: Array = squares * np.add.reduceat(words, self.chunks.starts, axis=0)
+        return sums
+
+    def _adapt(self, sums: Array) -> None:
+        """Fit the levels alike on all replicas, by chunks whose sums are numbers."""
+        sums = sums[np.isfinite(sums).all(axis=1) & (sums[:, 0] > 0.0)]
+        if len(sums) and np.isfinite(sums.sum(axis=0)).all():
+            self.levels[...] = self.fit(Mixture(sums))
+
+
+class Alq(Adaptive):
+    """Each level where it is best between its neighbours, in turns."""
+
+    zeros_cost = False
+
+    def first_levels(self) -> Array:
+        """Return those of nuqsgd."""
+        return exponential(self.bits)
+
+    def fit(self, law: Mixture) -> Array:
+        """Return the best that comes of four starts, one of them the present levels."""
+        count = len(self.levels)
+        starts = [
+            law.companded(count),
+            np.linspace(0.0, 1.0, count),
+            exponential(self.bits),
+            self.levels,
+        ]
+        return min((sweep(law, start, SWEEPS) for start in starts), key=law.variance)
+
+
+class Amq(Adaptive):
+    """Levels ±pˢ, ..., ±p, ±1, with the p that costs least.
+
+    A word between −pˢ and pˢ, and be it zero, becomes one of the two.
+    """
+
+    zeros_cost = True
+
+    def first_levels(self) -> Array:
+        """Return powers of 1/2."""
+        return powers(0.5, 1 << self.bits - 1)
+
+    def between(self, ratios: Array) -> Between:
+        """Return level numbers, of which −1 is the least with the other sign."""
+        above = np.searchsorted(self.levels, ratios, side="right")
+        number = np.minimum(above - 1, len(self.levels) - 2)
+        low = np.where(number < 0, -self.levels[0], self.levels[number])
+        return number, low, self.levels[number + 1]
+
+    def fit(self, law: Mixture) -> Array:
+        """Return the best powers, or the present levels if these are as good.
+
+        Ψ is a function of p alone, so it is looked at everywhere, where the paper goes
+        downhill from several p.
+        """
+        count = len(self.levels)
+        least = max(LEAST_RATIO, LEAST_LEVEL ** (1.0 / (count - 1)))
+        tried = np.geomspace(least, MOST_RATIO, RATIOS)
+
+        def cost(p: float) -> float:
+            return law.variance(powers(p, count))
+
+        best = int(np.argmin([cost(p) for p in tried]))
+        bounds = tried[max(best - 1, 0)], tried[min(best + 1, RATIOS - 1)]
+        refined = minimize_scalar(cost, bounds=bounds, method="bounded").x
+        ways = powers(tried[best], count), powers(refined, count), self.levels.copy()
+        return min(ways, key=law.variance)
+
+
+def sweep(law: Mixture, levels: Array, times: int) -> Array:
+    """Return `levels` after so many turns, in which Ψ never rises.
+
+    ℓ ← F⁻¹(F(c) − ∫ (r − a) dF / (c − a)) between its neighbours a and c, which is the
+    minimum over this level alone (Faghri et al., theorem 1). Levels of odd numbers do
+    not depend on each other, so these move together, and then the even ones.
+    """
+    levels = levels.copy()
+    for turn in range(2 * times):
+        first = 1 + turn % 2
+        level = levels[first:-1:2]
+        low = levels[first - 1 :: 2][: len(level)]
+        high = levels[first + 1 :: 2]
+        mass = law.cdf(high) - law.cdf(low)
+        over = law.first(high) - law.first(low) - low * mass
+        best = law.inverse(law.cdf(high) - over / (high - low))
+        moves = (mass > 0.0) & (low < best) & (best < high)
+        level[...] = np.where(moves, best, level)
+    return levels
+
+
+def powers(p: float, count: int) -> Array:
+    """Return p^(count − 1), ..., p, 1."""
+    found: Array = p ** np.arange(count - 1.0, -1.0, -1.0)
+    return found

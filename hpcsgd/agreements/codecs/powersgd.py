@@ -1,0 +1,173 @@
+"""PowerSGD: gradients of low rank."""
+
+from dataclasses import replace
+from math import ceil, isqrt
+
+import numpy as np
+
+from hpcsgd.agreements.codecs.base import (
+    Array,
+    Bucket,
+    BucketChannel,
+    Codec,
+    CodecConfig,
+    Decoded,
+    Finish,
+    Moment,
+)
+
+# Gram-Schmidt that gives the same bits to the same columns, on every machine alike.
+#
+# Products and sums of NumPy, no BLAS: what a library adds in which order depends on
+# where an array lies and on the processor, and replicas must not differ by a bit.
+
+
+def orthogonal(columns: Array) -> Array:
+    """Orthonormal columns that span the same, float64; zero where nothing is left.
+
+    Each is scaled by its greatest word first: no square overflows or vanishes. Twice:
+    once leaves columns that are nearly parallel far from orthogonal.
+    """
+    out = np.array(columns, dtype=np.float64, order="F")
+    for k in range(out.shape[1]):
+        column = out[:, k]
+        size = np.abs(column).max(initial=0.0)
+        if size == 0.0:
+            continue
+        column /= size
+        for _ in range(2):
+            for former in range(k):
+                column -= np.sum(out[:, former] * column) * out[:, former]
+            length = np.sqrt(np.sum(column * column))
+            if length == 0.0:
+                break
+            column /= length
+    return out
+
+
+def outer(left: Array, right: Array) -> Array:
+    """left · rightᵀ, column by column."""
+    out = np.zeros((len(left), len(right)), dtype=right.dtype)
+    for one, other in zip(left.T, right.T, strict=True):
+        out += np.multiply.outer(one, other)
+    return out
+
+
+# PowerSGD: a step of the power method from the last exchange, two thin sums.
+#
+# M_p is the part of replica p as a matrix, n × m. With Q (m × r), the same on all,
+#
+# P = orth(Σ M_p Q);  Q_p = M_pᵀ P;  mean = P (Σ Q_p / R)ᵀ;  Q ← Σ Q_p / R
+#
+# What replica p has said is P Q_pᵀ, its own: to subtract the mean instead would leave
+# the same mean error, but errors of single replicas that grow for ever where shards
+# differ.
+
+FIRST = Moment(0, 0, 1.0, 1.0)  # whose dice begin Q
+
+
+class PowerSgd(Codec):
+    """Rank r; dense for `start` exchanges, and where that is not worth its bytes."""
+
+    unbiased = False
+    wants_feedback = True
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        super().__init__(bucket, config)
+        self.shape, self.rank = _sizes(bucket, config)
+        self.is_worth_it = _is_worth_it(bucket, config)
+        if self.is_worth_it:
+            guess = bucket.dice(FIRST).normal(size=(self.shape[1], self.rank))
+            self.kept["guess"] = orthogonal(guess)
+
+    @classmethod
+    def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
+        """Of Q, float64."""
+        shape, rank = _sizes(bucket, config)
+        return 8 * shape[1] * rank if _is_worth_it(bucket, config) else 0
+
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """Begin the sum of M Q; the other sum follows when it has arrived."""
+        if not self._compresses(moment):
+            part /= line.size
+            arrive = line.start_sum(part)
+            return lambda: Decoded(arrive(), None, part.nbytes)
+        matrix = self._matrix(part / line.size)
+        guess = self.kept["guess"].astype(self.bucket.dtype)
+        arrive = line.start_sum(np.ascontiguousarray(matrix @ guess))
+        return lambda: self._finish(matrix, arrive(), line, moment)
+
+    def take_over(self, other: Codec) -> None:
+        """The columns of Q that another rank has followed."""
+        if not isinstance(other, PowerSgd) or self.shape != other.shape:
+            return
+        if self.is_worth_it and other.is_worth_it:
+            both = slice(min(self.rank, other.rank))
+            self.kept["guess"][:, both] = other.kept["guess"][:, both]
+
+    def payload_bytes(self, ranks: int, rank: int) -> int | None:
+        """r (n + m) words; D where that is more, and for the first exchanges."""
+        size = self.bucket.dtype.itemsize
+        if not self.is_worth_it:
+            return self.bucket.words * size
+        if self.config.start:
+            return None
+        return self.rank * sum(self.shape) * size
+
+    def _compresses(self, moment: Moment) -> bool:
+        return self.is_worth_it and moment.number >= self.config.start
+
+    def _matrix(self, part: Array) -> Array:
+        """Row by row, zeros at the end."""
+        whole = np.zeros(self.shape, dtype=part.dtype)
+        whole.reshape(-1)[: part.size] = part
+        return whole
+
+    def _finish(
+        self, matrix: Array, seen: Array, line: BucketChannel, moment: Moment
+    ) -> Decoded:
+        basis = orthogonal(seen).astype(matrix.dtype)
+        mine = np.ascontiguousarray(matrix.T @ basis)
+        own = self._flat(outer(basis, mine * line.size)) if self.needs_own else None
+        mean = line.sum(mine)
+        self._remember(mean, moment)
+        payload = self.rank * sum(self.shape) * self.bucket.dtype.itemsize
+        return Decoded(self._flat(outer(basis, mean)), own, payload)
+
+    def _flat(self, matrix: Array) -> Array:
+        return matrix.reshape(-1)[: self.bucket.words]
+
+    def _remember(self, mean: Array, moment: Moment) -> None:
+        """Q of the next exchange; columns that say nothing begin anew, by common dice.
+
+        From a zero, or from what rounding left, no column finds its way back.
+        """
+        lengths = np.sqrt(np.sum(np.square(mean, dtype=np.float64), axis=0))
+        longest = lengths.max()
+        if not np.isfinite(longest) or longest == 0.0:
+            return
+        guess = mean / longest
+        lost = lengths <= 100 * np.finfo(mean.dtype).eps * longest
+        later = replace(moment, number=moment.number + 1)  # not those of the first
+        fresh = self.bucket.dice(later).normal(size=guess.shape)
+        self.kept["guess"][...] = np.where(lost, orthogonal(fresh), guess)
+
+
+def _sizes(bucket: Bucket, config: CodecConfig) -> tuple[tuple[int, int], int]:
+    """The matrix, and how many ranks of it are sent."""
+    shape = shape_of(bucket.height, bucket.width, config.rank)
+    return shape, min(config.rank, *shape)
+
+
+def _is_worth_it(bucket: Bucket, config: CodecConfig) -> bool:
+    shape, rank = _sizes(bucket, config)
+    return rank * sum(shape) * config.min_rate < bucket.words
+
+
+def shape_of(height: int, width: int, rank: int) -> tuple[int, int]:
+    """Columns × scores where that has more than `rank` ranks, else nearly a square."""
+    if min(height, width) > rank:
+        return height, width
+    words = height * width
+    rows = isqrt(words - 1) + 1
+    return rows, ceil(words / rows)

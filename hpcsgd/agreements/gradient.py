@@ -1,0 +1,643 @@
+"""Gradients that are summed before a step (DDP), and batches that grow."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from hpcsgd.agreements.base import Agreement, ReplicaCheck
+from hpcsgd.agreements.buckets import Buffer, Sender, Tile
+from hpcsgd.agreements.codecs.base import (
+    FIRST,
+    HIGHS,
+    LOWS,
+    AccordionConfig,
+    Moment,
+    Regime,
+)
+from hpcsgd.agreements.hierarchical import ByLeaders
+from hpcsgd.agreements.shaping import GradientFacts, Shaper
+from hpcsgd.backends.base import Backend, LossScale
+from hpcsgd.comm.grid import Grid
+from hpcsgd.glm.unrolling import UnrolledSteps, blocks_of
+from hpcsgd.glm.updates import ColumnViews, Eight, LinearRule, Rule, Turn
+from hpcsgd.products.base import Array, Rows, State, Task
+
+# The step that replicas take together, once they know the mean gradient.
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The step that all replicas take in each exchange of a run."""
+
+    rule: Rule
+    l2: float
+    rates: Callable[[int, int], Array]  # (first step, count) -> rates
+    each: int  # exchanges of an epoch, those of the largest replica
+    drops: Callable[[int], int] = lambda step: 0  # step -> milestones that are passed
+
+    def moment(self, number: int) -> Moment:
+        """Exchange `number` of the run, from 0 on."""
+        now, then = self.rates(number, 2)
+        drops = self.drops(number)
+        return Moment(number, number // self.each, float(now), float(then), drops)
+
+    def prepare(self, state: State, columns: int) -> None:
+        """Room for what the rule keeps, K words a column, and of the intercept."""
+        for name in self.rule.kept:
+            words = len(state.weights), columns, state.weights.dtype
+            state.memory.setdefault(name, self.rule.room(name, *words))
+            if state.intercept is not None:
+                state.shared.setdefault(name, np.zeros((1, columns)))
+
+    def take(
+        self,
+        state: State,
+        columns: slice,
+        gradient: Array,
+        factor: float,
+        moment: Moment,
+    ) -> None:
+        """Some columns; their mean gradient is `factor` · `gradient` (destroyed)."""
+        kept = {name: state.memory[name][columns] for name in self.rule.kept}
+        part = ColumnViews(state.weights[columns], kept)
+        self.step(part, gradient, factor, moment)
+
+    def step(
+        self, part: ColumnViews, gradient: Array, factor: float, moment: Moment
+    ) -> None:
+        """Any part of the weights, wherever it is held."""
+        turn = Turn(moment.number, moment.rate)
+        self.rule.step(part, gradient, factor, turn, self.l2)
+
+    def take_intercept(self, state: State, gradient: Array, moment: Moment) -> None:
+        """The same without the penalty; `gradient` is the mean, (K,)."""
+        if state.intercept is None:
+            return
+        own = state.intercept.reshape(1, -1)  # (states, K) as one column
+        kept = {name: state.shared[name] for name in self.rule.kept}
+        turn = Turn(moment.number, moment.rate)
+        self.rule.step(ColumnViews(own, kept), gradient.reshape(1, -1), 1.0, turn, 0.0)
+
+
+# What several replicas had not sent yet, and the one that goes on alone pays.
+#
+# One replica encodes nothing. A step that is linear in the state can take what is owed
+# before the next gradient, and momenta move by it as they would have done; any other
+# takes it along with that gradient: what a codec would have said, had it said all.
+
+# What codecs that remembered this still owe at a rate, as a gradient.
+Owes = Callable[[Mapping[str, Array], float], Array | None]
+
+
+class Debts:
+    """Those of codecs, until they are paid."""
+
+    def __init__(self, owes: Owes) -> None:
+        self.owes = owes
+        self._kept: dict[str, Array] = {}  # by codecs of replicas that there were
+        self._owed: Array | None = None
+
+    def note(self, name: str, kept: Array) -> None:
+        """One array that codecs remembered."""
+        self._kept[name] = kept
+
+    def settle(self, state: State, rule: Rule, moment: Moment) -> None:
+        """Pay, or have the next step pay; at a rate of 0 there is none to come."""
+        if not self._kept or not moment.rate:
+            return
+        owed, self._kept = self.owes(self._kept, moment.rate), {}
+        if owed is None or not isinstance(rule, LinearRule):
+            self._owed = owed
+            return
+        gain = rule.update.gain(moment.rate, 1)
+        more = np.multiply.outer(gain, owed).swapaxes(0, 1)
+        state.weights[...] += more.reshape(state.weights.shape)
+
+    def add_to(self, tile: Tile, factor: float) -> None:
+        """To a gradient that is taken `factor` times, once."""
+        if self._owed is None:
+            return
+        owed = self._owed[tile.columns]
+        tile.gradient[...] += (owed / factor).astype(tile.gradient.dtype)
+        owed[...] = 0.0
+
+
+# Steps, backend, buckets, sender, shapers: what gradient agreements are made of.
+
+Made = TypeVar("Made", bound=Buffer)
+
+
+class Opener(Protocol):
+    """Makes the sender of a run, once the shape of its weights is known."""
+
+    def __call__(self, state: State, buffer: Buffer) -> Sender:
+        """What it keeps between exchanges goes into the state."""
+
+
+@dataclass(frozen=True)
+class GradientParts:
+    """What a gradient agreement works with."""
+
+    steps: Steps
+    backend: Backend
+    columns: int  # K
+    held: slice  # of all columns, those of this member
+    buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
+    opener: Opener
+    check: ReplicaCheck
+    settings: Any  # the section [agreement]
+    rows: tuple[int, ...] = ()  # of every replica
+    accordion: AccordionConfig = AccordionConfig()
+    batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
+    shapers: tuple[Shaper, ...] = ()
+    total: int = 0  # columns of the data
+    more: Any = None  # what one kind of agreement alone needs
+    place: Any = None  # of states that are on disk
+    loss_scale: LossScale | None = None  # of residuals; all replicas have the same
+    buffer: type[Buffer] = Buffer  # or what makes one of a device
+    unit: int = 1  # columns that tiles of slices begin at multiples of
+    owes: Owes = lambda kept, rate: None
+
+
+# gradient ← gradient + Yᵀr, as a backend's step of weight one.
+
+
+class Adder:
+    """Adds, with a plan for every size of batch."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._plans: dict[int, Any] = {}
+
+    def add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
+        """In place."""
+        self.backend.descend(gradient, rows, residuals, self._plan(len(residuals)))
+
+    def _plan(self, size: int) -> Any:
+        """Of one step without decay, for a batch of this size."""
+        if size not in self._plans:
+            one = np.ones((1, 1))
+            plain = UnrolledSteps(
+                lead=one,
+                couple=(np.empty(0),),
+                carry=one,
+                gain=one,
+                free=one[None],
+                push=one,
+                probe=np.ones(1),
+            )
+            self._plans[size] = self.backend.prepare(plain, blocks_of((size,)))
+        return self._plans[size]
+
+
+# What a product that computes elsewhere asks of those who take its gradients.
+
+
+class BatchRequest:
+    """Of the next batch of an exchange."""
+
+    buffer: Buffer
+    _left: int  # batches that are still to come
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a step follows it."""
+        return self._left == 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the sums that it is added to are complete with it."""
+        return self.is_last
+
+    @property
+    def sums(self) -> Any:
+        """Those sums."""
+        return self.buffer
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """Columns of w, as soon as scores may be read there."""
+        yield slice(None)
+
+
+# DDP: replicas agree on the gradient of every step, and take the same step.
+#
+# g = Σ_p s_p / Σ_p n_p,  s_p = Yᵀr of this replica's batch, n_p its rows
+#
+# Sums and counts travel, never means of means: with R replicas a step is that of one
+# process on the union of their batches, however uneven they are. A replica whose rows
+# are used up says nothing and counts nothing, and steps along. Columns travel in tiles,
+# each sent while the rest of Yᵀr is computed, in one order on all replicas.
+
+LOSS_SCALE = "loss_scale"
+OF_CODECS = "codec_"  # names of what they keep
+
+
+class Gradient(BatchRequest, Agreement):
+    """Takes the gradient of every batch, and steps when all replicas have said theirs.
+
+    As a `Taker` it is given residuals; the sums go into the buckets they travel in.
+    """
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, 1)
+        self.means = means
+        self.check = means.check
+        self.steps = means.steps
+        self.backend = means.backend
+        self.columns = means.columns
+        self._adder = Adder(means.backend)
+        self._left = 0  # batches of this exchange that are still to come
+        self._done = -1  # the last exchange that was taken
+        self._moment = Moment(0, 0, 1.0, 1.0)
+        self.debts = Debts(means.owes)
+
+    def prepare(self, state: State) -> None:
+        """The buffer, cut into buckets, and what codecs keep."""
+        self.buffer = self._make_buffer(state, self.means.buffer)
+        if self.means.loss_scale is not None:
+            state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
+        self.sender = self.means.opener(state, self.buffer)
+        self.steps.prepare(state, self.columns)
+        for shaper in self.means.shapers:
+            shaper.prepare(state)
+
+    def _make_buffer(self, state: State, kind: type[Made]) -> Made:
+        return kind(
+            len(state.weights),
+            self.columns,
+            state.weights.dtype,
+            self.means.buckets(len(state.weights), state.weights.dtype.itemsize),
+            state.intercept is not None,
+            self.steps.rule.unit,
+            flagged=self.means.loss_scale is not None,
+        )
+
+    def start(self, state: State, exchanges: int) -> None:
+        """The scale of residuals goes on where it was, and debts are paid."""
+        if self.means.loss_scale is not None:
+            self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
+        self.debts.settle(state, self.steps.rule, self.steps.moment(exchanges))
+
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Buckets too, where there are some, in the order in which they go."""
+        tiles = getattr(self, "buffer", ())
+        return {
+            **super().plan_in_words(state),
+            "buckets": " ".join(f"{t.columns.start}:{t.columns.stop}" for t in tiles),
+            "codec": repr(self.means.settings.codec),
+            "exchanges of an epoch": repr(self.steps.each),
+        }
+
+    def begin(self, epoch: int, index: int, batches: int) -> None:
+        """An exchange of so many batches, whose gradients are one message."""
+        self._begin(epoch * self.steps.each + index)
+        self._left = batches
+
+    def scores(
+        self, task: Task, state: State, rows: Rows, point: Array, out: Array
+    ) -> None:
+        """Every replica holds its weights."""
+        task.backend.scores(rows, point, out)
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a batch; after the last one, say it and step.
+
+        A tile is sent as soon as it is there, and the next one computed meanwhile;
+        where the norm of all tiles is wanted, they are sent after the last one.
+        """
+        self._left -= 1
+        self._flag_overflow()
+        self.buffer.count_in(residuals)
+        if self._left:
+            self._add(self.buffer.gradient, rows, residuals)
+            return
+        self._finish_sums(state)
+        self.sender.begin(self.buffer, self._moment)
+        for tile in self.buffer:
+            self._add(tile.gradient, self._columns(rows, tile), residuals)
+            self._finish_tile(state, tile)
+            task.clock.lap("update")
+            if not self.sender.wants_norm:
+                self.sender.send(self.buffer, tile)
+            task.clock.start()  # what a sum takes is booked by the ledger
+        if self.sender.wants_norm:
+            self._send_whole()
+        self._step(state, task)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows: nothing, zero times, and the same step."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            self._join(state)
+        self.check.after_exchange(state, exchanges, self._alike(state))
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """Always, but for what codecs keep."""
+        own = set(state.memory) - set(self.steps.rule.kept)
+        return self.grid.replicas.size == 1 or not own
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """What is kept in eight bits goes to checkpoints as numbers, on any grid."""
+        return {
+            name: kept.decoded() if isinstance(kept, Eight) else kept
+            for name, kept in state.memory.items()
+        }
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """And comes back to the bits that it was in."""
+        held: Any = state.memory[name]
+        if isinstance(held, Eight):
+            held.encode(kept)
+        else:
+            super().remember(state, name, kept)
+
+    def inherit(self, state: State, name: str, kept: Array) -> None:
+        """One replica encodes nothing: what several still owed it pays at once."""
+        if name.startswith(OF_CODECS):
+            self.debts.note(name.removeprefix(OF_CODECS), kept)
+
+    def agree(self, state: State, purpose: str) -> None:
+        """They never disagree."""
+
+    def updates(self, batches: int) -> int:
+        """One step, of all batches together."""
+        return 1
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        shaped = {
+            key: said
+            for shaper in self.means.shapers
+            for key, said in shaper.facts().items()
+        }
+        return {
+            **shaped,
+            "buckets": len(self.buffer.tiles),
+            "codec": self.sender.codec,
+            **self.sender.facts(),
+            "mended_replicas": self.check.mended,
+            **self.sender.overlap.facts(),
+            **self.buffer.facts(),
+        }
+
+    def close(self) -> None:
+        """The groups of leaders, where there are some."""
+        sender = getattr(self, "sender", None)
+        if isinstance(sender, ByLeaders):
+            sender.close()
+
+    def _alike(self, state: State) -> list[Array]:
+        """What all replicas hold the same of, beside their weights."""
+        found = list(state.shared.values())
+        for name in self.steps.rule.kept:
+            kept: Any = state.memory[name]
+            is_eight = isinstance(kept, Eight)
+            found += [kept.codes, kept.scales] if is_eight else [kept]
+        return found
+
+    def _join(self, state: State) -> None:
+        """Say nothing, and step along."""
+        self.buffer.say_nothing()
+        self.sender.begin(self.buffer, self._moment)
+        self._send_whole()
+        self._step(state, None)
+
+    def _send_whole(self) -> None:
+        """Send all tiles, which are complete."""
+        if self.sender.wants_norm:
+            self.sender.measure(self.buffer)
+        for tile in self.buffer:
+            self.sender.send(self.buffer, tile)
+
+    def _begin(self, number: int) -> None:
+        self.buffer.clear()
+        self._moment = self.steps.moment(number)
+        self._done = number
+
+    def _finish_sums(self, state: State) -> None:
+        """Σr and the count of this exchange are complete."""
+
+    def _finish_tile(self, state: State, tile: Tile) -> None:
+        """So is Yᵀr of a tile, which is sent next."""
+
+    def _add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
+        self._adder.add(gradient, rows, residuals)
+
+    def _columns(self, rows: Rows, tile: Tile) -> Rows:
+        """Of one tile; all of them where they cannot be cut, which are then one."""
+        if len(self.buffer.tiles) == 1:
+            return rows
+        return self.backend.some_columns(rows, tile.columns)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        """Tile by tile, as they arrive; all together where they are shaped first."""
+        shapes, counts = bool(self.means.shapers), True
+        if shapes:
+            self._receive_all()
+            counts = self._counts(state)
+            self._shape(counts)
+        for tile in self.buffer:
+            factor = 1.0 if shapes else self._receive(tile)
+            if tile is self.buffer.tiles[0] and not shapes:  # the tail is here
+                counts = self._counts(state)
+            if counts:
+                self._take(state, tile, factor, task)
+        if state.intercept is not None and counts:
+            tail = self._tail()
+            mean = tail[: self.buffer.sums] / tail[-1]
+            self.steps.take_intercept(state, mean, self._moment)
+
+    def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
+        """The step of one tile."""
+        if task is not None:
+            task.clock.start()
+        self.debts.add_to(tile, factor)
+        self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
+        if task is not None:
+            task.clock.lap("update")
+
+    def _flag_overflow(self) -> None:
+        """Residuals that do not fit their format: no replica may take this step."""
+        scale = self.means.loss_scale
+        if scale is not None and scale.overflowed:
+            self.buffer.flag()
+
+    def _counts(self, state: State) -> bool:
+        """Whether all residuals of all replicas fitted; their scale adapts alike."""
+        scale = self.means.loss_scale
+        if scale is None:
+            return True
+        kept = state.shared[LOSS_SCALE]
+        overflowed = bool(self.sender.tail()[-2])
+        scale.settle(overflowed)
+        kept[...] = scale.kept()
+        return not overflowed
+
+    def _receive(self, tile: Tile) -> float:
+        """Wait for a tile; the mean gradient is what it holds, times this."""
+        return self.sender.receive(self.buffer, tile)
+
+    def _receive_all(self) -> None:
+        for tile in self.buffer:
+            factor = self._receive(tile)
+            tile.gradient[...] *= tile.gradient.dtype.type(factor)
+
+    def _shape(self, counts: bool) -> None:
+        """What is left out is nothing that shapers should remember."""
+        if counts:
+            self._shape_mean(self.buffer.gradient)
+
+    def _shape_mean(self, mean: Array) -> None:
+        whole = GradientFacts(self.means.held, self._total)
+        for shaper in self.means.shapers:
+            shaper.shape(mean, whole, self._moment)
+
+    def _total(self, words: Array) -> Array:
+        """Over members, who hold other columns of the same mean gradient."""
+        return self.grid.members.sum(words, "agreement")
+
+    def _tail(self) -> Array:
+        """Σ [Σr | count], the same on all members, who each summed their own."""
+        return self._same_on_members(self.sender.tail())
+
+    def _same_on_members(self, tail: Array) -> Array:
+        tail = tail.astype(np.float64)
+        if self.grid.replicas.size > 2 and self.grid.members.size > 1:
+            self.grid.members.broadcast(tail, 0, "agreement")
+        return tail
+
+
+# Batches that grow where gradients have settled (Accordion's second form).
+#
+# An exchange is up to A batches. While gradients change, each of them is a message and
+# a step; from a look on at which they did not, the batches of an exchange are one
+# message and one step, that of a batch A times larger, at A times the rate. Batches
+# never become smaller again.
+#
+# Looks are those of `codecs/base.py`, at the ends of epochs, over all columns.
+# Rank 0 decides for all: nobody may send what others do not wait for.
+
+NAME = "accordion"
+TOTAL = "accordion_total"  # the name of G among what is saved
+PURPOSE = "agreement"
+
+
+class Growing(Gradient):
+    """A gradient agreement whose exchange is several steps at first."""
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        self.times = int(means.settings.accumulate)  # A
+        self._step_in = 0  # steps that this exchange has taken
+
+    def prepare(self, state: State) -> None:
+        """And room for what is seen: it outlives a change of the grid."""
+        super().prepare(state)
+        asked = self.means.accordion
+        total = state.remember(TOTAL, self.columns)
+        self.regime = Regime(total, asked.eta, asked.interval)
+        record = np.tile(FIRST[:, None], self.columns)
+        self.regime.record = state.shared.setdefault(NAME, record)[:, 0]
+
+    def begin(self, epoch: int, index: int, batches: int) -> None:
+        """A message for each batch, or one for all of them."""
+        super().begin(epoch, index, batches)
+        if self.regime.is_low:
+            self._left = 1
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Step after every batch, or after the last."""
+        super().descend(task, state, rows, residuals, plan)
+        if self._step_in and self._step_in < self._steps_of(self._done):
+            self._begin_step(self._done)
+            self._left = 1
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Steps that others take alone; then look, where an epoch is over."""
+        number = exchanges - 1
+        if self._done != number:
+            self._begin(number)
+        while self._step_in < self._steps_of(number):
+            self._begin_step(number)
+            self._join(state)
+        self.check.after_exchange(state, exchanges, self._alike(state))
+        if exchanges % self.steps.each == 0 and self.regime.watches(self._moment):
+            self._look(exchanges)
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """G is the same everywhere."""
+        others = replace(
+            state, memory={k: v for k, v in state.memory.items() if k != TOTAL}
+        )
+        return super().holds_one_state(others, exchanges)
+
+    def updates(self, batches: int) -> int:
+        """One for each batch, or one."""
+        return batches if self.regime.is_low else 1
+
+    def steps_taken(self, planned: int) -> int:
+        """As it counted them."""
+        return int(self.regime.record[LOWS] + self.regime.record[HIGHS])
+
+    def facts(self) -> dict[str, Any]:
+        """Steps of either kind."""
+        record = self.regime.record
+        counts = {"small_steps": int(record[LOWS]), "large_steps": int(record[HIGHS])}
+        return super().facts() | counts
+
+    def _begin(self, number: int) -> None:
+        self._step_in = 0
+        self._begin_step(number)
+
+    def _begin_step(self, number: int) -> None:
+        """Steps are numbered through; the rate is that of the exchange."""
+        super()._begin(number)
+        grows = not self.regime.is_low and self.means.accordion.scale_rate
+        factor, moment = self.times if grows else 1, self._moment
+        self._moment = replace(
+            moment,
+            number=self.steps_taken(number),
+            rate=moment.rate * factor,
+            next_rate=moment.next_rate * factor,
+        )
+
+    def _step(self, state: State, task: Task | None) -> None:
+        super()._step(state, task)
+        self._step_in += 1
+        self.regime.count(self._moment)
+
+    def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
+        if not self.means.shapers:
+            self._watch(tile, factor)
+        super()._take(state, tile, factor, task)
+
+    def _shape(self, counts: bool) -> None:
+        for tile in self.buffer if counts else ():
+            self._watch(tile, 1.0)
+        super()._shape(counts)
+
+    def _watch(self, tile: Tile, factor: float) -> None:
+        """Sum the gradients that steps are taken by, before they are shaped."""
+        if self.regime.watches(self._moment):
+            self.regime.total[tile.columns] += factor * tile.gradient
+
+    def _steps_of(self, number: int) -> int:
+        """Of all replicas, in this exchange."""
+        if not self.regime.is_low:
+            return 1
+        return self.means.batches[number % self.steps.each]
+
+    def _look(self, exchanges: int) -> None:
+        """What rank 0 makes of |G|², which members sum."""
+        regime, moment = self.regime, self.steps.moment(exchanges)
+        square = float(self._total(np.array([regime.take_square()]))[0])
+        small = regime.is_low and regime.verdict(moment, square)
+        mode = np.array([small], dtype=np.int32)
+        self.grid.world.broadcast(mode, 0, PURPOSE)
+        regime.turn(bool(mode[0]), moment, square)

@@ -1,0 +1,319 @@
+"""Agreement in levels of groups, and by the leaders of nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.averaging import Average
+from hpcsgd.agreements.base import AgreementInputs, Overlap
+from hpcsgd.agreements.buckets import PURPOSE, Buffer, Sender, Tile
+from hpcsgd.agreements.codecs.base import Moment
+from hpcsgd.comm.communicator import Address, Communicator, own_address
+from hpcsgd.comm.gpu import of_hosts
+from hpcsgd.comm.grid import Grid
+from hpcsgd.errors import ConfigError
+from hpcsgd.products.base import Array, State
+
+# Nested groups of replicas: from words or sizes to who speaks to whom.
+
+PLACES = ("node", "rack", "all")
+Labels = tuple[int, ...]  # of every replica: the first one of its group
+
+
+@dataclass(frozen=True)
+class GroupLevel:
+    """One size of groups, and how often they agree."""
+
+    group: str  # node, rack, all, or a number of replicas
+    period: int  # in exchanges
+
+
+def plan_levels(
+    groups: str, periods: str, period: int, replicas: int
+) -> list[GroupLevel]:
+    """The levels from the smallest groups to all replicas, checked.
+
+    Without `periods` two levels agree after every exchange and after `period` of them.
+    """
+    names = [part.strip() for part in groups.split(",")]
+    numbers = _numbers(periods) if periods else _usual(names, period)
+    if len(names) != len(numbers):
+        raise ConfigError(
+            f"[agreement] groups = {groups!r} are {len(names)} and periods ="
+            f" {periods or numbers!r} are {len(numbers)}; give one period a group"
+        )
+    if periods and period not in (1, numbers[-1]):
+        raise ConfigError(
+            f"[schedule] period = {period} and [agreement] periods = {periods!r} differ"
+            " in the last one; leave one of them out"
+        )
+    if numbers != sorted(set(numbers)) or numbers[0] < 1:
+        raise ConfigError(
+            f"[agreement] periods = {numbers} must be at least 1 and grow from group to"
+            ' group; "1,16" is usual'
+        )
+    _check_names(names, replicas)
+    return [GroupLevel(*pair) for pair in zip(names, numbers, strict=True)]
+
+
+def _usual(names: list[str], period: int) -> list[int]:
+    """Of two groups: 1, and that of the schedule."""
+    if len(names) != 2:
+        raise ConfigError(
+            f"[agreement] groups = {','.join(names)!r} are {len(names)} and no periods"
+            " are given, which are known for two; set agreement.periods, one for each"
+            " group and each larger than the one before, as"
+            f" {','.join(str(4**k) for k in range(len(names)))!r}"
+        )
+    if period == 1:
+        raise ConfigError(
+            "[agreement] kind = 'hierarchical' has its first groups agree after every"
+            " exchange and all replicas after [schedule] period = 1 of them, which is"
+            " as often; use --period 16, or set agreement.periods, as '1,16'"
+        )
+    return [1, period]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f'[agreement] periods = {text!r} must be numbers of exchanges, as "1,16"'
+        ) from None
+
+
+def _check_names(names: list[str], replicas: int) -> None:
+    """Words in their order with all at the end, or sizes that grow to R."""
+    if all(name in PLACES for name in names):
+        order = [PLACES.index(name) for name in names]
+        if order == sorted(set(order)) and names[-1] == "all":
+            return
+    elif all(name.isdecimal() for name in names):
+        sizes = [int(name) for name in names]
+        if sizes == sorted(set(sizes)) and sizes[0] > 0 and sizes[-1] == replicas:
+            return
+    raise ConfigError(
+        f"[agreement] groups = {','.join(names)!r} must grow to all {replicas}"
+        ' replicas: "node,all", "node,rack,all", or sizes as'
+        f' "{max(replicas // 2, 1)},{replicas}"'
+    )
+
+
+def label(levels: Sequence[GroupLevel], places: Sequence[Address]) -> list[Labels]:
+    """For each level the group of every replica; `places` are those of replicas."""
+    labels = [_labels(level.group, places) for level in levels]
+    for inner, outer in zip(labels, labels[1:], strict=False):
+        if any(outer[r] != outer[first] for r, first in enumerate(inner)):
+            raise ConfigError(
+                f"[agreement] groups = {','.join(x.group for x in levels)!r} are not"
+                " nested: replicas of one group must stay together in the next; give"
+                " sizes that divide each other"
+            )
+    return labels
+
+
+def _labels(group: str, places: Sequence[Address]) -> Labels:
+    replicas = range(len(places))
+    if group.isdecimal():
+        return tuple(r // int(group) * int(group) for r in replicas)
+    if group == "all":
+        return (0,) * len(places)
+    if group == "rack" and not all(place.rack for place in places):
+        raise ConfigError(
+            "[agreement] groups: no rack is known for some ranks; set HPCSGD_RACK on"
+            " every node, or give sizes"
+        )
+    depth = {"node": 2, "rack": 1}[group]
+    keys = [(place.rack, place.node)[:depth] for place in places]
+    return tuple(keys.index(key) for key in keys)
+
+
+# Nested groups of replicas, each with a period of its own: node, rack, all.
+#
+# After exchange k the group of the largest period that divides k averages, and no
+# other: w ← Σ_{r in group} (n_r / Σ_{q in group} n_q) w_r.
+
+
+@dataclass(frozen=True)
+class Circle:
+    """Those that this replica averages with, and how often."""
+
+    period: int
+    group: Communicator  # one column block of them
+    share: float  # of the rows of the circle
+    size: int
+
+
+class Hierarchical(Average):
+    """Averages in the widest circle that is due; the last one is all replicas."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        share: float,
+        circles: list[Circle],
+        momentum: str = "average",
+        classes: int = 0,
+    ) -> None:
+        super().__init__(grid, share, circles[-1].period, momentum, classes)
+        self.circles = circles
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "Hierarchical":
+        """Groups are split off once, here, by all ranks together."""
+        asked, grid = terms.settings, terms.grid
+        levels = plan_levels(
+            asked.groups, asked.periods, terms.period, grid.replicas.size
+        )
+        grid.meet()
+        labels = label(levels, places(grid))
+        circles = [
+            open_circle(grid, terms.rows, level.period, groups)
+            for level, groups in zip(levels, labels, strict=True)
+        ]
+        return cls(grid, terms.share, circles, *cls.buffers(terms))
+
+    @property
+    def circle_sizes(self) -> list[int]:
+        """From the smallest to all."""
+        return [circle.size for circle in self.circles]
+
+    def facts(self) -> dict[str, Any]:
+        """The groups that rank 0 was in."""
+        return {"circles": self.circle_sizes}
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Average in one circle at most; alone in it there is nobody to agree with."""
+        due = [c for c in self.circles if exchanges % c.period == 0]
+        if due and due[-1].size > 1:
+            self.average(state, due[-1].share, due[-1].group, "agreement")
+
+    def close(self) -> None:
+        """The groups that were split off."""
+        for circle in self.circles:
+            if circle.group is not self.grid.replicas:
+                circle.group.close()
+
+
+def places(grid: Grid) -> list[Address]:
+    """Of every replica: that of its first member."""
+    known = grid.world.exchange_objects(grid.world.address or own_address())
+    return [known[r * grid.members.size] for r in range(grid.replicas.size)]
+
+
+def open_circle(
+    grid: Grid, rows: tuple[int, ...], period: int, groups: Labels
+) -> Circle:
+    """The circle of this replica; the group of all replicas is there already."""
+    own = [r for r, first in enumerate(groups) if first == groups[grid.replica]]
+    share = rows[grid.replica] / sum(rows[r] for r in own)
+    group = grid.replicas
+    if len(set(groups)) > 1:
+        group = grid.replicas.split(groups[grid.replica], grid.replica)
+    return Circle(period, group, share, len(own))
+
+
+# Gradients are added inside groups of replicas, and leaders speak for them.
+#
+# Inside a group (the replicas of a node) words are summed as they are, to its first
+# replica; only these exchange, by a codec where there is one; each tells its group.
+# With G groups a codec is one of G replicas, and what crosses between nodes does not
+# grow with the replicas of a node.
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Of one column block; opened and closed by all of its replicas."""
+
+    inside: Communicator
+    leaders: Communicator  # on a leader; on others, all who are none
+    count: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica speaks for its group."""
+        return self.inside.rank == 0
+
+    def close(self) -> None:
+        """With all others."""
+        self.inside.close()
+        self.leaders.close()
+
+
+def open_groups(grid: Grid, of: str) -> Groups:
+    """Groups of a place, "node" or "rack", or of so many replicas."""
+    grid.meet()
+    replicas = grid.replicas
+    (first,) = label([GroupLevel(of, 1)], places(grid))
+    speakers = of_hosts(replicas)
+    inside = speakers.split(first[grid.replica], replicas.rank)
+    leaders = speakers.split(int(inside.rank > 0), replicas.rank)
+    return Groups(inside, leaders, len(set(first)))
+
+
+def check_groups(of: str) -> None:
+    """Refuse what names no groups."""
+    if of in ("off", "node", "rack") or of.isdecimal() and int(of) > 0:
+        return
+    raise ConfigError(
+        f"[agreement] hierarchical = {of!r} must be off, node, rack, or how many"
+        " replicas a group has"
+    )
+
+
+class ByLeaders:
+    """A sender around that of the leaders."""
+
+    def __init__(self, groups: Groups, sender: Sender) -> None:
+        self.groups, self.sender = groups, sender
+        self.codec = sender.codec
+        self.wants_norm = sender.wants_norm
+        self.overlap: Overlap = sender.overlap
+        self._words = 1  # of the tail
+
+    def begin(self, buffer: Buffer, moment: Moment) -> None:
+        """Rows are counted inside first."""
+        self._words = len(buffer.tail)
+        self.groups.inside.reduce(buffer.tail, PURPOSE)
+        if self.groups.leads:
+            self.sender.begin(buffer, moment)
+
+    def measure(self, buffer: Buffer) -> None:
+        """Add all tiles inside; the norm is that of the sum of a group."""
+        for tile in buffer:
+            self.groups.inside.reduce(tile.flat, PURPOSE)
+        if self.groups.leads:
+            self.sender.measure(buffer)
+
+    def send(self, buffer: Buffer, tile: Tile) -> None:
+        """Add inside; between groups it travels while the next tile is computed."""
+        if not self.wants_norm:  # it was added to be measured
+            self.groups.inside.reduce(tile.flat, PURPOSE)
+        if self.groups.leads:
+            self.sender.send(buffer, tile)
+
+    def receive(self, buffer: Buffer, tile: Tile) -> float:
+        """The mean itself, told by the leader."""
+        if self.groups.leads:
+            factor = self.sender.receive(buffer, tile)
+            tile.flat[...] *= tile.flat.dtype.type(factor)
+        self.groups.inside.broadcast(tile.flat, 0, PURPOSE)
+        return 1.0
+
+    def tail(self) -> Array:
+        """Told by the leader, too."""
+        parts = np.empty(self._words, dtype=np.float64)
+        if self.groups.leads:
+            parts[...] = self.sender.tail()
+        return self.groups.inside.broadcast(parts, 0, PURPOSE)
+
+    def facts(self) -> dict[str, int]:
+        """As the leaders' sender has it, and how many they are."""
+        return {**self.sender.facts(), "groups": self.groups.count}
+
+    def close(self) -> None:
+        """The groups that were split off."""
+        self.groups.close()

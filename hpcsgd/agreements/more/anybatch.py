@@ -1,0 +1,676 @@
+"""Any-batch SGD: replicas do what they can in a round, and mix over a graph."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.grid import Grid
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import read_entry_text
+from hpcsgd.glm.mirror_maps import MirrorMap, ReplicaViews, log_sum
+from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.direct import Stream
+
+# How long a round lasts: to a deadline by this rank's clock, by a script, or to A.
+#
+# The clock is looked at between chunks, never inside of one. What a clock did is
+# written down, chunk by chunk, and a script of it gives the same run, bit for bit.
+
+NAME = "rounds.csv"  # in a run folder
+CHUNKS, ROWS = "chunks_", "rows_"  # before the number of a replica
+
+
+class RoundClock(Protocol):
+    """Says when a round is over."""
+
+    has_clock: bool  # whether it matters what has been computed by now
+
+    def begin(self, number: int) -> None:
+        """Round `number` of the run, from 0 on, begins here."""
+
+    def goes_on(self, taken: int) -> bool:
+        """Whether another chunk is taken, after so many; the same on all members."""
+
+    def end(self) -> None:
+        """The round is over on this replica; called by all ranks."""
+
+
+class Full:
+    """Every round is as many chunks as there may be."""
+
+    has_clock = False
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def begin(self, number: int) -> None:
+        """Nothing to note."""
+
+    def goes_on(self, taken: int) -> bool:
+        """A of them."""
+        return taken < self.most
+
+    def end(self) -> None:
+        """Nothing to note."""
+
+
+class ReplayedRounds(Full):
+    """Chunks of every round are known before it: a replay."""
+
+    def __init__(self, budgets: Array) -> None:
+        super().__init__(0)
+        self.budgets = budgets  # one for each round
+
+    def begin(self, number: int) -> None:
+        """Look it up."""
+        self.most = int(self.budgets[number])
+
+
+class TimedRounds:
+    """Until `deadline` seconds after the round began here; 0: found in the first round.
+
+    A first round is then half of `most` chunks, and the deadline what these take the
+    median replica: one of usual speed takes half, one twice as fast takes all of them.
+    """
+
+    has_clock = True
+
+    def __init__(
+        self,
+        grid: Grid,
+        most: int,
+        deadline: float,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.grid = grid
+        self.most = most
+        self.deadline = deadline
+        self.clock = clock
+        self._began = 0.0
+        self._looks: list[float] = []
+
+    def begin(self, number: int) -> None:
+        """The clock starts."""
+        self._began = self.clock()
+        self._looks = []
+
+    def goes_on(self, taken: int) -> bool:
+        """What member 0 of the replica says: they take the same chunks."""
+        now = self.clock()
+        self._looks.append(now)
+        if self.deadline:
+            ends = taken >= self.most or now - self._began >= self.deadline
+        else:
+            ends = taken >= half_of(self.most)
+        word = np.array([ends], dtype=np.uint8)
+        return not self.grid.members.broadcast(word, 0, "control")[0]
+
+    def end(self) -> None:
+        """A first round says how long others are."""
+        if self.deadline:
+            return
+        told = self.grid.world.exchange_objects(np.diff(self._looks).tolist())
+        each = [float(np.median(seconds)) for seconds in told if seconds]
+        if each:
+            self.deadline = half_of(self.most) * float(np.median(each))
+
+
+def half_of(most: int) -> int:
+    """Chunks of a round of usual length."""
+    return max(most // 2, 1)
+
+
+def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> str:
+    """One line a round: chunks, then rows, of every replica."""
+    head = [f"{name}{r}" for name in (CHUNKS, ROWS) for r in range(len(chunks))]
+    lines = [["round", *head]]
+    for number, found in enumerate(zip(*chunks, *rows, strict=True)):
+        lines.append([str(number), *map(str, found)])
+    return "".join(",".join(line) + "\n" for line in lines)
+
+
+def read_script(path: str, replicas: int, rounds: int, most: int) -> Array:
+    """Chunks of every replica and round, (R, rounds), of such a file or its folder."""
+    where = Path(path)
+    where = where / NAME if where.is_dir() else where
+    try:
+        lines = read_entry_text(where).split()
+    except OSError as error:
+        raise DataError(
+            f"cannot read [agreement] replay = {path!r}: {error.strerror}; give the"
+            f" {NAME} of a run, or its folder"
+        ) from error
+    chunks = _columns(lines, str(where), replicas)
+    _check_script(chunks, rounds, most, str(where))
+    return chunks
+
+
+def _columns(lines: list[str], path: str, replicas: int) -> Array:
+    head = lines[0].split(",") if lines else []
+    named = [name for name in head if name.startswith(CHUNKS)]
+    if named != [f"{CHUNKS}{r}" for r in range(replicas)]:
+        raise DataError(
+            f"{path} has rounds of {len(named)} replicas and the run has {replicas};"
+            " replay it on as many, as --grid says"
+        )
+    wanted = [head.index(name) for name in named]
+    try:
+        table = [[int(line.split(",")[k]) for k in wanted] for line in lines[1:]]
+    except (ValueError, IndexError) as error:
+        raise DataError(
+            f"{path} is not a log of rounds ({error}); give one that a run wrote"
+        ) from error
+    return np.array(table, dtype=np.int64).reshape(-1, replicas).T
+
+
+def _check_script(chunks: Array, rounds: int, most: int, path: str) -> None:
+    if chunks.shape[1] < rounds:
+        raise ConfigError(
+            f"{path} has {chunks.shape[1]} rounds and the run takes {rounds}; set fewer"
+            " schedule.epochs, or the batch and agreement.accumulate of that run"
+        )
+    if chunks.size and not 0 <= chunks.min() <= chunks.max() <= most:
+        raise ConfigError(
+            f"{path} has rounds of up to {chunks.max()} chunks and agreement.accumulate"
+            f" = {most}; set it as in that run"
+        )
+
+
+def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
+    """b_i of every round, from the chunks that each stream gave, and has given now."""
+    rows = np.zeros_like(chunks)
+    for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
+        edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
+        whole, each = np.concatenate([[0], np.cumsum(sizes)]), max(len(sizes), 1)
+        own[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
+    return rows
+
+
+# Who mixes with whom, and with which weights, at any time: doubly stochastic graphs.
+#
+# W(t) is symmetric and its rows sum to 1, so that a mean over replicas stays what it
+# is, whatever they mix. Every replica knows W(t) without a message: it is a function of
+# the number of replicas, the time and a seed. With unequal degrees the weights are
+# those of Metropolis, W_ij = 1 / (1 + max(deg_i, deg_j)), on any graph that has no
+# direction.
+
+DRAWS = 0x9A1B  # where row orders have the replica: no replica has this number
+GRAPHS = ("full", "ring", "rings", "matching")
+
+
+@dataclass(frozen=True)
+class ReplicaGraph:
+    """One kind of graph over so many replicas."""
+
+    kind: str  # of GRAPHS, or edges as "0-1,1-2"
+    size: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAPHS:
+            check_whole(_of_edges(self.kind, self.size), self.kind)
+        check_doubly_stochastic(self.at(0))
+
+    def at(self, time: int) -> Array:
+        """W(t), (R, R) in float64."""
+        if self.kind == "full":
+            return np.full((self.size, self.size), 1.0 / self.size)
+        if self.kind == "ring":
+            return _ring(self.size, 1)
+        if self.kind == "rings":
+            return _ring(self.size, 1 + time % max(self.size // 2, 1))
+        if self.kind == "matching":
+            return _matching(self.size, self.seed, time)
+        return _of_edges(self.kind, self.size)
+
+    def row(self, rank: int, time: int) -> dict[int, float]:
+        """Peer -> weight for one replica, itself among them, in rank order."""
+        weights = self.at(time)[rank]
+        found = {int(r): float(weights[r]) for r in np.flatnonzero(weights)}
+        return found | {rank: float(weights[rank])} if rank not in found else found
+
+
+def metropolis(edges: Array) -> Array:
+    """W of a symmetric (R, R) array of booleans, whose diagonal is not looked at."""
+    linked = edges & ~np.eye(len(edges), dtype=bool)
+    degree = linked.sum(axis=1)
+    weights: Array = linked / (1.0 + np.maximum.outer(degree, degree))
+    np.fill_diagonal(weights, 1.0 - weights.sum(axis=1))
+    return weights
+
+
+def sigma_2(weights: Array) -> float:
+    """The largest factor that an iteration leaves of what replicas differ by."""
+    size = len(weights)
+    return float(np.linalg.norm(weights - 1.0 / size, 2)) if size > 1 else 0.0
+
+
+def check_doubly_stochastic(weights: Array) -> None:
+    """Refuse weights that would bias the mean."""
+    sums = [*weights.sum(axis=0), *weights.sum(axis=1)]
+    if weights.min(initial=0.0) < 0.0 or not np.allclose(sums, 1.0, 0.0, 1e-12):
+        raise ConfigError(
+            "the weights of a graph must not be negative, and each row and each column"
+            " of them must sum to 1, or replicas agree on another mean; use Metropolis"
+            " weights"
+        )
+
+
+def check_whole(weights: Array, kind: str) -> None:
+    """Refuse replicas that never hear of each other."""
+    seen = np.zeros(len(weights), dtype=bool)
+    seen[:1] = True
+    for _ in range(len(weights)):
+        seen = seen | (weights[:, seen] > 0.0).any(axis=1)
+    if not seen.all():
+        alone = np.flatnonzero(~seen).tolist()
+        raise ConfigError(
+            f"[agreement] graph = {kind!r} does not join replicas {alone} to replica 0;"
+            " add an edge to them"
+        )
+
+
+@lru_cache(maxsize=64)
+def _ring(size: int, offset: int) -> Array:
+    """Each with those `offset` places ahead and behind."""
+    places = np.arange(size)
+    edges = np.zeros((size, size), dtype=bool)
+    edges[places, (places + offset) % size] = True
+    return metropolis(edges | edges.T)
+
+
+@lru_cache(maxsize=64)
+def _matching(size: int, seed: int, time: int) -> Array:
+    """Pairs drawn by dice that all share; an odd one rests."""
+    order = np.random.default_rng((seed, DRAWS, time)).permutation(size)
+    edges = np.zeros((size, size), dtype=bool)
+    half = size // 2
+    edges[order[:half], order[half : 2 * half]] = True
+    return metropolis(edges | edges.T)
+
+
+@lru_cache(maxsize=64)
+def _of_edges(text: str, size: int) -> Array:
+    edges = np.zeros((size, size), dtype=bool)
+    for edge in text.split(","):
+        ends = edge.strip().split("-")
+        if len(ends) != 2 or not all(e.isdigit() and int(e) < size for e in ends):
+            raise ConfigError(
+                f"[agreement] unknown graph: {text!r}; known: {list(GRAPHS)}, or edges"
+                f" between replicas 0 to {size - 1}, as '0-1,1-2'"
+            )
+        edges[int(ends[0]), int(ends[1])] = True
+    return metropolis(edges | edges.T)
+
+
+# Consensus iterations: y_i ← Σ_j W_ij(t) y_j, over a graph that may change with t.
+#
+# Parts are added in rank order, so that replicas that mix the same parts get the same
+# bits. A full graph is one sum over all replicas, where plain numbers travel;
+# logarithms are mixed as what they are logarithms of, by
+#
+#     ln Σ_j W_ij x_j = log-sum-exp_j (ln W_ij + ln x_j)
+
+PURPOSE = "agreement"
+
+
+class RoundMixer:
+    """k iterations a round, of words of which the first `logs` are logarithms."""
+
+    def __init__(
+        self,
+        replicas: Communicator,
+        graph: ReplicaGraph,
+        iterations: int,
+        logarithms: bool,
+    ) -> None:
+        self.replicas = replicas
+        self.graph = graph
+        self.by_sum = graph.kind == "full" and not logarithms
+        # Where all have heard all, they agree.
+        self.iterations = 1 if graph.kind == "full" else iterations
+
+    def mix(self, words: Array, logs: int, number: int) -> None:
+        """All iterations of round `number`, in place."""
+        if self.by_sum:
+            self.replicas.sum(words, PURPOSE)
+            words *= words.dtype.type(1.0 / self.replicas.size)
+            return
+        for k in range(self.iterations):
+            self._iterate(words, logs, number * self.iterations + k)
+
+    def _iterate(self, words: Array, logs: int, time: int) -> None:
+        weights = self.graph.row(self.replicas.rank, time)
+        parts = self._parts(words, [r for r in weights if r != self.replicas.rank])
+        found = [parts[r] for r in weights]
+        shares = np.array(list(weights.values()))[:, None]
+        if logs:
+            with np.errstate(divide="ignore"):
+                logged = np.stack([part[:logs] for part in found]) + np.log(shares)
+            words[:logs] = log_sum(logged.astype(np.float64))
+        mixed = np.zeros(words.size - logs)
+        for share, part in zip(shares, found, strict=True):
+            mixed += share * part[logs:]
+        words[logs:] = mixed
+
+    def _parts(self, words: Array, peers: list[int]) -> dict[int, Array]:
+        """What each peer has, and this replica itself; deg · words go out."""
+        swaps = {
+            peer: self.replicas.start_swap(words, np.empty_like(words), peer, PURPOSE)
+            for peer in peers
+        }
+        found = {peer: swap.wait() for peer, swap in swaps.items()}
+        return found | {self.replicas.rank: words.copy()}
+
+
+def in_one_row(arrays: Sequence[Array], dtype: np.dtype) -> Array:
+    """All of them, one after the other, as they travel."""
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    words: Array = flat.astype(dtype, copy=False)
+    return words
+
+
+def weighed(words: Array, logs: int, rows: int) -> Array:
+    """[b y | b] of a replica that had b rows."""
+    with np.errstate(divide="ignore"):
+        words[:logs] += np.log(words.dtype.type(rows))
+    words[logs:] *= rows
+    return np.append(words, words.dtype.type(rows))
+
+
+def unweigh(words: Array, logs: int) -> float:
+    """num ← num / den of what was mixed; den, and where that is 0 nothing is done."""
+    den = words[-1]
+    if den != 0.0:
+        words[:logs] -= np.log(den)
+        words[logs:-1] /= den
+    return float(den)
+
+
+def apart(world: Communicator, own: Array, mean: Array) -> float:
+    """sqrt(mean_i |x_i − x̄|²) / |x̄|, over all ranks."""
+    found = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
+    world.sum(found, "control")
+    return float(np.sqrt(found[0] / found[1])) if found[1] else 0.0
+
+
+# Any-batch mirror descent: rounds of a fixed time, on replicas of any speed.
+#
+# A round t of replica i, whose weights are x_i:
+#
+#     s_i, b_i ← Σ Yᵀr and rows of as many chunks as there was time for
+#     y_i      = argmin_x η_t ⟨s_i / b_i + λ x_i, x⟩ + D_ψ(x, x_i)       (b_i = 0: x_i)
+#     y_i      ← Σ_j W_ij y_j,  k times over a graph that may change
+#     x_i      = y_i;  weighted: x_i = num_i / den_i, where b_i y_i and b_i are mixed
+#
+# Nobody waits for a slow replica to finish a batch, only for the words of its
+# neighbours. W is doubly stochastic: what is mixed keeps its sum, and the weighted mean
+# of all replicas, Σ den_i x_i / Σ den_i = Σ b_i y_i / Σ b_i, is what evaluation, result
+# and checkpoints of other grids go by.
+
+DEN = "anybatch_den"  # (1, K) beside the intercept: how much this replica counts
+CHUNK_TABLE, SKIPPED, ROW_TABLE = "chunks", "skipped", "rows"
+
+
+@dataclass(frozen=True)
+class AnyBatchInputs:
+    """What is known where it is made, besides `Means`."""
+
+    pace: RoundClock
+    stream: Stream
+    mixer: RoundMixer
+    weighted: bool
+    mirror: Callable[[bool], MirrorMap]  # whether a member holds all columns itself
+
+
+class Anybatch(Gradient):
+    """Takes the gradients of a round, steps by itself, and mixes with neighbours."""
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        terms: AnyBatchInputs = means.more
+        self.terms = terms
+        self.stream = terms.stream
+        self.mixer = terms.mixer
+        self.weighted = terms.weighted
+        self.disagreement = 0.0
+        self._chunks: list[int] = []  # of every round so far, on this replica
+        self._before: Array = np.zeros((grid.replicas.size, 0), dtype=np.int64)
+        # Chunks of its streams that other replicas, in other streams, stood for.
+        self._skipped = self._before
+        self._is_regridded = False
+        self._settled = -1  # the exchange behind which all became one
+        self._started = 0  # chunks of the stream, where this round began
+        self._taken = 0
+
+    def prepare(self, state: State) -> None:
+        """One buffer for sums, the first point of the map, and its room."""
+        shape = len(state.weights), self.columns
+        has_intercept = state.intercept is not None
+        given = *shape, state.weights.dtype, 1, has_intercept
+        self.buffer = self.means.buffer(*given)
+        self.mirror = self.terms.mirror(len(state.weights) == self.means.total)
+        for name in self.mirror.kept:
+            state.remember(name, self.columns)
+        real = state.weights.dtype
+        for name in self.mirror.shared:
+            state.shared.setdefault(name, np.zeros((1, self.columns), real))
+        state.shared.setdefault(DEN, np.ones((1, self.columns)))
+        self.mirror.begin(self._point(state))
+
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Who swaps what with whom."""
+        graph = self.mixer.graph
+        return {
+            **super().plan_in_words(state),
+            "graph": f"{graph.kind} by seed {graph.seed}",
+            "consensus iterations": repr(self.mixer.iterations),
+            "replicas count by rows": repr(self.weighted),
+            "mirror map": type(self.mirror).__name__,
+        }
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Other replicas than before begin where full rounds would have ended."""
+        if self._is_regridded:
+            shape = self.grid.replicas.size, exchanges
+            most = self.means.settings.accumulate
+            self._chunks, self._before = [], np.zeros(shape, dtype=np.int64)
+            self._skipped = np.full(shape, most, dtype=np.int64)
+            self.stream.taken = exchanges * most
+            self.mirror.repair(self._point(state))
+            state.shared[DEN][...] = 1.0
+
+    # ------------------------------------------------------------------ a round
+
+    def begin(self, epoch: int, index: int, batches: int) -> None:
+        """Round number epoch · each + index: its time runs from here."""
+        self._begin(epoch * self.steps.each + index)
+        self._started, self._taken = self.stream.taken, 0
+        self.terms.pace.begin(self._done)
+
+    def goes_on(self) -> bool:
+        """Asked before every chunk."""
+        if self.terms.pace.has_clock:
+            self.buffer.settle()
+        if not self.terms.pace.goes_on(self._taken):
+            return False
+        self._taken += 1
+        return True
+
+    @property
+    def is_last(self) -> bool:
+        """Nobody knows before the time is up: it may be."""
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """So sums are collected behind a round."""
+        return False
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """All of them for the first chunk of a round; they stay as they are."""
+        if self._taken == 1:
+            yield slice(None)
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a chunk."""
+        self.buffer.count_in(residuals)
+        self._add(self.buffer.gradient, rows, residuals)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Step by what was added up, then mix; a replica without rows mixes along."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            self._started, self._taken = self.stream.taken, 0
+        self.terms.pace.end()
+        self._chunks.append(self._taken)
+        rows = self.stream.rows_in(self._started, self._taken)
+        if rows:
+            self.buffer.collect()
+            self._descend(state, rows)
+        if self.grid.replicas.size > 1:
+            self._mix(state, rows)
+
+    def _descend(self, state: State, rows: int) -> None:
+        """By the mean gradient of this replica's own rows."""
+        gradient, rate = self.buffer.gradient, self._moment.rate
+        gradient *= gradient.dtype.type(1.0 / rows)
+        if self.steps.l2:
+            gradient += gradient.dtype.type(self.steps.l2) * state.weights
+        self.mirror.step(self._point(state), gradient, rate)
+        if state.intercept is not None:
+            state.intercept -= rate * self.buffer.tail[:-1].astype(np.float64) / rows
+
+    def _mix(self, state: State, rows: int) -> None:
+        """k iterations of [b y | b], or of y alone."""
+        point = self._point(state)
+        travelling = self.mirror.travels(point)
+        logs = sum(a.size for a in travelling) if self.mirror.logarithms else 0
+        if state.intercept is not None:
+            travelling = [*travelling, state.intercept]
+        words = in_one_row(travelling, self.buffer.flat.dtype)
+        words = weighed(words, logs, rows) if self.weighted else words
+        self.mixer.mix(words, logs, self._done)
+        if self._knows(state, words, logs):
+            first = 0
+            for array in travelling:
+                part = words[first : first + array.size]
+                array[...] = part.reshape(array.shape)
+                first += array.size
+            self.mirror.arrive(point)
+        self._mend_intercept(state)
+
+    def _knows(self, state: State, words: Array, logs: int) -> bool:
+        """num / den; False where no neighbour had any rows: nothing is known here."""
+        if not self.weighted:
+            return True
+        den = unweigh(words, logs)
+        state.shared[DEN][...] = den
+        return den != 0.0
+
+    def _mend_intercept(self, state: State) -> None:
+        """Sums of other column blocks may have another last bit; members must not."""
+        members = self.grid.members
+        sums = self.mixer.by_sum and self.grid.replicas.size > 2
+        if state.intercept is not None and members.size > 1 and sums:
+            members.broadcast(state.intercept, 0, PURPOSE)
+
+    def _point(self, state: State) -> ReplicaViews:
+        return ReplicaViews(
+            state.weights,
+            {name: state.memory[name] for name in self.mirror.kept},
+            {name: state.shared[name] for name in self.mirror.shared},
+        )
+
+    # ------------------------------------------------------------- agreeing on one
+
+    def is_whole(self, exchanges: int) -> bool:
+        """Only where all have heard all."""
+        if self.grid.replicas.size == 1 or exchanges in (0, self._settled):
+            return True
+        return self.mixer.graph.kind == "full"
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """The end: from here on all hold the mean."""
+        super().settle(state, exchanges)
+        self._settled = exchanges
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """What a map keeps may be each replica's own."""
+        return self.is_whole(exchanges) and not self.keeps_own(state)
+
+    def agree(self, state: State, purpose: str) -> None:
+        """x ← Σ den x / Σ den over replicas, and how far they were from it."""
+        mean = self._mean(state, purpose, float(state.shared[DEN][0, 0]))
+        if mean is None:  # a round in which nobody had rows
+            mean = self._mean(state, purpose, 1.0)
+        if mean is None:
+            return
+        own = state.weights.astype(np.float64)
+        intercept = state.become(mean)
+        if intercept is not None and self.grid.members.size > 1:
+            self.grid.members.broadcast(intercept, 0, purpose)
+        self.disagreement = apart(self.grid.world, own, state.weights)
+
+    def _mean(self, state: State, purpose: str, share: float) -> Array | None:
+        words = state.portion(share, self.grid.replicas)
+        words = np.append(words, words.dtype.type(share))
+        self.grid.replicas.sum(words, purpose)
+        if words[-1] == 0.0:
+            return None
+        mean: Array = words[:-1] / words[-1]
+        return mean
+
+    # ------------------------------------------------------------------ the log
+
+    def logs(self) -> dict[str, Array]:
+        """Chunks of every round so far, (R, rounds); called by all ranks."""
+        own = np.array(self._chunks, dtype=np.int64)
+        found = np.array(self.grid.replicas.exchange_objects(own))
+        none = np.zeros_like(found)
+        return {
+            CHUNK_TABLE: np.concatenate([self._before, found], axis=1),
+            SKIPPED: np.concatenate([self._skipped, none], axis=1),
+        }
+
+    def recall(self, name: str, log: Array) -> None:
+        """Go on from there; other replicas have streams of their own."""
+        if len(log) != self.grid.replicas.size:
+            self._is_regridded = True
+            return
+        self._chunks = []
+        if name == SKIPPED:
+            self._skipped = log
+        else:
+            self._before, self._skipped = log, np.zeros_like(log)
+        passed = self._before + self._skipped
+        self.stream.taken = int(passed[self.grid.replica].sum())
+
+    def visited(self, dealt: int) -> int:
+        """Of R replicas such as this one; `facts` has what they really were."""
+        own = self.stream.rows_in(self._started, self._taken)
+        return own * self.grid.replicas.size
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run; called by all ranks."""
+        chunks = self.logs()[CHUNK_TABLE]
+        own = list(self.stream.sizes), self.stream.taken
+        rows = rows_of(chunks, self.grid.replicas.exchange_objects(own))
+        return {
+            "graph": self.mixer.graph.kind,
+            "iterations": self.mixer.iterations,
+            "deadline_seconds": getattr(self.terms.pace, "deadline", None),
+            "disagreement": self.disagreement,
+            **self.buffer.facts(),
+            "rows_by_replica": rows.sum(axis=1).tolist(),
+            "rounds": {CHUNK_TABLE: chunks.tolist(), ROW_TABLE: rows.tolist()},
+        }

@@ -1,0 +1,391 @@
+"""Decentralized SGD of BAGUA: weights are mixed with one neighbour or with all."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.agreements.averaging import (
+    Average,
+    flat_positions,
+    put_flat_positions,
+    share_intercept,
+)
+from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.buckets import PURPOSE
+from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
+from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
+from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.comm.grid import Grid
+from hpcsgd.glm.updates import ColumnViews, LinearRule, Turn
+from hpcsgd.products.base import Array, Rows, State, Task
+
+# Replicas that take steps of their own, and mix weights in every one of them.
+#
+# Decentralised SGD in full precision (BAGUA's D_FP_S, arXiv 2107.01499):
+#
+#     w_i ← (n_i w_i + n_j w_j) / (n_i + n_j) − η g_i(w_i)
+#
+# with j the replica that is met in this exchange, or with the mean over all replicas.
+# The weights set out before the gradient is computed, and arrive when it is there.
+# Weights count by the rows behind them, so that Σ n_i w_i, the model that a run
+# evaluates and returns, is what mixing leaves alone.
+
+
+class OwnSteps(Gradient, ABC):
+    """A gradient agreement whose replicas step by their own gradients.
+
+    Momentum and whatever else a rule keeps stay with their replica. Evaluation, results
+    and the end of a run see the mean of all replicas.
+    """
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        self.mean = Average(grid, share, 1)
+        self.overlap = Overlap(grid.replicas)
+        self._departed = False
+
+    def prepare(self, state: State) -> None:
+        """Room for a gradient that nobody else is told."""
+        self.buffer = self.means.buffer(
+            len(state.weights),
+            self.columns,
+            state.weights.dtype,
+            1,
+            state.intercept is not None,
+        )
+        self.steps.prepare(state, self.columns)
+
+    def scores(
+        self, task: Task, state: State, rows: Rows, point: Array, out: Array
+    ) -> None:
+        """The first that an exchange asks for: weights set out before."""
+        self._set_out(state)
+        super().scores(task, state, rows, point, out)
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """Whoever computes elsewhere is given weights that have set out, too."""
+        self._set_out(state)
+        yield slice(None)
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a batch; after the last one, step."""
+        self._left -= 1
+        self.buffer.count_in(residuals)
+        self._add(self.buffer.gradient, rows, residuals)
+        task.clock.lap("update")
+        if not self._left:
+            self._step(state, task)
+            task.clock.start()  # what others were waited for is booked by the ledger
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows, it mixes and does not step."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            self._set_out(state)
+            self._step(state, None)
+
+    def is_whole(self, exchanges: int) -> bool:
+        """They always differ, by the steps that they took last."""
+        return self.grid.replicas.size == 1
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """As little."""
+        return self.grid.replicas.size == 1
+
+    def agree(self, state: State, purpose: str) -> None:
+        """Σ_r (n_r / n) w_r, for whoever looks at the model."""
+        self.mean.agree(state, purpose)
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        return {**self.overlap.facts(), **self.buffer.facts()}
+
+    @abstractmethod
+    def _depart(self, state: State) -> None:
+        """Send what the others need, before the gradient is computed."""
+
+    def _set_out(self, state: State) -> None:
+        if not self._departed:
+            self._departed = True
+            self._depart(state)
+
+    def _begin(self, number: int) -> None:
+        super()._begin(number)
+        self._departed = False
+
+    def _whole_gradient(self, state: State) -> None:
+        """The mean over own rows, with the penalty, at the weights it was taken at."""
+        gradient = self.buffer.gradient
+        gradient *= gradient.dtype.type(1.0 / float(self.buffer.tail[-1]))
+        if self.steps.l2:
+            gradient += gradient.dtype.type(self.steps.l2) * self._point(state)
+
+    def _point(self, state: State) -> Array:
+        """Where scores are read: w, or w + μv."""
+        rule, weights = self.steps.rule, state.weights
+        point: Array = weights[:, : self.columns]
+        if isinstance(rule, LinearRule) and rule.states > 1:
+            momentum = float(rule.update.probe()[1])
+            point = point + weights.dtype.type(momentum) * weights[:, self.columns :]
+        return point
+
+    def _descend(self, state: State) -> None:
+        """The step of this replica; its gradient has the penalty already."""
+        count = float(self.buffer.tail[-1])
+        if not count:
+            return
+        rule, moment = self.steps.rule, self._moment
+        kept = {name: state.memory[name] for name in rule.kept}
+        turn = Turn(moment.number, moment.rate)
+        part = ColumnViews(state.weights, kept)
+        rule.step(part, self.buffer.gradient, 1.0, turn, 0.0)
+        if state.intercept is not None:
+            sums = self.buffer.tail[: self.buffer.sums].astype(np.float64)
+            self.steps.take_intercept(state, sums / count, moment)
+
+
+class Decentralised(OwnSteps):
+    """Mixes with one replica or with all, while the gradient is computed."""
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        self.mixer = MIXERS[means.settings.peers](grid, means.rows)
+
+    def facts(self) -> dict[str, Any]:
+        """Whom they mix with."""
+        return {"peers": self.means.settings.peers, **super().facts()}
+
+    def _depart(self, state: State) -> None:
+        if self.grid.replicas.size > 1:
+            words = flat_positions(state, self.columns)
+            with self.overlap.posting():
+                self._arrive = self.mixer.start(words, self._moment.number)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        if self.buffer.tail[-1]:
+            self._whole_gradient(state)
+        if self.grid.replicas.size > 1:
+            with self.overlap.waiting():
+                mixed = self._arrive()
+            put_flat_positions(state, mixed, self.columns)
+            share_intercept(state, self.grid)
+        self._descend(state)
+
+
+class NeighbourMixer(Protocol):
+    """Whose weights are mixed in an exchange, and how."""
+
+    def start(self, words: Array, number: int) -> Callable[[], Array]:
+        """Begin; what comes back waits, and gives what the weights become."""
+
+
+@dataclass
+class MixAll:
+    """Σ_r (n_r / n) w_r, in one sum."""
+
+    grid: Grid
+    rows: tuple[int, ...]
+
+    def start(self, words: Array, number: int) -> Callable[[], Array]:
+        """The sum has the words it was given."""
+        share = self.rows[self.grid.replica] / sum(self.rows)
+        words *= words.dtype.type(share)
+        return self.grid.replicas.start_sum(words, PURPOSE).wait
+
+
+@dataclass
+class MixPairs:
+    """(n_i w_i + n_j w_j) / (n_i + n_j), the pairs others in every exchange.
+
+    Both sides add in the same order, and hold the same bits.
+    """
+
+    grid: Grid
+    rows: tuple[int, ...]
+
+    def start(self, words: Array, number: int) -> Callable[[], Array]:
+        """What was given stays as it is until it has left."""
+        replicas, theirs = self.grid.replicas, np.empty_like(words)
+        peer = partner(replicas.rank, number, replicas.size)
+        pending = replicas.start_swap(words, theirs, peer, PURPOSE)
+        own, other = self.rows[replicas.rank], self.rows[peer]
+
+        def arrive() -> Array:
+            pending.wait()
+            parts = (words, theirs) if replicas.rank < peer else (theirs, words)
+            counts = (own, other) if replicas.rank < peer else (other, own)
+            return weighted(parts, counts)
+
+        return arrive
+
+
+def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
+    """The mean of two by their counts; where both have none, of both alike."""
+    counts = counts if any(counts) else (1, 1)
+    first, second = (
+        words.dtype.type(count / sum(counts)) * words
+        for words, count in zip(parts, counts, strict=True)
+    )
+    total: Array = first + second
+    return total
+
+
+def partner(replica: int, number: int, replicas: int) -> int:
+    """Whom a replica meets in exchange `number`, from 0 on; `replicas` is even.
+
+    Replica i of the first half meets one of the second, ((t + i) mod R/2) + R/2, and
+    after R/2 exchanges each of the first has met each of the second.
+    """
+    half = replicas // 2
+    if replica < half:
+        return (number + replica) % half + half
+    return (replica - half - number) % half
+
+
+MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
+    "all": MixAll,
+    "shift_one": MixPairs,
+}
+
+
+# Replicas on a ring that tell their neighbours how they moved, in 8 bits a word.
+#
+# Decentralised SGD in low precision (BAGUA's D_LP_S, arXiv 2107.01499). Replica i keeps
+# what its neighbours on the left and on the right are, L and R, beside its own w. With
+# x what its own step makes of w,
+#
+#     δ = (x − w) + a (L − w) + b (R − w);    w ← w + Q(δ),    L ← L + Q(δ_L), ...
+#
+# with a and b 1/3, less towards a neighbour of fewer rows (`towards`). All add the same
+# decoded numbers to the same bits, so that L is what the left one is at any time: an
+# error of Q is in the next δ, and nothing has to be remembered. One message lost would
+# set them apart for ever; every `resync` exchanges neighbours send w itself, which
+# changes nothing where all went well.
+
+HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
+
+
+class LowPrecision(OwnSteps):
+    """The own model and replicas of both neighbours'; codes travel through a step."""
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        size, rank = grid.replicas.size, grid.replicas.rank
+        self.peers = (rank - 1) % size, (rank + 1) % size
+        own = means.rows[rank]
+        self.shares = [towards(own, means.rows[peer]) for peer in self.peers]
+        self.resync = means.settings.resync
+        self._land: Callable[[], None] | None = None
+
+    def prepare(self, state: State) -> None:
+        """Neighbours are asked once the state is in place."""
+        super().prepare(state)
+        own = flat_positions(state, self.columns)
+        self.words = len(own) - self.buffer.sums  # what is encoded
+        self.neighbours = [own.copy(), own.copy()]
+
+    def start(self, state: State, exchanges: int) -> None:
+        """What neighbours are, word for word: no checkpoint has to keep it."""
+        self._ask(state, "control")
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Now and then with the weights themselves."""
+        super().after_exchange(state, exchanges)
+        if self.resync and exchanges % self.resync == 0:
+            self._arrive()
+            self._ask(state, PURPOSE)
+
+    def arrive(self, state: State) -> None:
+        """What neighbours said last, before anybody lets go of this agreement."""
+        self._arrive()
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """Nothing may be under way at the end."""
+        self._arrive()
+        super().settle(state, exchanges)
+
+    def _depart(self, state: State) -> None:
+        """What has to be said is known after the step; it travels through the next."""
+
+    def _step(self, state: State, task: Task | None) -> None:
+        before = flat_positions(state, self.columns)
+        if self.buffer.tail[-1]:
+            self._whole_gradient(state)
+            self._descend(state)
+        if self.grid.replicas.size == 1:
+            return
+        self._arrive()
+        change = flat_positions(state, self.columns) - before
+        for share, theirs in zip(self.shares, self.neighbours, strict=True):
+            change += change.dtype.type(share) * (theirs - before)
+        record = self._encode(change)
+        put_flat_positions(state, before + self._decode(record), self.columns)
+        with self.overlap.posting():
+            self._land = self._send(record)
+
+    def _send(self, record: NDArray[np.uint8]) -> Callable[[], None]:
+        """The same to both; what comes back waits for theirs."""
+        rooms = [np.empty_like(record) for _ in self.peers]
+        pending = [
+            self.grid.replicas.start_swap(record, room, peer, PURPOSE)
+            for room, peer in zip(rooms, self.peers, strict=True)
+        ]
+
+        def land() -> None:
+            for number, arriving in enumerate(pending):
+                self.neighbours[number] += self._decode(arriving.wait())
+
+        return land
+
+    def _arrive(self) -> None:
+        """Neighbours are where they were after their last step."""
+        land, self._land = self._land, None
+        if land is not None:
+            with self.overlap.waiting():
+                land()
+
+    def _ask(self, state: State, purpose: str) -> None:
+        own, replicas = flat_positions(state, self.columns), self.grid.replicas
+        # Both at once: around a ring, one after the other would wait for ever.
+        pending = [
+            replicas.start_swap(own, theirs, peer, purpose)
+            for theirs, peer in zip(self.neighbours, self.peers, strict=True)
+        ]
+        for arriving in pending:
+            arriving.wait()
+
+    def _encode(self, change: Array) -> NDArray[np.uint8]:
+        """Least, greatest, a byte a word; the intercept's words as they are."""
+        coded, plain = change[: self.words], change[self.words :]
+        ends, codes = to_bytes(coded, self._chunks())
+        parts = ends.reshape(-1).view(np.uint8), codes, plain.view(np.uint8)
+        return np.concatenate(parts)
+
+    def _decode(self, record: NDArray[np.uint8]) -> Array:
+        """Of whoever encoded it, in the type of the weights: the same bits."""
+        kind, last = self.buffer.flat.dtype, HEAD + self.words
+        ends = record[:HEAD].copy().view(np.float32).reshape(2, 1)
+        coded = from_bytes(ends, record[HEAD:last], self._chunks()).astype(kind)
+        return np.concatenate([coded, record[last:].copy().view(kind)])
+
+    def _chunks(self) -> Chunks:
+        return Chunks(self.words, self.words)
+
+    def facts(self) -> dict[str, Any]:
+        """Bytes of a message to one neighbour."""
+        tail = self.buffer.sums * self.buffer.flat.dtype.itemsize
+        return {"record_bytes": HEAD + self.words + tail, **super().facts()}
+
+
+def towards(own: int, other: int) -> float:
+    """How far a replica goes to a neighbour's weights: n_i a_ij = n_j a_ji.
+
+    So Σ n_i w_i is left alone, as it is by a third where all have as many rows.
+    """
+    return min(1.0, other / own if own else 1.0) / 3.0

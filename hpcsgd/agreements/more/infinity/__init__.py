@@ -1,0 +1,1 @@
+"""ZeRO-Infinity: weights and states that are on disk, tile by tile."""

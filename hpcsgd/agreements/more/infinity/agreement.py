@@ -1,0 +1,695 @@
+"""The agreement of replicas whose weights and states are on disk."""
+
+import logging
+import shutil
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+import numpy as np
+
+from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.buckets import Buffer
+from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.more.infinity.store import (
+    CHECKSUMS,
+    RING,
+    Generation,
+    TileLayout,
+    TileStore,
+    generations,
+    place_in,
+    remove,
+)
+from hpcsgd.agreements.more.infinity.tiles import (
+    PAGE,
+    Stamp,
+    TileLock,
+    columns_for,
+    step_bytes,
+    unreadable,
+)
+from hpcsgd.agreements.zero import TileWorkspace
+from hpcsgd.comm.communicator import Communicator, Pending
+from hpcsgd.comm.grid import Grid
+from hpcsgd.errors import DataError
+from hpcsgd.files import own_folder
+from hpcsgd.glm.updates import ColumnViews
+from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.direct import probed
+
+# Tiles of weights and of gradients between replicas: one travels while one is used.
+#
+#     forward     gather tile i + 1  |  scores of tile i
+#     backward    sum of tile i      |  Yᵀr of tile i + 1, then the step of tile i
+#
+# Two tiles of each are there at a time, where there are others to send them to.
+
+PURPOSE = "agreement"
+ALONE, TOGETHER = 2, 5  # tiles of w and G that are there at a time, own parts of w too
+Owned = Iterable[tuple[int, Array]]
+Sizes = Callable[[int], Sequence[int]]  # tile -> words of all replicas
+
+
+class Between:
+    """The messages of one rank, in the order of tiles on all of them."""
+
+    def __init__(
+        self, replicas: Communicator, height: int, width: int, dtype: np.dtype
+    ) -> None:
+        self.replicas = replicas
+        self.overlap = Overlap(replicas)
+        self._whole, self._sums = (
+            TileWorkspace(height * width, 2, dtype) for _ in range(2)
+        )
+        self._own = TileWorkspace(-(-height // replicas.size) * width, 2, dtype)
+        self._travelling: list[Pending] = []
+        self._begun = 0  # tiles of G in this exchange
+
+    def gathered(
+        self, parts: Owned, sizes: Sizes, purpose: str
+    ) -> Iterator[tuple[int, Array]]:
+        """Flat words of every tile, from the own parts; good until the next one."""
+        last = -1
+        for number, own in parts:
+            self._gather(number, own, sizes(number), purpose)
+            if last >= 0:
+                yield last, self._arrived()
+            last = number
+        if last >= 0:
+            yield last, self._arrived()
+
+    def restart(self) -> None:
+        """The gradient of another exchange."""
+        self._begun = 0
+
+    def sums(self, number: int, count: int, sizes: Sizes, add: "Add") -> Array:
+        """The own part of Σ_p G of this tile; the next one is on its way then."""
+        if self.replicas.size == 1:
+            return self._added(number, sum(sizes(number)), add)
+        while self._begun <= min(number + 1, count - 1):
+            self._send_sums(self._begun, sizes(self._begun), add)
+            self._begun += 1
+        return self._arrived()
+
+    def _gather(
+        self, number: int, own: Array, counts: Sequence[int], purpose: str
+    ) -> None:
+        """From a copy: the buffer it lies in is read into again."""
+        part = self._own.tile(number, own.size)
+        part.reshape(own.shape)[...] = own
+        out = self._whole.tile(number, sum(counts))
+        with self.overlap.posting():
+            pending = self.replicas.start_gather(part, counts, out, purpose)
+        self._travelling.append(pending)
+
+    def _send_sums(self, number: int, counts: Sequence[int], add: "Add") -> None:
+        flat = self._added(number, sum(counts), add)
+        with self.overlap.posting():
+            pending = self.replicas.start_sum_parts(flat, counts, PURPOSE)
+        self._travelling.append(pending)
+
+    def _added(self, number: int, words: int, add: "Add") -> Array:
+        flat = self._sums.tile(number, words)
+        flat[...] = 0.0
+        add(number, flat)
+        return flat
+
+    def _arrived(self) -> Array:
+        """The first that was sent."""
+        with self.overlap.waiting():
+            return self._travelling.pop(0).wait()
+
+
+Add = Callable[[int, Array], None]  # adds Yᵀr of a tile to its flat words
+
+
+# Where the states of a run lie, and how a run finds them again.
+
+log = logging.getLogger(__name__)
+TEMPORARY = 4  # arrays of a tile that a rule makes on its way
+FOLDER = "tiles"
+RUN = "run"  # in stamps and in checkpoints: which run these states are of
+
+
+@dataclass(frozen=True)
+class InfinityPlace:
+    """The folder, the tile and the policy of a run."""
+
+    folder: Path
+    columns: int  # of the data
+    parts: tuple[slice, ...]  # of all members
+    height: int  # columns of a tile
+    direct: bool
+    sync: bool
+    is_of_a_run: bool = False  # it lies in the run folder: nobody has named it
+
+    def check(self) -> None:
+        """Refuse a link in place of a folder of the run."""
+        if self.is_of_a_run:
+            try:
+                own_folder(self.folder.parent, self.folder.name)
+            except OSError as error:
+                raise unreadable(self.folder, error) from error
+
+    def layout(
+        self, grid: Grid, widths: dict[str, int], dtype: np.dtype[Any]
+    ) -> TileLayout:
+        """Of the files of this rank."""
+        part = self.parts[grid.member]
+        return TileLayout(
+            columns=self.columns,
+            widths=widths,
+            dtype=dtype.str,
+            height=self.height,
+            replicas=grid.replicas.size,
+            first=part.start,
+            held=part.stop - part.start,
+        )
+
+    def store(self, grid: Grid, layout: TileLayout, generation: int) -> TileStore:
+        """The files of this rank."""
+        folder = place_in(self.folder, generation, grid.replica, grid.member)
+        return TileStore(folder, layout, grid.replica, self.direct, self.sync)
+
+    def fresh(
+        self, grid: Grid, layout: TileLayout, document: dict[str, Any]
+    ) -> TileStore:
+        """Those of a run that begins; what an earlier one left in the folder goes."""
+        world = grid.world
+        world.together(lambda: self._clear(grid, 0))
+        store = self.store(grid, layout, 1)
+        world.together(lambda: store.create(document))
+        return store
+
+    def earlier(self, grid: Grid, layout: TileLayout, run: str) -> TileStore:
+        """Those of the run `run` that goes on, at the newest step that all have."""
+        world = grid.world
+        of_all = world.exchange_objects(world.together(self._generations))
+        for number in sorted(set().union(*of_all), reverse=True):
+            store = self._same(grid, layout, number, run) or self._dealt(
+                grid, layout, number, max(map(max, filter(None, of_all))), run
+            )
+            if store is not None:
+                return store
+        raise _nothing(self.folder)
+
+    def _generations(self) -> list[int]:
+        return generations(self.folder)
+
+    def _same(
+        self, grid: Grid, layout: TileLayout, number: int, run: str
+    ) -> TileStore | None:
+        """Where every rank finds files of its own."""
+        world, store = grid.world, self.store(grid, layout, number)
+        stamps = world.together(store.versions)
+        of_all = world.exchange_objects([stamp.version for stamp in stamps])
+        common = set(of_all[0]).intersection(*of_all[1:])
+        if not common:
+            return None
+        world.together(lambda: self._check(stamps[0].document["state"], run))
+        _note_unchecked(self.folder, stamps[0])
+        version = self._whole(grid, store, sorted(common, reverse=True))
+        world.together(lambda: store.open_at(version))
+        return store
+
+    def _whole(self, grid: Grid, store: TileStore, versions: list[int]) -> int:
+        """The newest step whose tiles are as they were written, on all ranks."""
+        told = []
+        for version in versions:
+            own = grid.world.together(partial(store.differs_at, version))
+            differ = list(filter(None, grid.world.exchange_objects(own)))
+            if not differ:
+                return version
+            told.append(f"{differ[0]}, step {version},")
+            log.warning(
+                "%s holds other words than that step has written; the run goes on from"
+                " the one before, if that is whole",
+                told[-1],
+                extra={"on_all_ranks": True},
+            )
+        raise _torn(told)
+
+    def _dealt(
+        self, grid: Grid, layout: TileLayout, number: int, newest: int, run: str
+    ) -> TileStore | None:
+        """Where they were dealt in another way, and every rank sees all of them."""
+        world = grid.world
+        old = world.together(lambda: self._seen(number, layout))
+        versions = world.exchange_objects(None if old is None else old.version)
+        if old is None or None in versions or len(set(versions)) > 1:
+            return None
+        version, store = versions[0], self.store(grid, layout, newest + 1)
+        world.together(lambda: self._check(old.document(version), run))
+
+        _note_unchecked(self.folder, old.held[0].stamps[0])
+
+        def fill(name: str, columns: slice, out: Array) -> None:
+            old.fill(name, version, columns, out)
+
+        world.together(lambda: store.create(old.document(version), fill))
+        world.together(lambda: self._clear(grid, newest + 1))
+        return store
+
+    def _seen(self, number: int, layout: TileLayout) -> Generation | None:
+        folder = self.folder / f"{number:06d}"
+        found = Generation(folder) if folder.is_dir() else None
+        if found is None or found.version is None:
+            return None
+        then = found.held[0].layout
+        if (then.columns, then.widths, then.dtype) != (
+            layout.columns,
+            layout.widths,
+            layout.dtype,
+        ):
+            raise DataError(
+                f"{folder} holds states of {then.columns} columns, {then.widths} words"
+                f" a column in {then.dtype}, and this run has {layout.columns},"
+                f" {layout.widths} in {layout.dtype}; name the folder of this run, or"
+                " start anew with --resume no"
+            )
+        return found
+
+    def _check(self, document: dict[str, Any], run: str) -> None:
+        """Another run may have begun in the same folder since."""
+        if document.get(RUN) != run:
+            raise DataError(
+                f"{self.folder} holds the states of another run, which began there"
+                " after the one that is to go on; name the folder of its states with"
+                " agreement.store, or start anew with --resume no"
+            )
+
+    def _clear(self, grid: Grid, but: int) -> None:
+        """Remove other generations; each rank its own folders."""
+        for number in generations(self.folder):
+            if number != but:
+                if grid.world.rank == 0:
+                    remove(self.folder / f"{number:06d}")
+                own = place_in(self.folder, number, grid.replica, grid.member)
+                shutil.rmtree(own, ignore_errors=True)
+
+
+def _nothing(folder: Path) -> DataError:
+    error = DataError(
+        f"{folder} holds no step that is complete on all ranks; bring the files back,"
+        " go on with the grid and the tile that it was made with, or start anew with"
+        " --resume no"
+    )
+    error.on_all_ranks = True
+    return error
+
+
+def _note_unchecked(folder: Path, stamp: Stamp) -> None:
+    if CHECKSUMS not in stamp.document:
+        log.warning(
+            "the states in %s have no checksums, which earlier versions did not take:"
+            " they are believed as they are, and have some from the next step on",
+            folder,
+            extra={"on_all_ranks": True},
+        )
+
+
+def _torn(told: list[str]) -> DataError:
+    error = DataError(
+        f"{' and '.join(told)} hold other words than a step has written: a drive, or"
+        " another program, has changed them; bring the files of all ranks back, or"
+        " start anew with --resume no"
+    )
+    error.on_all_ranks = True
+    return error
+
+
+def tile_height(
+    budget: float,
+    widest: int,
+    columns: int,
+    words: int,
+    rows: int,
+    itemsize: int,
+    replicas: int = 1,
+) -> int:
+    """Columns of a tile, of which so many bytes are held at a time.
+
+    The ring of states, w and G whole, both twice where they travel, what a rule makes
+    on its way, `rows` of the batch, and the tile in float64 where a loss is taken.
+    """
+    whole = TOGETHER if replicas > 1 else ALONE
+    held = RING * words + (whole + TEMPORARY) * columns + rows
+    height = columns_for(budget, held * itemsize + 8 * columns, widest)
+    page = PAGE // itemsize
+    return height if height < 8 * page else height // page * page
+
+
+def document_of(state: State, exchanges: int, each: int) -> dict[str, Any]:
+    """What belongs to a step beside the tiles."""
+    arrays = dict(state.shared)
+    if state.intercept is not None:
+        arrays["intercept"] = state.intercept
+    return {
+        "exchanges": exchanges,
+        "of_an_epoch": each,
+        "arrays": {name: _text(array) for name, array in sorted(arrays.items())},
+    }
+
+
+def put_back(document: dict[str, Any], state: State) -> None:
+    """Make it so again."""
+    known = document["arrays"]
+    for name, array in state.shared.items():
+        array[...] = _array(known[name], array)
+    if state.intercept is not None:
+        state.intercept[...] = _array(known["intercept"], state.intercept)
+
+
+def _text(array: Array) -> str:
+    return b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def _array(text: str, like: Array) -> Array:
+    return np.frombuffer(b64decode(text), dtype=like.dtype).reshape(like.shape)
+
+
+# Weights that are on disk: what a state holds where others hold an array.
+
+
+class OnDisk:
+    """w of this member; whoever wants it takes it tile by tile."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        columns: int,
+        dtype: np.dtype[Any],
+        keeper: "Keeper",
+    ) -> None:
+        self.shape, self.dtype, self.keeper = shape, dtype, keeper
+        self.columns = columns  # K
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, part: Any) -> "OnDisk":
+        """Columns and states are chosen where tiles are taken."""
+        return self
+
+    def __setitem__(self, part: Any, kept: int) -> None:
+        """Go back to what `copy` gave."""
+        self.keeper.go_back(kept)
+
+    def copy(self) -> int:
+        """Keep the weights of now on disk; what finds them again."""
+        return self.keeper.keep()
+
+    def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
+        """Every tile of w, (columns, K), whole, on all replicas at the same time."""
+        return self.keeper.tiles(purpose)
+
+    def check_reads(self) -> None:
+        """After the last tile, on all ranks: raise what one of them could not read."""
+        self.keeper.check_reads()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a step has left something that is no number."""
+        return self.keeper.is_broken
+
+
+class Keeper(Protocol):
+    """Whoever has the weights on disk."""
+
+    is_broken: bool
+
+    def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
+        """Every tile of w, whole."""
+
+    def check_reads(self) -> None:
+        """Raise on all ranks what one could not read."""
+
+    def keep(self) -> int:
+        """Keep a copy of the weights of now."""
+
+    def go_back(self, kept: int) -> None:
+        """From now on the weights are those of `kept`."""
+
+
+# ZeRO-Infinity: weights and what the rule keeps live on disk, tile by tile.
+#
+#     forward:    read w_b | gather it over replicas | z += Y_b w_b
+#     r = residual(z)
+#     backward:   G_b = Y_bᵀ r | reduce-scatter | read (w, m, v)_b | step | write
+#
+# Every tile is split over the replicas: each reads, steps and writes its own part of
+# each of them. No more than a tile of w, of G or of the batch is ever in memory. Yᵀr
+# needs no weights, so they are gathered once a step.
+
+WEIGHTS = "weights"
+
+
+class Infinity(Gradient):
+    """States on disk; as a `Sharing` it passes rows and weights tile by tile."""
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        self.place: InfinityPlace = means.place
+        self.height = self.place.height  # columns of a tile
+        self.opened: TileStore | None = None
+        self.run = ""  # what tells its states from those of others
+        self.lock = TileLock(self.place.folder / f".r{grid.replica}c{grid.member}")
+        self.is_broken = False
+        self.kept: int | None = None  # a copy that the weights went back to
+        self._task: Task | None = None
+
+    def holds(self, task: Task, columns: int, dtype: np.dtype[Any]) -> OnDisk:
+        """The weights of a run, which nobody holds in memory."""
+        self._task = task
+        shape = columns, task.states * task.columns
+        return OnDisk(shape, task.columns, dtype, self)
+
+    def prepare(self, state: State) -> None:
+        """Room in memory for tiles and what belongs to the intercept alone."""
+        dtype = state.weights.dtype
+        has_intercept = state.intercept is not None
+        self.buffer = Buffer(0, self.columns, dtype, 0, has_intercept)
+        kept = dict.fromkeys(self.steps.rule.kept, self.columns)
+        widths = {WEIGHTS: state.weights.shape[1], **kept}
+        if has_intercept:
+            for name in kept:
+                state.shared.setdefault(name, np.zeros((1, self.columns)))
+        self.layout = self.place.layout(self.grid, widths, dtype)
+        self.between = Between(self.grid.replicas, self.height, self.columns, dtype)
+        self._state = state
+
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Tiles decide the messages; where they lie is each rank's own."""
+        tiles = f"{self.height} columns each"
+        return {**super().plan_in_words(state), "tiles": tiles}
+
+    def open(self) -> None:
+        """Make the files of a run that begins, on all ranks together."""
+        if not self.is_open:
+            self.grid.world.together(self._take_place)
+            self.run = str(self.grid.world.exchange_objects(uuid4().hex)[0])
+            said = self._document(0)
+            self.opened = self.place.fresh(self.grid, self.layout, said)
+
+    def _take_place(self) -> None:
+        self.place.check()
+        self.lock.take()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are files."""
+        return self.opened is not None
+
+    @property
+    def store(self) -> TileStore:
+        """The files of this rank."""
+        assert self.opened is not None
+        return self.opened
+
+    def go_on(self, state: State, run: str) -> tuple[int, int]:
+        """Open the files of a run that goes on, at the last step that all ranks have;
+        the exchanges that it stands after, and how many were an epoch then.
+        """
+        self.grid.world.together(self._take_place)
+        self.run = run
+        self.opened = self.place.earlier(self.grid, self.layout, run)
+        said = self.store.document
+        put_back(said, state)
+        return int(said["exchanges"]), int(said["of_an_epoch"])
+
+    def scores(
+        self, task: Task, state: State, rows: Rows, point: Any, out: Array
+    ) -> None:
+        """out ← Σ_b Y_b w_b; the first tile writes, the others add."""
+        more = None
+        for part, tile in self.tiles(PURPOSE):
+            if more is None:
+                task.backend.scores(rows.tile(part), tile, out)
+                more = np.empty_like(out)
+            else:
+                task.backend.scores(rows.tile(part), tile, more)
+                out += more
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Y_bᵀr of every tile, summed, and the step of the own part of it."""
+        self.buffer.count_in(residuals)
+        self._update(state, task, rows, residuals)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows: its part of every tile, all the same."""
+        if self._done == exchanges - 1:
+            return
+        self._begin(exchanges - 1)
+        for _ in self.tiles(PURPOSE):  # others want them
+            continue
+        self._update(state, None, None, None)
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """What is in memory is the same on all replicas."""
+        return True
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """Nothing that a checkpoint would have to hold: it is on disk."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        traffic, plan = self.store.traffic, self.store.plan
+        return {
+            "tiles": plan.count,
+            "tile_columns": plan.height,
+            "bytes_read": traffic.read,
+            "bytes_written": traffic.written,
+            "bytes_of_padding": traffic.padding,
+            "bytes_of_a_step": list(self.bytes_of_a_step),
+            "seconds_reading": traffic.seconds_read,
+            "seconds_writing": traffic.seconds_written,
+            "seconds_of_checksums": traffic.seconds_summed,
+            "seconds_flushing": traffic.seconds_flushed,
+            "seconds_waiting": traffic.stood,
+            "past_the_page_cache": self.store.is_direct,
+            "synced": self.store.sync,
+            **self.between.overlap.facts(),
+        }
+
+    @property
+    def bytes_of_a_step(self) -> tuple[int, int]:
+        """(read, written) by this rank."""
+        words = sum(self.store.layout.widths.values())
+        forward = self.store.layout.widths[WEIGHTS]
+        size = np.dtype(self.store.layout.dtype).itemsize
+        return step_bytes(self.store.plan.total, words, size, forward)
+
+    def release(self) -> None:
+        """Let go of the files; the states stay on disk."""
+        if self.opened is not None:
+            self.opened.close()
+        self.lock.release()
+
+    def close(self) -> None:
+        """There are no groups."""
+        self.release()
+
+    # ------------------------------------------------------------- weights on disk
+
+    def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
+        """Every tile of w, (columns, K), read by all and gathered by all.
+
+        Of a step: of q · (w, v), where scores are read.
+        """
+        plan, alone = self.store.plan, self.grid.replicas.size == 1
+        own = (
+            (number, self._seen(words[WEIGHTS], purpose))
+            for number, words in self._source(purpose == PURPOSE)
+        )
+        all_of = own if alone else self.between.gathered(own, self._sizes, purpose)
+        for number, words in all_of:
+            yield plan.tile(number), words.reshape(-1, self.columns)
+
+    def _sizes(self, number: int) -> list[int]:
+        """Words of a tile that replicas have."""
+        return [size * self.columns for size in self.store.plan.sizes(number)]
+
+    def check_reads(self) -> None:
+        """Raise on all ranks what one could not read; a step asks when it commits."""
+        self.grid.world.together(self.store.pipeline.check)
+
+    def _seen(self, words: Array, purpose: str) -> Array:
+        """w, or where the scores of a step are read."""
+        assert self._task is not None
+        return (
+            probed(self._task, words)
+            if purpose == PURPOSE
+            else words[:, : self.columns]
+        )
+
+    def _source(self, is_step: bool) -> Iterator[tuple[int, dict[str, Array]]]:
+        if self.kept is None:
+            return self.store.read(WEIGHTS, is_step)
+        return self.store.read_copy(self.kept)
+
+    def keep(self) -> int:
+        """A copy of the own part of the weights, beside the states."""
+        return self.grid.world.together(lambda: self.store.copy(WEIGHTS))
+
+    def go_back(self, kept: int) -> None:
+        """To such a copy: the run has ended."""
+        self.kept = kept
+
+    # ------------------------------------------------------------------- the step
+
+    def _update(
+        self, state: State, task: Task | None, rows: Rows, residuals: Array | None
+    ) -> None:
+        """All tiles, the intercept, and the commit that makes them the state."""
+        tail, plan, between = self._tail(), self.store.plan, self.between
+        factor = 1.0 / float(tail[-1])
+        between.restart()
+        add = self._add_tile_of(rows, residuals)
+
+        def step(number: int, words: dict[str, Array]) -> None:
+            own = between.sums(number, plan.count, self._sizes, add)
+            gradient = own.reshape(-1, self.columns)
+            if not len(gradient):
+                return  # fewer columns than replicas
+            kept = {name: words[name] for name in self.steps.rule.kept}
+            part = ColumnViews(words[WEIGHTS], kept)
+            self.steps.step(part, gradient, factor, self._moment)
+            self.is_broken |= not np.isfinite(words[WEIGHTS]).all()
+
+        self.store.update(step)
+        self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+        said = self._document(self._moment.number + 1)
+        self.grid.world.together(lambda: self.store.commit(said))
+        if task is not None:
+            task.clock.lap("update")
+
+    def _add_tile_of(self, rows: Rows, residuals: Array | None) -> Add:
+        """What adds Y_bᵀr of a tile; nothing where this replica had no rows."""
+
+        def add(number: int, flat: Array) -> None:
+            if residuals is not None:
+                tile = rows.tile(self.store.plan.tile(number))
+                self._add(flat.reshape(-1, self.columns), tile, residuals)
+
+        return add
+
+    def _document(self, exchanges: int) -> dict[str, Any]:
+        """What is said of a step beside its tiles."""
+        said = document_of(self._state, exchanges, self.steps.each)
+        return {RUN: self.run, **said}
+
+    def _tail(self) -> Array:
+        """Σ [Σr | count], the same on all members, who each summed their own."""
+        tail = self.buffer.tail.astype(np.float64)
+        self.grid.replicas.sum(tail, PURPOSE)
+        if self.grid.replicas.size > 2 and self.grid.members.size > 1:
+            self.grid.members.broadcast(tail, 0, PURPOSE)
+        return tail

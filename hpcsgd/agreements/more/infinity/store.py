@@ -1,0 +1,610 @@
+"""The store of a rank's tiles: read and written beside the arithmetic."""
+
+import re
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.agreements.more.infinity import tiles
+from hpcsgd.agreements.more.infinity.tiles import (
+    Stamp,
+    Stamps,
+    StateFile,
+    TilePlan,
+    Traffic,
+    columns_for,
+    from_text,
+    no_room,
+    room,
+    unreadable,
+)
+from hpcsgd.errors import DataError
+from hpcsgd.files import own_folder
+
+# Tiles on their way: read(j + 1) | step(j) | write(j − 1), checksum(j − 1).
+#
+# One thread reads, one writes, one sums up, and the step is between them; a ring of
+# buffers is all that is ever held. What fails is kept until it is asked for: ranks that
+# are in the middle of a step finish it together, and leave together.
+
+Array = NDArray[Any]
+Words = dict[str, Array]  # of a tile, by state
+AHEAD = 1  # tiles that are read before they are wanted
+RING = AHEAD + 2  # and the one in use, and the one that is written
+
+
+@dataclass
+class TileUnderWay:
+    """A tile in its buffers, which belong to a thread until `done`."""
+
+    number: int
+    buffers: Words
+    done: Future[None]
+    traffic: Traffic  # where it is counted
+
+
+class Pipeline:
+    """The buffers of some states, and the threads that fill and empty them."""
+
+    def __init__(self, files: dict[str, StateFile]) -> None:
+        self.files = files
+        self.failure: DataError | None = None
+        self._ring = deque(
+            {name: room(file.each) for name, file in files.items()} for _ in range(RING)
+        )
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="tiles-read")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="tiles-write")
+        self._summer = ThreadPoolExecutor(1, thread_name_prefix="tiles-sum")
+        self._writing: deque[TileUnderWay] = deque()
+
+    @property
+    def held(self) -> int:
+        """Bytes of all buffers, while none of them travels."""
+        return sum(buffer.nbytes for one in self._ring for buffer in one.values())
+
+    def read(
+        self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
+    ) -> Iterator[tuple[int, Words]]:
+        """Each tile with the words of its states, good until the next is asked for."""
+        for number, buffers in self.raw(half, numbers, names, traffic):
+            yield number, self._words(number, buffers, names)
+
+    def raw(
+        self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
+    ) -> Iterator[tuple[int, Words]]:
+        """The same as bytes, with their padding."""
+        for one in self._coming(half, numbers, names, traffic):
+            try:
+                yield one.number, one.buffers
+            finally:
+                self._ring.append(one.buffers)
+
+    def update(
+        self,
+        half: int,
+        numbers: Iterable[int],
+        step: Callable[[int, Words], None],
+        traffic: Traffic,
+    ) -> None:
+        """Every tile of `half` through `step` into the other half."""
+        names = list(self.files)
+        for one in self._coming(half, numbers, names, traffic):
+            step(one.number, self._words(one.number, one.buffers, names))
+            place = (1 - half, one.number, one.buffers, names, traffic)
+            summed = self._summer.submit(self._sum_up, *place)
+            call = self._writer.submit(self._write, *place, summed)
+            self._writing.append(replace(one, done=call))
+        while self._writing:
+            self._take_back()
+
+    def check(self) -> None:
+        """Raise what has failed since the last time."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def attempt(self, action: Callable[..., None], *arguments: Any) -> None:
+        """What fails is kept for `check`; after that nothing more is touched."""
+        if self.failure is not None:
+            return
+        try:
+            action(*arguments)
+        except DataError as error:
+            self.failure = error
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._reader.shutdown()
+        self._writer.shutdown()
+        self._summer.shutdown()
+
+    def _coming(
+        self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
+    ) -> Iterator[TileUnderWay]:
+        """Tiles in their order, one of them always read ahead."""
+        coming: deque[TileUnderWay] = deque()
+        try:
+            for number in numbers:
+                coming.append(self._start(half, number, names, traffic))
+                if len(coming) > AHEAD:
+                    yield self._arrived(coming.popleft())
+            while coming:
+                yield self._arrived(coming.popleft())
+        finally:  # whoever asked has had enough
+            for one in coming:
+                self._ring.append(self._arrived(one).buffers)
+
+    def _start(
+        self, half: int, number: int, names: list[str], traffic: Traffic
+    ) -> TileUnderWay:
+        while not self._ring:
+            self._take_back()
+        buffers = self._ring.popleft()
+        place = (half, number, buffers, names, traffic)
+        call = self._reader.submit(self._read, *place)
+        return TileUnderWay(number, buffers, call, traffic)
+
+    def _arrived(self, one: TileUnderWay) -> TileUnderWay:
+        began = perf_counter()
+        one.done.result()
+        one.traffic.stood += perf_counter() - began
+        return one
+
+    def _take_back(self) -> None:
+        """The buffers of the oldest write, once it is done."""
+        self._ring.append(self._arrived(self._writing.popleft()).buffers)
+
+    def _words(self, number: int, buffers: Words, names: list[str]) -> Words:
+        return {name: self.files[name].view(buffers[name], number) for name in names}
+
+    def _read(
+        self,
+        half: int,
+        number: int,
+        buffers: Words,
+        names: list[str],
+        traffic: Traffic,
+    ) -> None:
+        for name in names:
+            self.attempt(self.files[name].read, half, number, buffers[name], traffic)
+
+    def _write(
+        self,
+        half: int,
+        number: int,
+        buffers: Words,
+        names: list[str],
+        traffic: Traffic,
+        summed: Future[None],
+    ) -> None:
+        for name in names:
+            self.attempt(self.files[name].write, half, number, buffers[name], traffic)
+        summed.result()  # the buffers are of both
+
+    def _sum_up(
+        self,
+        half: int,
+        number: int,
+        buffers: Words,
+        names: list[str],
+        traffic: Traffic,
+    ) -> None:
+        for name in names:
+            self.files[name].sum_up(half, number, buffers[name], traffic)
+
+
+# The states of one rank in a folder, and the step that they are complete for.
+#
+#     tiles/000001/r0c0/    weights.state  adam_m.state  adam_v.state  stamp
+#
+# A step reads the half of the last commit and writes the other one. `commit` has the
+# drive take all of it, then the stamp: whatever a kill leaves behind, the newest whole
+# stamp names a half that nobody has touched since. Ranks commit the same step together,
+# so that they differ by one at most, and the older one is still in the other half.
+
+CHECKSUMS = "checksums"  # of the tiles, in a stamp; earlier ones have none
+Fill = Callable[[str, slice, Array], None]  # of a state, columns of the data, into
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """What the files of all ranks together hold, and how it is dealt to them."""
+
+    columns: int  # of the data
+    widths: dict[str, int]  # words a column, by state
+    dtype: str
+    height: int  # columns of a tile
+    replicas: int
+    first: int  # column of this member
+    held: int  # columns of this member
+
+    def plan(self, replica: int) -> TilePlan:
+        """Of one replica."""
+        return TilePlan(self.held, self.height, self.replicas, replica)
+
+
+class TileStore:
+    """The files of one rank."""
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: TileLayout,
+        replica: int,
+        direct: bool = False,
+        sync: bool = True,
+    ) -> None:
+        self.folder, self.layout, self.sync = folder, layout, sync
+        self.plan = layout.plan(replica)
+        self.traffic = Traffic()  # of steps
+        self.looks = Traffic()  # of losses, copies and results
+        dtype = np.dtype(layout.dtype)
+        self.files = {
+            name: StateFile(folder / f"{name}.state", self.plan, width, dtype, direct)
+            for name, width in layout.widths.items()
+        }
+        self.stamps = Stamps(folder / "stamp")
+        self.version = 0
+        self.document: dict[str, Any] = {}
+        self._pipeline: Pipeline | None = None
+        self._copy: StateFile | None = None
+        self._copies = 0
+
+    @property
+    def half(self) -> int:
+        """That holds the last complete step."""
+        return self.version % 2
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The buffers and threads, made when they are first needed."""
+        if self._pipeline is None:
+            self._pipeline = Pipeline(self.files)
+        return self._pipeline
+
+    def create(self, document: dict[str, Any], fill: Fill | None = None) -> None:
+        """All zeros, or what `fill` puts there; what was there before is gone."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(self.folder.parent, self.folder.name, make=True)
+        except OSError as error:
+            raise no_room(self.folder, error, 0) from error
+        for file in self.files.values():
+            file.create()
+        self._open()
+        try:
+            for file in self.files.values():
+                tiles.of_zeros(file)
+            if fill is not None:
+                self._fill(fill)
+            self.version, self.document = 0, document
+            self.stamps.create(self._stamped(0, document))
+        except DataError:
+            self.close()
+            raise
+
+    def versions(self) -> list[Stamp]:
+        """What could be gone on from, the newest first."""
+        try:
+            own_folder(self.folder.parent, self.folder.name)
+        except OSError as error:
+            raise unreadable(self.folder, error) from error
+        if not self.stamps.path.exists():
+            return []
+        return [stamp for stamp in self.stamps.read() if self._fits(stamp)]
+
+    def differs_at(self, version: int) -> str:
+        """Where words are not those that a step wrote; empty if all of them are.
+
+        States of a version that took no checksums are believed as they are.
+        """
+        said = self._stamp(version).document.get(CHECKSUMS)
+        if said is None:
+            return ""
+        self._open()
+        try:
+            tiles.put_back(self.files, version % 2, said)
+            place = (self.files.values(), version % 2, self.looks)
+            found = tiles.differing(*place)
+        finally:
+            self.close()
+        return "" if found is None else f"tile {found[1]} of {found[0].path}"
+
+    def open_at(self, version: int) -> None:
+        """Stand where a stamp says that all was complete."""
+        stamp = self._stamp(version)
+        self.version, self.document = version, stamp.document["state"]
+        self._open()
+
+    def _stamp(self, version: int) -> Stamp:
+        stamp = next((s for s in self.versions() if s.version == version), None)
+        if stamp is None:
+            raise DataError(
+                f"{self.folder} holds no complete step {version}, which other ranks"
+                " stand at; bring the files of all ranks back, or start anew with"
+                " --resume no"
+            )
+        return stamp
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are files behind it."""
+        return all(file.is_open for file in self.files.values())
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the page cache is passed by."""
+        return all(file.is_direct for file in self.files.values())
+
+    def copy(self, name: str) -> int:
+        """Keep one state as it is now; the number of the copy."""
+        if self._copy is None:
+            of, path = self.files[name], self.folder / f"{name}.copy"
+            self._copy = StateFile(path, self.plan, of.width, of.dtype)
+            self._copy.create()
+            self._copy.open()
+        self._copies += 1
+        place, looks = (self.half, self.plan, [name]), self.looks
+        for number, buffers in self.pipeline.raw(*place, looks):
+            self._copy.write(self._copies % 2, number, buffers[name], looks)
+        self.pipeline.check()
+        return self._copies
+
+    def read_copy(self, number: int) -> Iterator[tuple[int, Words]]:
+        """Every tile of a copy, one of the last two.
+
+        Reads that fail are told where `check` is asked, behind what all ranks do.
+        """
+        assert self._copy is not None
+        buffer = room(self._copy.each)
+        for tile in self.plan:
+            place = number % 2, tile, buffer, self.looks
+            self.pipeline.attempt(self._copy.read, *place)
+            yield tile, {"weights": self._copy.view(buffer, tile)}
+
+    def commit(self, document: dict[str, Any]) -> None:
+        """The other half is complete: from now on it is the one to read."""
+        self.pipeline.check()
+        began = perf_counter()
+        if self.sync:
+            for file in self.files.values():
+                file.flush()
+        stamp = self._stamped(self.version + 1, document)
+        self.stamps.write(stamp, self.sync)
+        self.traffic.seconds_flushed += perf_counter() - began
+        self.version, self.document = stamp.version, document
+
+    def read(self, name: str, is_step: bool) -> Iterator[tuple[int, Words]]:
+        """Every tile of one state after the last complete step, read ahead."""
+        traffic = self.traffic if is_step else self.looks
+        return self.pipeline.read(self.half, self.plan, [name], traffic)
+
+    def update(self, step: Callable[[int, Words], None]) -> None:
+        """Every tile through `step`, in place, into the other half."""
+        self.pipeline.update(self.half, self.plan, step, self.traffic)
+
+    def close(self) -> None:
+        """Let go of files and threads; the states stay."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+        for file in (*self.files.values(), *filter(None, [self._copy])):
+            file.close()
+
+    def _fill(self, fill: Fill) -> None:
+        for name, file in self.files.items():
+            buffer = room(file.each)
+            for number in self.plan:
+                part = self.plan.part(number)
+                first = self.layout.first
+                columns = slice(first + part.start, first + part.stop)
+                fill(name, columns, file.view(buffer, number))
+                file.write(self.half, number, buffer, self.looks)
+                file.sum_up(self.half, number, buffer, self.looks)
+            file.flush()
+
+    def _stamped(self, version: int, document: dict[str, Any]) -> Stamp:
+        said = {
+            "layout": asdict(self.layout),
+            CHECKSUMS: tiles.in_text(self.files, version % 2),
+            "state": document,
+        }
+        return Stamp(version, said)
+
+    def _fits(self, stamp: Stamp) -> bool:
+        return bool(stamp.document["layout"] == asdict(self.layout))
+
+    def _open(self) -> None:
+        try:
+            for file in self.files.values():
+                file.open()
+        except DataError:
+            self.close()
+            raise
+
+
+# Arrays that live on disk and pass through memory tile by tile.
+
+__all__ = ["TileLayout", "TilePlan", "TileStore", "Traffic", "columns_for"]
+
+
+# The files of all ranks as one: a state by its columns, whoever holds them.
+#
+#     tiles/000001/r0c0/  r1c0/  ...
+#
+# A run may go on with other tiles, or on another grid. What is on disk is then dealt
+# anew into the next generation of folders, and the old one goes when all of the new one
+# is complete. Nothing but the columns of the data says what belongs where.
+
+FOLDER = re.compile(r"\d{6}")
+OF_RANK = re.compile(r"r(\d+)c(\d+)")
+
+
+def generations(folder: Path) -> list[int]:
+    """Their numbers, the newest first."""
+    if not folder.is_dir():
+        return []
+    names = [one.name for one in folder.iterdir() if FOLDER.fullmatch(one.name)]
+    for name in names:
+        check_own(folder / name)
+    return sorted(map(int, names), reverse=True)
+
+
+def check_own(folder: Path) -> None:
+    """Refuse a link in place of the folder of a generation or of a rank."""
+    try:
+        own_folder(folder.parent, folder.name)
+    except OSError as error:
+        raise unreadable(folder, error) from error
+
+
+def remove(generation: Path) -> None:
+    """The folders of its ranks, and nothing that somebody else may have put there."""
+    for one in generation.iterdir():
+        if OF_RANK.fullmatch(one.name):
+            shutil.rmtree(one, ignore_errors=True)
+    with suppress(OSError):
+        generation.rmdir()  # where nothing is left
+
+
+def place_in(folder: Path, generation: int, replica: int, member: int) -> Path:
+    """The folder of one rank."""
+    return folder / f"{generation:06d}" / f"r{replica}c{member}"
+
+
+@dataclass(frozen=True)
+class TilesOnDisk:
+    """What one rank of a generation has on disk."""
+
+    folder: Path
+    layout: TileLayout
+    replica: int
+    stamps: tuple[Stamp, ...]
+
+    def checksums(self, name: str, version: int) -> Array | None:
+        """Of the tiles of a state at that step, if it took any."""
+        stamp = next(stamp for stamp in self.stamps if stamp.version == version)
+        said = stamp.document.get(CHECKSUMS)
+        return None if said is None else from_text(said[name])
+
+
+class Generation:
+    """All folders of a generation that can be seen from here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.held = [one for one in map(_held, sorted(folder.iterdir())) if one]
+
+    @property
+    def version(self) -> int | None:
+        """The newest step that all ranks have; None where one of them is missing."""
+        if not self._is_whole():
+            return None
+        steps = [{stamp.version for stamp in one.stamps} for one in self.held]
+        return max(set.intersection(*steps), default=None)
+
+    def document(self, version: int) -> dict[str, Any]:
+        """What goes with the tiles of that step."""
+        stamps = self.held[0].stamps
+        found: dict[str, Any] = next(
+            stamp.document["state"] for stamp in stamps if stamp.version == version
+        )
+        return found
+
+    def fill(self, name: str, version: int, columns: slice, out: Array) -> None:
+        """out ← these columns of a state, (columns, width)."""
+        for one in self.held:
+            layout, plan = one.layout, one.layout.plan(one.replica)
+            own = slice(layout.first, layout.first + layout.held)
+            if own.start < columns.stop and columns.start < own.stop:
+                _fill(one, plan, name, version, columns, out)
+
+    def _is_whole(self) -> bool:
+        """Whether every column is with all replicas that a layout speaks of."""
+        if not self.held:
+            return False
+        first = self.held[0].layout
+        same = (first.columns, first.widths, first.dtype, first.replicas)
+        for one in self.held:
+            own = one.layout
+            if (own.columns, own.widths, own.dtype, own.replicas) != same:
+                return False
+        for replica in range(first.replicas):
+            parts = [one.layout for one in self.held if one.replica == replica]
+            reached = 0
+            for part in sorted(parts, key=lambda part: part.first):
+                reached += part.held if part.first == reached else 0
+            if reached != first.columns:
+                return False
+        return True
+
+
+def _held(folder: Path) -> TilesOnDisk | None:
+    match, stamps = OF_RANK.fullmatch(folder.name), Stamps(folder / "stamp")
+    if match is None:
+        return None
+    check_own(folder)
+    if not stamps.path.exists():
+        return None
+    found = stamps.read()
+    if not found:
+        return None
+    layout = TileLayout(**found[0].document["layout"])
+    return TilesOnDisk(folder, layout, int(match[1]), tuple(found))
+
+
+def _fill(
+    one: TilesOnDisk,
+    plan: TilePlan,
+    name: str,
+    version: int,
+    columns: slice,
+    out: Array,
+) -> None:
+    """What this rank has of these columns, a tile at a time."""
+    layout, width = one.layout, one.layout.widths[name]
+    known = one.checksums(name, version)
+    path, dtype = one.folder / f"{name}.state", np.dtype(layout.dtype)
+    file = StateFile(path, plan, width, dtype)
+    file.open()
+    try:
+        buffer, traffic = room(file.each), Traffic()
+        for number in _tiles(plan, columns, layout.first):
+            part = plan.part(number)
+            first, last = layout.first + part.start, layout.first + part.stop
+            start, stop = max(first, columns.start), min(last, columns.stop)
+            if start < stop:
+                file.read(version % 2, number, buffer, traffic)
+                if known is not None and known[number] != (
+                    file.checksum_of(buffer, number)
+                ):
+                    raise _differs(path, number)
+                words = file.view(buffer, number)[start - first : stop - first]
+                out[start - columns.start : stop - columns.start] = words
+    finally:
+        file.close()
+
+
+def _differs(path: Path, number: int) -> DataError:
+    return DataError(
+        f"tile {number} of {path} holds other words than a step has written; bring that"
+        " file back, go on with the grid and the tile that it was made with, or start"
+        " anew with --resume no"
+    )
+
+
+def _tiles(plan: TilePlan, columns: slice, first: int) -> Iterator[int]:
+    """Those that have some of these columns of the data."""
+    start = max(columns.start - first, 0) // plan.height
+    stop = min(-(-(columns.stop - first) // plan.height), plan.count)
+    return iter(range(start, stop))

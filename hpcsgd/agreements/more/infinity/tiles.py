@@ -1,0 +1,500 @@
+"""Files of tiles: plan, checksums, stamps, locks."""
+
+import errno
+import fcntl
+import json
+import os
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from time import perf_counter
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.shard import split_range
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import CREATE, open_entry, read_entry
+
+# Which columns are a tile, and which part of each tile a replica keeps.
+#
+# Every tile is split over all replicas, so that all drives and all links work on each
+# of them. A part begins on a page of its file and ends on one: no tail of a few bytes
+# is left to a write that wants whole blocks.
+
+PAGE = 4096  # what O_DIRECT wants offsets and lengths to be multiples of
+MIB = 2**20
+
+
+def padded(size: int) -> int:
+    """The next multiple of a page."""
+    return -(-size // PAGE) * PAGE
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """Columns in tiles of equal height but for the last, over some replicas."""
+
+    columns: int
+    height: int  # columns of a tile
+    replicas: int = 1
+    replica: int = 0
+
+    @property
+    def count(self) -> int:
+        """Tiles."""
+        return -(-self.columns // self.height)
+
+    def tile(self, number: int) -> slice:
+        """The columns of a tile."""
+        first = number * self.height
+        return slice(first, min(first + self.height, self.columns))
+
+    def part(self, number: int, replica: int | None = None) -> slice:
+        """Of these, what a replica keeps, this one if none is named."""
+        tile, who = self.tile(number), self.replica if replica is None else replica
+        own = split_range(tile.stop - tile.start, self.replicas, who)
+        return slice(tile.start + own.start, tile.start + own.stop)
+
+    def within(self, number: int) -> slice:
+        """The own part, counted from where its tile begins."""
+        own, first = self.part(number), self.tile(number).start
+        return slice(own.start - first, own.stop - first)
+
+    def rows(self, number: int) -> int:
+        """Columns of the own part."""
+        own = self.part(number)
+        return int(own.stop - own.start)
+
+    def sizes(self, number: int) -> list[int]:
+        """Columns of the parts of all replicas."""
+        parts = [self.part(number, replica) for replica in range(self.replicas)]
+        return [part.stop - part.start for part in parts]
+
+    @property
+    def most(self) -> int:
+        """Columns of the largest own part."""
+        return self.rows(0) if self.count else 0
+
+    @property
+    def total(self) -> int:
+        """Columns of all own parts."""
+        return sum(self.rows(number) for number in range(self.count))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+
+def columns_for(budget: float, each: int, columns: int) -> int:
+    """Columns of a tile so that `each` bytes a column stay within `budget` MiB."""
+    fit = int(budget * MIB) // each
+    if fit < 1:
+        raise ConfigError(
+            f"[agreement] tile = {budget:g} MiB holds no column, which takes {each}"
+            f" bytes in all buffers; use at least {each / MIB:.3g}"
+        )
+    return min(fit, max(columns, 1))
+
+
+# Bytes to and from the drive, as they were moved and as they should be.
+#
+# For states of s words a column in all, of which the forward pass needs k:
+#
+# read  (s + k) · words · itemsize / R,  written  s · words · itemsize / R
+#
+# With Adam in float32 (s = 3, k = 1) that is 12D/P + 4D/P, and 12D/P.
+
+
+@dataclass
+class Traffic:
+    """What a rank read and wrote: words of states, and what padding came along."""
+
+    read: int = 0
+    written: int = 0
+    padding: int = 0
+    seconds_read: float = 0.0  # of the threads that read and write
+    seconds_written: float = 0.0
+    seconds_summed: float = 0.0  # of checksums, by a thread of their own
+    seconds_flushed: float = 0.0  # until the drive had a step
+    stood: float = 0.0  # seconds that the step waited for them
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def has_read(self, size: int, moved: int, seconds: float) -> None:
+        """`size` bytes of states, in `moved` bytes with padding."""
+        with self._lock:
+            self.read += size
+            self.padding += moved - size
+            self.seconds_read += seconds
+
+    def has_written(self, size: int, moved: int, seconds: float) -> None:
+        """The same the other way."""
+        with self._lock:
+            self.written += size
+            self.padding += moved - size
+            self.seconds_written += seconds
+
+    def has_summed(self, seconds: float) -> None:
+        """The checksum of what was written."""
+        with self._lock:
+            self.seconds_summed += seconds
+
+
+def step_bytes(
+    columns: int, words: int, itemsize: int, forward: int
+) -> tuple[int, int]:
+    """(read, written) of one step: `words` of all states a column, `forward` of w."""
+    each = columns * itemsize
+    return each * (words + forward), each * words
+
+
+# One state in one file of its size: a page that says what it is, and two halves.
+#
+# A step reads one half and writes the other, so that what it reads stays whole until
+# all of the new half is there. All of the file is claimed when it is made: a full disk
+# is found before the first step.
+
+Array = NDArray[Any]
+MAGIC = "hpcsgd state 1"
+REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def room(size: int) -> Array:
+    """Bytes in memory that begin on a page and end on one."""
+    raw = np.zeros(padded(size) + PAGE, dtype=np.uint8)
+    skip = -raw.ctypes.data % PAGE
+    return raw[skip : skip + padded(size)]
+
+
+class StateFile:
+    """(columns kept, width) words of one state, twice."""
+
+    def __init__(
+        self,
+        path: Path,
+        plan: TilePlan,
+        width: int,
+        dtype: np.dtype[Any],
+        direct: bool = False,
+    ) -> None:
+        self.path, self.plan, self.width, self.dtype = path, plan, width, dtype
+        self.each = padded(plan.most * width * dtype.itemsize)  # of every tile but one
+        last = plan.rows(plan.count - 1) * width * dtype.itemsize if plan.count else 0
+        self.half = self.each * max(plan.count - 1, 0) + padded(last)
+        # Of the tiles of both halves, as they were written last.
+        self.checksums = np.zeros((2, plan.count), dtype=np.uint32)
+        self.wants_direct, self.is_direct = direct, False
+        self._file = -1
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return PAGE + 2 * self.half
+
+    def create(self) -> None:
+        """Claim all of it, zeros."""
+        try:
+            file = open_entry(self.path, CREATE)
+            try:
+                os.posix_fallocate(file, 0, self.size)
+                os.pwrite(file, json.dumps(self.says()).encode().ljust(PAGE), 0)
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise no_room(self.path, error, self.size) from error
+
+    def open(self) -> None:
+        """For reading and writing, past the page cache where that is wanted and can
+        be.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            self.close()
+            raise unreadable(self.path, error) from error
+
+    def _open(self) -> None:
+        if self.wants_direct and hasattr(os, "O_DIRECT"):
+            try:
+                self._file = open_entry(self.path, os.O_RDWR | os.O_DIRECT)
+                # Some file systems refuse only what is read.
+                os.preadv(self._file, [room(PAGE).data], 0)
+                self.is_direct = True
+            except OSError as error:
+                if error.errno not in REFUSES_DIRECT:
+                    raise
+                self.close()
+        if self._file < 0:
+            self._file = open_entry(self.path, os.O_RDWR)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be read and written."""
+        return self._file >= 0
+
+    def says(self) -> dict[str, Any]:
+        """What the first page holds."""
+        return {
+            "is": MAGIC,
+            "columns": self.plan.columns,
+            "kept": self.plan.total,
+            "width": self.width,
+            "dtype": self.dtype.str,
+            "half": self.half,
+        }
+
+    def bytes_of(self, number: int) -> int:
+        """Of the words of a tile's own part."""
+        return self.plan.rows(number) * self.width * self.dtype.itemsize
+
+    def view(self, buffer: Array, number: int) -> Array:
+        """The words of a tile in a buffer of bytes, (columns, width)."""
+        words: Array = buffer[: self.bytes_of(number)].view(self.dtype)
+        return words.reshape(self.plan.rows(number), self.width)
+
+    def checksum_of(self, buffer: Array, number: int) -> int:
+        """CRC-32 of the words of a tile, without their padding."""
+        return zlib.crc32(buffer[: self.bytes_of(number)].data)
+
+    def sum_up(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
+        """Note the checksum of a tile that is written."""
+        began = perf_counter()
+        self.checksums[half, number] = self.checksum_of(buffer, number)
+        traffic.has_summed(perf_counter() - began)
+
+    def read(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
+        """buffer ← a tile's own part."""
+        began, size = perf_counter(), self.bytes_of(number)
+        moved, place = padded(size), self._place(half, number)
+        view, done = memoryview(buffer.data)[:moved], 0
+        try:
+            while done < moved:
+                count = os.preadv(self._file, [view[done:]], place + done)
+                if not count:
+                    raise OSError(errno.EIO, "the file ends too soon")
+                done += count
+        except OSError as error:
+            raise DataError(
+                f"{self.path} cannot be read ({error.strerror}); look after the drive,"
+                " then go on with --resume auto"
+            ) from error
+        traffic.has_read(size, moved, perf_counter() - began)
+
+    def write(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
+        """A tile's own part ← buffer, padding along."""
+        began, size = perf_counter(), self.bytes_of(number)
+        moved, place = padded(size), self._place(half, number)
+        view, done = memoryview(buffer.data)[:moved], 0
+        try:
+            while done < moved:
+                done += os.pwritev(self._file, [view[done:]], place + done)
+        except OSError as error:
+            raise no_room(self.path, error, moved) from error
+        traffic.has_written(size, moved, perf_counter() - began)
+
+    def flush(self) -> None:
+        """Wait until the drive has it."""
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            raise no_room(self.path, error, self.half) from error
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _place(self, half: int, number: int) -> int:
+        return PAGE + half * self.half + number * self.each
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """One sentence for a file that is not there, or not for us."""
+    return DataError(
+        f"{path} cannot be opened ({error.strerror}); bring the files of all ranks"
+        " back, or start anew with --resume no"
+    )
+
+
+def no_room(path: Path, error: OSError, size: int) -> DataError:
+    """One sentence; what was complete before stays so."""
+    return DataError(
+        f"{path} cannot be written ({error.strerror}), {size} bytes were asked for;"
+        " make room or choose another [agreement] store, then go on with --resume auto:"
+        " the last complete step is kept"
+    )
+
+
+# Which step the files of a rank are complete for.
+#
+# A stamp is written after all words of its step are there, in the one of two slots that
+# the last stamp is not in. A kill tears at most the slot that is being written; its
+# checksum then fails, and the other one holds.
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Steps that were committed since the files were made, and what goes with them."""
+
+    version: int
+    document: dict[str, Any]
+
+
+class Stamps:
+    """The stamps of one rank, in a file of their own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.slot = 0
+
+    def create(self, first: Stamp) -> None:
+        """With room for documents twice as large as the first."""
+        self.slot = padded(2 * len(_line(first)) + 256)
+        try:
+            with open(open_entry(self.path, CREATE), "wb") as file:
+                file.write(f"{self.slot}\n".encode().ljust(padded(1)))
+                file.write(bytes(2 * self.slot))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise no_room(self.path, error, 2 * self.slot) from error
+        self.write(first)
+
+    def write(self, stamp: Stamp, sync: bool = True) -> None:
+        """Into the slot of its parity."""
+        line = _line(stamp).ljust(self.slot)
+        try:
+            number = open_entry(self.path, os.O_RDWR)
+            with open(number, "r+b", buffering=0) as file:
+                file.seek(padded(1) + stamp.version % 2 * self.slot)
+                file.write(line)
+                if sync:
+                    os.fdatasync(file.fileno())
+        except OSError as error:
+            raise no_room(self.path, error, len(line)) from error
+
+    def read(self) -> list[Stamp]:
+        """Those that are whole, the newest first."""
+        try:
+            data = read_entry(self.path)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        head = data[: padded(1)].split(b"\n")[0]
+        if not head.isdigit() or not int(head):
+            return []
+        self.slot = int(head)
+        slots = (padded(1) + k * self.slot for k in (0, 1))
+        found = [_parsed(data[first : first + self.slot]) for first in slots]
+        known = [stamp for stamp in found if stamp is not None]
+        return sorted(known, key=lambda stamp: -stamp.version)
+
+
+def _line(stamp: Stamp) -> bytes:
+    said = json.dumps([stamp.version, stamp.document]).encode()
+    return b"%08x %s\n" % (zlib.crc32(said), said)
+
+
+def _parsed(slot: bytes) -> Stamp | None:
+    line, end, _ = slot.partition(b"\n")
+    checksum, _, said = line.partition(b" ")
+    if not end or checksum != b"%08x" % zlib.crc32(said):
+        return None
+    version, document = json.loads(said)
+    return Stamp(version, document)
+
+
+# A checksum of every tile: whether the words that lie there are those of a step.
+#
+# A stamp says that a step is complete. It cannot say that the drive has kept its word,
+# or that no other program has written since: the CRC-32 of each tile can. They are
+# taken beside the writes, travel in the stamp, and are held against the tiles once,
+# where a run goes on.
+
+WORD = np.dtype("<u4")
+
+
+def in_text(files: dict[str, StateFile], half: int) -> dict[str, str]:
+    """The checksums of one half, by state."""
+    return {
+        name: b64encode(file.checksums[half].astype(WORD).tobytes()).decode()
+        for name, file in files.items()
+    }
+
+
+def put_back(files: dict[str, StateFile], half: int, said: dict[str, str]) -> None:
+    """What `in_text` has made, into the files."""
+    for name, file in files.items():
+        file.checksums[half] = from_text(said[name])
+
+
+def from_text(said: str) -> np.ndarray:
+    """Of all tiles of a state."""
+    return np.frombuffer(b64decode(said), dtype=WORD)
+
+
+def differing(
+    files: Iterable[StateFile], half: int, traffic: Traffic
+) -> tuple[StateFile, int] | None:
+    """The first tile whose words are not those that were written; all are read."""
+    for file in files:
+        buffer = room(file.each)
+        for number in file.plan:
+            file.read(half, number, buffer, traffic)
+            if file.checksum_of(buffer, number) != file.checksums[half, number]:
+                return file, number
+    return None
+
+
+def of_zeros(file: StateFile) -> None:
+    """Of a file as it is made: every tile holds zeros."""
+    known: dict[int, int] = {}
+    for number in file.plan:
+        size = file.bytes_of(number)
+        if size not in known:
+            known[size] = zlib.crc32(bytes(size))
+        file.checksums[:, number] = known[size]
+
+
+# One run at a time on the states of a rank; the system frees them however it ends.
+
+
+class TileLock:
+    """Held from `take` to `release`, or to the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: IO[bytes] | None = None
+
+    def take(self) -> None:
+        """Refuse where another run has it."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            number = open_entry(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            file = open(number, "ab")  # noqa: SIM115
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path.parent} cannot be written ({error.strerror}); choose"
+                " another [agreement] store, a folder that can be"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise ConfigError(
+                f"{self.path.parent} is in use by another run; choose another"
+                " [agreement] store, or wait until that run has ended"
+            ) from error
+        except OSError:
+            pass  # a file system without locks: better unguarded than not at all
+        self.file = file
+
+    def release(self) -> None:
+        """Let the next one in."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None

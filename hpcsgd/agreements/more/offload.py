@@ -1,0 +1,365 @@
+"""ZeRO-Offload: optimizer state on the host, steps beside the GPU."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcsgd.agreements.buckets import PURPOSE
+from hpcsgd.agreements.codecs.base import Moment
+from hpcsgd.agreements.gradient import GradientParts
+from hpcsgd.agreements.zero import Cut, ShardedAgreement
+from hpcsgd.comm.gpu import Layer
+from hpcsgd.comm.grid import Grid
+from hpcsgd.products.base import Array, State, Task
+
+# The way between a device and its host, for slices of gradient and of weights.
+#
+#     down    a gradient slice, into memory of the host, which takes the step
+#     up      the weights that came of it
+#
+# On a CPU both are memory of the host: the same calls copy, and count the same bytes.
+
+Arrive = Callable[[], None]  # returns once the copy is there
+
+
+class SliceLink(Protocol):
+    """Copies of whole slices; `host` arrays are those that `room` gave."""
+
+    down_bytes: int
+    up_bytes: int
+
+    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Zeros in the memory of the host, from which the device copies."""
+
+    def down(self, part: Any, host: Array) -> Arrive:
+        """host ← part, begun; both belong to it until it is there."""
+
+    def up(self, host: Array, part: Any) -> Arrive:
+        """part ← host, begun."""
+
+
+class HostLink:
+    """Host and device are one."""
+
+    def __init__(self) -> None:
+        self.down_bytes = self.up_bytes = 0
+
+    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Any memory."""
+        return np.zeros(shape, dtype=dtype)
+
+    def down(self, part: Array, host: Array) -> Arrive:
+        """At once."""
+        np.copyto(host, part)
+        self.down_bytes += host.nbytes
+        return _there
+
+    def up(self, host: Array, part: Array) -> Arrive:
+        """At once."""
+        np.copyto(part, host)
+        self.up_bytes += host.nbytes
+        return _there
+
+
+class PinnedLink:
+    """Pinned memory, and a stream for each direction beside that of the kernels."""
+
+    def __init__(self, layer: Layer, kernels: Any) -> None:
+        self.layer, self._kernels = layer, kernels
+        self.down_bytes = self.up_bytes = 0
+        self._down, self._up = layer.new_stream(), layer.new_stream()
+
+    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Pinned: copies of other memory would hold the device up."""
+        host = self.layer.pinned(shape[0] * shape[1], dtype)
+        host[...] = 0
+        return host.reshape(shape)
+
+    def down(self, part: Any, host: Array) -> Arrive:
+        """Behind what the kernels have been given so far."""
+        layer, stream = self.layer, self._down
+        layer.hold_back(stream, layer.record(self._kernels))
+        layer.to_host(part.reshape(-1), host.reshape(-1), stream)
+        self.down_bytes += host.nbytes
+        done = layer.record(stream)
+        return lambda: layer.wait(done)
+
+    def up(self, host: Array, part: Any) -> Arrive:
+        """Before what the kernels are given from now on."""
+        layer, stream = self.layer, self._up
+        layer.hold_back(stream, layer.record(self._kernels))
+        layer.to_device(host.reshape(-1), part.reshape(-1), stream)
+        self.up_bytes += host.nbytes
+        done = layer.record(stream)
+        layer.hold_back(self._kernels, done)
+        return lambda: layer.wait(done)
+
+
+def _there() -> None: ...
+
+
+# The thread of the host that takes steps while the device does something else.
+
+
+class Worker:
+    """One thread: what it is given is done in order; seconds, and those waited for."""
+
+    def __init__(self) -> None:
+        self.seconds = self.waited = 0.0
+        self._pool: ThreadPoolExecutor | None = None
+
+    def give(self, action: Callable[[], None]) -> "Future[None]":
+        """Begin it, behind what was given before."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "hpcsgd-offload")
+        return self._pool.submit(self._timed, action)
+
+    def wait(self, future: "Future[None]") -> None:
+        """Until it is done; what it raised is raised here."""
+        began = perf_counter()
+        future.result()
+        self.waited += perf_counter() - began
+
+    def close(self) -> None:
+        """No more is given."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _timed(self, action: Callable[[], None]) -> None:
+        began = perf_counter()
+        # Each thread has its own; guards look for what overflows.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            action()
+        self.seconds += perf_counter() - began
+
+
+# ZeRO-Offload: the slices of stage 2, with the state and the steps on the host.
+#
+# A gradient slice goes down, the host steps its own weights, and the slice of w goes up
+# and to all replicas. With a delay, the host takes the step of one gradient while the
+# device computes the next:
+#
+#     w_{t+1} = w_t − η opt(g_{t−1})        from exchange N0 on, which itself takes none
+#
+# The penalty is of the weights that are stepped. What is still to be taken is saved,
+# and taken at the end of a run.
+
+log = logging.getLogger(__name__)
+PENDING = "pending"  # the mean gradient that is late, in the memory; its Σr beside it
+
+
+class Offload(ShardedAgreement):
+    """Stage 2 whose own slices are stepped by another thread, in the host's memory."""
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        self.stage = 2
+        self.delay = int(means.settings.delay_after)
+        self.late: Moment | None = None  # of the gradient that is still to be taken
+        self.link: SliceLink = HostLink()
+        self.worker = Worker()
+        self._under_way: Future[None] | None = None
+
+    def prepare(self, state: State) -> None:
+        """The host's weights, and its gradient: two where one is late."""
+        super().prepare(state)
+        self._memory = state.memory
+        shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
+        self.master = self.link.room(shape, dtype)
+        self.arriving = self.link.room(shape, dtype)
+        if self.delay >= 0:
+            state.memory[PENDING] = self.link.room(shape, dtype)
+            state.shared[PENDING] = np.zeros((1, self.columns))
+
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """And from when on steps are late."""
+        return {**super().plan_in_words(state), "delay": repr(self.delay)}
+
+    def _sliced(self) -> tuple[str, ...]:
+        return (*super()._sliced(), *((PENDING,) if self.delay >= 0 else ()))
+
+    def start(self, state: State, exchanges: int) -> None:
+        """From the weights at hand, and the gradient that was late."""
+        if self.delay >= 0:
+            log.info(
+                "from exchange %d on steps are one gradient late, and stable for rates"
+                " up to half of those that are stable without",
+                self.delay + 1,
+                extra={"on_all_ranks": True},
+            )
+        self.master[...] = self.cuts.of(state.weights)
+        if 0 <= self.delay < exchanges:
+            self.late = self.steps.moment(exchanges - 1)
+
+    def is_whole(self, exchanges: int) -> bool:
+        """Whether every gradient has been taken."""
+        return self.late is None
+
+    def _begin(self, number: int) -> None:
+        """Where a gradient is late, the host takes it while the device computes."""
+        super()._begin(number)
+        if self.late is not None:
+            host, late = _Host(self.master, self._memory), self.late
+            gradient = self._memory[PENDING]
+            action = partial(self._apply, host, gradient, late)
+            self._under_way = self.worker.give(action)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        """The gradient goes down; what the host has stepped goes up."""
+        factor = 1.0 / float(self.scatter.tail.total()[-1])
+        is_late, shapes = 0 <= self.delay <= self._moment.number, self.means.shapers
+        if is_late or shapes:
+            for number, cut in enumerate(self.cuts):
+                self._fetch(number, cut)
+            self.arriving *= self.arriving.dtype.type(factor)
+        if shapes:
+            self._shape_mean(self.arriving)
+        if is_late:
+            self._step_late(state)
+        else:
+            self._step_now(state, None if shapes else factor)
+
+    def _step_now(self, state: State, factor: float | None) -> None:
+        """Slice by slice: one comes down, one is stepped, one travels.
+
+        `factor`: of what comes down; None: the mean gradient is there already.
+        """
+        host, moment = _Host(self.master, state.memory), self._moment
+        under_way: list[tuple[Cut, Future[None]]] = []
+        for number, cut in enumerate(self.cuts):
+            if factor is not None:
+                self._fetch(number, cut)
+            gradient, of = self.arriving[cut.place], factor or 1.0
+            action = partial(self._apply_slice, host, cut, gradient, of, moment)
+            under_way.append((cut, self.worker.give(action)))
+            if number:
+                self._raise(state, *under_way.pop(0))
+        self._raise(state, *under_way.pop(0))
+        self.joining.wait(behind=0)
+        if state.intercept is not None:
+            tail = self._tail()
+            self.steps.take_intercept(state, tail[:-1] / tail[-1], moment)
+
+    def _step_late(self, state: State) -> None:
+        """The step of the gradient before; this one waits for the next exchange."""
+        if self._under_way is not None:
+            self.worker.wait(self._under_way)
+            self._under_way = None
+            self._raise_all(state)
+        memory, tail = state.memory, self._tail()
+        memory[PENDING], self.arriving = self.arriving, memory[PENDING]
+        if state.intercept is not None:
+            state.shared[PENDING][0] = tail[:-1] / tail[-1]
+        self.late = self._moment
+
+    def _raise_all(self, state: State) -> None:
+        """The weights that the host has stepped, and the intercept with them."""
+        for cut in self.cuts:
+            self._raise(state, cut)
+        self.joining.wait(behind=0)
+        self._step_intercept(state)
+
+    def _step_intercept(self, state: State) -> None:
+        """By the Σr that is late."""
+        if state.intercept is not None and self.late is not None:
+            late = state.shared[PENDING][0].copy()
+            self.steps.take_intercept(state, late, self.late)
+
+    def _fetch(self, number: int, cut: Cut) -> None:
+        """A slice of the gradient, into the memory of the host."""
+        own = self.scatter.own(number, cut)
+        self.link.down(own, self.arriving[cut.place])()
+
+    def _raise(
+        self, state: State, cut: Cut, stepped: "Future[None] | None" = None
+    ) -> None:
+        """A slice of the weights, from the host to this device and to all replicas."""
+        if stepped is not None:
+            self.worker.wait(stepped)
+        self._send_up(state, cut)
+        self.joining.wait(behind=1)
+
+    def _send_up(self, state: State, cut: Cut) -> None:
+        own = np.empty_like(self.master[cut.place])
+        self.link.up(self.master[cut.place], own)()
+        self.joining.start(own, cut, state.weights[cut.columns], PURPOSE)
+
+    def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
+        """The step of all slices."""
+        for cut in self.cuts:
+            self._apply_slice(host, cut, gradient[cut.place], 1.0, moment)
+
+    def _apply_slice(
+        self, host: "_Host", cut: Cut, gradient: Array, factor: float, moment: Moment
+    ) -> None:
+        """As in every stage; the gradient is used up."""
+        own = host.weights[cut.place]
+        self._step_slice(own, host.memory, cut, gradient, factor, moment)
+
+    def consensus(self, state: State, exchanges: int) -> State:
+        """With the gradient that is late, on copies."""
+        if self.late is None:
+            return state
+        names = self._sliced()
+        held = state.glance()
+        seen = replace(
+            held,
+            intercept=None if held.intercept is None else held.intercept.copy(),
+            memory={name: state.memory[name].copy() for name in names},
+            shared={name: kept.copy() for name, kept in state.shared.items()},
+        )
+        master = self.master.copy()
+        self._apply(_Host(master, seen.memory), seen.memory[PENDING], self.late)
+        seen.weights = self.joining.join(master, "evaluate")
+        self._step_intercept(seen)
+        return seen
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """The last gradient is taken, too."""
+        if self.late is None:
+            return
+        self._apply(_Host(self.master, state.memory), state.memory[PENDING], self.late)
+        self._raise_all(state)
+        self.late = None
+
+    def _check(self, state: State, exchanges: int) -> None:
+        """Where replicas were mended, the host takes over what they hold."""
+        before = self.check.mended
+        super()._check(state, exchanges)
+        if self.check.mended != before:
+            self.master[...] = self.cuts.of(state.weights)
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        worker = self.worker
+        hidden = max(worker.seconds - worker.waited, 0.0)
+        return super().facts() | {
+            "down_bytes": self.link.down_bytes,
+            "up_bytes": self.link.up_bytes,
+            "host_seconds": worker.seconds,
+            "hidden_host_seconds": hidden,
+        }
+
+    def release(self) -> None:
+        """The thread ends."""
+        self.worker.close()
+
+    def close(self) -> None:
+        """And groups, if there are some."""
+        self.release()
+        super().close()
+
+
+@dataclass(frozen=True)
+class _Host:
+    """What the host steps: its slices of w, and what is kept beside them."""
+
+    weights: Array
+    memory: dict[str, Array]

@@ -1,0 +1,600 @@
+"""ByteScheduler: tiles of gradients in order of priority."""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import median
+from time import perf_counter
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from hpcsgd.agreements.buckets import MIB, PURPOSE, Buffer, PlainSender, Sender, Tile
+from hpcsgd.agreements.gradient import Gradient, Made
+from hpcsgd.comm.communicator import Communicator, Pending
+from hpcsgd.comm.gpu import of_hosts
+from hpcsgd.comm.grid import duplicate
+from hpcsgd.data.shard import split_range
+from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.direct import probed
+
+# Which piece of the gradient travels next: priorities, and credit in bytes.
+#
+# A piece that is ready waits here until there is credit: it starts where credit is
+# above zero, however large it is, so that less than credit + one piece is under way.
+# Nothing that has started is broken off. Collectives have to begin in one order on all
+# ranks. So the order may depend on what this program has said and waited for so far,
+# and never on a clock: where pieces get ready in the order of their priorities it is
+# that order anyhow, and credit comes back as soon as a transfer is seen to be over;
+# otherwise it comes back where all ranks wait for the same piece.
+
+
+@dataclass(frozen=True, order=True)
+class TilePiece:
+    """A part of a tile that travels as one message; the least priority goes first."""
+
+    priority: int  # of its tile in the next forward pass, 0 = needed first
+    part: int  # of the tile, in the order of its words
+    words: Array = field(compare=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(self.words.nbytes)
+
+
+class Wire(Protocol):
+    """Who starts transfers and waits for them, in the order in which they started."""
+
+    can_tell: bool  # False: whether something has arrived is known by waiting alone
+
+    def start(self, piece: TilePiece) -> None:
+        """Begin to say it."""
+
+    def finish(self, piece: TilePiece) -> None:
+        """Wait for the oldest, which is this one."""
+
+    def has_arrived(self) -> bool:
+        """Whether the oldest would not be waited for."""
+
+
+class Queue:
+    """Pieces that wait, and those that travel."""
+
+    # Told of everything that happens, by tests and by whoever draws time lines.
+    watchers: ClassVar[list[Callable[[str, TilePiece], None]]] = []
+
+    def __init__(self, wire: Wire, credit: float, polls: bool) -> None:
+        self.wire = wire
+        self.polls = polls and wire.can_tell
+        self.messages = 0
+        self.most = 0  # bytes under way at a time
+        self._waiting: list[TilePiece] = []
+        self._travelling: deque[TilePiece] = deque()
+        self._open: Counter[int] = Counter()  # pieces of a tile that have not arrived
+        self.allow(credit)
+
+    def allow(self, credit: float) -> None:
+        """From now on so many bytes; nothing may be under way."""
+        self.limit = self.credit = credit
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes."""
+        return sum(piece.size for piece in self._travelling)
+
+    def push(self, piece: TilePiece) -> None:
+        """It is ready."""
+        self._tell("ready", piece)
+        self._open[piece.priority] += 1
+        heapq.heappush(self._waiting, piece)
+
+    def pump(self) -> None:
+        """Start what there is credit for."""
+        while self.polls and self._travelling and self.wire.has_arrived():
+            self._finish()
+        while self._waiting and self.credit > 0:
+            self._start(heapq.heappop(self._waiting))
+
+    def take(self, priority: int) -> None:
+        """Wait until all of a tile is here; others start meanwhile."""
+        self.pump()
+        while self._open[priority]:
+            self._finish()
+            self.pump()
+
+    def _start(self, piece: TilePiece) -> None:
+        self._tell("start", piece)
+        self.credit -= piece.size
+        self._travelling.append(piece)
+        self.messages += 1
+        self.most = max(self.most, self.in_flight)
+        self.wire.start(piece)
+
+    def _finish(self) -> None:
+        piece = self._travelling.popleft()
+        self.wire.finish(piece)
+        self.credit = min(self.credit + piece.size, self.limit)
+        self._open[piece.priority] -= 1
+        self._tell("finish", piece)
+
+    def _tell(self, event: str, piece: TilePiece) -> None:
+        for watch in self.watchers:
+            watch(event, piece)
+
+
+# Pieces of a gradient on the network: as they are, or tiles by a codec.
+
+ORDERS = ("forward", "backward", "shuffled")
+
+
+class OrderedTiles(Buffer):
+    """[tail | gradient], its tiles in the order in which scores need them.
+
+    The first tile takes along what all steps need: it is the first to be needed.
+    """
+
+    def __init__(self, *sizes: Any, **more: Any) -> None:
+        super().__init__(*sizes, **more)
+        self.tiles.reverse()
+
+    def _parts(self, words: int) -> tuple[Array, Array]:
+        ahead = len(self.flat) - words
+        return self.flat[ahead:], self.flat[:ahead]
+
+    def with_tail(self, tile: Tile) -> Array:
+        """What is sent of a tile."""
+        if tile is not self.tiles[0]:
+            return tile.flat
+        return self.flat[: len(self.tail) + tile.flat.size]
+
+    def in_order(self, order: str) -> list[int]:
+        """The numbers of all tiles in the order in which they are computed."""
+        numbers = list(range(len(self.tiles)))
+        if order == "backward":
+            return numbers[::-1]
+        if order == "shuffled":  # alike on all ranks
+            return [int(k) for k in np.random.default_rng(0).permutation(numbers)]
+        return numbers
+
+
+def cut(priority: int, words: Array, partition: float) -> Iterator[TilePiece]:
+    """⌈bytes / partition⌉ messages of nearly equal length; `partition` in MiB."""
+    most = max(int(min(partition * MIB, words.nbytes)) // words.itemsize, 1)
+    count = -(-words.size // most)
+    for part in range(count):
+        yield TilePiece(priority, part, words[split_range(words.size, count, part)])
+
+
+class AsTheyAre:
+    """Sums in place, of pieces of any length."""
+
+    can_tell = True
+
+    def __init__(self, sender: PlainSender) -> None:
+        self.sender = sender
+        self._travelling: deque[Pending] = deque()
+
+    def pieces(
+        self, buffer: Buffer, tile: Tile, partition: float
+    ) -> Sequence[TilePiece]:
+        """Of one tile that is ready."""
+        number = buffer.tiles.index(tile)
+        return tuple(cut(number, buffer.with_tail(tile), partition))
+
+    def start(self, piece: TilePiece) -> None:
+        """Begin the sum."""
+        sender = self.sender
+        with sender.overlap.posting():
+            pending = sender.replicas.start_sum(piece.words, PURPOSE)
+            self._travelling.append(pending)
+
+    def finish(self, piece: TilePiece) -> None:
+        """Wait for it."""
+        with self.sender.overlap.waiting():
+            self._travelling.popleft().wait()
+
+    def has_arrived(self) -> bool:
+        """The oldest."""
+        return self._travelling[0].has_arrived()
+
+    def factor(self, number: int) -> float:
+        """1 / count."""
+        return 1.0 / float(self.sender.tail()[-1])
+
+
+class EncodedTiles:
+    """Tiles by a codec, each whole: what it keeps belongs to a tile."""
+
+    can_tell = False
+
+    def __init__(self, sender: Sender, buffer: Buffer) -> None:
+        self.sender = sender
+        self.buffer = buffer
+        self._factors: dict[int, float] = {}
+
+    def pieces(
+        self, buffer: Buffer, tile: Tile, partition: float
+    ) -> Sequence[TilePiece]:
+        """One."""
+        return (TilePiece(buffer.tiles.index(tile), 0, tile.flat),)
+
+    def start(self, piece: TilePiece) -> None:
+        """Encode, and send."""
+        self.sender.send(self.buffer, self.buffer.tiles[piece.priority])
+
+    def finish(self, piece: TilePiece) -> None:
+        """Decode."""
+        tile = self.buffer.tiles[piece.priority]
+        self._factors[piece.priority] = self.sender.receive(self.buffer, tile)
+
+    def has_arrived(self) -> bool:
+        """Nobody knows."""
+        return False
+
+    def factor(self, number: int) -> float:
+        """Of what was decoded last."""
+        return self._factors[number]
+
+
+# Partition and credit by measuring: a grid on a log scale, then sections of it.
+#
+# Five partitions at the middle credit and three sections of them, then four more
+# credits at the best of these and three sections: 15 points. A section is at the vertex
+# of a parabola, or else golden, as Brent's. Rank 0 measures the median seconds of some
+# exchanges; all ranks hear of it after the same exchange, and feed the same search.
+
+POINTS, SECTIONS = 5, 3
+MOST = 2 * POINTS - 1 + 2 * SECTIONS
+ROUNDS = 6  # exchanges a point; the first still has what was under way before
+SMALLEST = 2.0**-4  # MiB; messages below it are all latency
+GOLDEN = (3 - 5**0.5) / 2
+NEAR = 1e-2  # of the bracket: a parabola that ends there says nothing new
+COSTS = "schedule_costs"  # in `State.kept`, for runs that go on
+Point = tuple[float, float]  # partition, credit, in MiB
+
+
+def log_grid(least: float, most: float) -> list[float]:
+    """POINTS from least to most, in equal ratios."""
+    return [float(x) for x in np.geomspace(least, most, POINTS)]
+
+
+class Search:
+    """Asks for the cost of one point after the other; `best` is the answer."""
+
+    def __init__(self, partitions: Sequence[float], credits: Sequence[float]) -> None:
+        self.costs: dict[Point, float] = {}
+        self._steps = self._search(partitions, credits)
+        self.point: Point | None = next(self._steps)  # to be measured; None: done
+
+    @property
+    def best(self) -> Point:
+        """Of those that were measured."""
+        return min(self.costs, key=lambda point: self.costs[point])
+
+    def tell(self, cost: float) -> None:
+        """What the point costs."""
+        assert self.point is not None
+        self.costs[self.point] = cost
+        self.point = next(self._steps, None)
+
+    def _search(
+        self, partitions: Sequence[float], credits: Sequence[float]
+    ) -> Generator[Point, None, None]:
+        middle = credits[len(credits) // 2]
+        for partition in partitions:
+            yield from self._new((partition, middle))
+        yield from self._sections(0, partitions)
+        chosen = self.best[0]
+        for credit in credits:
+            yield from self._new((chosen, credit))
+        yield from self._sections(1, credits)
+
+    def _new(self, point: Point) -> Generator[Point, None, None]:
+        if point not in self.costs:
+            yield point
+
+    def _sections(
+        self, axis: int, grid: Sequence[float]
+    ) -> Generator[Point, None, None]:
+        """Between the neighbours of the best value of one axis, the other as it is."""
+        centre = self.best
+        place = grid.index(centre[axis])
+        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+
+        def at(value: float) -> Point:
+            return (value, centre[1]) if axis == 0 else (centre[0], value)
+
+        for _ in range(SECTIONS):
+            before = self.best[axis]
+            known = [(log(x), self.costs[at(x)]) for x in (low, before, high)]
+            value = exp(between(*known))
+            yield from self._new(at(value))
+            worse = before if self.best[axis] == value else value
+            low, high = (worse, high) if worse < self.best[axis] else (low, worse)
+
+
+def between(low: Point, best: Point, high: Point) -> float:
+    """Where to look next, given (place, cost) of three, the least in the middle.
+
+    The vertex of the parabola through them, if it is well inside and not where we are;
+    else the golden section of the longer side.
+    """
+    (a, fa), (b, fb), (c, fc) = low, best, high
+    left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
+    if left != right:
+        vertex = b - ((b - a) * left - (b - c) * right) / (2 * (left - right))
+        if a < vertex < c and abs(vertex - b) > NEAR * (c - a):
+            return vertex
+    return b + GOLDEN * (c - b) if c - b > b - a else b - GOLDEN * (b - a)
+
+
+class PartitionTuner:
+    """Measures exchanges of a run, and has it switch, all ranks alike."""
+
+    def __init__(self, agreement: "Scheduled", state: State) -> None:
+        self.agreement = agreement
+        self.replicas = agreement.grid.replicas
+        buffer = agreement.buffer
+        tile = max(buffer.with_tail(one).nbytes for one in buffer.tiles) / 2**20
+        whole = buffer.flat.nbytes / 2**20
+        least = min(SMALLEST, tile)
+        self.search = Search(log_grid(least, tile), log_grid(least, whole))
+        self.costs = state.kept.setdefault(COSTS, np.full(MOST, np.nan))
+        self._told = -1  # -1: nothing is in use yet
+        self._since = 0.0
+        self._seconds: list[float] = []
+
+    def after_exchange(self, state: State) -> None:
+        """Count it; switch when the point has been measured."""
+        if self._told < 0:
+            self._go_on(state)
+        elif self.search.point is not None:
+            self._seconds.append(perf_counter() - self._since)
+            if len(self._seconds) == ROUNDS:
+                self._decide(state)
+        self._since = perf_counter()
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        return {"tuned": self.search.point is None, "tuned_points": max(self._told, 0)}
+
+    def _go_on(self, state: State) -> None:
+        """What a checkpoint knew, then the point after it."""
+        self._told = 0
+        for cost in self.costs[~np.isnan(self.costs)]:
+            self._told += 1
+            self.search.tell(float(cost))
+        self._use(state)
+
+    def _decide(self, state: State) -> None:
+        cost = np.array([median(self._seconds[1:])])
+        self.replicas.broadcast(cost, 0, "control")
+        self.costs[self._told] = cost[0]
+        self._told += 1
+        self.search.tell(float(cost[0]))
+        self._use(state)
+
+    def _use(self, state: State) -> None:
+        """The next point to measure, or the best of all."""
+        self._seconds = []
+        self.agreement.use(state, *(self.search.point or self.search.best))
+
+
+# Transfers with priorities and credit that cross the step (after ByteScheduler).
+#
+# The gradient travels in pieces, those first whose columns the next scores need first.
+# Nobody waits at the end of an exchange: the next one gathers its rows, takes its first
+# columns as they arrive, steps them, and adds their part of the scores
+#
+#     z ← z + Y[:, b] w[b]
+#
+# while the others still travel. Whoever else wants the weights waits for all of them
+# before (`arrive`). Scores are always added up tile by tile in one order, so that no
+# bit depends on what was under way when.
+
+
+class Scheduled(Gradient):
+    """A gradient agreement whose tiles are stepped when somebody needs them."""
+
+    buffer: OrderedTiles
+    own: Communicator | None = None  # of its pieces
+
+    def prepare(self, state: State) -> None:
+        """The buffer, the wire, the queue before it, and what is being tuned."""
+        super().prepare(state)
+        asked = self.means.settings
+        self.wire = self._open()
+        self.order = self.buffer.in_order(asked.order)
+        self.buffer.going = [self.buffer.tiles[number] for number in self.order]
+        # Nor where two fits take turns at waits, which have to be those of the program.
+        has_turns = self.grid.world.ledger.gives_way is not None
+        polls = self.order == sorted(self.order) and not has_turns
+        self.partition = asked.partition
+        self.queue = Queue(self.wire, asked.credit * 2**20, polls)
+        self._travels = [False] * len(self.buffer.tiles)
+        self._coming, self._is_begun = 0, False
+        self._is_good = True
+        self.tuning = PartitionTuner(self, state) if asked.tune_schedule else None
+
+    def _make_buffer(self, state: State, kind: type[Made]) -> OrderedTiles:  # type: ignore[override]
+        # What a device sums into is made there, and in this order already.
+        return super()._make_buffer(state, OrderedTiles if kind is Buffer else kind)  # type: ignore[return-value]
+
+    def _open(self) -> AsTheyAre | EncodedTiles:
+        """Pieces start when there is credit, here earlier and there later: between them
+        nothing else may be said on their communicator.
+        """
+        if not isinstance(self.sender, PlainSender):
+            return EncodedTiles(self.sender, self.buffer)
+        self.grid.meet()
+        self.own = duplicate(of_hosts(self.grid.replicas))
+        self.sender = PlainSender(self.own)
+        return AsTheyAre(self.sender)
+
+    def close(self) -> None:
+        """The communicator of its own and groups of leaders, with all replicas."""
+        super().close()
+        if self.own is not None and self.own.size > 1:
+            self.own.close()
+
+    def begin(self, epoch: int, index: int, batches: int) -> None:
+        """An exchange; the last one may still be under way."""
+        self._coming = epoch * self.steps.each + index
+        self._is_begun = False
+        self._left = batches
+
+    def scores(
+        self, task: Task, state: State, rows: Rows, point: Array, out: Array
+    ) -> None:
+        """Tile by tile, as they arrive; `point` is from before that."""
+        tiles, room = self.buffer.tiles, None
+        for number, tile in enumerate(tiles):
+            self._need(state, number, task)
+            there = probed(task, state.weights[tile.columns])
+            if number == 0:
+                task.backend.scores(self._columns(rows, tile), there, out)
+                continue
+            room = np.empty_like(out) if room is None else room
+            task.backend.scores(self._columns(rows, tile), there, room)
+            out += room
+            self.queue.pump()
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """Tile by tile, as they arrive; after the last one their room is free."""
+        for number, tile in enumerate(self.buffer.tiles):
+            self._need(state, number, task)
+            yield tile.columns
+        self._begin(self._coming)
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a batch; after the last one, let it travel."""
+        if not self._is_begun:
+            self._begin(self._coming)
+        self._left -= 1
+        self._flag_overflow()
+        self.buffer.count_in(residuals)
+        if self._left:
+            self._add(self.buffer.gradient, rows, residuals)
+            return
+        self.sender.begin(self.buffer, self._moment)
+        for number in self.order:
+            tile = self.buffer.tiles[number]
+            self._add(tile.gradient, self._columns(rows, tile), residuals)
+            task.clock.lap("update")
+            if not self.sender.wants_norm:
+                self._is_ready(number, tile)
+            task.clock.start()
+        if self.sender.wants_norm:
+            self._all_are_ready()
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows: nothing, zero times, in the same order."""
+        if self._done != exchanges - 1:
+            self.arrive(state)
+            self._begin(exchanges - 1)
+            self.buffer.say_nothing()
+            self.sender.begin(self.buffer, self._moment)
+            self._all_are_ready()
+        if self.tuning is not None:
+            self.tuning.after_exchange(state)
+        self.check.after_exchange(state, exchanges, self._alike(state))
+
+    def arrive(self, state: State) -> None:
+        """All tiles, and their steps."""
+        for number in range(len(self.buffer.tiles)):
+            self._need(state, number, None)
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """The end of a run waits for its last step."""
+        self.arrive(state)
+
+    def consensus(self, state: State, exchanges: int) -> State:
+        """The state itself, once it is there."""
+        self.arrive(state)
+        return state
+
+    def use(self, state: State, partition: float, credit: float) -> None:
+        """Another schedule, in MiB, from the next exchange on; all ranks alike."""
+        self.arrive(state)
+        self.partition = partition
+        self.queue.allow(credit * 2**20)
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        tuned = {} if self.tuning is None else self.tuning.facts()
+        return {
+            **super().facts(),
+            "messages": self._messages(),
+            "partition": self.partition,
+            "credit": self.queue.limit / 2**20,
+            "most_in_flight": self.queue.most,
+            **tuned,
+        }
+
+    def _begin(self, number: int) -> None:
+        super()._begin(number)
+        self._is_begun = True
+
+    def _messages(self) -> int:
+        """Of an exchange."""
+        pieces = (self._pieces(tile) for tile in self.buffer.tiles)
+        return sum(len(of_tile) for of_tile in pieces)
+
+    def _pieces(self, tile: Tile) -> Sequence[Any]:
+        return self.wire.pieces(self.buffer, tile, self.partition)
+
+    def _all_are_ready(self) -> None:
+        if self.sender.wants_norm:
+            self.sender.measure(self.buffer)
+        for number in self.order:
+            self._is_ready(number, self.buffer.tiles[number])
+
+    def _is_ready(self, number: int, tile: Tile) -> None:
+        self._travels[number] = True
+        for piece in self._pieces(tile):
+            self.queue.push(piece)
+        self.queue.pump()
+
+    def _need(self, state: State, number: int, task: Task | None) -> None:
+        """Wait for a tile and step it, unless that is done; the first one first."""
+        if not self._travels[number]:
+            return
+        if self.means.shapers:
+            self._need_all(state)
+            return
+        if task is not None:
+            task.clock.lap("scores")
+        self.queue.take(number)
+        if number == 0:  # the tail is here
+            self._is_good = self._counts(state)
+        self._step_tile(state, number, self.wire.factor(number), task)
+
+    def _step_tile(
+        self, state: State, number: int, factor: float, task: Task | None
+    ) -> None:
+        self._travels[number] = False
+        if not self._is_good:
+            return
+        self._take(state, self.buffer.tiles[number], factor, task)
+        if number == 0 and state.intercept is not None:
+            tail = self._tail()
+            mean = tail[: self.buffer.sums] / tail[-1]
+            self.steps.take_intercept(state, mean, self._moment)
+
+    def _need_all(self, state: State) -> None:
+        """Who shapes a gradient has to see all of it."""
+        self._receive_all()
+        self._is_good = self._counts(state)
+        self._shape(self._is_good)
+        for number in range(len(self.buffer.tiles)):
+            self._step_tile(state, number, 1.0, None)
+
+    def _receive(self, tile: Tile) -> float:
+        number = self.buffer.tiles.index(tile)
+        self.queue.take(number)
+        return self.wire.factor(number)

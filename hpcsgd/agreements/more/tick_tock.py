@@ -1,0 +1,441 @@
+"""Tick-tock scheduling of Wavelet: two fits that compute in turns."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hpcsgd.agreements.buckets import Buffer, PlainSender, Tile
+from hpcsgd.agreements.codecs.base import Moment
+from hpcsgd.agreements.gradient import Gradient
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.gpu import of_hosts
+from hpcsgd.comm.grid import duplicate
+from hpcsgd.comm.ledger import Ledger
+from hpcsgd.products.base import Array, Rows, State, Task
+
+# A work item of tick-tock: its own buffer, sender and communicator.
+
+
+@dataclass
+class Item:
+    """Tick (0) or tock (1)."""
+
+    name: int
+    buffer: Buffer
+    sender: PlainSender
+
+    # Told of what begins and ends, by tests and by whoever draws time lines.
+    watchers: ClassVar[list[Callable[[str, int], None]]] = []
+
+    def begin(self) -> None:
+        """Its batches are computed from now on."""
+        self.tell("computes")
+        self.buffer.clear()
+
+    def send(self, tile: Tile) -> None:
+        """A tile is there."""
+        if tile is self.buffer.tiles[0]:
+            self.sender.begin(self.buffer, Moment(0, 0, 1.0, 1.0))
+        self.sender.send(self.buffer, tile)
+        if tile is self.buffer.tiles[-1]:
+            self.tell("sent")
+
+    def receive(self, tile: Tile) -> None:
+        """Wait for its sum; that of the first tile brings the tail."""
+        self.sender.wait()
+        if tile is self.buffer.tiles[-1]:
+            self.tell("arrived")
+
+    def tell(self, event: str) -> None:
+        """To whoever wants to know."""
+        for watch in self.watchers:
+            watch(event, self.name)
+
+
+def make_items(
+    buffers: tuple[Buffer, Buffer], replicas: Communicator
+) -> tuple[Item, Item]:
+    """Both, each with a duplicate of the communicator; called by all replicas."""
+    tick, tock = (PlainSender(duplicate(of_hosts(replicas))) for _ in buffers)
+    return Item(0, buffers[0], tick), Item(1, buffers[1], tock)
+
+
+# Tick-tock: two work items out of phase, one computes while the other travels.
+#
+# After Wavelet, whose gain in memory does not exist here: a generalized linear model
+# stores no activations. What stays is that the transfer of one item hides behind the
+# computing of the other. `[agreement] mode` says what the items are:
+#
+# exact-sum: the two halves of a step, at the same weights; one update with both, which is
+#     the step on their union. Only the tick's transfer has something to hide behind.
+# delayed: batch after batch; each gradient is applied after the next batch was computed,
+#   w_{k+1} = step(w_k, g_{k-1}(w_{k-1})). All transfers hide; another method than SGD.
+#
+# Two fits that share nothing are `hpcsgd.tick_tock`.
+
+MODES = ("exact-sum", "delayed", "independent")
+
+
+class TickTock(Gradient):
+    """Two halves of one step: the tick travels while the tock is computed."""
+
+    def prepare(self, state: State) -> None:
+        """Two buffers, and two communicators."""
+        super().prepare(state)
+        buffers = self.buffer, self._make_buffer(state, self.means.buffer)
+        self.grid.meet()
+        self.items = make_items(buffers, self.grid.replicas)
+        self.sender = self.items[0].sender
+        self.half = self.means.settings.accumulate  # batches of the tick
+        self._seen = 0
+
+    def begin(self, epoch: int, index: int, batches: int) -> None:
+        """An exchange of so many batches: the tick's, then the tock's."""
+        self._begin(epoch * self.steps.each + index)
+        self._left = batches
+
+    @property
+    def is_full(self) -> bool:
+        """That of either item."""
+        return self._seen + 1 == self.half or self.is_last
+
+    @property
+    def sums(self) -> Buffer:
+        """The tick's, then the tock's."""
+        return self.items[self._seen >= self.half].buffer
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a batch to its item; step after the last one of the tock."""
+        self._left -= 1
+        self._seen += 1
+        tick, tock = self.items
+        item = tick if self._seen <= self.half else tock
+        is_full = self._seen == self.half or not self._left
+        self._compute(item, task, rows, residuals, is_full)
+        if item is tick and is_full:
+            tock.begin()
+            if not self._left:  # others may have something to say
+                self._say(tock)
+        if not self._left:
+            self._step(state, task)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows: nothing, zero times, and the same step."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            self._say(self.items[0])
+            self.items[1].begin()
+            self._say(self.items[1])
+            self._step(state, None)
+        self.check.after_exchange(state, exchanges, self._alike(state))
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run; transfers of both items together."""
+        own = [item.sender.overlap.facts() for item in self.items]
+        transfer, hidden = (
+            sum(float(one[name]) for one in own)
+            for name in ("transfer_seconds", "hidden_seconds")
+        )
+        return {
+            **super().facts(),
+            **self._bytes(),
+            "mode": self.means.settings.mode,
+            "transfer_seconds": transfer,
+            "hidden_seconds": hidden,
+            "hidden_share": hidden / transfer if transfer else 0.0,
+        }
+
+    def _bytes(self) -> dict[str, int]:
+        """Between host and device, of both items."""
+        tick, tock = (item.buffer.facts() for item in self.items)
+        return {name: said + tock[name] for name, said in tick.items()}
+
+    def close(self) -> None:
+        """Both communicators, with all replicas."""
+        is_alone = self.grid.replicas.size == 1
+        for item in () if is_alone else getattr(self, "items", ()):
+            item.sender.replicas.close()
+
+    def _begin(self, number: int) -> None:
+        self._moment = self.steps.moment(number)
+        self._done, self._seen = number, 0
+        self.items[0].begin()
+
+    def _compute(
+        self, item: Item, task: Task, rows: Rows, residuals: Array, is_full: bool
+    ) -> None:
+        """Add a batch; the last one tile by tile, each sent as soon as it is there."""
+        buffer = item.buffer
+        buffer.count_in(residuals)
+        if not is_full:
+            self._add(buffer.gradient, rows, residuals)
+            return
+        for tile in buffer:
+            self._add(tile.gradient, self._columns(rows, tile), residuals)
+            task.clock.lap("update")
+            item.send(tile)
+            task.clock.start()  # what a sum takes is booked by the ledger
+
+    def _say(self, item: Item) -> None:
+        """Nothing: it is as it began."""
+        item.buffer.say_nothing()
+        for tile in item.buffer:
+            item.send(tile)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        """Both items' sums as one gradient, then the step of every other agreement."""
+        tick, tock = self.items
+        for own, other in zip(tick.buffer, tock.buffer, strict=True):
+            tick.receive(own)
+            tock.receive(other)
+            own.gradient[...] += other.gradient
+        tick.buffer.tail[...] += tock.buffer.tail
+        self._take_whole(state, tick.buffer.gradient, tick.buffer.tail, task)
+
+    def _take_whole(
+        self, state: State, gradient: Array, tail: Array, task: Task | None
+    ) -> None:
+        """A step along a sum of gradients (destroyed), whose tail says of how many."""
+        if task is not None:
+            task.clock.start()
+        count, factor = self._same_on_members(tail), 1.0 / float(tail[-1])
+        if self.means.shapers:
+            gradient *= gradient.dtype.type(factor)
+            self._shape_mean(gradient)
+            factor = 1.0
+        self.steps.take(state, slice(None), gradient, factor, self._moment)
+        if state.intercept is not None:
+            self.steps.take_intercept(state, count[:-1] / count[-1], self._moment)
+        if task is not None:
+            task.clock.lap("update")
+
+
+class AsOne(Gradient):
+    """Both halves at once, as ddp: where no half has anything to hide behind."""
+
+
+# Tick-tock with one weight vector and gradients that come one batch late.
+#
+#     w_{k+1} = step(w_k, g_{k-1}(w_{k-1})),    w_1 = w_0
+#
+# The gradient of a batch travels while all of the next one is computed, and is applied
+# after that, at the rate of its own exchange; the penalty is that of the weights it is
+# applied to. On a quadratic it is stable for rates below 1/L, where SGD is below 2/L.
+# What is still to be applied is part of the state: checkpoints hold it, losses along
+# the way are those with it applied, and the end of a run applies it.
+
+GRADIENT, TAIL = "late_gradient", "late_tail"
+
+
+class LateTickTock(TickTock):
+    """Items take turns, exchange by exchange."""
+
+    def prepare(self, state: State) -> None:
+        """And room for what is late where a checkpoint is made."""
+        super().prepare(state)
+        self._late: Item | None = None  # that travels
+        state.remember(GRADIENT, self.columns)
+        state.shared.setdefault(TAIL, np.zeros((2, self.columns)))
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a batch; after the last one, send it and apply the one before."""
+        self._left -= 1
+        self._compute(self._own, task, rows, residuals, is_full=not self._left)
+        if not self._left:
+            self._turn(state, task)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows: nothing, zero times, in its turn."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            self._say(self._own)
+            self._turn(state, None)
+        self.check.after_exchange(state, exchanges, self._alike(state))
+
+    def arrive(self, state: State) -> None:
+        """What travels comes to rest in the state, and is applied in its turn."""
+        item, self._late = self._late, None
+        if item is None:
+            return
+        for tile in item.buffer:
+            item.receive(tile)
+        state.memory[GRADIENT][...] = item.buffer.gradient
+        tail = state.shared[TAIL]
+        tail[0] = item.buffer.tail[:-1] if item.buffer.sums else 0.0
+        tail[1] = item.buffer.tail[-1]
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """Nothing is left out: the last gradient is applied."""
+        self.arrive(state)
+        self._apply_rested(state, exchanges)
+
+    def consensus(self, state: State, exchanges: int) -> State:
+        """What `settle` would give, with the state left as it is."""
+        self.arrive(state)
+        seen = state.glance()
+        intercept = None if seen.intercept is None else seen.intercept.copy()
+        copy = replace(
+            seen,
+            weights=seen.weights.copy(),
+            intercept=intercept,
+            memory=_copies(state.memory),
+            shared=_copies(state.shared),
+        )
+        self._apply_rested(copy, exchanges)
+        return copy
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """What is late is the same on all replicas."""
+        own = set(state.memory) - {GRADIENT, *self.steps.rule.kept}
+        return self.grid.replicas.size == 1 or not own
+
+    @property
+    def is_full(self) -> bool:
+        """An item is a whole exchange."""
+        return self.is_last
+
+    @property
+    def sums(self) -> Buffer:
+        """Of the item whose turn it is."""
+        return self._own.buffer
+
+    @property
+    def _own(self) -> Item:
+        """Of this exchange."""
+        return self.items[self._done % 2]
+
+    def _begin(self, number: int) -> None:
+        self._moment = self.steps.moment(number)
+        self._done = number
+        self._own.begin()
+
+    def _turn(self, state: State, task: Task | None) -> None:
+        """The gradient of the exchange before; that of this one is late from now on."""
+        item, self._late = self._late, self._own
+        if item is None:
+            self._apply_rested(state, self._done)
+            return
+        for tile in item.buffer:
+            item.receive(tile)
+        self._apply(state, item.buffer.gradient, item.buffer.tail, self._done, task)
+
+    def _apply_rested(self, state: State, exchanges: int) -> None:
+        """That of exchange number `exchanges`, from 1, where there is one at rest."""
+        tail = state.shared[TAIL]
+        if not tail[1, 0]:
+            return
+        words = np.append(tail[0] if state.intercept is not None else [], tail[1, 0])
+        gradient = state.memory[GRADIENT]
+        self._apply(state, gradient, words, exchanges, None)
+        gradient[...], tail[...] = 0.0, 0.0
+
+    def _apply(
+        self,
+        state: State,
+        gradient: Array,
+        tail: Array,
+        exchanges: int,
+        task: Task | None,
+    ) -> None:
+        """At the rate of the exchange that it is the gradient of."""
+        now, self._moment = self._moment, self.steps.moment(exchanges - 1)
+        self._take_whole(state, gradient, tail, task)
+        self._moment = now
+
+
+def _copies(arrays: dict[str, Array]) -> dict[str, Array]:
+    return {name: array.copy() for name, array in arrays.items()}
+
+
+# Two pieces of work on one rank that take turns: one computes while the other waits.
+#
+# They run in threads of their own, but never at the same time. Whoever is about to wait
+# for a transfer hands over, and goes on when it is its turn again. What decides the
+# turns is the program alone, never a clock, so that they are the same on all ranks and
+# collectives come in one order everywhere.
+
+
+class OtherFailed(BaseException):
+    """Raised in the work that waits for its turn when the other one has failed."""
+
+
+class Turns:
+    """Whose turn it is; works are 0 and 1, and 0 begins."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.turn = 0
+        self.there = {0, 1}
+        self.failed = False
+        self.handovers = 0
+
+    def wait_for(self, own: int) -> None:
+        """Until it is the turn of `own`."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.failed or self.turn == own)
+            if self.failed:
+                raise OtherFailed
+
+    def hand_over(self, own: int) -> None:
+        """Let the other one go on, and wait until it does the same."""
+        with self.changed:
+            if 1 - own not in self.there:
+                return
+            self.turn = 1 - own
+            self.handovers += 1
+            self.changed.notify_all()
+        self.wait_for(own)
+
+    def leave(self, own: int, failed: bool) -> None:
+        """It is done: the other one goes on alone, or not at all."""
+        with self.changed:
+            self.there.discard(own)
+            self.turn, self.failed = 1 - own, self.failed or failed
+            self.changed.notify_all()
+
+
+def in_turns(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
+    """Run two works, each told of the turns; their results, or the first error."""
+    turns = Turns()
+    results: list[Any] = [None, None]
+    errors: list[BaseException] = []
+
+    def run(own: int) -> None:
+        failed = True
+        try:
+            turns.wait_for(own)
+            results[own] = works[own](turns)
+            failed = False
+        except OtherFailed:
+            pass
+        except BaseException as error:  # whatever it is, the other must not wait
+            errors.append(error)
+        finally:
+            turns.leave(own, failed)
+
+    threads = [threading.Thread(target=run, args=(own,)) for own in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def twin(world: Communicator) -> Communicator:
+    """The same ranks, who count what they say in a ledger of their own."""
+    one: Communicator | None = world.split(0, world.rank)
+    found, ledger = one, Ledger()
+    while one is not None:  # through what it is wrapped in
+        one.ledger = ledger
+        one = getattr(one, "inner", None)
+    assert found is not None
+    return found

@@ -1,0 +1,287 @@
+"""SlowMo: slow momentum on averaged weights (Wang et al., 2020)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.averaging import Average, FedAvg, PostLocal, clear_momentum
+from hpcsgd.agreements.base import Agreement, AgreementInputs
+from hpcsgd.agreements.hierarchical import Hierarchical
+from hpcsgd.data.shard import split_range
+from hpcsgd.products.base import Array, State
+
+# An average whose result is made in parts, one on each replica, and put together.
+#
+# Of d_c columns held, W words each, replica r makes rows `split_range(d_c, R, r)`: all
+# replicas send it theirs (a reduce-scatter: d_c·W words, and the intercept R times
+# over), it adds them in rank order, works on its part, and a gather of (d_c / R)·W
+# words hands the parts to all. Two calls that move what one all-reduce does.
+
+Work = Callable[[State, Array], None]
+
+
+class Shards:
+    """The parts of one column block, over its replicas."""
+
+    def __init__(self, base: Average, classes: int) -> None:
+        self.base = base
+        self.classes = classes
+        self.replicas = base.grid.replicas
+
+    def part(self, rows: int, replica: int | None = None) -> slice:
+        """The rows of one replica, this one if none is named."""
+        own = self.replicas.rank if replica is None else replica
+        return split_range(rows, self.replicas.size, own)
+
+    def average(self, state: State, exchanges: int, work: Work) -> None:
+        """The base's full average; `work` sees the weights of the part in between."""
+        whole = self.base.momentum == "average"
+        width = state.weights.shape[1] if whole else self.classes
+        wide = width // self.classes  # states of the intercept that travel
+        held = state.weights[:, :width]
+        beta = None if state.intercept is None else state.intercept[:wide]
+        own, mean = self._scatter(held, beta, self.base.weight(exchanges))
+        work(state, own[:, : self.classes])
+        state.weights[:, :width] = self.join(own, state, "agreement")
+        if beta is not None:
+            beta[...] = mean.reshape(beta.shape)
+        if self.base.momentum == "reset":
+            clear_momentum(state, self.classes)
+
+    def join(self, own: Array, state: State, purpose: str) -> Array:
+        """One row a column held from the parts of all replicas."""
+        rows, width = len(state.weights), own.shape[1]
+        out = np.empty((rows, width), dtype=own.dtype)
+        flat = np.ascontiguousarray(own).reshape(-1)
+        counts = [size * width for size in self._sizes(rows)]
+        self.replicas.gather(flat, counts, out.reshape(-1), purpose)
+        return out
+
+    def _scatter(
+        self, held: Array, beta: Array | None, share: float
+    ) -> tuple[Array, Array]:
+        """Σ share · held of the own part, and the same of the intercept, whole."""
+        rows, width = held.shape
+        more = np.empty(0, held.dtype)
+        if beta is not None:
+            more = beta.reshape(-1).astype(held.dtype)
+        parts = [self.part(rows, r) for r in range(self.replicas.size)]
+        pieces = np.concatenate([x for p in parts for x in (held[p].reshape(-1), more)])
+        pieces *= share
+        counts = [size * width + more.size for size in self._sizes(rows)]
+        size = counts[self.replicas.rank]
+        out = np.empty((self.replicas.size, size), dtype=held.dtype)
+        self.replicas.exchange_pieces(pieces, counts, out.reshape(-1), "agreement")
+        total = out[0]
+        for other in out[1:]:
+            total += other
+        cut = size - more.size
+        return total[:cut].reshape(-1, width), total[cut:]
+
+    def _sizes(self, rows: int) -> list[int]:
+        parts = [self.part(rows, r) for r in range(self.replicas.size)]
+        return [part.stop - part.start for part in parts]
+
+
+# Slow momentum over any agreement that averages.
+#
+# Wang, Tantia, Ballas and Rabbat, "SlowMo: Improving communication-efficient
+# distributed SGD with slow momentum", ICLR 2020, Algorithm 1: where slow step t is due,
+# all replicas agree on x̄ by the base's own full average, and
+#
+#     u_t = β u_{t−1} + (x_old − x̄) / γ_t        x ← x_old − α γ_t u_t        x_old ← x
+#
+# γ_t is the rate of the last step before slow step t, of the replica with most rows.
+# What is kept is v_t = γ_t u_t, in units of weights,
+#
+#     v_t = β (γ_t / γ_{t−1}) v_{t−1} + (x_old − x̄)        x ← x_old − α v_t
+#
+# so that nothing is divided under a constant rate. α = 1, β = 0 is the base, to the
+# bit. With one replica it is a look-ahead optimiser, with `fedavg` below it FedAvgM.
+
+BASES: dict[str, type[Average]] = {
+    "average": Average,
+    "postlocal": PostLocal,
+    "hierarchical": Hierarchical,
+    "fedavg": FedAvg,
+}
+START, MOMENTUM = "slow_start", "slow_momentum"  # x_old and v
+
+
+class SlowMo(Agreement):
+    """`rate` α and `momentum` β of the slow steps, every `slow_period` exchanges.
+
+    A `slow_period` of 0 is whenever the base agrees. `fast_rate` gives γ after so many
+    exchanges, from 1 on. The slow state is one array a replica, or with `shards` a part
+    on each: then the average is a reduce-scatter and a gather, with the slow step
+    between them.
+    """
+
+    def __init__(
+        self,
+        base: Average,
+        classes: int,
+        rate: float,
+        momentum: float,
+        fast_rate: Callable[[int], float],
+        slow_period: int = 0,
+        sharded: bool = False,
+    ) -> None:
+        super().__init__(base.grid, base.share, base.period)
+        self.base = base
+        self.classes = classes
+        self.rate = rate
+        self.momentum = momentum
+        self.fast_rate = fast_rate
+        self.slow_period = slow_period
+        self.shards = Shards(base, classes) if sharded else None
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "SlowMo":
+        """The base is another row, one that averages."""
+        asked = terms.settings
+        return cls(
+            BASES[asked.base].of(terms),
+            terms.classes,
+            asked.slow_rate,
+            asked.slow_momentum,
+            terms.last_rate,
+            asked.slow_period,
+            asked.slow_sharded,
+        )
+
+    @property
+    def workers(self) -> int:
+        """As the base has it."""
+        return self.base.workers
+
+    @property
+    def circle_sizes(self) -> list[int]:
+        """As the base has it."""
+        return self.base.circle_sizes
+
+    def facts(self) -> dict[str, Any]:
+        """As the base has it."""
+        return self.base.facts()
+
+    def trains(self, number: int) -> bool:
+        """As the base has it."""
+        return self.base.trains(number)
+
+    def prepare(self, state: State) -> None:
+        """x_old and v of the weights, and of the intercept beside them."""
+        self.base.prepare(state)
+        own = self._own(state.weights[:, : self.classes])
+        for name in (START, MOMENTUM):
+            state.memory[name] = own * 0.0
+            if state.intercept is not None:
+                state.shared[name] = state.intercept[:1] * 0.0
+
+    def start(self, state: State, exchanges: int) -> None:
+        """A run that begins has its first x_old from where it does."""
+        self.base.start(state, exchanges)
+        if exchanges:
+            return
+        state.memory[START][...] = self._own(state.weights[:, : self.classes])
+        if state.intercept is not None:
+            state.shared[START][...] = state.intercept[:1]
+
+    def is_whole(self, exchanges: int) -> bool:
+        """When the base is, and after a slow step."""
+        return self.is_slow(exchanges) or self.base.is_whole(exchanges)
+
+    def is_slow(self, exchanges: int) -> bool:
+        """Whether a slow step is due after so many exchanges."""
+        if self.slow_period:
+            return exchanges % self.slow_period == 0
+        return self.base.is_whole(exchanges)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """The base's own doing, but where a slow step is due: then one full average."""
+        if not self.is_slow(exchanges):
+            self.base.after_exchange(state, exchanges)
+            return
+        beta = self._decay(exchanges)
+        if self.shards is not None:
+            self.shards.average(state, exchanges, partial(self._walk, beta))
+        else:
+            self.base.conclude(state, exchanges, "agreement")
+            self._walk(beta, state, state.weights[:, : self.classes])
+        self._walk_intercept(beta, state)
+
+    def conclude(self, state: State, exchanges: int, purpose: str) -> None:
+        """The base's average: what is left at the end of a run is no slow step."""
+        self.base.conclude(state, exchanges, purpose)
+
+    def agree(self, state: State, purpose: str) -> None:
+        """As the base does."""
+        self.base.agree(state, purpose)
+
+    def keeps_own(self, state: State) -> bool:
+        """The slow state is alike everywhere; what else is kept is the base's."""
+        rest = {n: a for n, a in state.memory.items() if n not in (START, MOMENTUM)}
+        seen = State(state.weights, state.intercept, memory=rest)
+        return self.base.keeps_own(seen)
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """Parts are put together: a checkpoint knows no shards."""
+        kept = dict(self.base.memory(state))
+        if self.shards is not None:
+            for name in (START, MOMENTUM):
+                kept[name] = self.shards.join(state.memory[name], state, "control")
+        return kept
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """This replica's part of it."""
+        if name in (START, MOMENTUM):
+            state.memory[name][...] = self._own(kept)
+        else:
+            self.base.remember(state, name, kept)
+
+    def close(self) -> None:
+        """What the base opened."""
+        self.base.close()
+
+    def _own(self, rows: Array) -> Array:
+        """The rows that this replica keeps of one row a column held."""
+        if self.shards is not None:
+            return rows[self.shards.part(len(rows))]
+        return rows
+
+    def _decay(self, exchanges: int) -> float:
+        """Return β γ_t / γ_{t−1} of the slow step that is due after `exchanges`.
+
+        Slow step t − 1 follows from the schedule, so that a run that goes on needs no
+        more than v. Before the first one v is 0, whatever it is multiplied by; behind a
+        rate that has fallen to 0 nothing moves, and v is 0 again.
+        """
+        earlier = (k for k in range(exchanges - 1, 0, -1) if self.is_slow(k))
+        before = self.fast_rate(next(earlier, exchanges))
+        return self.momentum * (self.fast_rate(exchanges) / before) if before else 0.0
+
+    def _walk(self, beta: float, state: State, weights: Array) -> None:
+        slow = state.memory
+        slow_step(weights, slow[START], slow[MOMENTUM], self.rate, beta)
+
+    def _walk_intercept(self, beta: float, state: State) -> None:
+        if state.intercept is not None:
+            slow, own = state.shared, state.intercept[:1]
+            slow_step(own, slow[START], slow[MOMENTUM], self.rate, beta)
+
+
+def slow_step(mean: Array, start: Array, slow: Array, rate: float, beta: float) -> None:
+    """Make x̄ the new x in place, as x̄ + (1 − α) Δ − α β v with Δ = x_old − x̄.
+
+    `slow` is v, `beta` what is left of it: x is x_old − α (β v + Δ), and x̄ itself where
+    α = 1 and β = 0.
+    """
+    change = start - mean
+    if rate != 1.0:
+        mean += (1.0 - rate) * change
+    if beta:
+        mean -= (rate * beta) * slow
+    slow *= beta
+    slow += change
+    start[...] = mean

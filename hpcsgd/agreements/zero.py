@@ -1,0 +1,648 @@
+"""State in slices over replicas: ZeRO stages 1 to 3."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.buckets import PURPOSE
+from hpcsgd.agreements.codecs.base import Moment
+from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.shaping import GradientFacts
+from hpcsgd.comm.communicator import Communicator, Pending
+from hpcsgd.comm.grid import Grid
+from hpcsgd.data.shard import split_range
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm.updates import ColumnViews
+from hpcsgd.products.base import Array, Rows, State, Task
+
+# Columns cut into tiles, and every tile over all replicas.
+#
+# Each replica owns a slice *inside* each tile, so that all of them have a part in every
+# message. Its slices lie one behind the other in arrays of its own, in the order of the
+# columns. Where a tile does not divide, slices differ by one column, and the odd ones
+# go round, so that replicas own as many columns each, give or take one: nothing is
+# padded.
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One tile, and whose its columns are."""
+
+    columns: slice  # of those this member holds
+    own: slice  # this replica's, of those this member holds
+    place: slice  # where these lie in its own arrays
+    heights: tuple[int, ...]  # columns of every replica
+
+    @property
+    def height(self) -> int:
+        """Columns of the tile."""
+        return sum(self.heights)
+
+    def counts(self, width: int) -> list[int]:
+        """Words of every replica, where a column has so many."""
+        return [height * width for height in self.heights]
+
+
+class Cuts:
+    """All tiles of one column block, as one of its replicas sees them."""
+
+    def __init__(
+        self,
+        columns: int,
+        width: int,
+        tiles: int,
+        replicas: int,
+        replica: int,
+        unit: int = 1,
+    ) -> None:
+        """Tiles begin at multiples of `unit` columns: there may be fewer then."""
+        self.columns, self.width = columns, width
+        self.all: list[Cut] = []
+        first = turn = 0
+        for tile in _tiles(columns, tiles, unit):
+            heights = dealt(tile.stop - tile.start, replicas, turn)
+            turn += (tile.stop - tile.start) % replicas
+            self.all.append(_cut(tile, heights, replica, first))
+            first += heights[replica]
+        self.height = first  # columns that this replica owns
+        self.leaves_some_without = columns < replicas
+
+    def __iter__(self) -> Iterator[Cut]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def largest(self) -> int:
+        """Words of the largest tile."""
+        return max(cut.height for cut in self.all) * self.width
+
+    @property
+    def numbers(self) -> Array:
+        """Of the columns that this replica owns, in the order of its arrays."""
+        parts = [np.arange(cut.own.start, cut.own.stop) for cut in self.all]
+        return np.concatenate(parts)
+
+    def of(self, whole: Array) -> Array:
+        """This replica's rows of an array with one row a column held; a copy."""
+        return np.concatenate([whole[cut.own] for cut in self.all])
+
+
+def _tiles(columns: int, tiles: int, unit: int) -> Iterator[slice]:
+    """Alike, give or take a unit."""
+    units = -(-columns // unit)
+    tiles = max(min(tiles, units), 1)
+    for number in range(tiles):
+        part = split_range(units, tiles, number)
+        yield slice(part.start * unit, min(part.stop * unit, columns))
+
+
+def dealt(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
+    """Columns of each replica; those left over go to replica `turn` and on from it."""
+    size, extra = divmod(columns, replicas)
+    return tuple(size + ((r - turn) % replicas < extra) for r in range(replicas))
+
+
+def _cut(tile: slice, heights: tuple[int, ...], replica: int, first: int) -> Cut:
+    start = tile.start + sum(heights[:replica])
+    height = heights[replica]
+    return Cut(
+        columns=tile,
+        own=slice(start, start + height),
+        place=slice(first, first + height),
+        heights=heights,
+    )
+
+
+# Two tiles of room that a step uses again and again, for one thing after the other.
+
+
+class TileWorkspace:
+    """Of the words of the largest tile each; the second where there are several."""
+
+    def __init__(self, words: int, tiles: int, dtype: np.dtype) -> None:
+        self.words, self.dtype = words, np.dtype(dtype)
+        self._tiles: list[Array | None] = [None] * min(tiles, 2)
+
+    def tile(self, number: int, words: int) -> Array:
+        """Room for tile `number`; that of the one before stays as it is."""
+        place = number % len(self._tiles)
+        held = self._tiles[place]
+        if held is None:  # nobody needed it before
+            held = self._tiles[place] = self._make()
+        return held[:words]
+
+    def _make(self) -> Array:
+        return np.empty(self.words, dtype=self.dtype)
+
+
+# Slices of all replicas put together, tile by tile.
+#
+# The next tile is gathered while one is used, so that two are there at a time.
+
+
+class ColumnAssembler:
+    """What replicas own in slices, as whoever needs the columns sees it."""
+
+    def __init__(self, replicas: Communicator, cuts: Cuts, room: TileWorkspace) -> None:
+        self.replicas, self.cuts, self.room = replicas, cuts, room
+        self.overlap = Overlap(replicas)
+        self._travelling: list[tuple[Pending, Array]] = []
+
+    def tiles(
+        self, own: Array, purpose: str, room: TileWorkspace | None = None
+    ) -> Iterator[tuple[Cut, Array]]:
+        """Each tile with its columns; it is there until the next one is asked for.
+
+        `room`: for two of them, where that is not of the host.
+        """
+        width, room = own.shape[1], room or self.room
+        if own.dtype != room.dtype or width != self.cuts.width:
+            words = self.cuts.largest // self.cuts.width * width
+            room = TileWorkspace(words, len(self.cuts), own.dtype)
+        later: list[tuple[Cut, Array]] = []
+        for number, cut in enumerate(self.cuts):
+            tile = room.tile(number, cut.height * width).reshape(-1, width)
+            self.start(own[cut.place], cut, tile, purpose)
+            later.append((cut, tile))
+            if number:
+                self.wait()
+                yield later.pop(0)
+        self.wait()
+        yield later.pop(0)
+
+    def join(self, own: Array, purpose: str) -> Array:
+        """All columns held, of arrays with any number of words a column."""
+        whole = np.empty((self.cuts.columns, own.shape[1]), dtype=own.dtype)
+        for cut in self.cuts:
+            self.start(own[cut.place], cut, whole[cut.columns], purpose)
+            self.wait(behind=1)
+        self.wait()
+        return whole
+
+    def start(self, own: Array, cut: Cut, tile: Array, purpose: str) -> None:
+        """Begin to put one tile together; both arrays belong to it until `wait`."""
+        whole = own if own.flags.c_contiguous else np.ascontiguousarray(own)
+        part = whole.reshape(-1)  # of a host or of a device
+        out = tile.reshape(-1)
+        counts = cut.counts(own.shape[1])
+        with self.overlap.posting():
+            pending = self.replicas.start_gather(part, counts, out, purpose)
+        self._travelling.append((pending, part))
+
+    def wait(self, behind: int = -1) -> None:
+        """For the first that was started; `behind`: while more than so many travel."""
+        while self._travelling and len(self._travelling) > max(behind, 0):
+            pending, _ = self._travelling.pop(0)
+            with self.overlap.waiting():
+                pending.wait()
+            if behind < 0:
+                return
+
+
+# What a replica holds in slices, and how all of them make one state.
+#
+# stage 1, 2    what the rule keeps
+# stage 3       and the weights, of which a look gathers tile by tile
+
+VELOCITY = "velocity"  # of linear rules that have one: beside the weights elsewhere
+
+
+class SlicedState(Gradient):
+    """The state of one replica; what it says and how it steps stand in `Sharded`."""
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        self.stage = int(means.settings.stage)
+        self.states = self.steps.rule.states
+        self.replicas = grid.replicas
+
+    def shape(self, columns: int, width: int) -> tuple[int, int]:
+        """Velocities are kept apart; from stage 3 on there are slices alone."""
+        replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
+        tiles = self.means.buckets(columns, dtype.itemsize)
+        own = (replicas.size, replicas.rank)
+        self.cuts = Cuts(columns, self.columns, tiles, *own, unit=self.means.unit)
+        self.room = TileWorkspace(self.cuts.largest, len(self.cuts), dtype)
+        self.joining = ColumnAssembler(replicas, self.cuts, self.room)
+        return (self.cuts.height if self.stage == 3 else columns), self.columns
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Refused alike on all ranks where others keep something beside no columns."""
+        if self.stage < 3 or not self.cuts.leaves_some_without:
+            return
+        if set(state.memory) > set(self._sliced()):
+            error = ConfigError(
+                f"[agreement] stage = 3 leaves some of {self.replicas.size} replicas"
+                f" without any of {self.cuts.columns} columns, and [average] or rows"
+                " that are held out keep something beside each; use agreement.stage = 2"
+            )
+            error.on_all_ranks = True
+            raise error
+
+    def _sliced(self) -> tuple[str, ...]:
+        """Names in the memory that are slices in every stage."""
+        return (*self.steps.rule.kept, *((VELOCITY,) if self.states > 1 else ()))
+
+    def whole(self, state: State) -> Array:
+        """[w | v] of all columns held, as if nothing were sliced."""
+        parts = [self.joined(state.weights)]
+        if self.states > 1:
+            parts.append(self.joining.join(state.memory[VELOCITY], "control"))
+        return np.hstack(parts) if len(parts) > 1 else parts[0]
+
+    def put_whole(self, state: State, whole: Array) -> None:
+        """The reverse."""
+        state.weights[...] = self.parted(whole)
+        if self.states > 1:
+            state.memory[VELOCITY][...] = self.cuts.of(whole[:, self.columns :])
+
+    def width(self, state: State) -> int:
+        """Words a column of that."""
+        return self.columns * self.states
+
+    def joined(self, held: Array) -> Array:
+        """Whole columns of what is held as the weights are."""
+        return held if self.stage < 3 else self.joining.join(held, "control")
+
+    def parted(self, whole: Array) -> Array:
+        """The reverse."""
+        own = whole[:, : self.columns]
+        return own if self.stage < 3 else self.cuts.of(own)
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """All columns held of what is kept in slices."""
+        return {
+            name: self.joining.join(kept, "control") if self._is_sliced(name) else kept
+            for name, kept in state.memory.items()
+            if name in self.widths(state)
+        }
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """The own slices of it."""
+        own = self.cuts.of(kept) if self._is_sliced(name) else kept
+        state.memory[name][...] = own
+
+    def widths(self, state: State) -> dict[str, int]:
+        """Velocities lie beside the weights there."""
+        found = super().widths(state)
+        found.pop(VELOCITY, None)
+        return found
+
+    def _is_sliced(self, name: str) -> bool:
+        return self.stage == 3 or name in self._sliced()
+
+    def holds_one_state(self, state: State, exchanges: int) -> bool:
+        """What is put together is the same everywhere."""
+        return True
+
+    def tiles(self, held: Array) -> Iterator[tuple[slice, Array]]:
+        """Of slices, for a look at the objective."""
+        for cut, tile in self.joining.tiles(held, "evaluate"):
+            yield cut.columns, tile
+
+
+# Tiles of the gradient, summed so that each replica gets its own slice of each.
+#
+# A tile is sent while the next one is computed. Where the gradient is not kept whole,
+# two tiles are there at a time: one that travels, and one that is written.
+
+
+class Tail:
+    """[Σr | rows] of an exchange, which all replicas sum ahead of the gradient."""
+
+    def __init__(self, overlap: Overlap, width: int, sums: bool, dtype: np.dtype):
+        self.overlap = overlap
+        self.words: Array = np.zeros(width * sums + 1, dtype=dtype)
+        self._travels: Pending | None = None
+
+    def clear(self) -> None:
+        """Nothing seen yet."""
+        self.words[...] = 0.0
+
+    def count_in(self, residuals: Array) -> None:
+        """Rows, and their Σr where there is an intercept."""
+        self.words[-1] += len(residuals)
+        if self.words.size > 1:
+            self.words[:-1] += residuals.sum(axis=0, dtype=np.float64)
+
+    def send(self) -> None:
+        """It is complete."""
+        with self.overlap.posting():
+            self._travels = self.overlap.replicas.start_sum(self.words, PURPOSE)
+
+    def total(self) -> Array:
+        """Of all replicas; the first to ask waits for it."""
+        if self._travels is not None:
+            with self.overlap.waiting():
+                self._travels.wait()
+            self._travels = None
+        return self.words
+
+
+class Scatter:
+    """The gradient of one exchange; `whole`: all of it is kept until the step."""
+
+    keeps_slices = True  # apart from tiles, whose room the next ones use
+
+    def __init__(
+        self,
+        replicas: Communicator,
+        cuts: Cuts,
+        room: TileWorkspace,
+        whole: bool,
+        sums: bool,
+    ) -> None:
+        self.replicas, self.cuts, self.room = replicas, cuts, room
+        self.overlap = Overlap(replicas)
+        self.tail = Tail(self.overlap, cuts.width, sums, room.dtype)
+        height, width = (cuts.columns if whole else 0), cuts.width
+        self._whole: Array | None = None
+        if whole:
+            self._whole = self._zeros(height, width)
+        stays = whole or len(cuts) == 1 or not self.keeps_slices
+        kept = 0 if stays else cuts.height
+        self._slices: Array = self._zeros(kept, width)
+        self._travelling: list[tuple[int, Pending]] = []
+        self._there: dict[int, Array] = {}
+
+    def begin(self) -> None:
+        """Nothing summed yet."""
+        self.tail.clear()
+        self._there.clear()
+        if self._whole is not None:
+            self._clear(self._whole)
+
+    @property
+    def gradient(self) -> Array:
+        """Where several batches are summed before any is sent."""
+        assert self._whole is not None
+        return self._whole
+
+    def tile(self, number: int, cut: Cut) -> Array:
+        """Where the sums of a tile go; of a whole gradient some may be there."""
+        if self._whole is not None:
+            return self._whole[cut.columns]
+        if len(self._travelling) == 2:
+            self._settle()
+        words = self.room.tile(number, cut.height * self.cuts.width)
+        self._clear(words)
+        return words.reshape(-1, self.cuts.width)
+
+    def send(self, number: int, cut: Cut, tile: Array) -> None:
+        """Begin to sum what was just written."""
+        words, counts = tile.reshape(-1), cut.counts(self.cuts.width)
+        with self.overlap.posting():
+            pending = self.replicas.start_sum_parts(words, counts, PURPOSE)
+        self._travelling.append((number, pending))
+
+    def own(self, number: int, cut: Cut) -> Array:
+        """This replica's slice of a tile, summed over all; waited for."""
+        while number not in self._there:
+            self._settle()
+        return self._there[number]
+
+    def _settle(self) -> None:
+        """Wait for the first that travels; its slice moves out of the way."""
+        self.tail.total()  # which was posted before
+        number, pending = self._travelling.pop(0)
+        with self.overlap.waiting():
+            own = self._wait(pending).reshape(-1, self.cuts.width)
+        if len(self._slices):
+            kept = self._slices[self.cuts.all[number].place]
+            self._keep(own, kept)
+            own = kept
+        self._there[number] = own
+
+    def _wait(self, pending: Pending) -> Array:
+        """The own part, as soon as it may be looked at."""
+        return pending.wait()
+
+    def _zeros(self, height: int, width: int) -> Array:
+        return np.zeros((height, width), dtype=self.room.dtype)
+
+    def _clear(self, array: Array) -> None:
+        array[...] = 0.0
+
+    def _keep(self, own: Array, kept: Array) -> None:
+        kept[...] = own
+
+
+# ZeRO: replicas share the mean gradient in slices, and each steps its own.
+#
+#     stage 1    what a rule keeps is held in slices
+#     stage 2    and the gradient
+#     stage 3    and the weights, which the scores of a batch gather tile by tile
+#
+# Every tile of the gradient is summed so that each replica gets its slice of it, which
+# takes the step; the slices of w are gathered. Yᵀr does not need w: so w is gathered
+# once a step in stage 3, too, and 2 (R−1)/R of the words of w travel, as in an
+# all-reduce.
+
+
+class ShardedAgreement(SlicedState):
+    """Steps on the slices of one replica, and the messages that make them whole."""
+
+    @property
+    def takes_at_once(self) -> bool:
+        """No gradient is kept whole to add batches up in."""
+        return self.stage > 1
+
+    def prepare(self, state: State) -> None:
+        """Room for tiles of gradient, and slices of what the rule keeps."""
+        whole = self.stage == 1 or self.replicas.size == 1
+        sums = state.intercept is not None
+        self.scatter = self._make_scatter(whole, sums)
+        for name in self._sliced():
+            shape = self.cuts.height, self.columns
+            state.memory[name] = np.zeros(shape, dtype=state.weights.dtype)
+        for name in self.steps.rule.kept:
+            if state.intercept is not None:
+                state.shared[name] = np.zeros((1, self.columns))
+        for shaper in self.means.shapers:
+            shaper.prepare(state)
+
+    def _make_scatter(self, whole: bool, sums: bool) -> Scatter:
+        return Scatter(self.replicas, self.cuts, self.room, whole, sums)
+
+    def plan_in_words(self, state: State) -> dict[str, str]:
+        """Whole columns and their tiles: slices differ among replicas."""
+        tiles = (f"{cut.columns.start}:{cut.columns.stop}" for cut in self.cuts)
+        return {
+            **super().plan_in_words(state),
+            "columns held": repr((self.cuts.columns, self.width(state))),
+            "buckets": " ".join(tiles),
+            "stage": repr(self.stage),
+        }
+
+    def scores(
+        self, task: Task, state: State, rows: Rows, point: Array, out: Array
+    ) -> None:
+        """out ← Σ over tiles of Y w; each is there while it is used."""
+        if self.stage < 3:
+            task.backend.scores(rows, point, out)
+            return
+        part = out if len(self.cuts) == 1 else np.empty_like(out)
+        if part is not out:
+            out[...] = 0.0
+        for cut, tile in self._tiles_of(point):
+            task.backend.scores(self._of_tile(rows, cut), tile, part)
+            if part is not out:
+                out += part
+
+    def descend(
+        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr of a batch; after the last one, tile by tile, say it and step."""
+        self._left -= 1
+        self.scatter.tail.count_in(residuals)
+        if self._left:
+            self._add(self.scatter.gradient, rows, residuals)
+            return
+        self.scatter.tail.send()
+        for number, cut in enumerate(self.cuts):
+            tile = self.scatter.tile(number, cut)
+            self._add(tile, self._of_tile(rows, cut), residuals)
+            task.clock.lap("update")
+            self.scatter.send(number, cut, tile)
+            task.clock.start()  # what a sum takes is booked by the ledger
+        self._step(state, task)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Where this replica had no rows: its slices of w, no sums, and its step."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)
+            if self.stage == 3:
+                for _ in self._tiles_of(self._weights(state)):
+                    pass
+            self.scatter.tail.send()
+            for number, cut in enumerate(self.cuts):
+                self.scatter.send(number, cut, self.scatter.tile(number, cut))
+            self._step(state, None)
+        self._check(state, exchanges)
+
+    def _check(self, state: State, exchanges: int) -> None:
+        """Of what all replicas hold: no slices."""
+        seen = state
+        if self.stage == 3:
+            seen = replace(state, weights=state.weights[:0])
+        self.check.after_exchange(seen, exchanges, list(state.shared.values()))
+
+    def _weights(self, state: State) -> Array:
+        """Where steps are taken."""
+        return state.weights
+
+    def _tiles_of(self, own: Array) -> Iterator[tuple[Cut, Array]]:
+        """All columns, tile by tile, where scores are made."""
+        return self.joining.tiles(own, PURPOSE)
+
+    def _begin(self, number: int) -> None:
+        self.scatter.begin()
+        self._moment = self.steps.moment(number)
+        self._done = number
+
+    def _of_tile(self, rows: Rows, cut: Cut) -> Rows:
+        if len(self.cuts) == 1:
+            return rows
+        return self.backend.some_columns(rows, cut.columns)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        """The own slice of each tile, then to all replicas what became of it."""
+        factor = 1.0 / float(self.scatter.tail.total()[-1])
+        if self.means.shapers:
+            self._shape_slices(factor)
+            factor = 1.0
+        for number, cut in enumerate(self.cuts):
+            gradient = self.scatter.own(number, cut)
+            if task is not None:
+                task.clock.start()
+            own = self._advance(state, cut, gradient, factor)
+            if task is not None:
+                task.clock.lap("update")
+            if self.stage < 3:
+                self._spread(own, cut, self._weights(state)[cut.columns])
+        self.joining.wait()
+        if state.intercept is not None:
+            tail = self._tail()
+            self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+
+    def _spread(self, own: Array, cut: Cut, tile: Array) -> None:
+        """What was stepped, to all replicas."""
+        self.joining.start(own, cut, tile, PURPOSE)
+        self.joining.wait(behind=1)
+
+    def _advance(self, state: State, cut: Cut, gradient: Array, factor: float) -> Array:
+        """The own slice of a tile, stepped: a view in stage 3, else a copy."""
+        held = state.weights
+        own = held[cut.place] if self.stage == 3 else held[cut.own].copy()
+        self._step_slice(own, state.memory, cut, gradient, factor, self._moment)
+        return own
+
+    def _step_slice(
+        self,
+        own: Array,
+        memory: dict[str, Array],
+        cut: Cut,
+        gradient: Array,
+        factor: float,
+        moment: Moment,
+    ) -> None:
+        """In place; a velocity lies beside the weights for as long as it takes."""
+        if not len(own):  # a tile of fewer columns than replicas
+            return
+        kept = {name: memory[name][cut.place] for name in self.steps.rule.kept}
+        if self.states == 1:
+            self.steps.step(ColumnViews(own, kept), gradient, factor, moment)
+            return
+        velocity = memory[VELOCITY][cut.place]
+        both = np.hstack([own, velocity])
+        self.steps.step(ColumnViews(both, kept), gradient, factor, moment)
+        own[...], velocity[...] = np.split(both, 2, axis=1)
+
+    def _shape_slices(self, factor: float) -> None:
+        """Shapers see all slices of this replica as one array."""
+        found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
+        mean = np.concatenate(found)
+        mean *= mean.dtype.type(factor)
+        self._shape_mean(mean)
+        for own, cut in zip(found, self.cuts, strict=True):
+            own[...] = mean[cut.place]
+
+    def _shape_mean(self, mean: Array) -> None:
+        columns = self.means.held.start + self.cuts.numbers
+        whole = GradientFacts(columns, self._total)
+        for shaper in self.means.shapers:
+            shaper.shape(mean, whole, self._moment)
+
+    def _total(self, words: Array) -> Array:
+        """Over members and over replicas: each holds other columns."""
+        return self.replicas.sum(super()._total(words), PURPOSE)
+
+    def _tail(self) -> Array:
+        tail = self.scatter.tail.total().astype(np.float64)
+        if self.replicas.size > 2 and self.grid.members.size > 1:
+            self.grid.members.broadcast(tail, 0, PURPOSE)
+        return tail
+
+    def facts(self) -> dict[str, Any]:
+        """For the report of a run."""
+        shaped = [shaper.facts() for shaper in self.means.shapers]
+        scattered, joined = (o.overlap for o in (self.scatter, self.joining))
+        transfer = scattered.transfer + joined.transfer
+        hidden = scattered.hidden + joined.hidden
+        return {
+            **{key: said for facts in shaped for key, said in facts.items()},
+            "stage": self.stage,
+            "buckets": len(self.cuts),
+            "codec": "identity",
+            "own_columns": self.cuts.height,
+            "mended_replicas": self.check.mended,
+            **scattered.facts(),
+            "transfer_seconds": transfer,
+            "hidden_seconds": hidden,
+            "hidden_share": hidden / transfer if transfer else 0.0,
+        }

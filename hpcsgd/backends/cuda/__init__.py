@@ -1,0 +1,1 @@
+"""The arithmetic of an exchange on a GPU of NVIDIA."""

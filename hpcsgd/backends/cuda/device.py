@@ -1,0 +1,454 @@
+"""One GPU: its arrays, streams and recorded launches."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.cuda.driver import Cublas, DeviceLayer, check_arch, guard, guarded
+from hpcsgd.backends.cuda.kernels import Build
+
+# What the work of a GPU is asked for: memory, copies, launches, in one order.
+
+Array = NDArray[Any]
+# grid, block, arguments: device arrays, NumPy scalars of the very size, None for NULL.
+Launch = Callable[..., None]
+
+
+class LaunchGraph:
+    """Launches that were recorded: called, it repeats them as one."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch: Launch | None = launch
+
+    def __call__(self) -> None:
+        """Queue all of them."""
+        assert self._launch is not None, "a graph was launched after its release"
+        self._launch()
+
+    def release(self) -> None:
+        """Let the GPU forget it; NCCL ends no group that a graph still speaks of."""
+        self._launch = None
+
+
+class Device(Protocol):
+    """One GPU as one rank sees it; whatever is asked for happens in that order."""
+
+    layer: Any  # what transports ask for
+    stream: Any  # on which all of it happens
+    # Called before the host waits: transports see there how their collectives ended.
+    settle: Callable[[], None]
+    arch: str  # as NVRTC calls it: "90a"
+    multiprocessors: int
+    cache: int  # bytes of what all of them share
+    is_shared: bool  # by other ranks, whose kernels may run beside those of this one
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A device array; what is in it is not known."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A device array of zeros."""
+
+    def clear(self, array: Any) -> None:
+        """array ← 0, of an array without gaps."""
+
+    def fill(self, array: Any, values: Array) -> None:
+        """array ← values of the host, of its shape; they may change at once."""
+
+    def upload(self, array: Any, write: Callable[[Array], None]) -> None:
+        """array ← what `write` puts into the host's memory that it is given.
+
+        That has the array's shape and type, and what was there before in it; at most
+        `PIECE` bytes. Copies travel while the next array is written.
+        """
+
+    def put_rows(self, array: Any, rows: Any) -> None:
+        """array ← rows that are there already, and zeros behind their ends."""
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes that are free, bytes in all)."""
+
+    def fetch(self, array: Any) -> Array:
+        """A copy on the host, when all that was asked for before is done."""
+
+    def kernel(self, build: Build) -> Launch:
+        """launch(grid, block, arguments, shared=0, cluster=1)."""
+
+    def capture(self, action: Callable[[], None]) -> LaunchGraph:
+        """What repeats the launches of `action`, which has run once, as one launch."""
+
+    def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
+        """out ← left rightᵀ by the vendor's library: bits of bf16, sums in fp32.
+
+        All three have two dimensions, and no gaps along the second one.
+        """
+
+    def seconds(self, action: Callable[[], None], times: int) -> float:
+        """Of one of `times` runs of it, by the clock of the GPU."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Launches within begin after what was asked for before, and wait for no more.
+
+        They go on beside those that follow, up to `join`.
+        """
+
+    def join(self) -> None:
+        """What follows begins after what was asked for aside."""
+
+    def wait(self) -> None:
+        """For the stream alone, whatever becomes of collectives."""
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for is done."""
+
+
+class Mirrored:
+    """One array on the host and on the device; the newer one is copied when asked for.
+
+    Whoever is given the host's copy may write into it: from then on it is the newer
+    one, until the device has written again. Whoever only looks is given what cannot be
+    written to, and nothing goes up again for it.
+    """
+
+    def __init__(
+        self, device: Device, host: Array, kind: Any, scale: float = 1.0
+    ) -> None:
+        self._device, self._scale = device, scale  # the device's copy times it: host's
+        self._host = host
+        self._held = device.empty(host.shape, kind)
+        self._newer_here, self._newer_there = True, False
+
+    def on_host(self) -> Array:
+        """To be read or written there."""
+        self._come()
+        self._newer_here = True
+        return self._host
+
+    def to_look_at(self) -> Array:
+        """To be read there, and no more."""
+        self._come()
+        seen = self._host.view()
+        seen.flags.writeable = False
+        return seen
+
+    def on_device(self) -> Any:
+        """To be read there; what may have changed on the host is sent first."""
+        if self._newer_here:
+            values = (self._host / self._scale).astype(self._held.dtype)
+            self._device.fill(self._held, values)
+            self._newer_here = False
+        return self._held
+
+    def written(self) -> None:
+        """The device's copy has been written: it is the newer one."""
+        self._newer_there = True
+
+    def replace(self, values: Array) -> None:
+        """From now on these, on the host."""
+        self._host = np.asarray(values)
+        self._newer_here, self._newer_there = True, False
+
+    def _come(self) -> None:
+        if self._newer_there:
+            self._host[...] = self._device.fetch(self._held) * self._scale
+            self._newer_there = False
+
+
+# From the host to a device through pinned memory: nobody waits for a copy.
+#
+# Small arrays take turns in a ring of buffers, large ones go in pieces through two of
+# them: while one travels, the next is written. A buffer is written again once the event
+# behind its last copy has happened, which in a steady state was long ago.
+
+Write = Callable[[Array], None]
+PIECE = 16 * 2**20  # bytes that are sent together
+SMALL = 64 * 2**10  # bytes up to which the ring serves
+RING = 16  # larger = the host runs further ahead of its GPU
+
+
+class Slots:
+    """Pinned buffers that take turns; each grows to what it was asked for at most."""
+
+    def __init__(self, layer: Any, stream: Any, count: int) -> None:
+        self._layer, self._stream = layer, stream
+        self._buffers: list[Array | None] = [None] * count
+        self._copies: list[Any] = [None] * count  # the event behind each last copy
+        self._turn = 0
+
+    def send(self, array: Any, write: Write) -> None:
+        """array ← what `write` puts into a buffer of its shape and type."""
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
+        if self._copies[turn] is not None:
+            self._layer.wait(self._copies[turn])
+        room = self._room(turn, array.nbytes)
+        host = room[: array.nbytes].view(array.dtype)
+        write(host.reshape(array.shape))
+        self._layer.to_device(host, array, self._stream)
+        self._copies[turn] = self._layer.record(self._stream)
+
+    def _room(self, turn: int, size: int) -> Array:
+        held = self._buffers[turn]
+        if held is None or held.size < size:
+            held = self._layer.pinned(1 << max(size - 1, 1023).bit_length(), np.uint8)
+            self._buffers[turn] = held
+        return held
+
+
+class Uploads:
+    """All that one stream is sent."""
+
+    def __init__(self, layer: Any, stream: Any) -> None:
+        self._small = Slots(layer, stream, RING)
+        self._large = Slots(layer, stream, 2)
+
+    def fill(self, array: Any, values: Array) -> None:
+        """array ← values, which may change at once."""
+        values = np.asarray(values)
+        assert values.shape == tuple(array.shape) and values.dtype == array.dtype
+        if array.nbytes <= PIECE:
+            self.put(array, _copying(values))
+            return
+        flat, given = array.reshape(-1), np.ascontiguousarray(values).reshape(-1)
+        step = PIECE // given.itemsize
+        for first in range(0, given.size, step):
+            part = given[first : first + step]
+            self.put(flat[first : first + step], _copying(part))
+
+    def put(self, array: Any, write: Write) -> None:
+        """array ← what `write` makes of pinned memory of its shape; not too large."""
+        if array.nbytes == 0:
+            return
+        slots = self._small if array.nbytes <= SMALL else self._large
+        slots.send(array, write)
+
+
+def _copying(values: Array) -> Write:
+    return lambda host: np.copyto(host, values)
+
+
+# A GPU through CuPy: memory, copies and launches of one rank, on one stream.
+
+
+@guarded
+class CudaDevice:
+    """See `hpcsgd.backends.cuda.device.Device`."""
+
+    def __init__(self, number: int = 0, cupy: Any = None) -> None:
+        self.layer = DeviceLayer(number, cupy)
+        self.cupy, self.faults = self.layer.cupy, self.layer.faults
+        self.is_shared = False
+        self.device = self.cupy.cuda.Device(number)
+        built = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
+        check_arch(str(self.device.compute_capability), built)
+        self.stream = self.layer.new_stream()
+        self._side = self.layer.new_stream()
+        self._now = self.stream  # where launches go
+        self.uploads = Uploads(self.layer, self.stream)
+        self.settle: Callable[[], None] = self.wait
+        self.arch = str(self.device.compute_capability)
+        self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
+        self.cache = int(self.device.attributes.get("L2CacheSize", 0))
+        self._cublas: Cublas | None = None
+        self._kernels: dict[Build, Callable[..., None]] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A device array; what is in it is not known."""
+        return self._room(shape, dtype, self.cupy.empty)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A device array of zeros."""
+        return self._room(shape, dtype, self.cupy.zeros)
+
+    def _room(self, shape: tuple[int, ...], dtype: Any, make: Any) -> Any:
+        try:
+            # CuPy gives what is let go of to whoever asks next on the same stream.
+            with self.stream:
+                return make(shape, dtype=dtype)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            raise self.faults.no_room(size) from error
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes that are free, bytes in all)."""
+        found: tuple[int, int] = self.layer.memory()
+        return found
+
+    def clear(self, array: Any) -> None:
+        """array ← 0, of an array without gaps."""
+        with self.stream:
+            array.fill(0)
+
+    def fill(self, array: Any, values: Array) -> None:
+        """array ← values of the host, of its shape; they may change at once."""
+        self.uploads.fill(array, values)
+
+    def upload(self, array: Any, write: Callable[[Array], None]) -> None:
+        """array ← what `write` puts into pinned memory of its shape."""
+        self.uploads.put(array, write)
+
+    def put_rows(self, array: Any, rows: Any) -> None:
+        """array ← rows that are there already, and zeros behind their ends."""
+        width = rows.shape[1]
+        # What makes them may not be done yet, on a stream that ours does not wait for.
+        before = self.layer.record(self.layer.current_stream())
+        self.layer.hold_back(self.stream, before)
+        with self.stream:
+            array[:, :width] = rows
+            if width < array.shape[1]:
+                array[:, width:] = 0
+        # Their owner may write to them on another stream.
+        self.stream.synchronize()
+
+    def fetch(self, array: Any) -> Array:
+        """A copy on the host, when all that was asked for before is done."""
+        self.settle()
+        with self.stream:
+            found: Array = self.cupy.asnumpy(array, stream=self.stream)
+        self.stream.synchronize()
+        return found
+
+    def kernel(self, build: Build) -> Callable[..., None]:
+        """launch(grid, block, arguments, shared=0, cluster=1)."""
+        if build not in self._kernels:
+            compiled = self.layer.kernels.get(build)
+            launch = lambda *given, **more: compiled(self._now, *given, **more)  # noqa: E731
+            self._kernels[build] = self._safe(launch)
+        return self._kernels[build]
+
+    def _safe(self, action: Callable[..., None]) -> Callable[..., None]:
+        """The same with errors of ours."""
+        call = guard(lambda _, *given, **more: action(*given, **more))
+        return lambda *given, **more: call(self, *given, **more)
+
+    def capture(self, action: Callable[[], None]) -> LaunchGraph:
+        """A graph of the launches of `action`.
+
+        Relaxed, as NCCL may ask for memory while its collectives are recorded, and
+        other threads of this process for whatever they like.
+        """
+        mode = self.cupy.cuda.runtime.streamCaptureModeRelaxed
+        with self.stream:
+            self.stream.begin_capture(mode)
+            try:
+                action()
+            except BaseException:
+                with suppress(RuntimeError):  # what went wrong first is said
+                    self.stream.end_capture()
+                raise
+            graph = self.stream.end_capture()
+        return LaunchGraph(self._safe(lambda: graph.launch(stream=self.stream)))
+
+    def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
+        """out ← left rightᵀ by cuBLAS: bits of bf16, sums in fp32."""
+        if self._cublas is None:
+            self._cublas = Cublas(self.layer)
+        self._cublas.multiply_bf16(out, left, right, self._now)
+
+    def seconds(self, action: Callable[[], None], times: int) -> float:
+        """Of one of `times` runs of it, by the clock of the GPU."""
+        first, last = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        first.record(self.stream)
+        for _ in range(times):
+            action()
+        last.record(self.stream)
+        last.synchronize()
+        return float(self.cupy.cuda.get_elapsed_time(first, last)) / 1e3 / times
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """On a second stream, from where the first is now; a branch of a graph."""
+        self.layer.hold_back(self._side, self.layer.record(self.stream))
+        self._now = self._side
+        try:
+            yield
+        finally:
+            self._now = self.stream
+
+    def join(self) -> None:
+        """The first waits for the second."""
+        self.layer.hold_back(self.stream, self.layer.record(self._side))
+
+    def wait(self) -> None:
+        """For the stream alone, whatever becomes of collectives."""
+        self.stream.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for is done."""
+        self.settle()
+
+
+class ThreadDevices(threading.local):
+    """The GPUs of one thread: two on one stream would be in each other's graphs."""
+
+    def __init__(self) -> None:
+        self.devices: dict[int, CudaDevice] = {}
+
+
+opened = ThreadDevices()
+_users: dict[int, WeakSet[threading.Thread]] = {}  # of each GPU
+_one_at_a_time = threading.Lock()
+
+
+def device_of_rank(number: int) -> CudaDevice:
+    """One for each GPU that this thread uses, and current there from now on.
+
+    A caller that has used another GPU meanwhile would else be told by CuPy that the
+    stream is none of its own. It is shared where another thread has it, too.
+    """
+    if number not in opened.devices:
+        opened.devices[number] = CudaDevice(number)
+    device = opened.devices[number]
+    with _one_at_a_time:
+        users = _users.setdefault(number, WeakSet())
+        users.add(threading.current_thread())
+        device.is_shared = sum(user.is_alive() for user in users) > 1
+    device.device.use()
+    return device
+
+
+# What a device is asked for again and again becomes one launch.
+
+
+def _launch(graph: LaunchGraph) -> None:
+    graph()
+
+
+class Captures(Protocol):
+    """A device, or what has to know of the graphs that it makes."""
+
+    def capture(self, action: Callable[[], None]) -> LaunchGraph:
+        """What repeats the launches of `action`, which has run once, as one launch."""
+
+
+class GraphAction:
+    """An action that runs as it is once, is recorded, and from then on is repeated.
+
+    The first time compiles and allocates; arrays stay where they are from then on, only
+    what is in them changes. `recording` is the action where what happens besides
+    launches has to be left out.
+    """
+
+    def __init__(
+        self,
+        recorder: Captures,
+        action: Callable[[], None],
+        recording: Callable[[], None] | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._action, self._recording = action, recording or action
+        self._is_warm = False
+        self._graph: LaunchGraph | None = None
+
+    def run(self, launch: Callable[[LaunchGraph], None] = _launch) -> None:
+        """Once more; `launch` is given what was recorded."""
+        if self._is_warm and self._graph is None:
+            self._graph = self._recorder.capture(self._recording)
+        if self._graph is None:
+            self._action()
+            self._is_warm = True
+        else:
+            launch(self._graph)

@@ -1,0 +1,645 @@
+"""The only file that knows CuPy: memory, streams, kernels, libraries."""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FunctionType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd import files
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.kernels import (
+    FOLDER,
+    PLAIN_SHARED,
+    Build,
+    build_of,
+    compiled_for,
+    options,
+)
+from hpcsgd.errors import ConfigError, DeviceLost, HpcsgdError, MissingPackage
+
+# What CuPy raises in our words: a GPU that is full, lost, or never was to be had.
+
+T = TypeVar("T")
+FULL = 2  # cudaErrorMemoryAllocation, and the driver's name for the same
+SMALLER = (
+    "use more members (--grid), --precision c where the matrix is fp32, or a smaller"
+    " --steps or --batch"
+)
+
+
+def shown(size: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} bytes"
+        size /= 1024
+    return f"{size:.3g} GiB" if size < 1024 else f"{size / 1024:.3g} TiB"
+
+
+class Faults:
+    """Of one GPU, whose place is known before anything is wrong with it."""
+
+    def __init__(self, cupy: Any, place: str) -> None:
+        self.cupy, self.place = cupy, place
+        self._of_cuda = (
+            cupy.cuda.runtime.CUDARuntimeError,
+            cupy.cuda.driver.CUDADriverError,
+        )
+        self._full = cupy.cuda.memory.OutOfMemoryError
+
+    def said(self, error: BaseException, asked: int = 0) -> BaseException:
+        """The same as an error of ours; itself where CUDA has no part in it."""
+        if isinstance(error, self._full):
+            return self.no_room(asked)
+        if not isinstance(error, self._of_cuda):
+            return error
+        if getattr(error, "status", None) == FULL:
+            return self.no_room(asked)
+        return lost(self.place, str(error))
+
+    def no_room(self, asked: int = 0) -> ConfigError:
+        """An allocation that failed, with what is there now."""
+        try:
+            free, total = self.cupy.cuda.runtime.memGetInfo()
+        except self._of_cuda:
+            free = total = 0
+        return no_room(self.place, asked, free, total)
+
+
+def no_room(place: str, asked: int, free: int, total: int) -> ConfigError:
+    """Bytes that were asked for; 0 where that is not known."""
+    more = f"{shown(asked)} more" if asked else "what it was asked for"
+    there = f" ({shown(free)} of {shown(total)} are free)" if total else ""
+    return ConfigError(f"the GPU {place} has no room for {more}{there}; {SMALLER}")
+
+
+def lost(place: str, why: str) -> DeviceLost:
+    """From here on this GPU does nothing; the run adds what is saved."""
+    return DeviceLost(f"the GPU {place} failed ({' '.join(why.split())})")
+
+
+def guarded(kind: type[T]) -> type[T]:
+    """All public methods of a class that has `faults` raise errors of ours."""
+    for name, method in list(vars(kind).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(kind, name, guard(method))
+    return kind
+
+
+def guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    """One method of such a class, or a function that is given it first."""
+
+    @wraps(method)
+    def call(self: Any, *arguments: Any, **more: Any) -> Any:
+        try:
+            return method(self, *arguments, **more)
+        except HpcsgdError:
+            raise
+        except Exception as error:
+            found = self.faults.said(error)
+            if found is error:
+                raise
+            raise found from error
+
+    return call
+
+
+# The locale of a thread, as it was before a library was called.
+#
+# NVRTC of CUDA 12.0 to 12.4 leaves its thread in the locale "C": files that Python
+# opens there later would be ASCII, whatever the user's locale says.
+
+
+@contextmanager
+def kept_locale() -> Iterator[None]:
+    """That of this thread is afterwards what it was; a no-op where the C library
+    knows none of threads.
+    """
+    use = _use_locale()
+    before = use(None) if use else None
+    try:
+        yield
+    finally:
+        if use:
+            use(before)
+
+
+def _use_locale() -> Any:
+    """`uselocale`: asked for NULL it changes nothing, and always says what was."""
+    try:
+        found = ctypes.CDLL(None).uselocale
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows
+        return None
+    found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
+    return found
+
+
+# Kernels of the table as CuPy compiles and launches them on one GPU.
+
+OnStream = Callable[..., None]
+# What CuPy tells NVRTC besides the architecture.
+OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
+
+
+class RawKernels:
+    """Each is compiled when it is first asked for, by CuPy, which keeps it on disk."""
+
+    def __init__(self, cupy: Any, arch: str) -> None:
+        self.cupy, self.arch = cupy, arch
+        self._known: dict[Build, OnStream] = {}
+
+    def get(self, build: Build) -> OnStream:
+        """launch(stream, grid, block, arguments, shared=0, cluster=1)."""
+        if build not in self._known:
+            self._known[build] = self._launcher(build)
+        return self._known[build]
+
+    def _launcher(self, build: Build) -> OnStream:
+        function = self._function(build)
+
+        def launch(
+            stream: Any,
+            grid: Any,
+            block: int,
+            arguments: Any,
+            shared: int = 0,
+            cluster: int = 1,
+        ) -> None:
+            if (
+                shared > PLAIN_SHARED
+                and function.max_dynamic_shared_size_bytes < shared
+            ):
+                function.max_dynamic_shared_size_bytes = shared
+            given = tuple(np.uint64(0) if a is None else a for a in arguments)
+            with stream:
+                function(_three(grid), (block, 1, 1), given, shared_mem=shared)
+
+        return launch
+
+    def _function(self, build: Build) -> Any:
+        folder = files.path(f"kernels/{FOLDER}")
+        text = ascii_of(folder / f"{build.source}.cu")
+        given = (*options(build, str(folder)), _headers(folder))
+        try:
+            with kept_locale():
+                if compiled_for(build, self.arch) != self.arch:
+                    return self._of_one_arch(build, text, given)
+                module = self.cupy.RawModule(code=text, options=given)
+                return module.get_function(build.entry)
+        except self.cupy.cuda.compiler.CompileException as error:
+            raise self._uncompiled(build, error) from error
+        except OSError as error:
+            raise no_folder(error) from error
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # of CUDA
+                raise
+            raise ConfigError(  # of CuPy, where CUDA's headers are not found
+                f"CuPy cannot compile kernel {build.entry} here ({error}); install"
+                ' CUDA beside it: pip install "cupy-cudaNNx[ctk]" of its version'
+            ) from error
+
+    def _of_one_arch(self, build: Build, text: str, given: tuple[str, ...]) -> Any:
+        """Past CuPy, which knows of a GPU's "90" and not of its "90a"."""
+        nvrtc = self.cupy.cuda.nvrtc
+        arch = f"-arch=sm_{compiled_for(build, self.arch)}"
+        program = nvrtc.createProgram(text, f"{build.source}.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, (*given, *OF_CUPY, arch))
+            cubin = nvrtc.getCUBIN(program)
+        except nvrtc.NVRTCError as error:
+            raise self._uncompiled(build, nvrtc.getProgramLog(program)) from error
+        finally:
+            nvrtc.destroyProgram(program)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / f"{build.source}.cubin"
+            path.write_bytes(cubin)
+            function = self.cupy.RawModule(path=str(path)).get_function(build.entry)
+            _ = function.max_dynamic_shared_size_bytes  # read from the file by now
+        return function
+
+    def _uncompiled(self, build: Build, error: Exception | str) -> ConfigError:
+        (first, *_) = [*str(error).strip().splitlines(), ""]
+        return ConfigError(
+            f"NVRTC cannot compile the kernel {build.entry} for sm_{self.arch}"
+            f" ({first}); install the newest CuPy and NVRTC that the driver takes, or"
+            " use --device cpu"
+        )
+
+
+def no_folder(error: OSError) -> ConfigError:
+    """Where CuPy would keep what it compiles."""
+    return ConfigError(
+        f"CuPy cannot keep compiled kernels ({error}); set CUPY_CACHE_DIR to a folder"
+        " that can be written, on a disk with room"
+    )
+
+
+def ascii_of(path: Path) -> str:
+    """Signs of comments become `?`: CuPy writes the text in the user's encoding."""
+    return path.read_text("utf-8").encode("ascii", "replace").decode()
+
+
+def _headers(folder: Path) -> str:
+    """What CuPy keeps of a kernel is known by its text and options, not by these."""
+    texts = [path.read_bytes() for path in sorted(folder.glob("*.cuh"))]
+    return f"-DHEADERS=0x{sha256(b''.join(texts)).hexdigest()[:8]}"
+
+
+def _three(size: Any) -> tuple[int, int, int]:
+    parts = (size,) if isinstance(size, int) else tuple(size)
+    x, y, z = (*parts, 1, 1)[:3]
+    return int(x), int(y), int(z)
+
+
+# What sums of bf16 bits need of a GPU besides messages: three launches.
+
+ITEM = 2  # bytes of the bits of one number
+
+
+class DeviceCasts:
+    """Those of a GPU of `arch`, whose kernels `get` finds."""
+
+    def __init__(self, arch: str, get: Callable[[Build], OnStream]) -> None:
+        self._arch, self._get = arch, get
+
+    def narrow(self, stream: Any, values: Any, bits: Any) -> None:
+        """bits ← values as bf16."""
+        arguments = (values, np.int64(bits.size), None, bits)
+        self._launch(stream, "narrow", bits.size, arguments)
+
+    def widen(self, stream: Any, bits: Any, values: Any) -> None:
+        """values ← bits."""
+        arguments = (bits, np.int64(bits.size), None, values)
+        self._launch(stream, "widen", bits.size, arguments)
+
+    def add(self, stream: Any, parts: Any, ranks: int, total: Any) -> None:
+        """total ← Σ over ranks of their parts, from the first on, rounded once."""
+        arguments = (parts, np.int32(ranks), np.int64(total.size), total)
+        self._launch(stream, "add_parts", total.size, arguments)
+
+    def _launch(self, stream: Any, name: str, count: int, arguments: Any) -> None:
+        if count:  # a grid of no blocks is an error
+            shape = kernels.cast(count, ITEM)
+            kernel = self._get(build_of(name, "bf16", self._arch))
+            kernel(stream, *shape[:2], arguments)
+
+
+# A GPU's arrays, streams and copies through CuPy; what transports ask of it.
+#
+# CuPy is loaded when it is asked for and nowhere else, so all that uses this can be run
+# with a layer made of NumPy.
+
+Array = NDArray[Any]
+OLDEST = 12  # CUDA majors that wheels are named after
+NEWEST = 13
+DOWN, UP = "memcpyDeviceToHost", "memcpyHostToDevice"
+NOT_READY = 600  # cudaErrorNotReady
+NO_DEVICE = 100  # cudaErrorNoDevice
+OLDEST_ARCH = {12: 70, 13: 75}  # CUDA -> the oldest GPU that it compiles for
+
+
+def load_cupy() -> Any:
+    """CuPy, once it is sure that it can work here."""
+    driver = driver_major()
+    if driver is None:
+        raise ConfigError(
+            "no NVIDIA driver is here (libcuda.so.1 does not load); run on a node with"
+            " a GPU, or use --device cpu"
+        )
+    if driver < OLDEST:
+        raise ConfigError(
+            f"the NVIDIA driver here knows CUDA {driver} and CUDA {OLDEST} is the"
+            " oldest that serves; update it to 525 or newer, or use --device cpu"
+        )
+    cupy = _import_cupy(driver)
+    built = _built_for(cupy, driver)
+    if built > driver:
+        raise ConfigError(
+            f"CuPy is made for CUDA {built} and the driver here knows CUDA {driver};"
+            f" replace it with: pip uninstall cupy-cuda{built}x && {_install(driver)}"
+        )
+    return cupy
+
+
+def _import_cupy(driver: int) -> Any:
+    try:
+        import cupy
+    except ModuleNotFoundError as missing:
+        raise MissingPackage(
+            f"a GPU needs CuPy ({missing}); install it with: {_install(driver)}"
+        ) from missing
+    except (ImportError, OSError) as broken:
+        if isinstance(broken, OSError) and broken.filename:
+            raise no_folder(broken) from broken
+        raise _broken(broken, min(driver, NEWEST)) from broken
+    return cupy
+
+
+def _built_for(cupy: Any, driver: int) -> int:
+    """The major version of CUDA that it is made for; its libraries load, too."""
+    try:
+        built = int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
+    except (ImportError, OSError, RuntimeError) as broken:
+        raise _broken(broken, min(driver, NEWEST)) from broken
+    try:
+        cupy.cuda.nvrtc.getVersion()  # loaded late: kernels could not be compiled
+    except (ImportError, OSError, RuntimeError) as broken:
+        raise _broken(broken, built) from broken
+    return built
+
+
+def _broken(error: Exception, major: int) -> MissingPackage:
+    """CuPy is there, and a library that it needs is not."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    why = next((line for line in reversed(lines) if ".so" in line), " ".join(lines))
+    return MissingPackage(
+        f"CuPy is installed and a library of CUDA that it needs is not ({why});"
+        f' install them with: pip install "cupy-cuda{major}x[ctk]"'
+    )
+
+
+def driver_major() -> int | None:
+    """The newest major version of CUDA that the driver knows; None without one."""
+    version = ctypes.c_int(0)
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if failed or not version.value else version.value // 1000
+
+
+def _install(driver: int) -> str:
+    return f"pip install cupy-cuda{min(driver, NEWEST)}x"
+
+
+def count_gpus() -> int:
+    """Those that this process sees."""
+    runtime = load_cupy().cuda.runtime
+    try:
+        return int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        if getattr(error, "status", NO_DEVICE) == NO_DEVICE:
+            return 0
+        raise ConfigError(
+            f"the GPUs of this node do not answer ({error}); see what nvidia-smi says,"
+            " or use --device cpu"
+        ) from error
+
+
+def check_arch(arch: str, built: int) -> None:
+    """Refuse a GPU that this CUDA, or our kernels, no longer know."""
+    age = int(arch)
+    if age < OLDEST_ARCH[OLDEST]:
+        raise ConfigError(
+            f"this GPU is of sm_{arch} and kernels need sm_{OLDEST_ARCH[OLDEST]} or"
+            " newer; use --device cpu"
+        )
+    if age < OLDEST_ARCH.get(built, 0):
+        raise ConfigError(
+            f"this GPU is of sm_{arch}, which CUDA {built} no longer serves; replace"
+            f" CuPy with: pip uninstall cupy-cuda{built}x && pip install"
+            f" cupy-cuda{OLDEST}x"
+        )
+
+
+@guarded
+class DeviceLayer:
+    """One GPU, made the current one of the thread that opens it."""
+
+    def __init__(self, number: int = 0, cupy: Any = None) -> None:
+        self.cupy = cupy or load_cupy()
+        try:
+            self._device = self.cupy.cuda.Device(number)
+            self._device.use()
+            self.cupy.cuda.runtime.memGetInfo()  # opens it, not its first use
+            self._place = self._look()
+        except self.cupy.cuda.runtime.CUDARuntimeError as error:
+            raise ConfigError(
+                f"GPU {number} of {os.uname().nodename} cannot be opened ({error}); see"
+                " with nvidia-smi whether it is well and no program holds it alone"
+            ) from error
+        self.faults = Faults(self.cupy, self._place)
+        self._kernels: RawKernels | None = None
+
+    @property
+    def kernels(self) -> RawKernels:
+        """Those that are compiled for it."""
+        if self._kernels is None:
+            arch = str(self._device.compute_capability)
+            self._kernels = RawKernels(self.cupy, arch)
+        return self._kernels
+
+    @property
+    def nccl(self) -> Any:
+        """CuPy's module of NCCL."""
+        try:
+            from cupy.cuda import nccl
+
+            if nccl.available:
+                return nccl
+            why = "CuPy finds none"
+        except (ImportError, AttributeError) as missing:
+            why = str(missing)
+        major = self.cupy.cuda.runtime.runtimeGetVersion() // 1000
+        raise MissingPackage(
+            f"transport nccl needs NCCL ({why}); install it with:"
+            f" pip install nvidia-nccl-cu{major}, or use transport = mpi-host"
+        )
+
+    @property
+    def place(self) -> str:
+        """The node, the GPU's address on its bus, and which part of it."""
+        return self._place  # looked up once: a GPU that is lost does not answer
+
+    def _look(self) -> str:
+        facts = self.cupy.cuda.runtime.getDeviceProperties(self._device.id)
+        unit = bytes(facts.get("uuid", b"")).hex()  # slices of a GPU share its bus
+        return f"{os.uname().nodename} {self._device.pci_bus_id} {unit}".rstrip()
+
+    def owns(self, array: Any) -> bool:
+        """Whether it is CuPy's."""
+        return isinstance(array, self.cupy.ndarray)
+
+    def empty(self, words: int, dtype: Any) -> Any:
+        """An array of CuPy."""
+        return self.cupy.empty(words, dtype=dtype)
+
+    def pinned(self, words: int, dtype: Any) -> Array:
+        """An array of NumPy in page-locked memory."""
+        kind = np.dtype(dtype)
+        size = max(words * kind.itemsize, 1)
+        try:
+            memory = self.cupy.cuda.alloc_pinned_memory(size)
+        except (self.cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
+            if getattr(error, "status", FULL) != FULL:
+                raise
+            raise ConfigError(
+                f"the host cannot page-lock {shown(size)} for the GPU {self.place}; put"
+                " fewer ranks on a node, or raise ulimit -l"
+            ) from error
+        return np.frombuffer(memory, kind, words)
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes that are free, bytes in all), after what nobody uses was let go."""
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        free, total = self.cupy.cuda.runtime.memGetInfo()
+        return int(free), int(total)
+
+    def current_stream(self) -> Any:
+        """CuPy's current stream of this thread."""
+        return self.cupy.cuda.get_current_stream()
+
+    def new_stream(self) -> Any:
+        """One that the default stream does not wait for."""
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def synchronize(self, stream: Any) -> None:
+        """Wait for it."""
+        stream.synchronize()
+
+    def record(self, stream: Any) -> Any:
+        """An event without a time."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event
+
+    def hold_back(self, stream: Any, event: Any) -> None:
+        """The GPU waits, not the host."""
+        stream.wait_event(event)
+
+    def is_done(self, event: Any) -> bool:
+        """Whether it is."""
+        status = self.cupy.cuda.runtime.eventQuery(event.ptr)
+        if status not in (0, NOT_READY):
+            event.synchronize()  # raises what has failed: it would never be done
+        return bool(status == 0)
+
+    def wait(self, event: Any) -> None:
+        """Wait for it."""
+        event.synchronize()
+
+    def address(self, array: Any) -> int:
+        """In the GPU's memory."""
+        return int(array.data.ptr)
+
+    def handle(self, stream: Any) -> int:
+        """cudaStream_t as a number."""
+        return int(stream.ptr)
+
+    def to_host(self, array: Any, host: Array, stream: Any) -> None:
+        """Queue the copy; `host` is read after the stream was waited for."""
+        self._check(array, host)
+        self._copy(host.ctypes.data, array.data.ptr, host.nbytes, DOWN, stream)
+
+    def to_device(self, host: Array, array: Any, stream: Any) -> None:
+        """Queue the copy; `host` is written again after the stream was waited for."""
+        self._check(array, host)
+        self._copy(array.data.ptr, host.ctypes.data, host.nbytes, UP, stream)
+
+    def for_mpi(self, array: Any) -> Any:
+        """Itself: mpi4py asks it for its address."""
+        return array
+
+    def narrow(self, values: Any, bits: Any, stream: Any) -> None:
+        """bits ← values as bf16."""
+        self._casts.narrow(stream, values, bits)
+
+    def widen(self, bits: Any, values: Any, stream: Any) -> None:
+        """values ← bits."""
+        self._casts.widen(stream, bits, values)
+
+    def add_bits(self, parts: Any, ranks: int, total: Any, stream: Any) -> None:
+        """total ← Σ parts."""
+        self._casts.add(stream, parts, ranks, total)
+
+    @property
+    def _casts(self) -> DeviceCasts:
+        return DeviceCasts(self.kernels.arch, self.kernels.get)
+
+    def _check(self, array: Any, host: Array) -> None:
+        assert array.nbytes == host.nbytes and array.flags.c_contiguous
+
+    def _copy(self, to: int, source: int, size: int, kind: str, stream: Any) -> None:
+        runtime = self.cupy.cuda.runtime
+        if size:
+            runtime.memcpyAsync(to, source, size, getattr(runtime, kind), stream.ptr)
+
+
+# cuBLAS as it is: CuPy's own calls of it refuse to be part of a graph.
+#
+# Before each of them CuPy asks whether the stream is being recorded, and raises
+# NotImplementedError if so; cuBLAS itself can be recorded. Room of its own, taken
+# beforehand, keeps allocations out of graphs.
+
+FP32, BF16 = 0, 14  # of cudaDataType
+TURNED, AS_IT_IS = 1, 0  # of cublasOperation_t
+COMPUTE_32F, DEFAULT_TENSOR_OP = 68, 99
+ROOM = 32 * 2**20  # bytes, what NVIDIA names for Hopper
+LOST = (1, 13, 14)  # not initialized any more, execution failed, internal error
+
+
+def load(major: int) -> Any:
+    """The library that CuPy has loaded, by the name that the loader knows it under."""
+    return ctypes.CDLL(f"libcublas.so.{major}")
+
+
+class Cublas:
+    """One handle, and its room; both for the thread that makes this."""
+
+    def __init__(self, layer: Any) -> None:
+        cupy, self._place = layer.cupy, layer.place
+        try:
+            handle = cupy.cuda.device.get_cublas_handle()  # loads it, too
+            self._library = load(cupy.cuda.runtime.runtimeGetVersion() // 1000)
+        except (ImportError, OSError) as missing:
+            raise MissingPackage(
+                f"CuPy finds no cuBLAS ({missing}); install CUDA, or use [products]"
+                " gram_kernel = 'own'"
+            ) from missing
+        self._handle = ctypes.c_void_p(handle)
+        self._room = layer.empty(ROOM, np.uint8)
+
+    def multiply_bf16(self, out: Any, left: Any, right: Any, stream: Any) -> None:
+        """out ← left rightᵀ on a stream: bits of bf16, sums in fp32."""
+        (m, inner), n = left.shape, right.shape[0]
+        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        # Another stream takes the room away: it is given anew each time.
+        self._call("cublasSetStream_v2", _pointer(stream.ptr))
+        room = _pointer(self._room.data.ptr), ctypes.c_size_t(self._room.nbytes)
+        self._call("cublasSetWorkspace_v2", *room)
+        self._call(  # what is columns to cuBLAS is rows here
+            *("cublasGemmEx", ctypes.c_int(TURNED), ctypes.c_int(AS_IT_IS)),
+            *(ctypes.c_int(size) for size in (n, m, inner)),
+            *(ctypes.byref(one), *_matrix(right, BF16), *_matrix(left, BF16)),
+            *(ctypes.byref(zero), *_matrix(out, FP32)),
+            *(ctypes.c_int(COMPUTE_32F), ctypes.c_int(DEFAULT_TENSOR_OP)),
+        )
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(self._handle, *arguments)
+        if status in LOST:
+            raise lost(self._place, f"{name} of cuBLAS: status {status}")
+        if status:
+            raise ConfigError(
+                f"cuBLAS cannot multiply on the GPU {self._place} ({name}: status"
+                f" {status}); use [products] gram_kernel = 'own'"
+            )
+
+
+def _pointer(address: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(int(address))
+
+
+def _matrix(array: Any, kind: int) -> tuple[Any, ...]:
+    """Where it is, of what, and elements from one row to the next."""
+    apart = array.strides[0] // array.dtype.itemsize
+    return _pointer(array.data.ptr), ctypes.c_int(kind), ctypes.c_int(apart)

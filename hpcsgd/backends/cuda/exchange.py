@@ -1,0 +1,699 @@
+"""One exchange on a GPU: sample, products, steps, update."""
+
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.device import PIECE, Device
+from hpcsgd.backends.cuda.kernels import MOST_COLUMNS, StepLaunch, build_of, serves
+from hpcsgd.backends.cuda.matrix import (
+    TF32,
+    DeviceCoefficients,
+    DeviceMatrix,
+    DeviceSampled,
+    Order,
+    check_element,
+    sent,
+)
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
+from hpcsgd.glm.families import Family, exp_bound
+from hpcsgd.glm.unrolling import Blocks, PlainSteps
+from hpcsgd.precision import Precision
+from hpcsgd.sparse import Csr
+
+# Products of the rows of one exchange on a device: Gram, margins, update.
+
+Array = NDArray[Any]
+THREADS = 256  # of margin and update
+ROWS_A_BLOCK = 8  # of margin: a warp a row
+
+
+class GramTiles:
+    """Those of the Gram that the recurrence of some blocks reads."""
+
+    def __init__(
+        self, device: Device, blocks: Blocks, side: int = kernels.SMALL
+    ) -> None:
+        tiles, places = kernels.tiles_of(np.asarray(blocks.starts), side)
+        self.side, self.count = side, len(tiles)
+        self.shift = np.int32(side.bit_length() - 1)
+        self.words = self.count * side * side
+        self.numbers = sent(device, tiles)  # I << 16 | J of each
+        self.places = sent(device, places.ravel())  # of each, or -1
+        self.across = np.int32(len(places))
+        self._at, self._blocks = places, blocks
+
+    def packed(self, tiles: Array) -> Array:
+        """What a copy of them holds, as the host packs the Gram."""
+        side, blocks = self.side, self._blocks
+        parts = tiles.reshape(-1, side, side)
+        found = np.empty(blocks.gram_words, dtype=tiles.dtype)
+        for j, (first, last) in enumerate(pairwise(blocks.starts)):
+            rows, columns = np.arange(first, last)[:, None], np.arange(first)
+            place = self._at[rows // side, columns // side]
+            panel = parts[place, rows % side, columns % side]
+            found[blocks.gram_starts[j] : blocks.gram_starts[j + 1]] = panel.ravel()
+        return found
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Columns of weights and of scores: K classes, and what an update remembers."""
+
+    classes: int = 1
+    states: int = 1
+    read: int = 1  # of a row's margins, times K: all states, or one point of them
+
+    @property
+    def weights(self) -> int:
+        """Columns of weights, and of factors."""
+        return self.classes * self.states
+
+    @property
+    def margins(self) -> int:
+        """Columns of margins."""
+        return self.classes * self.read
+
+
+class Products(Protocol):
+    """What exchanges ask of rows, however those are held."""
+
+    def gram(self, numbers: Any, out: Any) -> None:
+        """Tiles of Y Yᵀ."""
+
+    def margins(self, numbers: Any, weights: Any, out: Any) -> None:
+        """Y W."""
+
+    def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
+        """The two, in one launch where there is one."""
+
+    def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
+        """W ← W carryᵀ + Yᵀ factors."""
+
+
+class DenseProducts:
+    """Rows of whole chunks."""
+
+    def __init__(
+        self,
+        device: Device,
+        matrix: DeviceMatrix,
+        blocks: Blocks,
+        tiles: GramTiles,
+        widths: Widths,
+    ) -> None:
+        check_wide(widths.weights)
+        self.device, self.matrix, self.tiles = device, matrix, tiles
+        self.widths, self.count = widths, blocks.rows
+        item, count = matrix.values.dtype.itemsize, max(tiles.count, 1)
+        self.splits = kernels.splits_of(
+            *(count, matrix.width, tiles.side, item, device.multiprocessors)
+        )
+        plan = self._launch_of(margins=False)
+        self._workspace = device.empty((plan.workspace,), np.float32)
+        self._tickets = device.zeros((max(tiles.count, 1),), np.uint32)
+        self._plan_update(item)
+
+    def part(self, columns: slice) -> "DenseProducts":
+        """Of some columns, which begin with a chunk of a row."""
+        part = copy(self)
+        part.matrix = self.matrix.part(columns)
+        return part
+
+    def gram(self, numbers: Any, out: Any) -> None:
+        """Tiles of Y Yᵀ alone."""
+        self._gram(numbers, out, None, None)
+
+    def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
+        """One launch reads the rows for both, unless there are many margins a row."""
+        if self.tiles.count and self.widths.margins == 1:
+            self._gram(numbers, gram, weights, margins)
+            return
+        if self.tiles.count:
+            self.gram(numbers, gram)
+        self.margins(numbers, weights, margins)
+
+    def margins(self, numbers: Any, weights: Any, out: Any) -> None:
+        """Y W."""
+        wide = self.widths.margins
+        if wide == 1:
+            grid = -(-self.count // ROWS_A_BLOCK)
+            self._launch("margin", grid, THREADS, (*self._rows(numbers), weights, out))
+            return
+        item = self.matrix.values.dtype.itemsize
+        shape = kernels.margins_columns(self.count, wide, item)
+        arguments = (*self._rows(numbers), np.int32(wide), weights, out)
+        self._launch("margins_columns", *shape[:2], arguments, shared=shape.shared)
+
+    def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
+        """W ← W carryᵀ + Yᵀ factors."""
+        wide, states = self.widths.weights, self.widths.states
+        if wide > 1:
+            shape = kernels.update_columns(self.matrix.width)
+            sizes = np.int32(wide), np.int32(states)
+            arguments = (*self._rows(numbers), *sizes, factors, carry, weights)
+            self._launch("update_columns", *shape[:2], arguments, shared=shape.shared)
+            return
+        arguments = (*self._rows(numbers), factors, carry, weights, *self._parts)
+        plan = self._update
+        self._launch("update", plan.grid, plan.block, arguments, shared=plan.shared)
+
+    def _plan_update(self, item: int) -> None:
+        """Its launch, and where parts of the rows are added."""
+        cols, plan = (
+            self.matrix.width,
+            kernels.update(*(self.count, self.matrix.width, item)),
+        )
+        room = kernels.update_room(cols, plan) if self.widths.weights == 1 else 0
+        self._update = plan
+        self._parts = (
+            np.int32(kernels.update_rows(self.count, plan.grid[1])),
+            self.device.empty((room,), np.float32),
+            self.device.zeros((plan.grid[0] if room else 1,), np.uint32),
+        )
+
+    def fetched(self, numbers: Any) -> Array:
+        """The rows on the host, as float32: their stored values, scaled down."""
+        matrix, device = self.matrix, self.device
+        wide = matrix.element == "fp32"
+        shape = (self.count, matrix.values.shape[1])
+        block = device.empty(shape, np.float32)
+        rows = (*self._rows(numbers), block, np.int64(shape[1]))
+        plan = kernels.gather_rows(self.count)
+        kernel = "gather_rows" if wide else "gather_rows_wide"
+        self._launch(kernel, *plan[:2], rows)
+        found: Array = device.fetch(block)[:, : matrix.width]
+        return found / np.float32(matrix.scale)
+
+    def _gram(self, numbers: Any, out: Any, weights: Any, margins: Any) -> None:
+        plan, tiles = self._launch_of(margins is not None), self.tiles
+        sizes = (np.int32(tiles.count), np.int32(plan.splits), np.int32(plan.per_split))
+        arguments = (
+            *(*self._rows(numbers), tiles.numbers, *sizes),
+            *(weights, out, margins, self._workspace, self._tickets),
+        )
+        kernel = f"{self.matrix.multiplied}-{tiles.side}"
+        self._launch(kernel, plan.grid, plan.block, arguments, shared=plan.shared)
+
+    def _launch_of(self, margins: bool) -> kernels.GramLaunch:
+        return kernels.launch_of(
+            *(self.tiles.count, self.count, self.matrix.width),
+            tile=self.tiles.side,
+            itemsize=self.matrix.values.dtype.itemsize,
+            splits=self.splits,
+            margins=margins,
+        )
+
+    def _rows(self, numbers: Any) -> tuple[Any, ...]:
+        matrix, m = self.matrix, np.int32(self.count)
+        return matrix.values, matrix.stride, numbers, m, np.int32(matrix.width)
+
+    def _launch(
+        self, kernel: str, grid: Any, block: int, arguments: Any, **more: Any
+    ) -> None:
+        build = build_of(kernel, self.matrix.element, self.device.arch)
+        self.device.kernel(build)(grid, block, arguments, **more)
+
+
+def check_wide(wide: int) -> None:
+    """Refuse more columns of weights than a kernel takes."""
+    if wide > MOST_COLUMNS:
+        raise ConfigError(
+            f"a GPU takes {MOST_COLUMNS} columns of weights at most and these are"
+            f" {wide} (classes, times 2 with momentum); use --device cpu"
+        )
+
+
+# Sparse rows as a device holds them, and their products in an exchange.
+
+
+@dataclass(frozen=True)
+class DeviceCsr:
+    """`Csr` on a device, in the format that the host stores its values in."""
+
+    indptr: Any  # (rows + 1,) int64
+    indices: Any  # (nnz,) int32 or int64
+    data: Any  # (nnz,)
+    element: str
+    width: int
+    scale: float = 1.0  # what values are stored times: a power of two
+    first: int = 0  # of the columns that are seen
+
+    def part(self, columns: slice) -> "DeviceCsr":
+        """Some columns of all rows, where they lie."""
+        width = columns.stop - columns.start
+        return replace(self, first=self.first + columns.start, width=width)
+
+    @property
+    def suffix(self) -> str:
+        """Of the names of kernels that take such column numbers."""
+        return "_64" if self.indices.dtype == np.int64 else ""
+
+
+def put_csr(device: Device, matrix: Csr, element: str, scale: float = 1.0) -> DeviceCsr:
+    """A copy, piece by piece."""
+    check_element(element)
+    parts = matrix.indptr, matrix.indices, matrix.data
+    indptr, indices, data = (_put(device, part) for part in parts)
+    stored = "fp32" if element == TF32 else element
+    return DeviceCsr(indptr, indices, data, stored, matrix.width, scale)
+
+
+def _put(device: Device, values: Array) -> Any:
+    held = device.empty(values.shape, values.dtype)
+    step = PIECE // values.itemsize
+    for first in range(0, len(values), step):
+        device.fill(held[first : first + step], values[first : first + step])
+    return held
+
+
+class SparseProducts:
+    """What `Products` are, of rows that hold stored values alone."""
+
+    def __init__(
+        self,
+        device: Device,
+        matrix: DeviceCsr,
+        blocks: Blocks,
+        tiles: GramTiles,
+        widths: Widths,
+    ) -> None:
+        check_wide(widths.weights)
+        self.device, self.matrix, self.tiles = device, matrix, tiles
+        self.widths, self.count = widths, blocks.rows
+        numbers = np.arange(len(blocks.sizes), dtype=np.int32)
+        self._batches = sent(device, np.repeat(numbers, blocks.sizes))
+        self._seen = np.int64(0), np.int64(0)  # all columns
+
+    def part(self, columns: slice) -> "SparseProducts":
+        """Of some columns, which rows are searched for."""
+        part = copy(self)
+        part.matrix = self.matrix.part(columns)
+        part._seen = np.int64(part.matrix.first), np.int64(part.matrix.width)
+        return part
+
+    def gram(self, numbers: Any, out: Any) -> None:
+        """Tiles of Y Yᵀ."""
+        shape = kernels.csr_gram(self.tiles.count, self.tiles.side)
+        self._launch("csr_gram", shape, numbers, self._batches, self.tiles.numbers, out)
+
+    def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
+        """One behind the other: sparse rows are read in no common order."""
+        if self.tiles.count:
+            self.gram(numbers, gram)
+        self.margins(numbers, weights, margins)
+
+    def margins(self, numbers: Any, weights: Any, out: Any) -> None:
+        """Y W."""
+        wide = self.widths.margins
+        shape = kernels.csr_margin(self.count, wide)
+        if wide == 1:
+            self._launch("csr_margin", shape, numbers, *self._seen, weights, out)
+            return
+        across = np.int32(kernels.csr_across(wide))
+        sizes = *self._seen, np.int32(wide), across
+        self._launch("csr_margins_columns", shape, numbers, *sizes, weights, out)
+
+    def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
+        """W ← W carryᵀ + Yᵀ factors."""
+        wide, cols = self.widths.weights, self.matrix.width
+        shape = kernels.csr_update(cols, wide)
+        span = np.int32(kernels.csr_span(cols, wide))
+        sizes = np.int64(self.matrix.first), np.int64(cols), span
+        rest = factors, carry, weights
+        if wide == 1:
+            self._launch("csr_update", shape, numbers, *sizes, *rest)
+            return
+        across = kernels.csr_across(wide)
+        more = np.int32(wide), np.int32(self.widths.states), np.int32(across)
+        self._launch("csr_update_columns", shape, numbers, *sizes, *more, *rest)
+
+    def _launch(self, kernel: str, shape: StepLaunch, numbers: Any, *rest: Any) -> None:
+        matrix = self.matrix
+        build = build_of(kernel + matrix.suffix, matrix.element, self.device.arch)
+        rows = matrix.indptr, matrix.indices, matrix.data, numbers
+        arguments = (*rows, np.int32(self.count), *rest)
+        self.device.kernel(build)(
+            shape.grid, shape.block, arguments, shared=shape.shared
+        )
+
+
+# The s steps of an exchange on a device, from summed products to factors of rows.
+
+
+class DeviceRecurrence:
+    """Residuals of all steps, and what the update multiplies rows with."""
+
+    def __init__(
+        self,
+        device: Device,
+        blocks: Blocks,
+        family: Family,
+        tiles: GramTiles,
+        widths: Widths,
+    ) -> None:
+        self.device, self.blocks, self.tiles, self.widths = (
+            *(device, blocks),
+            *(tiles, widths),
+        )
+        m = blocks.rows
+        self.residuals = device.empty((m, widths.classes), np.float32)
+        self.factors = device.empty((m, widths.weights), np.float32)
+        if widths.classes > 1:
+            self._plan_softmax()
+        else:
+            self._plan_one_score(family)
+
+    def take_steps(
+        self,
+        gram: Any,
+        margins: Any,
+        sampled: DeviceSampled,
+        intercept: Any,
+        coefficients: DeviceCoefficients,
+    ) -> None:
+        """One launch; the intercept moves on, too."""
+        plan, widths, tiles = self.launch, self.widths, self.tiles
+        arguments = (
+            *(gram, tiles.places, tiles.across, tiles.shift, margins),
+            *(sampled.targets, sampled.weights, sampled.offsets, intercept),
+            *(coefficients.starts, np.int32(len(self.blocks.sizes))),
+            *(np.int32(widths.states), np.int32(widths.read), *self._classes),
+            *(*coefficients.arrays, *self._setting),
+            *(self.residuals, self.factors, *self._pitch),
+        )
+        build = build_of(self._kernel, "fp32", self.device.arch)
+        kernel = self.device.kernel(build)
+        kernel(plan.grid, plan.block, arguments, plan.shared, cluster=plan.grid)
+
+    def _plan_one_score(self, family: Family) -> None:
+        """One block or a cluster of them, and how much they hold."""
+        arch, blocks = self.device.arch, self.blocks
+        cluster = kernels.cluster_for(blocks.rows, arch)
+        largest = max(blocks.sizes)
+        self._kernel = kernels.kernel_for(family.name, cluster)
+        self.launch = kernels.recurrence_launch(
+            blocks.rows, largest, self.widths.states, cluster, arch
+        )
+        self._classes: tuple[Any, ...] = ()
+        bound = getattr(family, "delta", exp_bound(np.float32))
+        self._setting: tuple[Any, ...] = (np.float32(bound),)
+        self._pitch: tuple[Any, ...] = (np.int32(kernels.recurrence_pitch_of(largest)),)
+
+    def _plan_softmax(self) -> None:
+        """One block, whatever the number of classes."""
+        widths = self.widths
+        self._kernel = "softmax"
+        self.launch = kernels.softmax_launch(self.blocks.rows, widths.states)
+        self._classes, self._setting = (np.int32(widths.classes),), ()
+        self._pitch = ()
+
+
+# One member's part of an exchange on a device: kernels, their buffers, in order.
+
+ONE_SCORE = Widths()
+
+
+class DeviceExchange:
+    """Exchanges of the sizes `blocks`: buffers stay, what is in them changes."""
+
+    def __init__(
+        self,
+        device: Device,
+        matrix: DeviceMatrix | DeviceCsr,
+        order: Order,
+        blocks: Blocks,
+        family: Family,
+        precision: Precision,
+        widths: Widths = ONE_SCORE,
+    ) -> None:
+        self.device, self.matrix, self.blocks = device, matrix, blocks
+        self.precision, self.widths = precision, widths
+        self.sampled = DeviceSampled(device, order, blocks.rows)
+        self.coefficients = DeviceCoefficients(device, blocks, matrix.scale)
+        self.tiles = GramTiles(device, blocks, self._side_of(matrix))
+        self.rows = self._products_of(matrix)
+        self.recurrence = DeviceRecurrence(device, blocks, family, self.tiles, widths)
+        self._make_message()
+        self._point = self._room_for_point()
+
+    @property
+    def residuals(self) -> Any:
+        """Of the steps that were taken last."""
+        return self.recurrence.residuals
+
+    def before(self, weights: Any) -> None:
+        """What members make of their own columns."""
+        self.sample()
+        self.products(weights)
+
+    def after(self, weights: Any, intercept: Any) -> None:
+        """What follows from the sums."""
+        self.iterate(intercept)
+        self.descend(weights)
+
+    def sample(self) -> None:
+        """The rows that come next."""
+        self._launch("sample", 1, 1024, self.sampled.arguments, element="fp32")
+
+    def products(self, weights: Any) -> None:
+        """Tiles of this member's Gram, if there are any, and its margins."""
+        if not self.tiles.count:
+            self.scores(weights)
+            return
+        numbers, point = self.sampled.numbers, self._read(weights)
+        self.rows.both(numbers, point, self.gram, self.margins)
+
+    def scores(self, weights: Any) -> None:
+        """Its margins alone."""
+        point = self._read(weights)
+        self.rows.margins(self.sampled.numbers, point, self.margins)
+
+    def gram_alone(self) -> None:
+        """Its tiles alone."""
+        if self.tiles.count:
+            self.rows.gram(self.sampled.numbers, self.gram)
+
+    def iterate(self, intercept: Any) -> None:
+        """Residuals of all steps, and what the update multiplies rows with."""
+        self._round_margins()
+        self.recurrence.take_steps(
+            *(self.gram, self.margins, self.sampled, intercept, self.coefficients)
+        )
+
+    def descend(self, weights: Any) -> None:
+        """weights ← weights carryᵀ + Yᵀ factors."""
+        factors, carry = self.recurrence.factors, self.coefficients.carry
+        self.rows.update(self.sampled.numbers, factors, carry, weights)
+
+    def _products_of(self, matrix: DeviceMatrix | DeviceCsr) -> Products:
+        sizes = self.blocks, self.tiles, self.widths
+        if isinstance(matrix, DeviceCsr):
+            return SparseProducts(self.device, matrix, *sizes)
+        return DenseProducts(self.device, matrix, *sizes)
+
+    def _side_of(self, matrix: DeviceMatrix | DeviceCsr) -> int:
+        """Of tiles: rows that store few values have no large ones."""
+        if isinstance(matrix, DeviceCsr):
+            return kernels.SMALL
+        return kernels.tile_for(self.blocks.rows, matrix.width)
+
+    def _make_message(self) -> None:
+        """One buffer for tiles and margins: what members sum."""
+        margins = self.blocks.rows * self.widths.margins
+        words = self.tiles.words + margins
+        self.use(self.device.zeros((words,), np.float32))
+
+    def use(self, message: Any) -> None:
+        """From now on this one, of the same size."""
+        words = self.tiles.words
+        self.message = message
+        self.gram, self.margins = message[:words], message[words:]
+
+    def _room_for_point(self) -> Any:
+        """Of what plain steps with momentum read; None where the weights are read."""
+        if self.widths.read == self.widths.states:
+            return None
+        shape = (self.matrix.width, self.widths.classes)
+        return self.device.empty(shape, np.float32)
+
+    def _read(self, weights: Any) -> Any:
+        """Where scores are read: the weights, or a point of all their states."""
+        if self._point is None:
+            return weights
+        widths, count = self.widths, self.matrix.width * self.widths.classes
+        sizes = np.int32(count), np.int32(widths.states), np.int32(widths.classes)
+        arguments = (weights, *sizes, self.coefficients.probe, self._point)
+        shape = kernels.blend(count)
+        self._launch("blend", *shape[:2], arguments, element="fp32")
+        return self._point
+
+    def _round_margins(self) -> None:
+        """To the format that they are stored in."""
+        stored, summed = self.precision.margin, self.precision.margin_sum
+        if get_format(stored).unit_roundoff <= get_format(summed).unit_roundoff:
+            return
+        count = self.blocks.rows * self.widths.margins
+        arguments = (self.margins, np.int32(count))
+        self._launch("round", -(-count // THREADS), THREADS, arguments, element=stored)
+
+    def _launch(
+        self, kernel: str, grid: Any, block: int, arguments: Any, element: str
+    ) -> None:
+        build = build_of(kernel, element, self.device.arch)
+        self.device.kernel(build)(grid, block, arguments)
+
+
+# s plain steps in one launch: on sampled rows of a matrix, or on all of a block.
+
+# Bytes of a batch up to which one block is done before several have met: each step it
+# reads them twice, at some 100 GB/s.
+ONE_BLOCK = 64 * 1024
+
+
+class WalkRows(Protocol):
+    """Which rows, and what belongs to them."""
+
+    numbers: Any
+    targets: Any
+    weights: Any
+    offsets: Any
+
+
+class DeviceFusedSteps:
+    """Steps of the sizes `blocks`, whatever their rates; one score a row, one state."""
+
+    def __init__(
+        self,
+        device: Device,
+        matrix: DeviceMatrix,
+        rows: WalkRows,
+        blocks: Blocks,
+        family: Family,
+        precision: Precision,
+        in_order: bool = False,
+    ) -> None:
+        self.device, self.matrix, self.rows = device, matrix, rows
+        self._tall, self._item = max(blocks.sizes), matrix.values.dtype.itemsize
+        size = self._tall * matrix.width * self._item
+        self._is_narrow = in_order and size <= ONE_BLOCK
+        kind = "gather-steps" if self._is_narrow else "direct-steps"
+        build = build_of(f"{kind}-{family.name}", matrix.element, device.arch)
+        self._kernel = device.kernel(build)
+        self._steps = np.int32(len(blocks.sizes))
+        self._starts = sent(device, np.asarray(blocks.starts, dtype=np.int32))
+        bound = getattr(family, "delta", exp_bound(np.float32))
+        rounds = _rounds_margins(precision)
+        self._setting = np.float32(bound), np.int32(rounds)
+        self._coefficients = _Coefficients(device, matrix.scale)
+        self.residuals = device.empty((blocks.rows, 1), np.float32)
+        self._plan()
+
+    def load(self, plain: PlainSteps) -> None:
+        """These rates from now on."""
+        self._coefficients.load(plain)
+
+    def launch(self, weights: Any, intercept: Any) -> None:
+        """All steps."""
+        rows, matrix = self.rows, self.matrix
+        given = (
+            *(self._starts, self._steps, np.int32(matrix.width)),
+            *(rows.targets, rows.weights, rows.offsets, *self._setting),
+            *self._coefficients.arrays,
+            *(intercept, weights, self.residuals),
+        )
+        numbers = () if self._is_narrow else (rows.numbers,)
+        shape, head = self._shape, (matrix.values, matrix.stride, *numbers)
+        self._kernel(
+            shape.grid,
+            shape.block,
+            (*head, *given, *self._between),
+            shared=shape.shared,
+            cluster=shape.grid[0],  # all blocks at once
+        )
+
+    def _plan(self) -> None:
+        """The shape of the launch, and what its blocks meet through."""
+        tall, item, device = self._tall, self._item, self.device
+        self._between: tuple[Any, ...] = ()
+        if self._is_narrow:
+            self._shape = kernels.gather_steps(tall)
+            return
+        width = self.matrix.width
+        self._shape = kernels.direct_steps(width, item, tall, device.multiprocessors)
+        partials = kernels.direct_partials(self._shape, tall)
+        room = kernels.direct_room(self._shape, item, tall)
+        ahead = kernels.direct_ahead(width, item, tall, device.cache)
+        self._between = (
+            *(device.empty((partials,), np.float32), np.int32(tall)),
+            *(np.int32(room), np.int32(ahead), device.zeros((2,), np.uint32)),
+        )
+
+
+def can_walk(
+    device: Device,
+    matrix: DeviceMatrix,
+    blocks: Blocks,
+    family: Family,
+    precision: Precision,
+    in_order: bool = False,
+) -> bool:
+    """Whether a kernel takes such steps at once; else each is an exchange.
+
+    Of plain SGD with one score a row: that is for the caller to know.
+    """
+    tall, item = max(blocks.sizes), matrix.values.dtype.itemsize
+    kinds = ("direct-steps", "gather-steps") if in_order else ("direct-steps",)
+    names = (f"{kind}-{family.name}" for kind in kinds)
+    shape = kernels.direct_steps(matrix.width, item, tall, device.multiprocessors)
+    return (
+        precision.margin in ("fp32", "bf16")
+        and kernels.direct_fits(item, tall)
+        and all(serves(name, matrix.element, device.arch) for name in names)
+        # Blocks of several ranks that wait for their own could wait for ever.
+        and not (device.is_shared and shape.grid[0] > 1)
+    )
+
+
+def _rounds_margins(precision: Precision) -> bool:
+    """To bf16: what is summed in less is stored as it comes."""
+    stored, summed = get_format(precision.margin), get_format(precision.margin_sum)
+    return stored.unit_roundoff > summed.unit_roundoff
+
+
+class _Coefficients:
+    """carry, gain, push and free of every step, one behind the other."""
+
+    def __init__(self, device: Device, scale: float) -> None:
+        self._device = device
+        # As in `Coefficients`: gains are for rows that are stored times `scale`.
+        self._down = 1.0 / scale**2
+        self._loaded: PlainSteps | None = None
+        self._values: Array | None = None
+        self._room: Any = None
+
+    def load(self, plain: PlainSteps) -> None:
+        """Sent where they are others than before."""
+        if plain is self._loaded:
+            return
+        self._loaded = plain
+        parts = (plain.carry, plain.gain * self._down, plain.gain, plain.free)
+        values = np.concatenate([np.ravel(part) for part in parts]).astype(np.float32)
+        if self._values is not None and np.array_equal(values, self._values):
+            return
+        if self._room is None:
+            self._room = self._device.empty(values.shape, np.float32)
+        self._device.fill(self._room, values)
+        self._values = values
+
+    @property
+    def arrays(self) -> list[Any]:
+        """In the order of the kernels' parameters."""
+        edges = np.arange(5) * (len(self._room) // 4)
+        return [self._room[first:last] for first, last in pairwise(edges.tolist())]

@@ -1,0 +1,378 @@
+"""Which kernel makes the Gram on a GPU, by measurement."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.cuda.exchange import DenseProducts, Products
+from hpcsgd.backends.cuda.kernels import (
+    LARGE,
+    GramLaunch,
+    build_of,
+    serves,
+    tile_for,
+    tiles_of,
+)
+from hpcsgd.backends.cuda.matrix import sent
+from hpcsgd.backends.cuda.room import rows_bytes
+from hpcsgd.errors import ConfigError, MissingPackage
+
+# Products of rows of which somebody else than our plain kernel makes the Gram.
+
+
+class OtherGram(ABC):
+    """All but the Gram is made by `own`.
+
+    See `hpcsgd.backends.cuda.exchange.Products`.
+    """
+
+    def __init__(self, own: DenseProducts) -> None:
+        self.own, self.device, self.count = own, own.device, own.count
+
+    @abstractmethod
+    def gram(self, numbers: Any, out: Any) -> None:
+        """Tiles of Y Yᵀ."""
+
+    def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
+        """gram ← tiles of Y Yᵀ, margins ← Y W; without weights the first alone."""
+        self.gram(numbers, gram)
+        if weights is not None:
+            self.margins(numbers, weights, margins)
+
+    def margins(self, numbers: Any, weights: Any, out: Any) -> None:
+        """Y W."""
+        self.own.margins(numbers, weights, out)
+
+    def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
+        """W ← W carryᵀ + Yᵀ factors."""
+        self.own.update(numbers, factors, carry, weights)
+
+    def fetched(self, numbers: Any) -> Any:
+        """The rows on the host."""
+        return self.own.fetched(numbers)
+
+    def _launch(
+        self, kernel: str, element: str, shape: Any, arguments: Any, **more: Any
+    ) -> None:
+        build = build_of(kernel, element, self.device.arch)
+        self.device.kernel(build)(*shape, arguments, **more)
+
+
+# The Gram of long exchanges by products of warpgroups, which GPUs of sm_90 have.
+#
+# The tiles of our plain kernel, in its places, and margins in the same launch.
+
+KERNEL = "gram-wgmma"
+ELEMENTS = ("bf16", "fp16")  # of a matrix that it can multiply
+
+
+class WgmmaGram(OtherGram):
+    """Products of rows, of which `own` makes all but the Gram and what is beside it."""
+
+    def __init__(self, own: DenseProducts) -> None:
+        super().__init__(own)
+        plan = self._plan(margins=False)
+        self._workspace = self.device.empty((plan.workspace,), np.float32)
+        self._tickets = self.device.zeros((own.tiles.count,), np.uint32)
+
+    def gram(self, numbers: Any, out: Any) -> None:
+        """Tiles of Y Yᵀ alone."""
+        self._gram(numbers, out, None, None)
+
+    def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
+        """One launch, unless there are many margins a row."""
+        if weights is not None and self.own.widths.margins == 1:
+            self._gram(numbers, gram, weights, margins)
+        else:
+            super().both(numbers, weights, gram, margins)
+
+    def _gram(self, numbers: Any, out: Any, weights: Any, margins: Any) -> None:
+        matrix, tiles = self.own.matrix, self.own.tiles
+        plan = self._plan(margins is not None)
+        rows = matrix.values, matrix.stride, numbers
+        sizes = np.int32(self.count), np.int32(matrix.width), tiles.numbers
+        line = np.int32(tiles.count), np.int32(plan.splits), np.int32(plan.per_split)
+        room = out, margins, self._workspace, self._tickets
+        arguments = (*rows, *sizes, *line, weights, *room)
+        shape = plan.grid, plan.block
+        self._launch(KERNEL, matrix.element, shape, arguments, shared=plan.shared)
+
+    def _plan(self, margins: bool) -> GramLaunch:
+        matrix = self.own.matrix
+        return kernels.wgmma_launch_of(
+            *(self.own.tiles.count, self.count, matrix.width),
+            itemsize=matrix.values.dtype.itemsize,
+            sms=self.device.multiprocessors,
+            margins=margins,
+        )
+
+
+def wgmma_bytes(tiles: int, rows: int, width: int, sms: int) -> int:
+    """What it works in: parts of sums, and who came last to each."""
+    plan = kernels.wgmma_launch_of(tiles, rows, width, itemsize=2, sms=sms)
+    return 4 * (plan.workspace + plan.tickets)
+
+
+def check_wgmma(own: DenseProducts) -> None:
+    """Refuse a matrix or a GPU for which there is none."""
+    element, arch = own.matrix.element, own.device.arch
+    asked = "[products] gram_kernel = 'wgmma' needs"
+    if element not in ELEMENTS:
+        raise ConfigError(
+            f"{asked} a matrix in {' or '.join(ELEMENTS)}, and this is in {element};"
+            " use --precision c, or gram_kernel = 'auto'"
+        )
+    if not serves(KERNEL, element, arch):
+        raise ConfigError(
+            f"{asked} a GPU of sm_90 (H100, H200), and this is of sm_{arch}; use"
+            " gram_kernel = 'auto'"
+        )
+
+
+def has_wgmma(own: DenseProducts) -> bool:
+    """Whether it can make these tiles: large ones, and some."""
+    tiles, matrix = own.tiles, own.matrix
+    is_large = tiles.side == LARGE and tiles.count > 0
+    return is_large and serves(KERNEL, matrix.element, own.device.arch)
+
+
+# The Gram of long exchanges by cuBLAS, in the very tiles that our own kernel makes.
+#
+# Rows are gathered, multiplied in block columns from the diagonal down, and packed:
+# what the recurrence reads, and what members send to each other, is laid out as ever.
+
+ELEMENT = "bf16"  # of a matrix that it can multiply
+
+
+def cublas_bytes(rows: int, width: int, side: int) -> int:
+    """What it works in: rows of `width` numbers, and their square."""
+    square = 4 * rows * kernels.pitch_of(rows, side)
+    return rows_bytes(rows, width, 2) + square
+
+
+class CublasGram(OtherGram):
+    """Products of rows, of which `own` makes all but the Gram; that in some parts."""
+
+    def __init__(
+        self, own: DenseProducts, parts: int = 1, like: "CublasGram | None" = None
+    ) -> None:
+        """`like`: another one of the same products, whose room serves this one, too."""
+        super().__init__(own)
+        self.strips = kernels.strips_of(own.count, parts, own.tiles.side)
+        self._rows, self._square = self._room() if like is None else like.room
+
+    @property
+    def room(self) -> tuple[Any, Any]:
+        """Of the rows that are gathered, and of their square."""
+        return self._rows, self._square
+
+    def _room(self) -> tuple[Any, Any]:
+        own, stride = self.own, int(self.own.matrix.stride)
+        pitch = kernels.pitch_of(own.count, own.tiles.side)
+        rows = self.device.empty((own.count, stride), np.uint16)
+        return rows, self.device.empty((own.count, pitch), np.float32)
+
+    def gram(self, numbers: Any, out: Any) -> None:
+        """Tiles of Y Yᵀ."""
+        matrix, tiles, m = self.own.matrix, self.own.tiles, np.int32(self.count)
+        rows, square = self._rows, self._square
+        place = matrix.stride, numbers, m, np.int32(matrix.width)
+        shape = kernels.gather_rows(self.count)[:2]
+        arguments = (matrix.values, *place, rows, matrix.stride)
+        self._launch("gather_rows", ELEMENT, shape, arguments)
+        for first, last in self.strips:
+            part = square[first:, first:last]
+            self.device.gemm_bf16(part, rows[first:], rows[first:last])
+        given = square, np.int64(square.shape[1]), m, tiles.shift, tiles.numbers, out
+        self._launch("pack_tiles", "fp32", kernels.pack(tiles.count), given)
+
+
+# Who makes the Gram of an exchange: our kernel, or what is faster there.
+#
+# Asked once for each size of exchange, by running all on rows of the matrix. All
+# members have to take the same one, so they decide by times that they have added.
+
+log = logging.getLogger(__name__)
+WORTH_ASKING = 1024  # rows; up to here one launch of ours wins by being one
+PARTS = (1, 2, 4)  # of the square, from the diagonal down
+WORTH_CHANGING = 0.97  # of our time: what is no faster than this stays with us
+TURNS, TIMES = 3, 3  # of everybody, and launches of each
+# Whom a setting asks besides us. A kernel that breaks a rule of the GPU ends its
+# context, and the run: `auto` is to ask wgmma when a GPU has been seen to run it.
+ASKS = {"auto": ("cublas",), "cublas": ("cublas",), "wgmma": ("wgmma",)}
+UNPROVED = ("wgmma",)  # whose tiles are held against ours before they are taken
+NEAR = 1e-3  # of a tile's largest entry: far above rounding, far below a wrong product
+
+Seconds = dict[str, float]
+
+
+@dataclass(frozen=True)
+class GramChoice:
+    """What was found; `seconds` are of all members, empty where none was asked."""
+
+    name: str
+    products: Products  # what exchanges ask from now on
+    seconds: Mapping[str, float]
+
+
+def choose_gram(
+    kind: str, own: DenseProducts, add: Callable[[Seconds], Seconds] = dict
+) -> GramChoice:
+    """Who makes the Gram of exchanges.
+
+    Parameters
+    ----------
+    kind : "own", "cublas", "wgmma", or "auto", which asks
+    own : products of their rows by our kernels
+    add : the sum over members of every figure; called by all of them or none
+    """
+    asks = [name for name in ASKS.get(kind, ()) if _can(name, kind, own)]
+    if not asks or (kind == "auto" and own.count <= WORTH_ASKING):
+        return GramChoice("own", own, {})
+    ways: dict[str, Products] = {"own": own}
+    for name in asks:
+        ways |= WAYS[name](own, kind)
+    seconds = add(measured_seconds(own, ways))
+    name = _best(seconds, may_stay=kind == "auto")
+    if seconds[name] == float("inf"):
+        raise ConfigError(
+            f"[products] gram_kernel = {kind!r} makes no products here that can be"
+            " used (the log says why); use gram_kernel = 'own'"
+        )
+    _say(name, seconds, own.count)
+    return GramChoice(name, ways[name], seconds)
+
+
+def _can(name: str, kind: str, own: DenseProducts) -> bool:
+    """Whether it makes such tiles; a matrix that it cannot read is refused."""
+    if name == "wgmma":
+        if kind == name:
+            check_wgmma(own)
+        return has_wgmma(own)
+    if kind == name and own.matrix.element != ELEMENT:
+        raise ConfigError(
+            f"[products] gram_kernel = 'cublas' needs a matrix in {ELEMENT}, and this"
+            f" is in {own.matrix.element}; use --precision c, or gram_kernel = 'auto'"
+        )
+    return own.matrix.element == ELEMENT and own.tiles.count > 0
+
+
+def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
+    """As below."""
+    try:
+        return {"wgmma": WgmmaGram(own)}
+    except ConfigError as error:
+        if kind == "wgmma":
+            raise
+        log.info("wgmma is not asked: %s", error)
+        return {"wgmma": own}
+
+
+def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
+    """Every way; on a GPU without room they are ours, and never the fastest."""
+    names = [f"cublas in {parts}" for parts in PARTS]
+    try:
+        first = CublasGram(own)  # others work in its room: a square of some hundred MiB
+    except ConfigError as error:
+        if kind == "cublas":
+            raise
+        log.info("cuBLAS is not asked: %s", error)
+        return dict.fromkeys(names, own)
+    made = (CublasGram(own, parts, first) for parts in PARTS)
+    return dict(zip(names, made, strict=True))
+
+
+WAYS = {"cublas": _by_cublas, "wgmma": _by_wgmma}
+
+
+def bytes_asked(
+    kind: str, plans: Iterable[Sequence[int]], width: int, element: str, device: Device
+) -> int:
+    """What those that are asked of exchanges of these batch sizes work in."""
+    total = 0
+    for rows, tiles, side in (_shape_of(sizes, width) for sizes in set(plans)):
+        if not tiles or (kind == "auto" and rows <= WORTH_ASKING):
+            continue
+        for name in ASKS.get(kind, ()):
+            if name == "cublas" and element == ELEMENT:
+                total += cublas_bytes(rows, width, side)
+            if name == "wgmma" and side == LARGE:
+                total += wgmma_bytes(tiles, rows, width, device.multiprocessors)
+    return total
+
+
+def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
+    """(rows, tiles, their side)"""
+    starts = np.array([0, *accumulate(sizes)])
+    side = tile_for(int(starts[-1]), width)
+    return int(starts[-1]), len(tiles_of(starts, side)[0]), side
+
+
+def allowed(kind: str, reproducible: bool) -> str:
+    """What may be asked for: a clock answers differently every time."""
+    if reproducible and kind == "cublas":
+        raise ConfigError(
+            "[products] gram_kernel = 'cublas' adds in an order that is not fixed; run"
+            " without --reproducible, or use gram_kernel = 'own'"
+        )
+    return "own" if reproducible and kind == "auto" else kind
+
+
+def _best(seconds: Seconds, may_stay: bool) -> str:
+    others = {name: taken for name, taken in seconds.items() if name != "own"}
+    name = min(others, key=lambda name: others[name])
+    if may_stay and others[name] > WORTH_CHANGING * seconds["own"]:
+        return "own"
+    return name
+
+
+def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
+    """The best of some turns of each; infinite for what there is no way or room for."""
+    device = own.device
+    spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)
+    numbers = sent(device, spread)
+    out = device.empty((own.tiles.words,), np.float32)
+    found = dict.fromkeys(ways, float("inf"))
+    asked = {name: way for name, way in ways.items() if way is not own or name == "own"}
+    for name in UNPROVED:
+        if name in asked and not _agrees(own, asked[name], numbers, out):
+            log.warning("the Gram is not asked of %s: its tiles are others", name)
+            del asked[name]
+    for turn in range(TURNS):
+        for name, way in asked.items():
+            taken = _seconds(device, way, numbers, out)
+            if turn:  # the first one compiles and wakes up
+                found[name] = min(found[name], taken)
+    return found
+
+
+def _agrees(own: DenseProducts, way: Products, numbers: Any, out: Any) -> bool:
+    """Whether both make the same tiles of these rows, up to rounding."""
+    own.gram(numbers, out)
+    ours = own.device.fetch(out).reshape(own.tiles.count, -1)
+    way.gram(numbers, out)
+    others = own.device.fetch(out).reshape(own.tiles.count, -1)
+    held = np.isfinite(ours)  # where a row has none, neither have they
+    size = np.abs(ours, where=held, out=np.zeros_like(ours)).max(axis=1, keepdims=True)
+    off = np.abs(others - ours, where=held, out=np.zeros_like(ours))
+    return bool((off <= NEAR * size).all())
+
+
+def _seconds(device: Device, way: Products, numbers: Any, out: Any) -> float:
+    try:
+        return device.seconds(lambda: way.gram(numbers, out), TIMES)
+    except MissingPackage as missing:
+        log.info("the Gram is not asked of cuBLAS: %s", missing)
+        return float("inf")
+
+
+def _say(name: str, seconds: Seconds, count: int) -> None:
+    listed = ", ".join(f"{one} {1e6 * taken:.0f}" for one, taken in seconds.items())
+    log.info("the Gram of %d rows is made by %s (us: %s)", count, name, listed)

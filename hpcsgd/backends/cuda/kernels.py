@@ -1,0 +1,670 @@
+"""The table of CUDA kernels, and how each is launched."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm.unrolling import UnrolledSteps
+
+# Which text serves a kernel on which GPU, and the options it is compiled with.
+#
+# The same table is what a run compiles from and what the tests compile through, for
+# every architecture, on machines that have no GPU.
+
+# What NVRTC calls them; "90a" has instructions that no later one has.
+ARCHS = ("70", "75", "80", "86", "89", "90", "90a", "100", "120")
+FOLDER = "cuda"  # below kernels/
+
+# The numbers of kernels/cuda/elements.cuh.
+ELEMENTS = {"bf16": 1, "fp16": 2, "fp32": 3, "fp8-e4m3": 4, "fp8-e5m2": 5}
+LOW = tuple(name for name in ELEMENTS if name != "fp32")
+WIDE = ("COLUMN64=1",)  # column numbers of 64 bits
+CSR = (
+    *("csr_margin", "csr_margins_columns", "csr_update", "csr_update_columns"),
+    "csr_gram",
+)
+# Steps of slices, and the sums of tiles.
+RULES = ("step_plain", "step_momentum", "step_adagrad", "step_adam", "add_words")
+
+# The numbers of kernels/cuda/families.cuh.
+FAMILIES = {
+    **{"logistic": 0, "gaussian": 1, "poisson": 2, "gamma": 3},
+    **{"squared-hinge": 4, "huber": 5, "probit": 6},
+}
+CLUSTER = 8  # blocks that share the rows of a long exchange
+# Texts with instructions of one architecture, which no later one has: the name under
+# which NVRTC compiles them.
+OF_ONE_ARCH = {"gram_wgmma": "90a"}
+FALLS_BACK = {"gram-wgmma": "gram-128"}  # on every other GPU: the same tiles
+
+
+@dataclass(frozen=True)
+class Build:
+    """One compiled kernel."""
+
+    source: str  # file name without .cu
+    entry: str
+    defines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to do a kernel's work, for some formats, from some architecture on."""
+
+    source: str
+    elements: tuple[str, ...]
+    since: int = 70
+    defines: tuple[str, ...] = ()
+    entry: str = ""  # the source's name if empty
+
+    def serves(self, element: str, arch: str) -> bool:
+        """Whether it can be compiled for that GPU."""
+        alone = OF_ONE_ARCH.get(self.source)
+        is_here = alone in (None, f"{number_of(arch)}a")
+        return is_here and element in self.elements and number_of(arch) >= self.since
+
+
+def _grams(tile: int) -> tuple[Variant, ...]:
+    """Tensor cores where they know the format; else its values, one by one, in fp32."""
+    size = f"TB={tile}"
+    return (
+        Variant("gram", ("bf16", "fp16"), 80, defines=(size,)),
+        Variant("gram", ("fp8-e4m3", "fp8-e5m2"), 89, defines=(size,)),
+        Variant("gram", tuple(ELEMENTS), defines=(size, "FFMA=1")),
+    )
+
+
+def _tf32_grams(tile: int) -> tuple[Variant, ...]:
+    """A matrix in fp32, multiplied as tf32; exactly where there is none."""
+    size = f"TB={tile}"
+    return (
+        Variant("gram", ("fp32",), 80, defines=(size, "TF32=1")),
+        Variant("gram", ("fp32",), defines=(size, "FFMA=1")),
+    )
+
+
+def _direct_steps(family: int) -> tuple[Variant, ...]:
+    """With fp8 its values do not fit into the registers of sm_70."""
+    own, low = (f"FAMILY={family}",), ("fp8-e4m3", "fp8-e5m2")
+    return (
+        Variant("direct_steps", ("bf16", "fp16", "fp32"), defines=own),
+        Variant("direct_steps", low, 75, defines=own),
+    )
+
+
+# The first that serves is taken: what is faster stands before what it falls back to.
+VARIANTS: dict[str, tuple[Variant, ...]] = {
+    "margin": (Variant("margin", tuple(ELEMENTS)),),
+    "sample": (Variant("sample", ("fp32",)),),
+    "round": (Variant("round", ("bf16", "fp16"), entry="round_values"),),
+    "update": (Variant("update", tuple(ELEMENTS)),),
+    "portion": (Variant("average", ("fp32",), entry="portion"),),
+    "become": (Variant("average", ("fp32",), entry="become"),),
+    "gram-64": _grams(64),
+    "gram-128": _grams(128),
+    "gram-wgmma": (Variant("gram_wgmma", ("bf16", "fp16"), 90),),
+    "gram-tf32-64": _tf32_grams(64),
+    "gram-tf32-128": _tf32_grams(128),
+    **{
+        f"recurrence-{family}": (
+            Variant("recurrence", ("fp32",), defines=(f"FAMILY={number}", "NC=1")),
+        )
+        for family, number in FAMILIES.items()
+    },
+    **{
+        f"recurrence-cluster-{family}": (
+            Variant(
+                *("recurrence", ("fp32",), 90),
+                defines=(f"FAMILY={number}", f"NC={CLUSTER}"),
+            ),
+        )
+        for family, number in FAMILIES.items()
+    },
+    "softmax": (Variant("softmax", ("fp32",)),),
+    "narrow": (Variant("cast", LOW, entry="narrow"),),
+    "widen": (Variant("cast", LOW, entry="widen"),),
+    "add_parts": (Variant("parts", ("bf16",), entry="add_parts"),),
+    "gather_rows": (Variant("cast", tuple(ELEMENTS), entry="gather_rows"),),
+    "gather_rows_wide": (
+        Variant("cast", LOW, defines=("WIDEN=1",), entry="gather_rows"),
+    ),
+    "pack_tiles": (Variant("pack", ("fp32",), entry="pack_tiles"),),
+    "margins_columns": (Variant("columns", tuple(ELEMENTS), entry="margins_columns"),),
+    "update_columns": (Variant("columns", tuple(ELEMENTS), entry="update_columns"),),
+    "blend": (Variant("columns", ("fp32",), entry="blend"),),
+    **{name: (Variant("rules", ("fp32",), entry=name),) for name in RULES},
+    **{
+        f"{name}{bits}": (Variant("csr", tuple(ELEMENTS), defines=wide, entry=name),)
+        for name in CSR
+        for bits, wide in (("", ()), ("_64", WIDE))
+    },
+    "pack_rows": (Variant("pieces", tuple(ELEMENTS), entry="pack_rows"),),
+    "join_rows": (Variant("pieces", tuple(ELEMENTS), entry="join_rows"),),
+    **{f"direct-steps-{f}": _direct_steps(n) for f, n in FAMILIES.items()},
+    **{
+        f"gather-steps-{family}": (
+            Variant("gather_steps", tuple(ELEMENTS), defines=(f"FAMILY={number}",)),
+        )
+        for family, number in FAMILIES.items()
+    },
+}
+
+
+def number_of(arch: str) -> int:
+    """90 of "90a"."""
+    return int(arch.rstrip("af"))
+
+
+def build_of(kernel: str, element: str, arch: str) -> Build:
+    """What serves `kernel` for a matrix in `element` on a GPU of `arch`."""
+    if kernel not in VARIANTS:
+        raise ConfigError(f"unknown kernel: {kernel!r}; known: {sorted(VARIANTS)}")
+    for variant in VARIANTS[kernel]:
+        if variant.serves(element, arch):
+            defines = (f"ELEMENT={ELEMENTS[element]}", *variant.defines)
+            return Build(variant.source, variant.entry or variant.source, defines)
+    raise ConfigError(
+        f"kernel {kernel} has no way for a matrix in {element} on sm_{arch};"
+        " use --precision c, or --device cpu"
+    )
+
+
+def serves(kernel: str, element: str, arch: str) -> bool:
+    """Whether there is a build of it."""
+    return any(v.serves(element, arch) for v in VARIANTS.get(kernel, ()))
+
+
+def compiled_for(build: Build, arch: str) -> str:
+    """What NVRTC is told of a GPU of `arch`: "90a" for a text that needs it."""
+    return OF_ONE_ARCH.get(build.source, arch)
+
+
+def all_builds(arch: str) -> list[Build]:
+    """Every text with every set of defines that a GPU of `arch` may be asked for.
+
+    Kernels of one text are compiled together: one of their names stands for all.
+    """
+    found = {}
+    for kernel, variants in VARIANTS.items():
+        for element in sorted({name for v in variants for name in v.elements}):
+            if serves(kernel, element, arch):
+                build = build_of(kernel, element, arch)
+                found[build.source, build.defines] = build
+    return list(found.values())
+
+
+def options(build: Build, folder: str) -> tuple[str, ...]:
+    """What NVRTC is told besides the architecture, which CuPy adds itself."""
+    return (
+        "--std=c++17",
+        "--fmad=true",
+        f"-I{folder}",
+        *(f"-D{define}" for define in build.defines),
+    )
+
+
+# How the kernel `gram` is launched: which tiles, how many parts, how much room.
+#
+# Everything here depends on sizes and on the GPU's number of processors alone: the
+# order of every sum, and so its bits, are those of the next run.
+
+Array = NDArray[Any]
+STAGES = 3  # as in gram.cu; more hide more latency and take more shared memory
+STAGE_BYTES = 16384
+RESIDENT = 2  # blocks that every processor has room for
+MOST_SPLITS = 16
+SMALL, LARGE = 64, 128  # rows of a tile
+LARGE_ROWS, LARGE_COLS = 1024, 512  # of an exchange, from which on tiles are large
+
+
+@dataclass(frozen=True)
+class GramLaunch:
+    """One launch; G, z and the workspace are counted in words of 32 bits."""
+
+    grid: int
+    block: int
+    shared: int  # bytes
+    splits: int
+    per_split: int  # columns
+    result: int  # of G; z follows it
+    workspace: int
+    tickets: int
+
+
+def tiles_of(starts: Array, tile: int) -> tuple[Array, Array]:
+    """(tiles that a recurrence reads, place of each in that list or -1).
+
+    `starts` has the first row of every batch, then the number of rows. Entry (i, k) is
+    read where i is in a later batch than k.
+    """
+    rows = int(starts[-1])
+    firsts = np.arange(0, rows, tile)
+    lasts = np.minimum(firsts + tile, rows) - 1
+    batch_of_last = np.searchsorted(starts, lasts, side="right")
+    batch_of_first = np.searchsorted(starts, firsts, side="right")
+    down, across = np.nonzero(batch_of_last[:, None] > batch_of_first[None, :])
+    lower = across <= down
+    down, across = down[lower], across[lower]
+    places = np.full((len(firsts), len(firsts)), -1, dtype=np.int32)
+    places[down, across] = np.arange(len(down))
+    return (down << 16 | across).astype(np.uint32), places
+
+
+def tile_for(rows: int, cols: int) -> int:
+    """Rows and columns of a tile.
+
+    Every entry of a tile needs its two rows once: larger ones take half the reads, and
+    where there are columns enough to be multiplied, reads are what it waits for. They
+    are fewer, too: only long exchanges have enough of them for all processors.
+    """
+    return LARGE if rows >= LARGE_ROWS and cols >= LARGE_COLS else SMALL
+
+
+def shared_bytes(stages: int = STAGES) -> int:
+    """Of all stages."""
+    return stages * STAGE_BYTES
+
+
+def step_of(tile: int, itemsize: int) -> int:
+    """Columns of one stage: half of it are `tile` rows."""
+    return STAGE_BYTES // 2 // tile // itemsize
+
+
+def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
+    """Parts of the columns, so that a GPU of `sms` processors has enough to do.
+
+    The fewest of least cost, which counts stages: what a processor reads from L2 for
+    the blocks that it gets, a start, and partial tiles, which are written by all and
+    read again by the last. Two blocks of one processor share what it reads: they hide
+    each other's waits, and take no less time for it.
+    """
+    steps = max(1, -(-cols // step_of(tile, itemsize)))
+    partial = 4 * tile * tile // STAGE_BYTES
+
+    def cost(splits: int) -> int:
+        blocks, own = -(-tiles * splits // sms), -(-steps // splits)
+        if splits == 1:
+            return blocks * own + STAGES
+        joining = -(-tiles // sms) * splits * partial
+        return blocks * (own + partial) + STAGES + joining
+
+    best = min(range(1, min(MOST_SPLITS, steps) + 1), key=cost)
+    each = -(-steps // best)
+    return -(-steps // each)  # none is left without columns
+
+
+def per_split_of(splits: int, cols: int, tile: int, itemsize: int) -> int:
+    """Columns of one part, whole stages."""
+    step = step_of(tile, itemsize)
+    return max(1, -(-cols // (step * splits))) * step
+
+
+def launch_of(
+    tiles: int,
+    rows: int,
+    cols: int,
+    *,
+    tile: int,
+    itemsize: int,
+    splits: int,
+    margins: bool = True,
+    stages: int = STAGES,
+) -> GramLaunch:
+    """The launch for `tiles` tiles, and for the margins of `rows` rows if wanted."""
+    warps = 2 * tile // 32
+    words = tiles * tile * tile
+    return GramLaunch(
+        grid=tiles * splits + (-(-rows // warps) if margins else 0),
+        block=2 * tile,
+        shared=shared_bytes(stages),
+        splits=splits,
+        per_split=per_split_of(splits, cols, tile, itemsize),
+        result=words,
+        workspace=words * splits if splits > 1 else 0,
+        tickets=tiles,
+    )
+
+
+def pitch_of(rows: int, tile: int = 64) -> int:
+    """Floats from one row of a square to the next: whole tiles."""
+    return -(-rows // tile) * tile
+
+
+def strips_of(rows: int, parts: int, tile: int = 64) -> list[tuple[int, int]]:
+    """(first, last) columns of block columns that begin at the diagonal."""
+    wide = pitch_of(-(-rows // parts), tile)
+    return [(first, min(first + wide, rows)) for first in range(0, rows, wide)]
+
+
+def pack(tiles: int) -> tuple[int, int]:
+    """Blocks and threads of pack_tiles."""
+    return tiles, 256
+
+
+# How the recurrence of an exchange is launched on a GPU, and what it is given.
+#
+# Shapes and coefficients alone, with no GPU in sight: a run and the tests ask here.
+
+MOST_ROWS = 8192  # of an exchange
+MOST_STATES = 4  # of an update
+CLUSTER_ROWS = 1024  # from so many rows on, a cluster is worth its barriers
+RECURRENCE_THREADS = {1: 512, CLUSTER: 256}  # of a block, by the blocks of a cluster
+FRONT, BUFFERS = 64, 3  # bytes of the intercept, residuals that are kept apart
+# What a block may have of shared memory, in KiB.
+SHARED = {70: 96, 75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+
+
+@dataclass(frozen=True)
+class RecurrenceLaunch:
+    """The shape of one launch."""
+
+    grid: int  # blocks, all of one cluster
+    block: int  # threads of each
+    shared: int  # bytes of each
+
+
+@dataclass(frozen=True)
+class KernelCoefficients:
+    """Those of an exchange, as the kernels read them: float32, in this order.
+
+    They stay in device memory: whoever writes others there needs no other launch.
+    """
+
+    lead: Array  # (s, states)
+    couple: Array  # entry j (j - 1) / 2 + i
+    free: Array  # (s, states, states), of the intercept
+    push: Array  # (s, states)
+    probe: Array  # (states,)
+    gain: Array  # (s, states)
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All of them, in the order of the kernels' parameters."""
+        return (self.lead, self.couple, self.free, self.push, self.probe, self.gain)
+
+
+def coefficients(unrolled: UnrolledSteps) -> KernelCoefficients:
+    """What `unrolled` says, in float32; couple has one entry too many for s = 1."""
+    couple = np.concatenate([*unrolled.couple, np.zeros(1)])
+    own = (unrolled.lead, couple, unrolled.free, unrolled.push, unrolled.probe)
+    kept = (np.ascontiguousarray(each, np.float32) for each in (*own, unrolled.gain))
+    return KernelCoefficients(*kept)
+
+
+def cluster_for(rows: int, arch: str) -> int:
+    """How many blocks take an exchange of so many rows: one, or a cluster."""
+    return CLUSTER if rows >= CLUSTER_ROWS and number_of(arch) >= 90 else 1
+
+
+def kernel_for(family: str, cluster: int) -> str:
+    """Its name in the table of kernels."""
+    return f"recurrence-{family}" if cluster == 1 else f"recurrence-cluster-{family}"
+
+
+def recurrence_pitch_of(batch: int) -> int:
+    """Words of a buffer: a batch may begin at any of four columns."""
+    return (batch + 6) // 4 * 4
+
+
+def recurrence_launch(
+    rows: int, batch: int, states: int, cluster: int, arch: str
+) -> RecurrenceLaunch:
+    """For at most `rows` rows in batches of at most `batch`."""
+    _check(rows, states)
+    own = -(-rows // cluster)
+    shared = FRONT + 4 * BUFFERS * recurrence_pitch_of(batch) + (4 + 2) * own
+    most = shared_of(arch)
+    if shared > most:
+        raise ConfigError(
+            f"[schedule] an exchange of {rows} rows in batches of {batch} needs"
+            f" {shared} bytes of shared memory of {most} on sm_{arch};"
+            " lower [schedule] batch or steps, or use --device cpu"
+        )
+    return RecurrenceLaunch(cluster, RECURRENCE_THREADS[cluster], shared)
+
+
+def softmax_launch(rows: int, states: int) -> RecurrenceLaunch:
+    """For at most `rows` rows; classes take no shared memory."""
+    _check(rows, states)
+    return RecurrenceLaunch(1, 1024, 2 * rows)
+
+
+def shared_of(arch: str) -> int:
+    """Bytes that a block may have; of a GPU not listed, as the nearest older one."""
+    known = [number for number in SHARED if number <= number_of(arch)]
+    return 1024 * SHARED[max(known, default=min(SHARED))]
+
+
+def _check(rows: int, states: int) -> None:
+    if rows > MOST_ROWS:
+        raise ConfigError(
+            f"[schedule] an exchange of {rows} rows: a GPU takes {MOST_ROWS} at most;"
+            " lower [schedule] batch or steps, or use --device cpu"
+        )
+    if not 1 <= states <= MOST_STATES:
+        raise ConfigError(
+            f"an update of {states} states: a GPU takes 1 to {MOST_STATES};"
+            " use --device cpu"
+        )
+
+
+# Launch shapes of the kernels that cast, multiply columns and take plain steps.
+
+BLOCK = 256  # threads, where nothing else is said
+CHUNK = 16  # bytes that a thread reads at once
+WORD = 4  # bytes of a float
+PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
+ROWS_AT_ONCE = 32  # of direct_steps
+KEPT = BLOCK * CHUNK  # bytes of a block that keeps a chunk of every thread
+MOST_COLUMNS = 64  # of weights, in update_columns
+ROWS_OF_A_PART, MOST_BLOCKS = 128, 512  # of update
+MOST_SUMS = 1024  # of a warp of csr_update; at least 16 for each column of weights
+
+
+class StepLaunch(NamedTuple):
+    """What a kernel is launched with; shared memory in bytes."""
+
+    grid: tuple[int, ...]
+    block: int
+    shared: int = 0
+
+
+def cast(count: int, item: int) -> StepLaunch:
+    """narrow and widen: 16 bytes of the narrow format a thread."""
+    return StepLaunch((_parts(count, BLOCK * CHUNK // item),), BLOCK)
+
+
+def gather_rows(count: int) -> StepLaunch:
+    """A warp a row; pack_rows and join_rows, too."""
+    return StepLaunch((_parts(count, BLOCK // 32),), BLOCK)
+
+
+def margins_columns(count: int, wide: int, item: int) -> StepLaunch:
+    """16 rows and 16 columns of weights a block, the columns in shared memory."""
+    tile = 32 * CHUNK // item + 4
+    return StepLaunch((_parts(count, 16), _parts(wide, 16)), BLOCK, WORD * 16 * tile)
+
+
+def update(count: int, cols: int, item: int) -> StepLaunch:
+    """128 bytes of a row a block, and parts of the rows where these are few blocks.
+
+    A part has rows enough to ask for four of each thread at once; as many blocks as
+    there may be, a GPU of today has at once. Sizes alone decide, and so sums have one
+    order.
+    """
+    strips, wide = _pieces(cols, item), 8 * CHUNK // item
+    splits = max(min(count // ROWS_OF_A_PART, MOST_BLOCKS // strips), 1)
+    return StepLaunch((strips, splits), BLOCK, WORD * 32 * (wide + 1))
+
+
+def update_rows(count: int, splits: int) -> int:
+    """Rows of a part, whole rounds of its threads."""
+    return 32 * _parts(count, 32 * splits)
+
+
+def update_room(cols: int, launch: StepLaunch) -> int:
+    """Floats that parts are added through."""
+    return cols * launch.grid[1] if launch.grid[1] > 1 else 0
+
+
+def update_columns(cols: int) -> StepLaunch:
+    """32 rows of weights a block."""
+    words = 32 * 33 + 32 * MOST_COLUMNS + 8 * 32 * 8
+    return StepLaunch((_parts(cols, 32),), BLOCK, WORD * words)
+
+
+def blend(count: int) -> StepLaunch:
+    """A thread a weight."""
+    return StepLaunch((_parts(count, BLOCK),), BLOCK)
+
+
+def words(count: int) -> StepLaunch:
+    """Steps of rules, and sums: a thread a word."""
+    return StepLaunch((_parts(count, BLOCK),), BLOCK)
+
+
+def csr_across(wide: int) -> int:
+    """Lanes that share an entry of a sparse row, each with columns of weights."""
+    return 1 << (min(wide, 32) - 1).bit_length()
+
+
+def csr_margin(count: int, wide: int = 1) -> StepLaunch:
+    """A warp a row, for as many columns of weights as share its entries."""
+    parts = _parts(wide, csr_across(wide))
+    grid = _parts(count, BLOCK // 32)
+    return StepLaunch((grid, parts) if wide > 1 else (grid,), BLOCK)
+
+
+def csr_span(cols: int, wide: int = 1) -> int:
+    """Columns of a block of csr_update: about 512 blocks, in steps of 32 columns."""
+    return min(32 * _parts(cols, 32 * 512), MOST_SUMS // wide)
+
+
+def csr_update(cols: int, wide: int = 1) -> StepLaunch:
+    """Eight or 16 warps a block, each with sums of its own."""
+    words = csr_span(cols, wide) * wide
+    warps = 16 if 2 * words <= MOST_SUMS else 8
+    grid = _parts(cols, csr_span(cols, wide))
+    return StepLaunch((grid,), 32 * warps, WORD * words * warps)
+
+
+def csr_gram(tiles: int, side: int) -> StepLaunch:
+    """A thread an entry of the tiles, side × side."""
+    return StepLaunch((tiles, side * side // BLOCK), BLOCK)
+
+
+def direct_steps(cols: int, item: int, tall: int, processors: int) -> StepLaunch:
+    """A block for 128 bytes of a row or more, not more blocks than processors.
+
+    All blocks have to run at once. `tall`: rows of the largest batch. What a block
+    reads it keeps, as far as shared memory goes that needs no asking.
+    """
+    blocks = min(_pieces(cols, item), processors)
+    needed = _parts(_pieces(cols, item), blocks) * _parts(tall, ROWS_AT_ONCE)
+    base = _direct_base(item, tall)
+    room = max(min(needed, (PLAIN_SHARED - base) // KEPT), 0)
+    return StepLaunch((blocks,), BLOCK, base + KEPT * room)
+
+
+def direct_room(launch: StepLaunch, item: int, tall: int) -> int:
+    """Chunks of a thread that a block of direct_steps keeps."""
+    return (launch.shared - _direct_base(item, tall)) // KEPT
+
+
+def direct_partials(launch: StepLaunch, tall: int) -> int:
+    """Floats that the blocks of direct_steps exchange their sums through."""
+    return 2 * tall * launch.grid[0]
+
+
+def direct_fits(item: int, tall: int) -> bool:
+    """Whether a block can have a batch of so many rows."""
+    return _direct_base(item, tall) <= PLAIN_SHARED
+
+
+def direct_ahead(cols: int, item: int, tall: int, cache: int) -> bool:
+    """Whether two batches have room in the cache of the GPU, or push each other out."""
+    return 2 * cols * item * tall <= cache
+
+
+def _direct_base(item: int, tall: int) -> int:
+    """Shared memory of a block that keeps nothing."""
+    return 16 + WORD * (ROWS_AT_ONCE * (8 * CHUNK // item + 1) + tall)
+
+
+def _pieces(cols: int, item: int) -> int:
+    return _parts(cols, 8 * CHUNK // item)
+
+
+def gather_steps(tall: int) -> StepLaunch:
+    """One block."""
+    return StepLaunch((1,), 512, 16 + WORD * tall)
+
+
+def _parts(count: int, each: int) -> int:
+    return max(-(-count // each), 1)
+
+
+# Launch shapes of the kernels that replicas average with.
+
+
+def average(held: int, more: int) -> StepLaunch:
+    """portion and become: a word of weights or intercept a thread."""
+    return StepLaunch((max(-(-(held + more) // BLOCK), 1),), BLOCK)
+
+
+# How the kernel `gram_wgmma` is launched: how many blocks share one line of work.
+#
+# Everything here depends on sizes and on the GPU's number of processors alone: the
+# order of every sum, and so its bits, are those of the next run.
+
+WGMMA_STAGES = 4  # as in gram_wgmma.cu
+WGMMA_STAGE_BYTES = 3 * LARGE * 128  # 128 bytes of the rows of three tiles
+WGMMA_THREADS = 256
+LEAST = 2  # stages of one tile that a block takes: one of a pair
+PAIR = 2 * LARGE * LARGE  # words
+# Tile-stages that a part of a pair takes to be read and added: 128 KiB, where one reads
+# 24 KiB.
+JOINING = 5
+
+
+def stages_of(cols: int, itemsize: int) -> int:
+    """Of a row: 128 bytes each."""
+    return max(1, -(-cols * itemsize // 128))
+
+
+def each_of(tiles: int, stages: int, sms: int) -> int:
+    """Tile-stages of one block: the fewest blocks of least cost.
+
+    A line of work is cut where it is cut; what a block took of a pair it leaves for
+    whoever comes last, who reads as many parts as the pair was cut into.
+    """
+    total = max(1, tiles) * stages
+
+    def cost(blocks: int) -> int:
+        each = max(LEAST, -(-total // blocks))
+        return each + JOINING * -(-2 * stages // each)
+
+    best = min(range(1, sms + 1), key=cost)
+    return max(LEAST, -(-total // best))
+
+
+def wgmma_launch_of(
+    tiles: int, rows: int, cols: int, *, itemsize: int, sms: int, margins: bool = True
+) -> GramLaunch:
+    """The launch for `tiles` tiles, and for the margins of `rows` rows if wanted."""
+    stages = stages_of(cols, itemsize)
+    each = each_of(tiles, stages, sms)
+    workers = max(1, -(-tiles * stages // each))
+    return GramLaunch(
+        grid=workers + (-(-rows // (WGMMA_THREADS // 32)) if margins else 0),
+        block=WGMMA_THREADS,
+        shared=WGMMA_STAGES * WGMMA_STAGE_BYTES + 2048,
+        splits=workers,
+        per_split=each,
+        result=tiles * LARGE * LARGE,
+        workspace=workers * PAIR,
+        tickets=tiles,
+    )

@@ -1,0 +1,277 @@
+"""Matrices and buffers of an exchange on a GPU."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.cuda import kernels
+from hpcsgd.backends.cuda.device import PIECE, Device
+from hpcsgd.backends.cuda.kernels import build_of, coefficients
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
+
+# A member's block as a device holds it: rows of whole 16-byte chunks.
+
+Array = NDArray[Any]
+CHUNK = 16  # bytes that a thread reads at once
+ELEMENTS = ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "tf32")
+TF32 = "tf32"  # values in fp32, of which a product of tensor cores loses nothing
+
+
+@dataclass(frozen=True)
+class DeviceMatrix:
+    """Rows with a stride, in the format that the host stores them in."""
+
+    values: Any  # (n, stride)
+    element: str
+    height: int
+    width: int
+    scale: float = 1.0  # what values are stored times: a power of two
+    multiplied: str = "gram"  # by which kernel, where tensor cores round what they get
+    pitch: int = 0  # elements of a whole row, where some columns of it are seen
+
+    def part(self, columns: slice) -> "DeviceMatrix":
+        """Some columns of all rows, where they lie; they begin with a chunk."""
+        assert columns.start % (CHUNK // self.values.dtype.itemsize) == 0
+        return replace(
+            self,
+            values=self.values[:, columns.start :],
+            width=columns.stop - columns.start,
+            pitch=int(self.stride),
+        )
+
+    @property
+    def stride(self) -> np.int64:
+        """Elements from one row to the next, as kernels take it."""
+        return np.int64(self.pitch or self.values.shape[1])
+
+
+def put_matrix(
+    device: Device, matrix: Any, element: str, scale: float = 1.0
+) -> DeviceMatrix:
+    """A copy, piece by piece; what lies behind a row's end is zero.
+
+    An array of the host, or what reads one: while a piece travels, the next is read.
+    """
+    check_element(element)
+    item = matrix.dtype.itemsize
+    height, width = matrix.shape
+    stride = -(-width * item // CHUNK) * CHUNK // item
+    held = device.empty((height, stride), matrix.dtype)
+    there, straight = (getattr(matrix, name, None) for name in ("block", "straight"))
+    if there is not None:
+        device.put_rows(held, there)
+    elif straight is None or not straight(held, device.wait):
+        _send(device, held, width, getattr(matrix, "read_into", _copied(matrix)))
+    if element == TF32:
+        return DeviceMatrix(held, "fp32", height, width, scale, "gram-tf32")
+    return DeviceMatrix(held, element, height, width, scale)
+
+
+def _send(
+    device: Device, held: Any, width: int, read: Callable[[slice, Array], None]
+) -> None:
+    """Through pinned memory, where rows get their ends."""
+    height, stride = held.shape
+    step = max(PIECE // (stride * held.dtype.itemsize), 1)
+    for first in range(0, height, step):
+        part = slice(first, min(first + step, height))
+
+        def write(padded: Array, part: slice = part) -> None:
+            read(part, padded[:, :width])
+            padded[:, width:] = 0
+
+        device.upload(held[part], write)
+
+
+def _copied(matrix: Any) -> Callable[[slice, Array], None]:
+    return lambda part, out: np.copyto(out, matrix[part])
+
+
+def check_element(element: str) -> None:
+    """Refuse a format that kernels do not read."""
+    if element not in ELEMENTS:
+        raise ConfigError(
+            f"a GPU does not compute with a matrix in {element}; use --precision fp32"
+            " or c, or --device cpu"
+        )
+
+
+# What one exchange of certain sizes needs on a device, made once for all of them.
+
+PROBE = 4  # its place among coefficients
+
+
+class Order:
+    """The rows of an epoch in their order, and what belongs to each, on the device.
+
+    Where the next exchange begins is kept there, too: it costs no copy.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        targets: Array,
+        weights: Array | None,
+        offsets: Array | None,
+    ) -> None:
+        self._device = device
+        self.columns = [
+            None if column is None else sent(device, column[:, 0].astype(np.float32))
+            for column in (targets, weights, offsets)
+        ]
+        self.rows = device.empty((len(targets),), np.int64)
+        self.position = device.empty((1,), np.int64)
+        self._there: Array | None = None  # the order that was sent
+        self._next = -1
+
+    @classmethod
+    def of(cls, device: Device, sampled: "DeviceSampled") -> "Order":
+        """The same of rows that were sampled, by their places there."""
+        order = cls.__new__(cls)
+        order._device = device
+        order.columns = [sampled.targets, sampled.weights, sampled.offsets]
+        order.rows = device.empty(sampled.numbers.shape, np.int64)
+        order.position = device.empty((1,), np.int64)
+        order._there, order._next = None, -1
+        return order
+
+    def seek(self, order: Array, first: int, count: int) -> None:
+        """The next `count` rows begin at row `first` of `order`."""
+        if order is not self._there:
+            self._device.fill(self.rows, order)
+            self._there = order
+        if first != self._next:
+            self._device.fill(self.position, np.array([first], dtype=np.int64))
+        self._next = first + count
+
+
+class DeviceSampled:
+    """Numbers of the rows of an exchange, and what belongs to them."""
+
+    def __init__(self, device: Device, order: Order, rows: int) -> None:
+        self.order = order
+        self.numbers = device.empty((rows,), np.int64)
+        self.targets, self._weights, self._offsets = (
+            device.empty((rows,), np.float32) for _ in range(3)
+        )
+        _, weights, offsets = order.columns
+        self.weights = None if weights is None else self._weights
+        self.offsets = None if offsets is None else self._offsets
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Of the kernel that fills them."""
+        order, own = self.order, (self.targets, self._weights, self._offsets)
+        count = np.int32(len(self.numbers))
+        return (order.rows, order.position, count, *order.columns, self.numbers, *own)
+
+
+def sent(device: Device, values: Array) -> Any:
+    """A copy of an array of the host."""
+    array = device.empty(values.shape, values.dtype)
+    device.fill(array, values)
+    return array
+
+
+class DeviceCoefficients:
+    """Those of an exchange, in device arrays: launches stay the same."""
+
+    def __init__(self, device: Device, blocks: Blocks, scale: float = 1.0) -> None:
+        self._device = device
+        # G is of rows times `scale`, factors are for rows times it and weights
+        # divided by it: a power of two, so that nothing is rounded otherwise.
+        self._down = np.float32(1.0 / scale**2)
+        self._loaded: UnrolledSteps | None = None
+        self._room: Any = None
+        self._values: Array | None = None  # what is there
+        self._places: list[slice] = []
+        self.starts = device.empty((len(blocks.sizes) + 1,), np.int32)
+        device.fill(self.starts, np.asarray(blocks.starts, dtype=np.int32))
+
+    def load(self, unrolled: UnrolledSteps) -> None:
+        """These from now on; a constant rate sends them once."""
+        if unrolled is self._loaded:
+            return
+        self._loaded = unrolled
+        own = coefficients(unrolled)
+        own = replace(own, couple=own.couple * self._down, gain=own.gain * self._down)
+        carry = np.ravel(unrolled.carry).astype(np.float32)
+        given = [np.ravel(part) for part in (*own.arrays, carry)]
+        if self._room is None:
+            ends = np.cumsum([0, *map(len, given)]).tolist()
+            self._places = [slice(*pair) for pair in pairwise(ends)]
+            self._room = self._device.empty((ends[-1],), np.float32)
+        values = np.concatenate(given)
+        if self._values is None or not np.array_equal(values, self._values):
+            self._device.fill(self._room, values)
+            self._values = values
+
+    @property
+    def arrays(self) -> list[Any]:
+        """In the order of the recurrence's parameters."""
+        return [self._room[place] for place in self._places[:-1]]
+
+    @property
+    def probe(self) -> Any:
+        """Where scores are read."""
+        return self.arrays[PROBE]
+
+    @property
+    def carry(self) -> Any:
+        """What the weights are multiplied by."""
+        return self._room[self._places[-1]]
+
+
+# Sampled rows on their way between members: packed, and put side by side.
+
+
+def stride_of(width: int, item: int) -> int:
+    """Elements of a row of whole chunks."""
+    return -(-width * item // CHUNK) * CHUNK // item
+
+
+def whole_matrix(
+    device: Device, own: DeviceMatrix, height: int, width: int
+) -> DeviceMatrix:
+    """Room for rows of all columns, stored as `own` is; nothing is in it yet."""
+    kind = own.values.dtype
+    values = device.empty((height, stride_of(width, kind.itemsize)), kind)
+    return DeviceMatrix(values, own.element, height, width, own.scale)
+
+
+class DeviceMemberRows:
+    """So many rows of members that have `widths` columns each."""
+
+    def __init__(
+        self, device: Device, own: DeviceMatrix, rows: int, widths: Sequence[int]
+    ) -> None:
+        self.device, self.own, self.rows = device, own, rows
+        self.counts = [rows * width for width in widths]
+        kind = own.values.dtype
+        self.packed = device.empty((rows * own.width,), kind)
+        self.flat = device.empty((sum(self.counts),), kind)
+        edges = np.array([0, *accumulate(widths)], dtype=np.int32)
+        self._edges = sent(device, edges)
+        self._members = np.int32(len(widths))
+
+    def pack(self, numbers: Any) -> None:
+        """Own columns of these rows, as they are sent."""
+        count, own = np.int32(self.rows), self.own
+        columns = np.int32(own.width)
+        given = (own.values, own.stride, numbers, count, columns, self.packed)
+        self._launch("pack_rows", given)
+
+    def join(self, whole: DeviceMatrix, numbers: Any = None) -> None:
+        """What all have sent, as rows of `whole`: in order, or at their numbers."""
+        head = (self.flat, self._edges, self._members, np.int32(self.rows), numbers)
+        self._launch("join_rows", (*head, whole.values, whole.stride))
+
+    def _launch(self, kernel: str, arguments: Any) -> None:
+        shape = kernels.gather_rows(self.rows)
+        build = build_of(kernel, self.own.element, self.device.arch)
+        self.device.kernel(build)(shape.grid, shape.block, arguments)

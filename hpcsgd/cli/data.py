@@ -1,0 +1,668 @@
+"""`hpcsgd data`: convert, inspect, synth, verify, catalogue."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcsgd.cli import launch, names
+from hpcsgd.cli import parser as parser_module
+from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import ELEMENTS, LAYOUTS, SOURCES
+from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks
+from hpcsgd.data.catalogue import Card, get_card, load_catalogue
+from hpcsgd.data.convert.transform import keep_freed
+from hpcsgd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.communicator import Communicator
+    from hpcsgd.data.convert.parallel import Crew
+    from hpcsgd.data.convert.sources import Source
+    from hpcsgd.data.convert.transform import Recipe
+
+
+# How far a pass over a file has come: a bar on a terminal, plain lines elsewhere.
+
+MEGABYTE = 1e6
+
+
+class ConversionMeter:
+    """Hears positions, tells nobody; the others inherit its clock."""
+
+    def __init__(self) -> None:
+        self.what, self.size, self.started = "", 0, time.monotonic()
+        self.first: int | None = None
+        self.now = 0
+        self.file_bytes = 0  # of a source whose positions are rows, or 0
+
+    def begin(self, what: str, size: int) -> None:
+        """A pass over `size`; 0 where nobody knows."""
+        self.what, self.size, self.started = what, size, time.monotonic()
+        self.first, self.now = None, 0
+
+    def at(self, position: int) -> None:
+        """Where it is."""
+        # What a resumed pass skips was not done at this speed.
+        self.first = position if self.first is None else self.first
+        self.now = position
+
+    def figures(self) -> str:
+        """Speed and time left."""
+        done = self.now - (self.first or 0)
+        elapsed = time.monotonic() - self.started
+        if done <= 0 or elapsed <= 0:
+            return ""
+        speed = done / elapsed
+        left = max(self.size - self.now, 0) / speed
+        each = self.file_bytes / self.size if self.file_bytes and self.size else 1.0
+        return f"{speed * each / MEGABYTE:.1f} MB/s, {left:.0f} s left"
+
+    def __enter__(self) -> "ConversionMeter":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Nothing more comes."""
+
+
+class ConversionLines(ConversionMeter):
+    """One plain line every so often."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.last = seconds, time.monotonic()
+
+    def at(self, position: int) -> None:
+        """Say it when it is time."""
+        super().at(position)
+        now = time.monotonic()
+        if now - self.last >= self.seconds:
+            self.last = now
+            share = f"{100 * position / self.size:.0f} %  " if self.size else ""
+            sys.stderr.write(f"hpcsgd: {self.what}  {share}{self.figures()}\n")
+            sys.stderr.flush()
+
+
+class ConversionBar(ConversionMeter):
+    """A bar that is gone when the work is done."""
+
+    def __init__(self, columns: int | None) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = Console(
+            stderr=True, width=columns, force_terminal=True if columns else None
+        )
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.percentage:>3.0f}%  {task.fields[said]}"),
+            console=console,
+            transient=True,
+        )
+        self.job: Any = None
+        self.bar.start()
+
+    def begin(self, what: str, size: int) -> None:
+        """Draw the next one in the place of the last."""
+        super().begin(what, size)
+        if self.job is not None:
+            self.bar.remove_task(self.job)
+        self.job = self.bar.add_task(what, total=size or None, said="")
+
+    def at(self, position: int) -> None:
+        """Move it."""
+        super().at(position)
+        self.bar.update(self.job, completed=position, said=self.figures())
+
+    def stop(self) -> None:
+        """Take it away."""
+        self.bar.stop()
+
+
+def make_meter(quiet: bool, seconds: float = 10.0) -> ConversionMeter:
+    """What suits the place that standard error leads to."""
+    from hpcsgd.runs.progress import TERMINAL
+
+    behind = os.environ.get(TERMINAL, "")
+    if quiet:
+        return ConversionMeter()
+    if sys.stderr.isatty() or behind.isdigit():
+        return ConversionBar(int(behind) if behind.isdigit() else None)
+    return ConversionLines(seconds) if seconds > 0 else ConversionMeter()
+
+
+# `hpcsgd data list`, `card` and `fetch`: the catalogue.
+
+
+def add_catalogue_parser(actions: Any) -> None:
+    """Add the three of them."""
+    listed = actions.add_parser(
+        "list", help="data sets that studies use", allow_abbrev=False
+    )
+    listed.set_defaults(run=run_list)
+    card = actions.add_parser(
+        "card", help="what is known of one data set", allow_abbrev=False
+    )
+    card.set_defaults(run=run_card)
+    fetch = actions.add_parser(
+        "fetch", help="download one data set from its site", allow_abbrev=False
+    )
+    fetch.add_argument(
+        "--out", default=".", metavar="DIR", help="where to; default: here"
+    )
+    parser_module.add_volume(fetch)
+    fetch.set_defaults(run=run_fetch)
+    for parser in (card, fetch):
+        parser.add_argument("name", metavar="NAME", help="as hpcsgd data list has it")
+    for parser in (listed, card, fetch):
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON document"
+        )
+
+
+def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """One line a data set."""
+    cards = load_catalogue().values()
+    if arguments.json:
+        print(json.dumps([card.as_dict() for card in cards], indent=2))
+        return 0
+    print(f"{'name':<18} {'rows':>11} {'columns':>9}  {'task':<7} {'density':>8}  form")
+    for card in cards:
+        print(
+            f"{card.name:<18} {card.rows:>11} {card.columns:>9}  {card.task:<7}"
+            f" {card.density:>8.2g}  {card.form}"
+        )
+    return 0
+
+
+def run_card(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Everything that is known of one."""
+    card = get_card(arguments.name)
+    print(
+        json.dumps(card.as_dict(), indent=2) if arguments.json else catalogue_text(card)
+    )
+    return 0
+
+
+def catalogue_text(card: Card) -> str:
+    """A card as a person reads it."""
+    return "\n".join(f"{key:<10} {value}" for key, value in card.as_dict().items())
+
+
+def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Download it, say where it is and what to do with it."""
+    from hpcsgd.data.catalogue import fetch, sha256
+
+    card = get_card(arguments.name)
+    meter: ConversionMeter = make_meter(arguments.quiet)
+    begun = False
+
+    def progress(there: int, whole: int) -> None:
+        nonlocal begun
+        if not begun:
+            meter.begin("fetching", whole)
+            begun = True
+        meter.at(there)
+
+    with meter:
+        path = fetch(card, Path(arguments.out), progress)
+    said = {"path": str(path), "bytes": path.stat().st_size, "sha256": sha256(path)}
+    if arguments.json:
+        print(json.dumps(said, indent=2))
+    else:
+        print(f"{path}: {said['bytes']} bytes, SHA-256 {said['sha256']}")
+        print(f"next: {card.convert}")
+    return 0
+
+
+# `hpcsgd data convert SRC DST`: text or arrays become a file that training reads.
+
+
+def _pairs(text: str) -> tuple[tuple[float, float], ...]:
+    """Pairs of labels, as in 1=-1,2=1."""
+    try:
+        pairs = [pair.split("=") for pair in text.split(",")]
+        return tuple((float(old), float(new)) for old, new in pairs)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write it as 1=-1,2=1, old labels first"
+        ) from None
+
+
+def _column(text: str) -> int | str:
+    """A number counts from 0; anything else is a name."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+GO_ON = "run again with --resume to go on with what was begun"
+# flag, what a source calls it, and what argparse needs to know
+OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--labels", {"metavar": "FILE", "help": "labels of .npy and sparse .npz"}),
+    ("--label-column", {"type": _column, "help": "of labels: number from 0, or name"}),
+    ("--weight-column", {"type": _column, "help": "of sample weights, in CSV"}),
+    ("--offset-column", {"type": _column, "help": "of offsets, in CSV"}),
+    ("--header", {"choices": ["auto", "yes", "no"], "help": "whether CSV has one"}),
+    (
+        "--delimiter",
+        {"help": "of CSV: comma, tab or semicolon; default: what the first lines show"},
+    ),
+    ("--missing", {"choices": ["error", "mean"], "help": "values missing in CSV"}),
+    ("--index-base", {"choices": ["auto", "0", "1"], "help": "of LIBSVM columns"}),
+    ("--cols", {"type": int, "metavar": "N", "help": "of LIBSVM, if more than seen"}),
+    ("--x-name", {"metavar": "NAME", "help": "of the matrix in HDF5 and .npz"}),
+    ("--y-name", {"metavar": "NAME", "help": "of the labels in HDF5 and .npz"}),
+)
+
+
+def add_convert_parser(actions: Any) -> None:
+    """Add `convert`."""
+    parser = actions.add_parser(
+        "convert",
+        help="turn text or arrays into a file that training reads",
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", metavar="SRC", help="the file to convert")
+    parser.add_argument("target", metavar="DST.h5", help="the file to write")
+    parser.add_argument("--format", choices=["auto", *SOURCES], default="auto")
+    parser.add_argument("--element", choices=ELEMENTS, default="fp32", help="of X")
+    for flag, options in OPTIONS:
+        parser.add_argument(flag, **options)
+    _add_changes(parser)
+    _add_running(parser)
+    parser.set_defaults(run=run_convert)
+
+
+def _add_changes(parser: Any) -> None:
+    """What happens to the rows."""
+    parser.add_argument(
+        "--standardize",
+        action="store_true",
+        help="columns of mean 0 and spread 1; sparse ones are scaled only",
+    )
+    parser.add_argument(
+        "--like",
+        metavar="TRAIN.h5",
+        help="columns, their means and scales and unit rows as this file has them",
+    )
+    parser.add_argument(
+        "--unit-rows", action="store_true", help="rows of length 1, done last"
+    )
+    parser.add_argument(
+        "--test-fraction",
+        type=not_negative,
+        default=0.0,
+        metavar="F",
+        help="rows that go to DST-test",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the test rows")
+    parser.add_argument("--rows", type=int, metavar="N", help="the first N alone")
+    parser.add_argument(
+        "--layout", choices=LAYOUTS, default="auto", help="sparse (CSR) or dense rows"
+    )
+    parser.add_argument(
+        "--map-labels",
+        type=_pairs,
+        default=(),
+        metavar="OLD=NEW,...",
+        help="labels to write in the place of those in the file",
+    )
+
+
+def _add_running(parser: Any) -> None:
+    """How it is done."""
+    parser.add_argument(
+        "--memory", type=not_negative, default=512, metavar="MIB", help="default: 512"
+    )
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="start N MPI ranks to share plain text"
+    )
+    add_comm(parser)
+    parser.add_argument(
+        "--timeout",
+        type=not_negative,
+        default=20.0,
+        metavar="SECONDS",
+        help="that a rank waits for one that does nothing; 0 = for ever",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on where it broke")
+    parser.add_argument("--force", action="store_true", help="replace DST")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser_module.add_progress(parser)
+
+
+def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Convert here, on the ranks there are or under mpiexec; say what was written."""
+    recipe = _recipe(arguments)
+    launch.check_readable(arguments.source)
+    if launch.must_relaunch(arguments.ranks):
+        return launch.relaunch(arguments.ranks, argv, remedy=GO_ON)
+    return on_all_ranks(
+        arguments.comm,
+        lambda world: _convert(world, arguments, recipe),
+        show=lambda said: print(
+            json.dumps(said, indent=2) if arguments.json else conversion_text(said),
+            flush=True,
+        ),
+        code=lambda said: 0,
+        timeout=arguments.timeout,
+    )
+
+
+def _recipe(arguments: argparse.Namespace) -> "Recipe":
+    from hpcsgd.data.convert.transform import Recipe
+
+    return Recipe(
+        element=arguments.element,
+        standardize=arguments.standardize,
+        unit_rows=arguments.unit_rows,
+        test_fraction=arguments.test_fraction,
+        seed=arguments.seed,
+        rows=arguments.rows,
+        layout=arguments.layout,
+        labels=arguments.map_labels,
+        memory=int(arguments.memory * 2**20),
+    )
+
+
+def _convert(
+    world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
+) -> dict[str, Any]:
+    """The work of one rank, under the eyes of a watchdog."""
+    world.is_patient = True  # for work of tens of milliseconds a message
+    world.watch(arguments.timeout)
+    said = _watched(world, arguments, recipe)
+    world.unwatch()
+    return said
+
+
+def _watched(
+    world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
+) -> dict[str, Any]:
+    """Convert, and let a key end all ranks."""
+    from hpcsgd.data.convert.parallel import Crew
+    from hpcsgd.data.convert.pipeline import convert
+
+    keep_freed(recipe.block)
+    crew = Crew(world)
+    source, wanted = crew.everywhere(
+        lambda: (_source(arguments), _like(arguments, recipe))
+    )
+    with _interruptible(crew), ExitStack() as stack:
+        meter = ConversionMeter()
+        if crew.is_root:
+            meter = make_meter(arguments.quiet, arguments.progress)
+        stack.enter_context(meter)
+        if source.path.is_file():
+            meter.file_bytes = source.path.stat().st_size
+        return convert(
+            source,
+            Path(arguments.target),
+            wanted,
+            meter,
+            resume=arguments.resume,
+            force=arguments.force,
+            crew=crew,
+        )
+
+
+def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":
+    """The recipe with what the file of --like says."""
+    if arguments.like is None:
+        return recipe
+    from hpcsgd.data.convert.transform import read_like
+
+    return replace(recipe, like=read_like(Path(arguments.like)))
+
+
+def _source(arguments: argparse.Namespace) -> "Source":
+    """What is to be converted, with the options its format knows."""
+    from hpcsgd.data.convert.sources import open_any
+
+    options = {
+        name: getattr(arguments, name)
+        for name in (flag[2:].replace("-", "_") for flag, _ in OPTIONS)
+    }
+    return open_any(Path(arguments.source), arguments.format, options)
+
+
+@contextmanager
+def _interruptible(crew: "Crew") -> Iterator[None]:
+    """Ctrl-C ends all ranks together, and never in the middle of a message."""
+    if crew.size == 1:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: crew.interrupt())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def conversion_text(said: dict[str, Any]) -> str:
+    """As a person reads it."""
+    lines = [
+        f"{part['path']}: {part['rows']} rows x {said['columns']} columns of"
+        f" {said['element']}, {part['bytes'] / 2**20:.1f} MiB"
+        for part in said["files"]
+    ]
+    if said["standardized"]:
+        lines.append(f"columns: {said['standardized']}; kept in the file")
+    if said.get("reordered"):
+        lines.append("columns: in the order of the file of --like, by their names")
+    if "label_column" in said:
+        lines.append(f"labels: {said['label_column']} (--label-column names another)")
+    return "\n".join(lines)
+
+
+# `hpcsgd data inspect`: what a file of rows is like.
+
+
+def add_inspect_parser(actions: Any) -> None:
+    """Add `inspect`."""
+    parser = actions.add_parser(
+        "inspect",
+        help="shape, labels, row norms and a first step size",
+        allow_abbrev=False,
+    )
+    parser.add_argument("data", metavar="DATA", help="a file that training reads")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_inspect)
+
+
+def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Read it once, say what was seen."""
+    from hpcsgd.data.inspection import inspect
+    from hpcsgd.data.readers import open_reader
+
+    reader = open_reader(Path(arguments.data))
+    try:
+        said = inspect(reader)
+    finally:
+        reader.close()
+    print(json.dumps(said, indent=2) if arguments.json else inspection_text(said))
+    return 0
+
+
+def inspection_text(said: dict[str, Any]) -> str:
+    """As a person reads it."""
+    norm = said["row_norm"]
+    lines = [
+        f"{said.get('path', 'data')}: {said['rows']} rows x {said['columns']} columns"
+        f" of {said['element']}, density {said['density']:.3g}",
+        f"row norms: largest {norm['max']:.6g}, mean {norm['mean']:.6g}",
+    ]
+    prepared = said["preparation"]
+    if prepared["columns"] != "raw":
+        lines.append(f"columns: {prepared['columns']}; the file keeps their moments")
+    if prepared["unit_rows"]:
+        lines.append("rows: of length 1")
+    if said["not_finite"]:
+        lines.append(f"not finite: {said['not_finite']} values; training refuses them")
+    if said["queries"]:
+        groups = said["queries"]
+        lines.append(
+            f"queries: {groups['distinct']} distinct, {groups['min']} to"
+            f" {groups['max']}; training does not look at them"
+        )
+    lines += [*_labels(said["labels"]), *_rows(said)]
+    return "\n".join(lines + _advice(said["suggested"]))
+
+
+def _labels(labels: dict[str, Any] | None) -> list[str]:
+    if labels is None:
+        return ["labels: none; good for predictions only"]
+    head = (
+        f"labels: {labels['distinct']} distinct, {labels['min']:g} to {labels['max']:g}"
+    )
+    histogram = labels["histogram"] or {}
+    return [head, *(f"  {label:>8}  {n}" for label, n in histogram.items())]
+
+
+def _rows(said: dict[str, Any]) -> list[str]:
+    more = ", ..." if said["columns"] > len(said["first_rows"][0]["x"]) else ""
+    return [
+        f"row {number}: y = {row['y']}, x = "
+        + ", ".join(f"{value:.5g}" for value in row["x"])
+        + more
+        for number, row in enumerate(said["first_rows"])
+    ]
+
+
+def _advice(suggested: dict[str, Any] | None) -> list[str]:
+    if suggested is None:
+        return []
+    family = f"try: --family {suggested['family']} ({suggested['because']})"
+    if suggested["rate"] is None:
+        return [family, "no step size follows: this family's curvature has no bound"]
+    return [family, f"     --rate {suggested['rate']:.3g}, which is 1/L"]
+
+
+# `hpcsgd data synth`: a synthetic data set in the shape of a known one.
+
+# flag, what it does
+KNOBS = (
+    ("--condition", "of the columns' variances; default 1"),
+    ("--correlation", "of neighbouring columns; default 0"),
+    ("--density", "share of the values that are not 0; default 1"),
+    ("--noise", "share of labels flipped, or spread added to log rates; default 0"),
+    ("--balance", "share of the label 1; default: as the scores fall"),
+)
+
+
+def add_synth_parser(actions: Any) -> None:
+    """Add `synth`."""
+    synth = actions.add_parser(
+        "synth",
+        help="write a synthetic data set in the shape of a known one",
+        allow_abbrev=False,
+    )
+    synth.add_argument("--shape", required=True, choices=names.SHAPES)
+    synth.add_argument("--rows", type=int, help="default: those of the shape")
+    synth.add_argument("--cols", type=int, help="default: those of the shape")
+    synth.add_argument("--out", required=True, metavar="FILE.h5")
+    synth.add_argument("--seed", type=int, default=0)
+    for flag, text in KNOBS:
+        synth.add_argument(flag, type=float, metavar="X", help=text)
+    synth.add_argument("--json", action="store_true", help="print one JSON document")
+    synth.set_defaults(run=run_synth)
+
+
+def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Write the file, say what it holds."""
+    from hpcsgd.data.synthetic import SHAPES, Knobs, write_synthetic
+
+    shape = SHAPES[arguments.shape]
+    rows = shape.rows if arguments.rows is None else arguments.rows
+    cols = shape.cols if arguments.cols is None else arguments.cols
+    if rows < 1 or cols < 1:
+        raise ConfigError(
+            f"--rows {rows} --cols {cols}: both must be at least 1;"
+            " leave them out for those of the shape"
+        )
+    path = Path(arguments.out)
+    given = {flag[2:]: getattr(arguments, flag[2:]) for flag, _ in KNOBS}
+    knobs = Knobs(**{name: value for name, value in given.items() if value is not None})
+    write_synthetic(path, arguments.shape, rows, cols, arguments.seed, knobs=knobs)
+    said = {
+        "path": str(path),
+        "shape": arguments.shape,
+        "rows": rows,
+        "cols": cols,
+        "seed": arguments.seed,
+        **({} if knobs == Knobs() else asdict(knobs)),
+        "bytes": path.stat().st_size,
+    }
+    if arguments.json:
+        print(json.dumps(said, indent=2))
+    else:
+        print(f"{path}: {rows} rows x {cols} columns, {said['bytes'] / 2**20:.1f} MiB")
+    return 0
+
+
+# `hpcsgd data verify`: every byte of a file against its checksums.
+
+
+def add_verify_parser(actions: Any) -> None:
+    """Add `verify`."""
+    parser = actions.add_parser(
+        "verify", help="hold a file against its checksums", allow_abbrev=False
+    )
+    parser.add_argument("data", metavar="DATA", help="a file that training reads")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser_module.add_volume(parser)
+    parser.set_defaults(run=run_verify)
+
+
+def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Read all of it; 1 where something is damaged."""
+    from hpcsgd.data.store import verify_store
+
+    path = Path(arguments.data)
+    with make_meter(arguments.quiet) as meter:
+        meter.begin("verifying", 0)
+        check = verify_store(path, lambda done, whole: meter.at(done))
+    said = {
+        "path": str(path),
+        "rows": check.rows,
+        "columns": check.cols,
+        "blocks": check.blocks,
+        "has_checksums": check.checked,
+        "faults": list(check.faults),
+    }
+    if arguments.json:
+        print(json.dumps(said, indent=2))
+    else:
+        how = "no checksums, but readable" if not check.checked else "as written"
+        verdict = f"{len(check.faults)} faults" if check.faults else how
+        print("\n".join([f"{path}: {check.blocks} blocks, {verdict}", *check.faults]))
+    return 0 if check.is_good else 1
+
+
+# `hpcsgd data`: make, convert, inspect, verify and fetch data sets.
+
+ACTIONS = (
+    add_synth_parser,
+    add_convert_parser,
+    add_inspect_parser,
+    add_verify_parser,
+    add_catalogue_parser,
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add `data` and its own commands."""
+    parser = commands.add_parser("data", help=COMMANDS["data"], allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for add_action in ACTIONS:
+        add_action(actions)

@@ -1,0 +1,763 @@
+"""`hpcsgd jobs`: render, submit, status, cancel, collect, smoke, new-site."""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcsgd.cli import launch
+from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import DEVICES, TRANSPORTS
+from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks
+from hpcsgd.errors import ConfigError, HpcsgdError
+from hpcsgd.files import write_text
+from hpcsgd.jobs.job import Job, Step
+from hpcsgd.jobs.resources import MOST_ELEMENTS, Resources, check_known
+from hpcsgd.jobs.script import leaves_comm_open, warnings
+from hpcsgd.jobs.sites import (
+    Site,
+    known_sites,
+    load_site,
+    new_site,
+    own_folders,
+    with_mpi,
+)
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.communicator import Communicator
+    from hpcsgd.jobs.smoke import SmokeCheck
+    from hpcsgd.jobs.status import JobState
+
+
+# `hpcsgd jobs cancel`: end what waits or runs of a folder.
+
+
+def add_cancel_parser(actions: Any) -> None:
+    """Add `cancel`."""
+    parser = actions.add_parser(
+        "cancel", help="cancel the jobs of a folder", allow_abbrev=False
+    )
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="as --out of submit")
+    parser.add_argument("--job", default="", metavar="ID", help="this one alone")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_cancel)
+
+
+def run_cancel(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Standard output has the numbers of what was cancelled."""
+    from hpcsgd.jobs.submit import cancel
+
+    done = [j for f in arguments.folders for j in cancel(Path(f), arguments.job)]
+    if arguments.json:
+        print(json.dumps({"cancelled": done}, indent=2))
+    elif done:
+        print("\n".join(done))
+    return 0
+
+
+# Columns for a person.
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines, every column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [_line(row, widths) for row in (heads, *rows)]
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+    return "  ".join(cells).rstrip()
+
+
+# `hpcsgd jobs collect`: the results of a job's runs in one table.
+
+
+def add_collect_parser(actions: Any) -> None:
+    """Add `collect`."""
+    parser = actions.add_parser(
+        "collect", help="gather the results of a job's runs", allow_abbrev=False
+    )
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="as --out of submit")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print one JSON document")
+    shape.add_argument("--csv", action="store_true", help="print CSV")
+    parser.set_defaults(run=run_collect)
+
+
+def run_collect(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """One row for each run."""
+    from hpcsgd.jobs.status import as_csv, collect
+    from hpcsgd.runs.result import finite
+
+    rows = [row for folder in arguments.folders for row in collect(Path(folder))]
+    if arguments.json:
+        print(json.dumps(finite({"runs": rows})["runs"], indent=2, allow_nan=False))
+    elif arguments.csv:
+        print(as_csv(rows), end="")
+    else:
+        print(collected_text(rows))
+    return 0
+
+
+def collected_text(rows: list[dict[str, Any]]) -> str:
+    """As a person reads it."""
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(head)) for head in heads] for row in rows]
+    return "\n".join(table(heads, cells)) if rows else "no runs yet"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# `hpcsgd jobs new-site`: a file for a site of one's own.
+
+
+def add_new_site_parser(actions: Any) -> None:
+    """Add `new-site`."""
+    parser = actions.add_parser(
+        "new-site", help="write a file for a site of one's own", allow_abbrev=False
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of the new site")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        default="generic-cpu",
+        metavar="NAME",
+        help="the site that is most like it; default: generic-cpu",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.toml", help="default: where NAME will be found"
+    )
+    parser.add_argument("--list", action="store_true", help="show the known sites")
+    parser.set_defaults(run=run_new_site)
+
+
+def run_new_site(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Write it, say where; or list what there is."""
+    if arguments.list:
+        for name, path in known_sites().items():
+            print(f"{name:<18} {path}")
+        return 0
+    if not arguments.name:
+        raise ConfigError("new-site needs a NAME for the site, or --list")
+    text = new_site(arguments.name, arguments.source, arguments.out or "")
+    path = Path(arguments.out or own_folders()[0] / f"{arguments.name}.toml")
+    if path.exists():
+        raise ConfigError(f"{path} exists; name another site, or remove it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; name another file with --out"
+        ) from error
+    print(path)
+    return 0
+
+
+# What the ranks of a job run, from what stands behind `--`.
+
+Words = tuple[str, ...]
+DEVICE = "run.device="
+RESUME = ("--resume", "auto")
+
+
+def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+    """The launches of a job, all that they say tried as command lines here and now."""
+    steps = MAKERS[arguments.template](arguments, resources)
+    for step in _telling(steps):
+        _try(step.command)
+    return steps
+
+
+def _telling(steps: Sequence[Step]) -> Iterator[Step]:
+    """The first, and each that says something that none before it said.
+
+    Of a sweep these are as many as values, not as many as combinations.
+    """
+    said: set[str] = set()
+    for step in steps:
+        words = set(step.command) - {step.folder}
+        if not words <= said:
+            said |= words
+            yield step
+
+
+def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+    folder, run = os.path.join(arguments.out, "run"), _run_table(arguments)
+    return (Step(training(arguments.words, folder, run, resources)),)
+
+
+def training(
+    words: Sequence[str], folder: str, run: Mapping[str, Any], resources: Resources
+) -> Words:
+    """Return the words of a run that resumes in `folder`, unless they name another.
+
+    What its table [run] says of device and comm becomes flags: those that check and
+    render a job see words alone.
+    """
+    out = () if _says(words, "--out") else ("--out", folder)
+    return ("train", *words, *_flags(("train", *words), run, resources), *out, *RESUME)
+
+
+def _flags(command: Words, run: Mapping[str, Any], resources: Resources) -> Words:
+    """Return the flags of device and comm, of which `command` has none."""
+    on_gpus = resources.device_of(run) == "cuda" and not _says(command, "--device")
+    comm = str(run.get("comm", "auto"))
+    gives_comm = comm != "auto" and leaves_comm_open(command)
+    return (
+        *(("--device", "cuda") if on_gpus else ()),
+        *(("--comm", comm) if gives_comm else ()),
+    )
+
+
+def _run_table(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """Return the table [run] of a command of `train`: its file, --set, and flags."""
+    _refuse_resume(arguments)
+    return _run_table_of(("train", *arguments.words)) or {}
+
+
+def _run_table_of(command: Words) -> Mapping[str, Any] | None:
+    """Return the table [run] of a command that trains; None of any other."""
+    from hpcsgd.cli.parser import make_parser
+    from hpcsgd.cli.train import overlaid
+    from hpcsgd.config import read_toml
+
+    read = make_parser(command[0]).parse_args(command)
+    if not (hasattr(read, "config") and hasattr(read, "sets")):
+        return None
+    table = overlaid(read_toml(read.config) if read.config else {}, read).get("run")
+    return table if isinstance(table, dict) else {}
+
+
+def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+    """Every combination of what is varied, each with its own folder."""
+    _refuse_out(arguments)
+    if not arguments.vary:
+        raise ConfigError("a sweep needs --vary, as in --vary schedule.steps=1,2,4,8")
+    axes = [_axis(text) for text in arguments.vary]
+    points = list(product(*axes))
+    if len(points) > MOST_ELEMENTS:
+        raise ConfigError(f"{len(points)} runs are too many for one array; vary less")
+    run = _run_table(arguments)
+    found = []
+    for number, point in enumerate(points):
+        varied = [said.partition("=")[2] for said in point if said.startswith(DEVICE)]
+        own = {**run, "device": varied[-1]} if varied else run
+        words, folder = (*arguments.words, *_sets(point)), _folder(arguments, number)
+        found.append(Step(training(words, folder, own, resources)))
+    return tuple(found)
+
+
+def _axis(text: str) -> list[str]:
+    """section.key=value for each value of section.key=V1,V2,..."""
+    key, equals, values = text.partition("=")
+    found = [value for value in values.split(",") if value]
+    if not (equals and found and re.fullmatch(r"\w+\.\w+", key)):
+        raise ConfigError(
+            f"--vary {text}: write it as section.key=V1,V2, for example"
+            " schedule.steps=1,2,4"
+        )
+    return [f"{key}={value}" for value in found]
+
+
+def _sets(point: Sequence[str]) -> Words:
+    return tuple(word for setting in point for word in ("--set", setting))
+
+
+def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+    """The same run on other numbers of ranks."""
+    _refuse_out(arguments)
+    found, run = [], _run_table(arguments)
+    for ranks in ranks_of(arguments.ranks):
+        folder = _folder(arguments, f"ranks-{ranks}")
+        found.append(Step(training(arguments.words, folder, run, resources), ranks))
+    return tuple(found)
+
+
+def ranks_of(text: str) -> list[int]:
+    """Numbers of ranks with commas between them."""
+    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text, re.ASCII):
+        raise ConfigError(f"--ranks {text}: write numbers, for example 1,2,4,8")
+    return list(dict.fromkeys(int(part) for part in text.split(",")))
+
+
+def _convert(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+    resume = () if _says(arguments.words, "--resume") else ("--resume",)
+    return (Step(("data", "convert", *arguments.words, *resume)),)
+
+
+def _command(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+    """Return the command as it stands; one that trains, with flags of its [run]."""
+    words = tuple(arguments.words)
+    run = _run_table_of(words) if words else None
+    return (Step(words if run is None else (*words, *_flags(words, run, resources))),)
+
+
+def _smoke_command(
+    arguments: argparse.Namespace, resources: Resources
+) -> tuple[Step, ...]:
+    """In the job's own folder, on GPUs where it asks for some."""
+    folder = ("--folder", arguments.out)
+    is_open = resources.gpus and not _says(arguments.words, "--device")
+    device = ("--device", "cuda") if is_open else ()
+    return (Step(("jobs", "smoke", *folder, *device, *arguments.words)),)
+
+
+MAKERS = {
+    "train": _train,
+    "sweep": _sweep,
+    "scaling": _scaling,
+    "convert": _convert,
+    "command": _command,
+    "smoke": _smoke_command,
+}
+
+
+def _folder(arguments: argparse.Namespace, name: int | str) -> str:
+    return os.path.join(arguments.out, "runs", str(name))
+
+
+def _says(words: Sequence[str], flag: str) -> bool:
+    return any(word.partition("=")[0] == flag for word in words)
+
+
+def _refuse_resume(arguments: argparse.Namespace) -> None:
+    if _says(arguments.words, "--resume"):
+        raise ConfigError(
+            "--resume in the command of a job: it goes on by itself in its own run"
+            " folder; leave it out"
+        )
+
+
+def _refuse_out(arguments: argparse.Namespace) -> None:
+    if _says(arguments.words, "--out"):
+        raise ConfigError(
+            f"--out behind -- of a {arguments.template}: every run has a folder of its"
+            " own inside the job's; leave it out"
+        )
+
+
+def _try(command: Words) -> None:
+    """Read it as it will be read on the nodes: a mistake is cheaper here."""
+    from hpcsgd.cli.parser import make_parser
+    from hpcsgd.cli.train import check_data, configuration
+
+    read = make_parser(command[0]).parse_args(command)
+    if command[0] == "train":
+        check_data(configuration(read))
+
+
+# The flags of a job, and the job that they mean.
+
+SITE = "HPCSGD_SITE"  # the site where none is named
+COUNTS = {
+    "nodes": "nodes of the job",
+    "tasks": "ranks of the job, all nodes together",
+    "gpus": "GPUs of each node",
+    "cpus": "cores of each rank",
+}
+TEXTS = {
+    "memory": ("SIZE", "of each node, as 64G"),
+    "walltime": ("TIME", "time limit, as 02:00:00"),
+    "account": ("NAME", "whom the time is charged to"),
+    "partition": ("NAME", "of the cluster"),
+    "qos": ("NAME", "quality of service"),
+    "constraint": ("FEATURES", "that nodes must have"),
+}
+TEMPLATES = {
+    "train": ("one run that saves, requeues and goes on", "what hpcsgd train takes"),
+    "sweep": ("an array of runs", "what hpcsgd train takes"),
+    "scaling": ("one run after another on 1, 2, ... ranks", "what hpcsgd train takes"),
+    "convert": ("make a data file", "SRC DST.h5, and what hpcsgd data convert takes"),
+    "command": ("any other command", "a command of hpcsgd, without that word"),
+    "smoke": ("check MPI, GPUs, files and clocks", "what hpcsgd jobs smoke takes"),
+}
+
+
+def add_templates(parser: Any, run: Any) -> list[Any]:
+    """A parser for each template; all of them."""
+    templates = parser.add_subparsers(
+        dest="template", metavar="TEMPLATE", required=True
+    )
+    made = [_template(templates, name) for name in TEMPLATES]
+    for one in made:
+        one.set_defaults(run=run)
+    return made
+
+
+def _template(templates: Any, name: str) -> Any:
+    text, behind = TEMPLATES[name]
+    parser = templates.add_parser(name, help=text, allow_abbrev=False)
+    parser.add_argument("words", nargs="*", metavar="ARG", help=f"after --: {behind}")
+    _add_place(parser)
+    _add_resources(parser)
+    if name == "sweep":
+        parser.add_argument(
+            "--vary",
+            action="append",
+            default=[],
+            metavar="SECTION.KEY=V1,V2,...",
+            help="a run for each value, and for each combination",
+        )
+        parser.add_argument(
+            "--array", default="", metavar="0-N%M", help="some elements; M at once"
+        )
+    if name == "scaling":
+        parser.add_argument(
+            "--ranks", required=True, metavar="1,2,4,...", help="of each launch"
+        )
+    return parser
+
+
+def _add_place(parser: Any) -> None:
+    """Where, under which name, and when."""
+    parser.add_argument("--site", metavar="NAME|FILE.toml", help=f"default: ${SITE}")
+    parser.add_argument(
+        "--mpi",
+        metavar="KIND",
+        help="of srun --mpi, in place of the site's; none: one rank alone",
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the job")
+    parser.add_argument(
+        "--name", metavar="NAME", help="in the queue; default: that of DIR"
+    )
+    parser.add_argument(
+        "--after",
+        action="append",
+        default=[],
+        metavar="ID[:ok|any|notok]",
+        help="wait for a job to end so; ok where nothing is said",
+    )
+    parser.add_argument(
+        "--signal",
+        type=int,
+        metavar="SECONDS",
+        help="to save ahead of the end; 0 = none",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="starts in a row that save nothing new before it gives up; default: 3",
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PATH",
+        help="on the nodes; default: this",
+    )
+
+
+def _add_resources(parser: Any) -> None:
+    """What it asks for."""
+    parser.add_argument(
+        "--resources", metavar="FILE.toml", help="the same names, one a line; flags win"
+    )
+    for name, text in COUNTS.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    for name, (metavar, text) in TEXTS.items():
+        parser.add_argument(f"--{name}", metavar=metavar, help=text)
+
+
+def site_of(arguments: argparse.Namespace) -> Site:
+    """The site that was named, here or for all jobs."""
+    name = arguments.site or os.environ.get(SITE)
+    if not name:
+        raise ConfigError(
+            f"no site: add --site NAME, or set {SITE}; hpcsgd jobs new-site --list"
+            " shows those that are known"
+        )
+    site = load_site(name)
+    mpi = getattr(arguments, "mpi", None)  # a study has no such flag
+    return with_mpi(site, mpi) if mpi else site
+
+
+def job_of(arguments: argparse.Namespace, site: Site) -> Job:
+    """The job that the flags mean."""
+    resources = _resources(arguments, site)
+    steps = steps_of(arguments, resources)
+    is_one = len(steps) == 1 and arguments.template not in ("sweep", "scaling")
+    return Job(
+        template=arguments.template,
+        name=arguments.name
+        or _plain(os.path.basename(os.path.normpath(arguments.out))),
+        resources=resources,
+        command=steps[0].command if is_one else (),
+        steps=() if is_one else steps,
+        out=arguments.out,
+        array=getattr(arguments, "array", ""),
+        after=tuple(arguments.after),
+        signal_seconds=arguments.signal,
+        restarts=arguments.restarts,
+    )
+
+
+def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
+    """The site's defaults, the file over them, flags over both."""
+    from hpcsgd.config import read_toml
+
+    table = dict(site.defaults)
+    if arguments.template == "convert":
+        table.pop("gpus", None)  # which it could not use
+    if arguments.resources:
+        said = read_toml(arguments.resources)
+        check_known(said, arguments.resources)
+        table |= said
+    given = {name: getattr(arguments, name) for name in (*COUNTS, *TEXTS)}
+    table |= {name: value for name, value in given.items() if value is not None}
+    if arguments.template == "scaling" and arguments.tasks is None:
+        table["tasks"] = max(ranks_of(arguments.ranks))
+    return Resources.parse(table)
+
+
+def _plain(name: str) -> str:
+    """A folder's name as Slurm takes names of jobs."""
+    kept = "".join(
+        c if c.isascii() and (c.isalnum() or c in "_.+-") else "-" for c in name
+    )
+    return kept.lstrip("_.+-") or "hpcsgd"
+
+
+# `hpcsgd jobs render`: the script that `submit` would send, on standard output.
+
+
+def add_render_parser(actions: Any) -> None:
+    """Add `render`."""
+    parser = actions.add_parser(
+        "render", help="print the script that submit sends", allow_abbrev=False
+    )
+    add_templates(parser, run_render)
+
+
+def run_render(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Print it, to the byte."""
+    from hpcsgd.jobs.script import render
+
+    site = site_of(arguments)
+    job = job_of(arguments, site)
+    text = render(job, site, arguments.python)
+    warn(job, site)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return 0
+
+
+def warn(job: Job, site: Site) -> None:
+    """Say what works and may not be meant."""
+    for text in warnings(job, site):
+        print(f"hpcsgd: warning: {text}", file=sys.stderr)
+
+
+# `hpcsgd jobs smoke`: one verdict on MPI, GPUs, files and clocks.
+
+
+def add_smoke_parser(actions: Any) -> None:
+    """Add `smoke`."""
+    parser = actions.add_parser(
+        "smoke",
+        help="check MPI, GPUs, files and clocks from all ranks",
+        description="Run by the ranks of a job; the job: hpcsgd jobs submit smoke.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--folder", default=".", metavar="DIR", help="where runs will write; here"
+    )
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="auto")
+    parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    add_comm(parser)
+    parser.add_argument(
+        "--expect", type=int, metavar="N", help="how many ranks there must be"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=not_negative,
+        default=60.0,
+        metavar="SECONDS",
+        help="that a rank waits for one that does nothing; default: 60",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_smoke)
+
+
+def run_smoke(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Standard output has the verdict alone, standard error every look."""
+    from hpcsgd.jobs.smoke import SmokeCheck
+
+    if launch.must_relaunch(arguments.ranks):
+        return launch.relaunch(arguments.ranks, argv, remedy="mend the MPI first")
+    try:
+        return on_all_ranks(
+            arguments.comm,
+            lambda world: _smoke(world, arguments),
+            show=lambda checks: _show(checks, arguments.json),
+            code=lambda checks: int(not all(check.good for check in checks)),
+            timeout=arguments.timeout,
+        )
+    except HpcsgdError as error:  # ranks that never met have a verdict, too
+        if launch.speaks():
+            _show([SmokeCheck("ranks", False, str(error))], arguments.json)
+        return 1
+
+
+def _smoke(world: "Communicator", arguments: argparse.Namespace) -> "list[SmokeCheck]":
+    from hpcsgd.jobs.smoke import smoke
+
+    world.is_patient = True
+    world.watch(arguments.timeout)
+    checks = smoke(
+        world,
+        Path(arguments.folder),
+        arguments.device,
+        arguments.transport,
+        arguments.expect or arguments.ranks,
+    )
+    world.unwatch()
+    return checks
+
+
+def _show(checks: "list[SmokeCheck]", as_json: bool) -> None:
+    from hpcsgd.jobs.smoke import verdict
+
+    for check in checks:
+        word = "good" if check.good else "bad"
+        print(f"hpcsgd: {word:<4} {check.name:<8} {check.text}", file=sys.stderr)
+    if as_json:
+        said = {"good": all(c.good for c in checks), "verdict": verdict(checks)}
+        print(json.dumps({**said, "checks": [vars(c) for c in checks]}, indent=2))
+    else:
+        print(verdict(checks), flush=True)
+
+
+# `hpcsgd jobs status`: what became of the jobs of a folder.
+
+HEADS = ("job", "name", "state", "code", "starts", "elapsed", "nodes", "run")
+
+
+def add_status_parser(actions: Any) -> None:
+    """Add `status`."""
+    parser = actions.add_parser(
+        "status", help="what became of submitted jobs", allow_abbrev=False
+    )
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="as --out of submit")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_status)
+
+
+def run_status(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """1 where a job has failed, so that scripts can ask."""
+    from hpcsgd.jobs.status import BAD, states
+    from hpcsgd.runs.result import finite
+
+    found = [s for folder in arguments.folders for s in states(Path(folder))]
+    if arguments.json:
+        said = [finite(state.as_dict()) for state in found]
+        print(json.dumps(said, indent=2, allow_nan=False))
+    else:
+        print(status_text(found))
+    return int(any(state.state in BAD for state in found))
+
+
+def status_text(found: "list[JobState]") -> str:
+    """A table, and a sentence for each that did not end well."""
+    lines = table(HEADS, [_row(state) for state in found])
+    for state in found:
+        if state.why:
+            who = f"rank {state.rank}: " if state.rank is not None else ""
+            lines.append(f"{state.job} {state.state}: {who}{state.why}")
+            lines += [f"  more in {state.log}"] if state.log and state.code else []
+    return "\n".join(lines)
+
+
+def _row(state: "JobState") -> list[str]:
+    code = "" if state.code is None else str(state.code)
+    starts = "" if state.state == "pending" else str(state.restarts + 1)
+    head = [state.job, state.name, state.state, code, starts]
+    return [*head, state.elapsed, state.nodes, _progress(state)]
+
+
+def _progress(state: "JobState") -> str:
+    """How far its run is, or how many of several are done."""
+    from hpcsgd.runs.result import Status
+
+    if len(state.facts) > 1:
+        good = [status.value for status in Status if status.is_good]
+        done = sum(facts.get("status") in good for facts in state.facts)
+        return f"{done} of {len(state.facts)} completed"
+    facts = state.facts[0] if state.facts else {}
+    if not facts or facts.get("epoch") is None:
+        return str(facts.get("status") or "")
+    loss = facts.get("loss")
+    shown = f", loss {loss:.6g}" if isinstance(loss, float) else ""
+    return f"{facts['status']}, epoch {facts['epoch']:g}{shown}"
+
+
+# `hpcsgd jobs submit`: send a job, and print its number.
+
+
+def add_submit_parser(actions: Any) -> None:
+    """Add `submit`."""
+    parser = actions.add_parser(
+        "submit", help="send a job to Slurm and print its number", allow_abbrev=False
+    )
+    for template in add_templates(parser, run_submit):
+        template.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="check all of it, write and send nothing",
+        )
+        template.add_argument(
+            "--json", action="store_true", help="print one JSON document"
+        )
+
+
+def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Standard output has the number alone, for the next --after."""
+    from hpcsgd.jobs.submit import submit
+
+    site = site_of(arguments)
+    job = job_of(arguments, site)
+    warn(job, site)
+    sent = submit(job, site, dry_run=arguments.dry_run, python=arguments.python)
+    if arguments.json:
+        said = {"job": sent.job or None, "name": sent.name, "script": str(sent.script)}
+        print(json.dumps({**said, "command": list(sent.command)}, indent=2))
+    elif arguments.dry_run:
+        print(f"hpcsgd: nothing is sent; it would be {sent.script}", file=sys.stderr)
+        print(shlex.join(sent.command))
+    else:
+        print(f"hpcsgd: {sent.name} is job {sent.job}: {sent.script}", file=sys.stderr)
+        print(sent.job, flush=True)
+    return 0
+
+
+# `hpcsgd jobs`: scripts for Slurm, and what became of them.
+
+ACTIONS = (
+    add_render_parser,
+    add_submit_parser,
+    add_status_parser,
+    add_cancel_parser,
+    add_collect_parser,
+    add_new_site_parser,
+    add_smoke_parser,
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add `jobs` and its own commands."""
+    parser = commands.add_parser("jobs", help=COMMANDS["jobs"], allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for add_action in ACTIONS:
+        add_action(actions)

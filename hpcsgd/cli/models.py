@@ -1,0 +1,448 @@
+"""`hpcsgd evaluate`, `predict` and `inspect`."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcsgd.cli import launch
+from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import PREDICTIONS
+from hpcsgd.cli.parser import add_comm
+from hpcsgd.comm import open_world
+from hpcsgd.errors import DataError
+from hpcsgd.files import parse_json, read_entry_text, reason, user_of
+
+if TYPE_CHECKING:
+    from hpcsgd.runs.checkpoint import Checkpoint
+    from hpcsgd.runs.result import Result
+
+
+# `hpcsgd evaluate`: how good a model is on a file.
+
+TITLES = {
+    "mean_loss": "mean loss",
+    "clipped_scores": "clipped",
+    "r2": "R^2",
+    "mean_deviance": "mean deviance",
+}
+
+
+def add_evaluate_parser(commands: Any) -> None:
+    """Add `evaluate` to the commands."""
+    parser = commands.add_parser(
+        "evaluate",
+        help=COMMANDS["evaluate"],
+        description="Loss, objective, and accuracy or R^2 of a model on a file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="run folder or its result.h5")
+    parser.add_argument("data", metavar="DATA", help="file with rows and targets")
+    parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    add_comm(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_evaluate)
+
+
+def run_evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Evaluate here or under mpiexec; the first rank speaks."""
+    from hpcsgd.data.readers import open_reader
+    from hpcsgd.runs.predict import evaluate_reader
+    from hpcsgd.runs.result import load_result
+
+    launch.check_readable(arguments.data)
+    if launch.must_relaunch(arguments.ranks):
+        return launch.relaunch(arguments.ranks, argv)
+    world = open_world(arguments.comm)
+    result = world.together(lambda: load_result(arguments.model))
+    figures = evaluate_reader(result, lambda: open_reader(Path(arguments.data)), world)
+    if world.rank == 0:
+        document = {"model": arguments.model, "data": arguments.data}
+        document |= {"ranks": world.size, **figures}
+        print(_json(document) if arguments.json else table(document), flush=True)
+    world.close()
+    return 0
+
+
+def _json(document: dict[str, Any]) -> str:
+    from hpcsgd.runs.result import finite
+
+    return json.dumps(finite(document), indent=2, allow_nan=False)
+
+
+def table(document: dict[str, Any]) -> str:
+    """A line for each figure, and one for each label."""
+    lines = []
+    for key, value in document.items():
+        if key == "errors_by_label":
+            lines += [
+                f"  label {label:7s} {entry['errors']} of {entry['rows']} rows wrong"
+                for label, entry in value.items()
+            ]
+        else:
+            lines.append(f"{TITLES.get(key, key):15s} {_evaluation_text(value)}")
+    return "\n".join(lines)
+
+
+def _evaluation_text(value: Any) -> str:
+    if value is None:
+        return "undefined: all targets are equal"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+# `hpcsgd predict`: what a model says about the rows of a file, into a file.
+
+
+def add_predict_parser(commands: Any) -> None:
+    """Add `predict` to the commands."""
+    parser = commands.add_parser(
+        "predict",
+        help=COMMANDS["predict"],
+        description="Predict every row of a file; targets are not needed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="run folder or its result.h5")
+    parser.add_argument("data", metavar="DATA", help="file with rows")
+    parser.add_argument("--out", required=True, metavar="FILE.npy|.csv|.h5")
+    parser.add_argument(
+        "--what", choices=PREDICTIONS, default="mean", help="default: mean"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_predict)
+
+
+def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Predict block by block; say what was written."""
+    from hpcsgd.data.readers import open_reader
+    from hpcsgd.data.writers import open_writer
+    from hpcsgd.runs.predict import (
+        check_what,
+        column_names,
+        model_of,
+        predict_prepared,
+        rows_for,
+    )
+    from hpcsgd.runs.result import load_result
+
+    if not launch.speaks():
+        return 0  # one rank of a launcher is enough, and two would write one file
+    result, what, path = load_result(arguments.model), arguments.what, arguments.out
+    model = model_of(result)
+    check_what(model, what)
+    reader, preparation = rows_for(model, open_reader(Path(arguments.data)))
+    # The first block before the file: what is wrong with the data leaves no trace.
+    blocks = predict_prepared(model, reader, what)
+    block = next(blocks)
+    names = column_names(model, what)
+    facts = {"what": what, "family": model.family.name}
+    facts |= {"weights_sha256": result.weights_sha256}
+    with open_writer(Path(path), reader.rows, names, facts) as writer:
+        writer.append(block)
+        for block in blocks:
+            writer.append(block)
+    said = {"path": path, "rows": reader.rows, "columns": names, **facts}
+    if preparation:
+        said["preparation"] = preparation
+    if arguments.json:
+        print(json.dumps(said, indent=2))
+    else:
+        print(f"{path}: {what} of {reader.rows} rows, {len(names)} column(s)")
+        if preparation:
+            print(preparation)
+    return 0
+
+
+# `hpcsgd inspect`: what a run folder, model or checkpoint is, in a few lines.
+
+LARGEST = 10  # weights shown
+Facts = dict[str, Any]
+
+
+def add_inspect_parser(commands: Any) -> None:
+    """Add `inspect` to the commands."""
+    parser = commands.add_parser(
+        "inspect",
+        help=COMMANDS["inspect"],
+        description="Status, loss, weights, settings and origin of what training left.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "path",
+        metavar="RUN|MODEL|CHECKPOINT",
+        help="run folder, result.h5 or checkpoint",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_inspect)
+
+
+def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Print the facts of whatever it is."""
+    from hpcsgd.runs.result import finite
+
+    facts = describe(Path(arguments.path))
+    if arguments.json:
+        print(json.dumps(finite(facts), indent=2, allow_nan=False))
+    else:
+        for key, value in facts.items():
+            print(f"{key:13s} {_inspection_text(value)}")
+    return 0
+
+
+def describe(path: Path) -> Facts:
+    """The facts of `path` by the first kind that knows it."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; name a run folder or its result.h5")
+    for kind, (recognise, facts_of) in FILE_KINDS.items():
+        if recognise(path):
+            return {"kind": kind, "path": str(path), **facts_of(path)}
+    known = " nor a ".join(FILE_KINDS)
+    raise DataError(f"{path} is neither a {known}; name what training has written")
+
+
+def is_run(path: Path) -> bool:
+    """A folder that holds any file of a run."""
+    from hpcsgd.runs.folder import FILES
+
+    return path.is_dir() and any((path / name).exists() for name in FILES)
+
+
+def run_facts(path: Path) -> Facts:
+    """The model, and whether the parts of the folder belong together."""
+    from hpcsgd.runs.result import load_result
+
+    if not (path / "result.h5").exists():
+        return _unfinished(path)
+    result = load_result(path)
+    return {**result_facts(result), "parts": agreement(path, result)}
+
+
+def is_model(path: Path) -> bool:
+    """A file that says it is a result."""
+    from hpcsgd.files import is_sealed
+
+    return is_sealed(path, "result")
+
+
+def model_facts(path: Path) -> Facts:
+    """The model alone."""
+    from hpcsgd.runs.result import load_result
+
+    return result_facts(load_result(path))
+
+
+def is_checkpoint(path: Path) -> bool:
+    """A file that says it is a checkpoint."""
+    from hpcsgd.files import is_sealed
+
+    return is_sealed(path, "checkpoint")
+
+
+def checkpoint_facts(path: Path) -> Facts:
+    """Where a run stood when it was saved."""
+    from hpcsgd.runs.checkpoint import read_checkpoint
+
+    checkpoint = read_checkpoint(path)
+    said = checkpoint.document
+    return {
+        "exchanges": f"{checkpoint.exchanges}, {said['exchanges_per_epoch']} an epoch",
+        "loss": said["loss"],
+        "family": said["config"]["problem"]["family"],
+        "rows": said["rows"],
+        "ran": f"{said['product']} on {said['ranks']} rank(s)",
+        "replicas": said["replicas"],
+        **held_facts(checkpoint),
+        "resumes": said["resumes"],
+        "settings": changed(said["config"]),
+        "ledger": {k: v for k, v in said["ledger"].items() if v.get("calls")},
+        "data": said["fingerprint"],
+        "versions": said["versions"],
+    }
+
+
+def held_facts(checkpoint: "Checkpoint") -> Facts:
+    """The weights that it holds, if they are not in files of their own."""
+    import numpy as np
+
+    from hpcsgd.runs.checkpoint import ON_DISK
+
+    if checkpoint.document.get(ON_DISK):
+        where = "in the files of the run (agreement.store), checked where it goes on"
+        return {"states": where}
+    weights = checkpoint.arrays["weights"]
+    return {
+        "columns": weights.shape[1],
+        "copies": f"{len(weights)} (one for each replica where they were apart)",
+        "dtype": str(weights.dtype),
+        "norm": float(np.linalg.norm(weights)),
+        "arrays": sorted(checkpoint.arrays),
+    }
+
+
+# kind -> (does it know the path, what it says of it), asked in this order
+FILE_KINDS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Facts]]] = {
+    "run folder": (is_run, run_facts),
+    "model file": (is_model, model_facts),
+    "checkpoint": (is_checkpoint, checkpoint_facts),
+}
+
+
+def _unfinished(path: Path) -> Facts:
+    """What a run that has not ended, or was cut off, has said so far."""
+    from hpcsgd.config import read_toml
+
+    facts: Facts = {"status": "unfinished: there is no result.h5", "run": _way_on(path)}
+    if (path / "resolved.toml").exists():
+        facts["settings"] = changed(read_toml(path / "resolved.toml"))
+    history = path / "history.jsonl"
+    if history.exists():
+        facts["evaluated"] = _last_record(read_entry_text(history).splitlines())
+    return facts
+
+
+def _way_on(path: Path) -> str:
+    """Who trains in the folder; where nobody does, how to go on."""
+    from hpcsgd.runs.checkpoint import CheckpointStore
+
+    user = user_of(path)
+    if user:
+        return f"under way: {user}"
+    ended = "ended without a result"
+    try:
+        saved = CheckpointStore(path, 1).paths()
+    except OSError as error:
+        return f"{ended}; its checkpoints cannot be read ({reason(error)})"
+    if not saved:
+        return f"{ended} and without a checkpoint; train again"
+    return f"{ended}; --resume auto goes on from {saved[0].name}"
+
+
+def _last_record(lines: list[str]) -> Any:
+    """The last loss of a history; the very last line may be cut off."""
+    for line in reversed(lines):
+        try:
+            record = parse_json(line)
+        except json.JSONDecodeError:
+            continue
+        if "loss" in record:
+            return record
+    return "nothing yet"
+
+
+def result_facts(result: "Result") -> Facts:
+    """Everything about a model but the folder it lies in."""
+    report = result.report
+    return {
+        "status": result.status.value,
+        "loss": result.loss,
+        "family": result.config["problem"]["family"],
+        "rows": report["rows"],
+        "columns": report["columns"],
+        "classes": report["labels"],
+        **({"models": len(report["models"])} if "models" in report else {}),
+        "steps": f"{result.iterations} in {result.exchanges} exchanges",
+        "ran": f"{report['products']} on {report['ranks']} rank(s),"
+        f" {report['transport']}",
+        **weight_facts(result),
+        "settings": changed(result.config),
+        "ledger": {k: v for k, v in result.ledger.items() if v["calls"]},
+        "source": source_facts(report["source"]),
+        **preparation_facts(result),
+        "versions": report["versions"],
+    }
+
+
+def preparation_facts(result: "Result") -> Facts:
+    """What was done to the rows of the training, where they were not raw."""
+    if result.preparation is None or result.preparation.is_raw:
+        return {}
+    return {"preparation": result.preparation.describe()}
+
+
+def weight_facts(result: "Result") -> Facts:
+    """Norm, intercept and the largest of the weights."""
+    import numpy as np
+
+    weights = np.asarray(result.weights, dtype=np.float64)
+    intercept, models = result.intercept, "models" in result.report
+    return {
+        "dtype": str(result.weights.dtype),
+        "norm": float(np.linalg.norm(weights)),
+        "zeros": int(np.count_nonzero(weights == 0)),
+        "intercept": None if intercept is None else np.asarray(intercept).tolist(),
+        "largest": [] if models else largest(weights, result.report["labels"]),
+        "sha256": result.weights_sha256,
+    }
+
+
+def largest(weights: Any, labels: list[float]) -> list[Facts]:
+    """The weights of largest magnitude, first the largest; ties by their column."""
+    import numpy as np
+
+    flat = np.abs(weights).reshape(-1)
+    order = np.argsort(-flat, kind="stable")[:LARGEST]
+    found = []
+    for place in order:
+        column, *one_class = (int(i) for i in np.unravel_index(place, weights.shape))
+        label = {"class": labels[one_class[0]]} if one_class else {}
+        value = float(weights.reshape(-1)[place])
+        found.append({"column": column, **label, "weight": value})
+    return found
+
+
+def changed(config: dict[str, dict[str, Any]]) -> Facts:
+    """The settings that are not the defaults."""
+    from hpcsgd.config import RunConfig
+
+    defaults = RunConfig().tables()
+    return {
+        f"{section}.{key}": value
+        for section, table in config.items()
+        for key, value in table.items()
+        if defaults.get(section, {}).get(key) != value
+    }
+
+
+def source_facts(source: Facts) -> Facts:
+    """Where the rows came from, and whether that is still there."""
+    if "path" not in source:
+        return source
+    return {**source, "found": Path(str(source["path"])).exists()}
+
+
+def agreement(folder: Path, result: "Result") -> str:
+    """Whether result.json and resolved.toml speak of the model in result.h5."""
+    from hpcsgd.config import RunConfig, read_toml
+
+    try:
+        said = parse_json(read_entry_text(folder / "result.json"))["weights_sha256"]
+    except FileNotFoundError:
+        return "result.json is missing"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "result.json cannot be read"
+    if said != result.weights_sha256:
+        return "result.json is of another model than result.h5"
+    if not (folder / "resolved.toml").exists():
+        return "resolved.toml is missing"
+    if RunConfig.parse(read_toml(folder / "resolved.toml")).tables() != result.config:
+        return "resolved.toml is of another run than result.h5"
+    return "agree"
+
+
+def _inspection_text(value: Any) -> str:
+    """A fact on one line."""
+    if isinstance(value, dict) and "weight" in value:
+        *place, weight = value.values()
+        return f"[{', '.join(_inspection_text(v) for v in place)}] {weight:.6g}"
+    if isinstance(value, dict):
+        return (
+            ", ".join(f"{k} {_inspection_text(v)}" for k, v in value.items()) or "none"
+        )
+    if isinstance(value, list):
+        ends = "  " if value and isinstance(value[0], dict) else " "
+        return ends.join(_inspection_text(v) for v in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.8g}"
+    return "none" if value is None else str(value)

@@ -1,0 +1,595 @@
+"""Communicators whose arrays are on GPUs, and the protocol of a device."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from hpcsgd.comm.communicator import Array, Communicator, Workspace
+from hpcsgd.errors import ConfigError, DeviceLost, TransportError
+
+# What transports ask of a GPU; `hpcsgd.backends.cuda.driver` does it through CuPy.
+#
+# Streams and events are whatever the layer makes of them. Work that is given to a
+# stream happens later; only `synchronize`, `wait` and a true `is_done` say that it is
+# over.
+
+
+class StreamGraph(Protocol):
+    """Work that a stream was recorded with; called to queue all of it once more."""
+
+    def __call__(self) -> None: ...
+
+    def release(self) -> None:
+        """It will not be called again: the GPU forgets it, once it has run."""
+
+
+class Layer(Protocol):
+    """One GPU, as the rank that it belongs to sees it."""
+
+    @property
+    def nccl(self) -> Any:
+        """The module of NCCL, named as in CuPy."""
+
+    @property
+    def place(self) -> str:
+        """Equal for two ranks of a node that use the same GPU."""
+
+    def owns(self, array: Any) -> bool:
+        """Whether an array is in the memory of GPUs."""
+
+    def empty(self, words: int, dtype: Any) -> Any:
+        """A new array on the GPU."""
+
+    def pinned(self, words: int, dtype: Any) -> Array:
+        """A new array of the host that the GPU copies from and to by itself."""
+
+    def current_stream(self) -> Any:
+        """Where work goes that names no stream."""
+
+    def new_stream(self) -> Any:
+        """One more, beside it."""
+
+    def synchronize(self, stream: Any) -> None:
+        """Wait until all its work is done."""
+
+    def record(self, stream: Any) -> Any:
+        """An event that is done once the work so far is."""
+
+    def hold_back(self, stream: Any, event: Any) -> None:
+        """What the stream is given from now on begins after the event."""
+
+    def is_done(self, event: Any) -> bool:
+        """Whether it is, without waiting."""
+
+    def wait(self, event: Any) -> None:
+        """Wait until it is."""
+
+    def address(self, array: Any) -> int:
+        """Where its first element is, for NCCL."""
+
+    def handle(self, stream: Any) -> int:
+        """The stream, for NCCL."""
+
+    def to_host(self, array: Any, host: Array, stream: Any) -> None:
+        """host ← array, later; `host` is pinned and as long, both without gaps."""
+
+    def to_device(self, host: Array, array: Any, stream: Any) -> None:
+        """array ← host, later."""
+
+    def for_mpi(self, array: Any) -> Any:
+        """What MPI is given of an array whose work is done."""
+
+    def narrow(self, values: Any, bits: Any, stream: Any) -> None:
+        """bits ← float32 values as bf16, rounded to nearest even."""
+
+    def widen(self, bits: Any, values: Any, stream: Any) -> None:
+        """values ← bf16 bits as float32."""
+
+    def add_bits(self, parts: Any, ranks: int, total: Any, stream: Any) -> None:
+        """total ← Σ of `ranks` parts in bf16 bits, in order, in float32, rounded."""
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """A 16-bit float; bf16 is held as the bits that it is."""
+    return dtype.char in "eH"
+
+
+def fetched(layer: Layer, array: Any, stream: Any) -> Array:
+    """A copy in the host's memory, there when this returns."""
+    host = layer.pinned(array.size, array.dtype)
+    layer.to_host(array, host, stream)
+    layer.synchronize(stream)
+    return host
+
+
+# What carries arrays of GPUs: the hooks of a transport, for the device.
+
+
+class Carrier(ABC):
+    """Collectives of device arrays without gaps, as `Hooks` has them for the host's."""
+
+    def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
+        self.host, self.layer = host, layer
+        self._stream = stream
+        self.up = self.down = 0  # bytes that it copied by way of the host
+
+    @property
+    def stream(self) -> Any:
+        """Whose work comes before a collective, and what follows comes after it."""
+        given = self._stream
+        return self.layer.current_stream() if given is None else given
+
+    @abstractmethod
+    def _sum(self, buffer: Any) -> None: ...
+
+    @abstractmethod
+    def _start_sum(self, buffer: Any) -> Callable[[], None]: ...
+
+    @abstractmethod
+    def _reduce(self, buffer: Any) -> None: ...
+
+    @abstractmethod
+    def _broadcast(self, buffer: Any, root: int) -> None: ...
+
+    @abstractmethod
+    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None: ...
+
+    @abstractmethod
+    def _start_exchange(
+        self, pieces: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]: ...
+
+    @abstractmethod
+    def _start_sum_parts(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]: ...
+
+    @abstractmethod
+    def _start_parts_in_order(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]: ...
+
+    def _own_part(self, buffer: Any, counts: Sequence[int]) -> Any:
+        """Where that of this rank lay all along."""
+        first = sum(counts[: self.host.rank])
+        return buffer[first : first + counts[self.host.rank]]
+
+    def _start_gather(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        self._gather(part, counts, out)
+        return lambda: None
+
+    def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
+        self._start_exchange(pieces, counts, out)()
+
+    def _to_host(self, array: Any, host: Any) -> None:
+        self.layer.to_host(array, host, self.stream)
+        self.down += array.nbytes
+
+    def _to_device(self, host: Any, array: Any) -> None:
+        self.layer.to_device(host, array, self.stream)
+        self.up += array.nbytes
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        return
+
+    def give_up(self) -> None:
+        """The same where other ranks may be gone."""
+        return
+
+
+# A group of ranks whose arrays may be on GPUs.
+#
+# Arrays of the host, flags and objects go the way of the host's communicator; arrays of
+# the device go through a carrier, which has the same hooks for them. Both are booked in
+# one ledger by the same lines, so no transport can count in a way of its own.
+
+
+class DeviceCommunicator(Communicator):
+    """Wraps the host's communicator, which stays usable; owns it when closed."""
+
+    kind = ""  # as a configuration names it
+    remedy = ""  # what else may work where it does not
+    by_host = True  # whether the host's communicator carries device arrays
+    captures = False  # whether sums may be part of a graph that the GPU repeats
+
+    def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
+        super().__init__(host.rank, host.size, host.ledger, host.reproducible)
+        self.host, self.layer, self._stream = host, layer, stream
+        self.waits_busily = host.waits_busily
+        self.node_sharing = host.node_sharing
+        self.carrier = self._open()
+        self.transport = f"{self._described()} beside {host.transport}"
+
+    @abstractmethod
+    def _open(self) -> Carrier:
+        """What device arrays go through; called by all ranks."""
+
+    def _described(self) -> str:
+        """For reports: which one it is, and what is known of its way."""
+        return self.kind
+
+    @property
+    def mpi_handle(self) -> Any:
+        """That of the host."""
+        return self.host.mpi_handle
+
+    @property
+    def stream(self) -> Any:
+        """The stream that device arrays are written and read on."""
+        given = self._stream
+        return self.layer.current_stream() if given is None else given
+
+    @property
+    def charged(self) -> float | None:
+        """What the host's network took, where device arrays go that way."""
+        return self.host.charged if self.by_host else None
+
+    @property
+    def copied(self) -> tuple[int, int]:
+        """By the carrier."""
+        return self.carrier.up, self.carrier.down
+
+    def has_lost_ranks(self, error: BaseException) -> bool:
+        """As the host sees it."""
+        return self.host.has_lost_ranks(error)
+
+    def survivors(self) -> "DeviceCommunicator":
+        """Those that are left, each on the GPU that it had."""
+        self.carrier.give_up()
+        return type(self)(self.host.survivors(), self.layer, self._stream)
+
+    def watch(self, timeout: float) -> None:
+        """Watch the host's: both book in one ledger, and stand in one place."""
+        super().watch(timeout)
+        self.host.watch(timeout)
+
+    def unwatch(self) -> None:
+        """No longer."""
+        super().unwatch()
+        self.host.unwatch()
+
+    def share_nodes(self, how: str) -> None:
+        """Tell the host's, too."""
+        super().share_nodes(how)
+        self.host.share_nodes(how)
+
+    def settle(self) -> None:
+        """Wait for the stream; `synchronize` of a backend belongs here.
+
+        Transports that only queue their collectives see here how they ended.
+        """
+        self.layer.synchronize(self.stream)
+
+    @property
+    def newest(self) -> Any:
+        """What was begun last, for `reach`."""
+        return None
+
+    def reach(self, begun: Any) -> None:  # noqa: B027
+        """The host waits for it, where `wait` makes no more than the stream wait."""
+
+    def queue_sum(self, buffer: Any) -> None:
+        """What `sum` of it asks of the GPU, into the graph that is being recorded."""
+        raise self._no_graphs()
+
+    def adopt(self, graph: StreamGraph) -> None:  # noqa: B027
+        """A graph with such sums, once it is recorded: it ends before this does."""
+
+    def replay(self, graph: StreamGraph, buffers: Sequence[Any], purpose: str) -> None:
+        """Launch a graph that holds the sums of these buffers, in this order.
+
+        Called by all ranks, as `sum` is, and booked as those sums are.
+        """
+        raise self._no_graphs()
+
+    def _no_graphs(self) -> TransportError:
+        return TransportError(
+            f"transport {self.kind} has no sums within a graph; use transport = nccl"
+        )
+
+    def split(self, color: int, key: int) -> "DeviceCommunicator":
+        """The same way to the GPU, in a part of the ranks."""
+        self.host.reproducible = self.reproducible  # may have been lent a new one
+        return type(self)(self.host.split(color, key), self.layer, self._stream)
+
+    def close(self) -> None:
+        """The carrier's end, then the host's."""
+        self.carrier.close()
+        self.host.close()
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """End all ranks now; NCCL's own end could wait for those that are gone."""
+        self.host.abort(code)
+
+    def _way(self, array: Any) -> Any:
+        """Who carries it: the same question, and so the same answer, on all ranks."""
+        if not self.layer.owns(array):
+            return self.host
+        if not array.flags.c_contiguous:
+            raise TransportError(
+                "a device array with gaps cannot be sent; send a contiguous copy"
+            )
+        return self.carrier
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace:
+        inner = self.host._workspace(words, dtype)
+        return Workspace(self, words, dtype) if type(inner) is Workspace else inner
+
+    def _keep(self, array: Array) -> Array:
+        if not self.layer.owns(array):
+            return self.host._keep(array)
+        with self.stream:  # CuPy copies on the current one, which no other waits for
+            return array.copy()
+
+    def _sum(self, buffer: Array) -> None:
+        self._way(buffer)._sum(buffer)
+
+    def _start_sum(self, buffer: Array) -> Callable[[], None]:
+        finish: Callable[[], None] = self._way(buffer)._start_sum(buffer)
+        return finish
+
+    def _reduce(self, buffer: Array) -> None:
+        self._way(buffer)._reduce(buffer)
+
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self._way(part)._gather(part, counts, out)
+
+    def _start_gather(
+        self, part: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        finish: Callable[[], None] = self._way(part)._start_gather(part, counts, out)
+        return finish
+
+    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
+        own: Array = self._way(buffer)._own_part(buffer, counts)
+        return own
+
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        way = self._way(buffer)
+        finish: Callable[[], None] = way._start_sum_parts(buffer, counts)
+        return finish
+
+    def _start_parts_in_order(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        way = self._way(buffer)
+        finish: Callable[[], None] = way._start_parts_in_order(buffer, counts)
+        return finish
+
+    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
+        self._way(pieces)._exchange(pieces, counts, out)
+
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        way = self._way(pieces)
+        finish: Callable[[], None] = way._start_exchange(pieces, counts, out)
+        return finish
+
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        if self.layer.owns(array):
+            raise TransportError(
+                f"transport {self.kind} swaps no arrays of a GPU; swap those of the"
+                " host"
+            )
+        return self.host._start_swap(array, out, peer)
+
+    def _deal(
+        self,
+        pieces: Array,
+        counts: Sequence[int],
+        out: Array,
+        received: Sequence[int],
+    ) -> None:
+        self.host._deal(pieces, counts, out, received)
+
+    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        """Into the host's memory: rank 0 writes it down."""
+        if self.layer.owns(part):
+            part = fetched(self.layer, part, self.stream)
+        self.host._collect(part, counts, out)
+
+    def _broadcast(self, buffer: Array, root: int) -> None:
+        self._way(buffer)._broadcast(buffer, root)
+
+    def _max(self, value: int) -> int:
+        return self.host._max(value)
+
+    def _objects(self, item: Any) -> list[Any]:
+        return self.host._objects(item)
+
+
+def of_hosts(group: Communicator) -> Communicator:
+    """The same ranks, who say nothing that is on a GPU: a part of them opens none."""
+    if not isinstance(group, DeviceCommunicator):
+        return group
+    group.host.reproducible = group.reproducible  # may have been lent a new one
+    return group.host
+
+
+# One small sum at the start: whether a transport of device arrays works here.
+
+PROOF = 64  # words of the sum at the start
+
+
+def prove(world: DeviceCommunicator) -> None:
+    """One small sum on the device, checked; its failure is an error on all ranks."""
+    world.together(lambda: _prove(world))
+
+
+def _prove(world: DeviceCommunicator) -> None:
+    words = np.arange(PROOF, dtype=np.float32)
+    layer, stream = world.layer, world.stream
+    host, buffer = layer.pinned(PROOF, np.float32), layer.empty(PROOF, np.float32)
+    host[...] = words * (world.rank + 1)
+    layer.to_device(host, buffer, stream)
+    try:
+        world.sum(buffer, "control")
+        world.settle()
+    except DeviceLost:
+        raise
+    except RuntimeError as error:  # mpi4py's own are RuntimeErrors, and so are ours
+        raise TransportError(_no(world, f"failed ({error})")) from error
+    found = fetched(layer, buffer, stream)
+    expected = words * (world.size * (world.size + 1) // 2)
+    wrong = np.flatnonzero(found != expected)
+    if wrong.size:
+        shown = f"gave {found[wrong[0]]:g} instead of {expected[wrong[0]]:g}"
+        raise TransportError(_no(world, shown))
+
+
+def _no(world: DeviceCommunicator, what: str) -> str:
+    return (
+        f"transport {world.kind} does not work here: a small sum of arrays on the GPUs"
+        f" {what}; {world.remedy}"
+    )
+
+
+# Which GPU a rank uses: pure functions of what the launcher and the GPUs say.
+
+# (rank on this node, ranks on this node), the innermost launcher first: under
+# `srun mpiexec` all ranks inherit the Slurm variables of one task.
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
+    ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),  # HPE Cray
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # what scripts set themselves
+    ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+SHARE = "start fewer ranks on each node, or set share_gpus = true"
+
+
+def gpu_of_rank(
+    environment: Mapping[str, str],
+    visible: int,
+    local_ranks: int | None = None,
+    share_gpus: bool = False,
+) -> int:
+    """The number of this rank's GPU, among those that it sees.
+
+    Parameters
+    ----------
+    environment : what the launcher left, such as `os.environ`
+    visible : GPUs that this process sees
+    local_ranks : ranks on this node; None takes what the launcher says
+    share_gpus : several ranks may use one GPU
+    """
+    if visible < 1:
+        raise ConfigError(_none_visible(environment))
+    rank, said = local_place(environment)
+    ranks = local_ranks or said or 1
+    if rank is None and ranks > 1:
+        raise ConfigError(
+            f"{ranks} ranks are on this node and no launcher says which one this is;"
+            f" start them with srun or mpiexec, or set {LAUNCHERS[-1][0]}"
+        )
+    rank = rank or 0
+    if _has_its_own(environment, visible, ranks):
+        return 0
+    if max(ranks, rank + 1) > visible and not share_gpus:
+        raise ConfigError(
+            f"{max(ranks, rank + 1)} ranks on this node and {visible} GPU"
+            f"{'s' if visible > 1 else ''}; {SHARE}"
+        )
+    return rank % visible
+
+
+def local_place(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """(this rank's number on its node, how many there are); None where nobody says."""
+    for rank, size in LAUNCHERS:
+        if environment.get(rank, "").isdigit():
+            return int(environment[rank]), _number(environment.get(size, ""))
+    return None, None
+
+
+def check_own_gpu(places: Sequence[str], share_gpus: bool, kind: str) -> None:
+    """Refuse ranks that met on one GPU; `places` are those of all ranks, in order.
+
+    The last word: where each rank sees one GPU alone, only this tells whether it is
+    the same one.
+    """
+    place, ranks = Counter(places).most_common(1)[0]
+    if ranks == 1 or share_gpus:
+        return
+    remedy = "use transport = mpi-host with share_gpus = true"
+    if kind != "nccl":
+        remedy = "let each see another one (srun --gpus-per-task=1), or set share_gpus"
+    raise ConfigError(f"{ranks} ranks use one GPU ({place}) for {kind}; {remedy}")
+
+
+def _has_its_own(environment: Mapping[str, str], visible: int, ranks: int) -> bool:
+    """Others are hidden, so the launcher has chosen: unless a node has too few."""
+    if visible != 1 or len(_listed(environment)) != 1:
+        return False
+    on_node = _number(environment.get("SLURM_GPUS_ON_NODE", ""))
+    return on_node is None or on_node >= ranks
+
+
+def _listed(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs that are not hidden; none where nothing is."""
+    return [name for name in environment.get(VISIBLE, "").split(",") if name.strip()]
+
+
+def _none_visible(environment: Mapping[str, str]) -> str:
+    if VISIBLE in environment:
+        shown = f"{VISIBLE}={environment[VISIBLE]}"
+        return f"no GPU is visible and {shown}; unset it, or use --device cpu"
+    if "SLURM_JOB_ID" in environment and "SLURM_GPUS_ON_NODE" not in environment:
+        return "Slurm gave this job no GPU; add --gpus-per-node=N, or use --device cpu"
+    return "no GPU is visible; see what nvidia-smi says, or use --device cpu"
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+# How arrays of GPUs travel: one row each, and the one way to open them.
+
+TRANSPORTS = {
+    "nccl": "hpcsgd.comm.nccl:NcclCommunicator",
+    "mpi-cuda": "hpcsgd.comm.gpu_mpi:CudaAwareCommunicator",
+    "mpi-host": "hpcsgd.comm.gpu_mpi:StagedCommunicator",
+}
+
+
+def open_transport(
+    kind: str,
+    host: Communicator,
+    layer: Layer,
+    *,
+    stream: Any = None,
+    share_gpus: bool = False,
+) -> DeviceCommunicator:
+    """The world of `host` with device arrays, proved by a small sum; by all ranks.
+
+    `stream` None: whichever is the current one at each call.
+    """
+    transport = transport_of(kind)
+    places = host.exchange_objects(layer.place)
+    check_own_gpu(places, share_gpus and kind != "nccl", kind)
+    world = transport(host, layer, stream)
+    if world.size > 1:
+        prove(world)
+    return world
+
+
+def transport_of(kind: str) -> type[DeviceCommunicator]:
+    """What a row opens."""
+    if kind not in TRANSPORTS:
+        raise ConfigError(
+            f"[run] unknown transport: {kind!r}; known: {', '.join(TRANSPORTS)}"
+        )
+    module, name = TRANSPORTS[kind].split(":")
+    found: type[DeviceCommunicator] = getattr(import_module(module), name)
+    return found

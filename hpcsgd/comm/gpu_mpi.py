@@ -1,0 +1,443 @@
+"""GPU arrays over MPI: staged through the host, or by a CUDA-aware library."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcsgd.comm.communicator import Array, Communicator
+from hpcsgd.comm.gpu import Carrier, DeviceCommunicator, Layer, fetched
+from hpcsgd.comm.messages import NarrowPieces, NarrowSum
+from hpcsgd.comm.shared_memory import share
+from hpcsgd.errors import ConfigError
+
+# transport = mpi-host: device arrays travel through pinned memory of the host.
+#
+# A large sum goes in chunks through two buffers: while MPI adds one, the GPU copies the
+# next. It is one collective for the ledger, whatever the number of chunks.
+
+CHUNK = 4 * 2**20  # bytes; the copies of one are some hundred microseconds
+
+
+class PinnedBuffers:
+    """Buffers of pinned memory, lent again once the GPU is done with them."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self._free: dict[tuple[int, str], list[tuple[Array, Any]]] = {}
+
+    def take(self, words: int, dtype: np.dtype[Any]) -> Array:
+        """One that nobody uses; to pin memory takes long, so they are kept."""
+        free = self._free.setdefault((words, dtype.str), [])
+        if not free:
+            return self.layer.pinned(words, dtype)
+        buffer, last_copy = free.pop()
+        self.layer.wait(last_copy)
+        return buffer
+
+    def give(self, buffer: Array, stream: Any) -> None:
+        """Back, with copies of it still queued on the stream."""
+        free = self._free.setdefault((buffer.size, buffer.dtype.str), [])
+        free.append((buffer, self.layer.record(stream)))
+
+
+class HostStaging(Carrier):
+    """Down, through the host's communicator, and up again."""
+
+    def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
+        super().__init__(host, layer, stream)
+        self.pinned = PinnedBuffers(layer)
+
+    def _sum(self, buffer: Any) -> None:
+        self._in_chunks(buffer, self.host._sum)
+
+    def _reduce(self, buffer: Any) -> None:
+        self._in_chunks(buffer, self.host._reduce)
+
+    def _broadcast(self, buffer: Any, root: int) -> None:
+        self._in_chunks(buffer, lambda chunk: self.host._broadcast(chunk, root))
+
+    def _start_sum(self, buffer: Any) -> Callable[[], None]:
+        host = self._down(buffer)
+        arrived = self.host._start_sum(host)
+        return lambda: self._up(arrived, host, buffer, ())
+
+    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
+        sent, received = self._down(part), self.pinned.take(out.size, out.dtype)
+        self.host._gather(sent, counts, received)
+        self._up(lambda: None, received, out, (sent,))
+
+    def _start_sum_parts(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        return self._in_parts(self.host._start_sum_parts, buffer, counts)
+
+    def _start_parts_in_order(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        return self._in_parts(self.host._start_parts_in_order, buffer, counts)
+
+    def _in_parts(
+        self, start: Callable[..., Any], buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """All of it goes down, and the part of this rank up again."""
+        below = self._down(buffer)
+        arrived = start(below, counts)
+        here, there = (one._own_part for one in (self.host, self))
+        own, out = here(below, counts), there(buffer, counts)
+
+        def finish() -> None:
+            arrived()
+            self._to_device(own, out)
+            self.pinned.give(below, self.stream)
+
+        return finish
+
+    def _start_gather(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        sent, received = self._down(part), self.pinned.take(out.size, out.dtype)
+        arrived = self.host._start_gather(sent, counts, received)
+        return lambda: self._up(arrived, received, out, (sent,))
+
+    def _start_exchange(
+        self, pieces: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        sent, received = self._down(pieces), self.pinned.take(out.size, out.dtype)
+        arrived = self.host._start_exchange(sent, counts, received)
+        return lambda: self._up(arrived, received, out, (sent,))
+
+    def _down(self, array: Any) -> Array:
+        host, stream = self.pinned.take(array.size, array.dtype), self.stream
+        self._to_host(array, host)
+        self.layer.wait(self.layer.record(stream))
+        return host
+
+    def _up(
+        self,
+        arrived: Callable[[], None],
+        host: Array,
+        array: Any,
+        sent: Sequence[Array],
+    ) -> None:
+        arrived()
+        stream = self.stream
+        self._to_device(host, array)
+        for buffer in (host, *sent):
+            self.pinned.give(buffer, stream)
+
+    def _in_chunks(self, buffer: Any, action: Callable[[Array], None]) -> None:
+        """The same chunks on all ranks; within a stream nothing overtakes."""
+        layer, stream, flat = self.layer, self.stream, buffer.reshape(-1)
+        chunks = chunks_of(flat.size, flat.dtype.itemsize)
+        longest = max(chunk.stop - chunk.start for chunk in chunks)
+        slots = [self.pinned.take(longest, flat.dtype) for _ in chunks[:2]]
+
+        def descend(number: int) -> tuple[Array, Any]:
+            chunk = flat[chunks[number]]
+            host = slots[number % 2][: chunk.size]
+            self._to_host(chunk, host)
+            return host, layer.record(stream)
+
+        below = descend(0)
+        for number, chunk in enumerate(chunks):
+            host, copied = below
+            if number + 1 < len(chunks):
+                below = descend(number + 1)
+            layer.wait(copied)
+            action(host)
+            self._to_device(host, flat[chunk])
+        for slot in slots:
+            self.pinned.give(slot, stream)
+
+
+def chunks_of(words: int, itemsize: int) -> list[slice]:
+    """Ranges of at most CHUNK bytes, at least one."""
+    step = CHUNK // itemsize
+    return [slice(i, min(i + step, words)) for i in range(0, max(words, 1), step)]
+
+
+class StagedCommunicator(DeviceCommunicator):
+    """Works wherever MPI does; GPUs may be shared by ranks."""
+
+    kind = "mpi-host"
+    remedy = "check this GPU and the MPI between these ranks, or use --device cpu"
+
+    def _open(self) -> HostStaging:
+        return HostStaging(self.host, self.layer, self._stream)
+
+
+# Which way arrays on GPUs can go on this node: what its kernel and its settings say.
+#
+# Pure functions of a root directory ("/" of this machine) and an environment. They say
+# what is possible; what a transport really does its own log says (NCCL_DEBUG=INFO).
+
+PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")  # modules that lend GPU memory to RDMA
+STORAGE = "nvidia_fs"  # the one that lends it to drives
+DMABUF_SINCE = (5, 12)  # of Linux
+FAR = ("LOC", "0")  # NCCL_NET_GDR_LEVEL at which no adapter is near enough
+ON = ("1", "ON", "TRUE", "YES")
+MPI_SETTINGS = ("MPICH_GPU_SUPPORT_ENABLED", "UCX_TLS", "OMPI_MCA_opal_cuda_support")
+
+
+class PathCheck(NamedTuple):
+    """Whether something can be, and what that hangs on."""
+
+    possible: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{'possible' if self.possible else 'no'} ({self.why})"
+
+
+def rdma_way(root: Path, environment: Mapping[str, str]) -> PathCheck:
+    """Whether NCCL can send GPU memory through an adapter without the host's."""
+    adapters = adapters_in(root)
+    if environment.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        return PathCheck(
+            False, f"NCCL_IB_DISABLE={environment['NCCL_IB_DISABLE']}; unset it"
+        )
+    if not adapters:
+        return PathCheck(False, "no adapter in /sys/class/infiniband")
+    level = environment.get("NCCL_NET_GDR_LEVEL", "")
+    if level.upper() in FAR:
+        return PathCheck(False, f"NCCL_NET_GDR_LEVEL={level}; unset it")
+    lender = _lender(root, environment)
+    if not lender:
+        return PathCheck(
+            False, f"{PEER_MEMORY[0]} is not loaded; have it loaded: modprobe"
+        )
+    return PathCheck(True, f"{' '.join(adapters)} by {lender}")
+
+
+def adapters_in(root: Path) -> list[str]:
+    """InfiniBand and RoCE."""
+    folder = root / "sys/class/infiniband"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def is_loaded(root: Path, module: str) -> bool:
+    """Whether the kernel has it."""
+    if (root / "sys/module" / module).is_dir():
+        return True
+    lines = _text(root / "proc/modules").splitlines()
+    return any(line.split()[:1] == [module] for line in lines)
+
+
+def lends_by_dmabuf(root: Path, environment: Mapping[str, str]) -> bool:
+    """The kernel's own way, which only the open modules of the driver know."""
+    if environment.get("NCCL_DMABUF_ENABLE", "1") == "0":
+        return False
+    is_open = "Open Kernel Module" in _text(root / "proc/driver/nvidia/version")
+    return is_open and _linux(root) >= DMABUF_SINCE
+
+
+def storage_way(
+    root: Path, environment: Mapping[str, str], kvikio: str | None, cufile: str | None
+) -> PathCheck:
+    """Whether drives can write to GPU memory without the host's.
+
+    `kvikio` is its version, `cufile` the library that is found; None: there is none.
+    """
+    mode = environment.get("KVIKIO_COMPAT_MODE", "")
+    for missing, why in (
+        (kvikio is None, "kvikio is not installed: pip install kvikio-cu13, or -cu12"),
+        (mode.upper() in ON, f"KVIKIO_COMPAT_MODE={mode}; unset it"),
+        (cufile is None, "libcufile is not found: install CUDA's cufile"),
+        (not (root / "run/udev").is_dir(), "/run/udev is not there; mount it"),
+        (not is_loaded(root, STORAGE), f"{STORAGE} is not loaded; have it loaded"),
+    ):
+        if missing:
+            return PathCheck(False, why)
+    return PathCheck(True, f"kvikio {kvikio} by {STORAGE}")
+
+
+def mpi_way(reads: bool | None, environment: Mapping[str, str]) -> PathCheck:
+    """Whether MPI can be given addresses on GPUs; `reads` is its own word on it."""
+    said = {None: "MPI cannot be asked", True: "MPI says so", False: "MPI denies it"}
+    found = [
+        f"{name}={environment[name]}" for name in MPI_SETTINGS if name in environment
+    ]
+    switched_on = environment.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+    possible = switched_on if reads is None else reads
+    return PathCheck(possible, ", ".join([said[reads], *found]))
+
+
+def version_text(number: int) -> str:
+    """2.27.3 of what NCCL calls 22703, and 2.8.3 of 2803."""
+    major = 10000 if number >= 10000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+def _lender(root: Path, environment: Mapping[str, str]) -> str:
+    for module in PEER_MEMORY:
+        if is_loaded(root, module):
+            return module
+    return "dmabuf" if lends_by_dmabuf(root, environment) else ""
+
+
+def _linux(root: Path) -> tuple[int, int]:
+    release = re.match(r"(\d+)\.(\d+)", _text(root / "proc/sys/kernel/osrelease"))
+    return (int(release[1]), int(release[2])) if release else (0, 0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+# transport = mpi-cuda: MPI is given the addresses of device arrays.
+
+REMEDY = "use transport = mpi-host, or transport = nccl"
+
+
+class CudaAware(Carrier):
+    """The stream is waited for before MPI sees an address: MPI knows no streams."""
+
+    def _ready(self, *arrays: Any) -> list[Any]:
+        self.layer.synchronize(self.stream)
+        return [self.layer.for_mpi(array) for array in arrays]
+
+    def _sum(self, buffer: Any) -> None:
+        self.host._sum(*self._ready(buffer))
+
+    def _start_sum(self, buffer: Any) -> Callable[[], None]:
+        return self.host._start_sum(*self._ready(buffer))
+
+    def _reduce(self, buffer: Any) -> None:
+        self.host._reduce(*self._ready(buffer))
+
+    def _broadcast(self, buffer: Any, root: int) -> None:
+        (ready,) = self._ready(buffer)
+        self.host._broadcast(ready, root)
+
+    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
+        sent, received = self._ready(part, out)
+        self.host._gather(sent, counts, received)
+
+    def _start_gather(
+        self, part: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        sent, received = self._ready(part, out)
+        return self.host._start_gather(sent, counts, received)
+
+    def _own_part(self, buffer: Any, counts: Sequence[int]) -> Any:
+        """Where MPI leaves it."""
+        return buffer[: counts[self.host.rank]]
+
+    def _start_sum_parts(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        (ready,) = self._ready(buffer)
+        return self.host._start_sum_parts(ready, counts)
+
+    def _start_parts_in_order(
+        self, buffer: Any, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        """Added by the host, by way of pinned memory: MPI promises no order."""
+        layer, own = self.layer, self._own_part(buffer, counts)
+        below = fetched(layer, buffer, self.stream)
+        self.down += buffer.nbytes
+        arrived = self.host._start_parts_in_order(below, counts)
+
+        def finish() -> None:
+            arrived()
+            self._to_device(below[: own.size], own)
+            layer.synchronize(self.stream)
+
+        return finish
+
+    def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
+        sent, received = self._ready(pieces, out)
+        self.host._exchange(sent, counts, received)
+
+    def _start_exchange(
+        self, pieces: Any, counts: Sequence[int], out: Any
+    ) -> Callable[[], None]:
+        sent, received = self._ready(pieces, out)
+        return self.host._start_exchange(sent, counts, received)
+
+
+class CudaAwareCommunicator(DeviceCommunicator):
+    """An explicit choice: nobody can find out safely whether an MPI can do it."""
+
+    kind = "mpi-cuda"
+    remedy = f"this MPI does not read the memory of GPUs: {REMEDY}"
+
+    def _described(self) -> str:
+        if self.host.mpi_handle is None:
+            return self.kind
+        from hpcsgd.comm.mpi import reads_device_memory
+
+        return f"{self.kind} {mpi_way(reads_device_memory(), os.environ)}"
+
+    def _open(self) -> CudaAware:
+        if self.host.mpi_handle is not None:
+            check_support()
+        return CudaAware(self.host, self.layer, self._stream)
+
+
+def check_support() -> None:
+    """Refuse an MPI that says no: an address that it cannot read would end the job."""
+    from hpcsgd.comm.mpi import reads_device_memory
+
+    if reads_device_memory() is False:
+        raise ConfigError(
+            "transport mpi-cuda needs a CUDA-aware MPI and this one says that it is"
+            f" none; {REMEDY}, or load the site's CUDA-aware MPI (MPICH reads device"
+            " memory with MPICH_GPU_SUPPORT_ENABLED=1 only)"
+        )
+
+
+# bf16 sums of device arrays: the two collectives of `narrow`, on the GPU's own bits.
+#
+# The same pieces, roundings and order, and so the same bits as on the host, through any
+# transport: MPI adds no 16-bit floats, and NCCL rounds at every rank that it passes.
+
+
+class DeviceNarrowSum(NarrowSum):
+    """A message of `words` float32 words on the device that travels as bf16."""
+
+    group: DeviceCommunicator
+
+    def __init__(
+        self, group: DeviceCommunicator, words: int, array: Any = None
+    ) -> None:
+        """`array`, of so many words, is summed in place; None: one of its own is."""
+        self.group, layer = group, group.layer
+        pieces = [share(words, group.size, rank) for rank in range(group.size)]
+        lengths = [int(piece.stop - piece.start) for piece in pieces]
+        own = lengths[group.rank]
+        self._array: Any = layer.empty(words, np.float32) if array is None else array
+        self._sent: NarrowPieces = DevicePieces(group, lengths)
+        self._received: NarrowPieces = DevicePieces(group, [own] * group.size)
+        self._own: NarrowPieces = DevicePieces(group, [own])
+        self._totals: NarrowPieces = DevicePieces(group, lengths)
+
+    def _finish(self, purpose: str) -> None:
+        group, totals, own = self.group, self._totals, self._own
+        group.layer.add_bits(self._received.held, group.size, own.held, group.stream)
+        group.gather(own.held, totals.counts, totals.held, purpose)
+        totals.read(self._array)
+
+
+class DevicePieces(NarrowPieces):
+    """Pieces one after the other; bf16 needs no exponents before them."""
+
+    def __init__(self, group: DeviceCommunicator, lengths: Sequence[int]) -> None:
+        self.group = group
+        self.counts = list(lengths)
+        self.held = group.layer.empty(sum(lengths), np.uint16)
+
+    def write(self, values: Any) -> None:
+        """held ← the values, rounded."""
+        self.group.layer.narrow(values, self.held, self.group.stream)
+
+    def read(self, out: Any) -> None:
+        """out ← the values that are held."""
+        self.group.layer.widen(self.held, out, self.group.stream)

@@ -1,0 +1,311 @@
+"""What launchers of ranks set, and what killed ranks leave behind."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from hpcsgd.comm.communicator import Communicator
+
+# Which rank of how many this process is, by what its launcher left.
+
+EXPECTED = "HPCSGD_EXPECT_RANKS"  # set by our own launcher: how many there must be
+AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
+# (launcher, its rank, its size), the innermost first: under `srun mpiexec` all ranks
+# inherit the Slurm variables of one task.
+LAUNCHERS = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI", "PMI_RANK", "PMI_SIZE"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+# They may start an agent of torchrun on each node, but it never starts them.
+AROUND_AGENTS = ("Open MPI", "PMI")
+# Where an MPI of some launcher is to be asked.
+MPI_SIGNS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
+SIZES = (EXPECTED, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+class LauncherRank(NamedTuple):
+    """Rank `rank` of `size`, as launcher `by` says."""
+
+    rank: int
+    size: int
+    by: str
+
+
+def launched(environment: Mapping[str, str]) -> LauncherRank | None:
+    """What the innermost launcher says that names both numbers; None without one."""
+    for by, *names in LAUNCHERS:
+        if by in AROUND_AGENTS and has_agent(environment):
+            continue
+        rank, size = (environment.get(name, "") for name in names)
+        if by == "torchrun" and "MASTER_ADDR" not in environment:
+            continue  # common words, which may well mean something else
+        if rank.isdigit() and size.isdigit() and int(rank) < int(size):
+            return LauncherRank(int(rank), int(size), by)
+    return None
+
+
+def has_mpi_signs(environment: Mapping[str, str]) -> bool:
+    """True where a launcher of MPI ranks has left its variables to this process."""
+    return not has_agent(environment) and any(name in environment for name in MPI_SIGNS)
+
+
+def has_agent(environment: Mapping[str, str]) -> bool:
+    """True for what torchrun starts: its agent has the MPI of a launcher around it."""
+    return AGENT in environment and "MASTER_ADDR" in environment
+
+
+def why_refused(environment: Mapping[str, str], kind: str = "auto") -> str | None:
+    """Return the sentence on ranks that no launcher of MPI has started, else None.
+
+    Ranks of torchrun are always such ranks. Those of `srun` without a PMI are refused
+    for the communicator `auto` alone: an MPI that loads Slurm's library of PMI-1 needs
+    no variables of a PMI, so `mpi` leaves the judgement to MPI.
+    """
+    ranks = launched(environment)
+    if ranks is None or ranks.size == 1 or has_mpi_signs(environment):
+        return None
+    if ranks.by == "torchrun":
+        launcher = "torchrun"
+    elif kind == "auto" and _lacks_pmi(environment):
+        launcher = "srun without a PMI"
+    else:
+        return None
+    return (
+        f"{ranks.size} ranks were started by {launcher}, and ranks communicate through"
+        " MPI alone; start them with mpiexec, with srun --mpi=pmi2 (MPICH) or pmix"
+        " (Open MPI), or with hpcsgd ... --ranks N"
+    )
+
+
+def _lacks_pmi(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm, with no variables of a PMI, has not left ranks a way to meet.
+
+    Slurm names any plugin but none in SLURM_MPI_TYPE, of which some, as cray_shasta,
+    have variables of their own; Intel MPI loads the library that is named to it.
+    """
+    plugin = environment.get("SLURM_MPI_TYPE", "none")
+    return plugin == "none" and "I_MPI_PMI_LIBRARY" not in environment
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """True where a launcher's variables are seen."""
+    if EXPECTED in environment or has_mpi_signs(environment):
+        return True
+    # Every Slurm step sets SLURM_PROCID, one of a single task too.
+    found = launched(environment)
+    return found is not None and found.size > 1
+
+
+def launched_size(environment: Mapping[str, str]) -> int | None:
+    """How many ranks a launcher says it started; None where none says so."""
+    names = SIZES[:1] if has_agent(environment) else SIZES
+    said = (environment.get(name, "") for name in names)
+    found = next((int(text) for text in said if text.isdigit()), None)
+    if found is not None:
+        return found
+    ranks = launched(environment)
+    if ranks is not None:
+        return ranks.size
+    text = environment.get("SLURM_STEP_NUM_TASKS", "")
+    return int(text) if text.isdigit() else None
+
+
+def launched_number(environment: Mapping[str, str]) -> int | None:
+    """Return the number of this rank where a launcher of MPI says that alone.
+
+    Some leave PMIX_RANK and no size; who knows a size is asked by `launched_size`.
+    """
+    text = environment.get("PMIX_RANK", "")
+    if launched_size(environment) is None and text.isdigit():
+        return int(text)
+    return None
+
+
+THREAD_SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+PR_SET_PDEATHSIG = 1
+# Loaded here: between fork and exec there is no time for it.
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+
+
+def end_with_parent() -> None:
+    """In a child, before it starts: the kernel sends it SIGTERM when we are killed."""
+    if _PRCTL is not None:
+        _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+# The end of a job in which a rank fails where nobody catches it.
+
+FORWARDING = 0.2  # seconds for a launcher to pass a traceback on
+
+
+def abort_on_uncaught(world: Communicator) -> None:
+    """Replace the hook of uncaught exceptions by one that ends the whole job.
+
+    Otherwise a rank that dies leaves the others waiting in a collective for ever.
+    """
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        said = "".join(traceback.format_exception(kind, error, trace))
+        title = f"hpcsgd: rank {world.rank} of {world.size} failed:"
+        try:
+            print(f"{title}\n{said}", file=sys.stderr, flush=True)
+            # An abort may overtake what the launcher has yet to forward.
+            time.sleep(FORWARDING)
+        finally:
+            world.abort(1)
+
+    sys.excepthook = hook
+
+
+# Memory segments that killed ranks left on a node, removed when no process uses them.
+#
+# MPICH shares memory on a node through a file, 2 to 4 MB, which a rank that is killed
+# cannot remove. It names the file by what PMI calls the job. For Slurm that is
+# NUMBER.STEP, and so again after a requeue: a rank that finds the file waits for ever
+# for whoever made it, or reads addresses of the dead. `mpiexec` draws a new name each
+# time.
+#
+# `python -m hpcsgd.comm.launchers` removes them at the end of a job's script.
+
+SEGMENTS = Path("/dev/shm")
+NAMES = ("mpich_shm_*", "mpich_vci_*")
+MARGIN = 3.0  # seconds: between making a file and mapping it a rank may be interrupted
+
+
+def remove_leftovers(
+    environment: Mapping[str, str],
+    folder: Path = SEGMENTS,
+    began: float | None = None,
+) -> list[Path]:
+    """Remove what this user's dead ranks left on this node, before MPI starts.
+
+    Slurm forks all ranks of a node before any of them runs, so no rank of this step has
+    made a file from before this process began (`began`, seconds since the epoch). One
+    that a process maps belongs to another job, and so may one that is very new. Under
+    other launchers the first rank of a node alone looks.
+    """
+    if "SLURM_PROCID" not in environment:
+        return remove_unused(folder) if _is_first_here(environment) else []
+    began = _began(folder) if began is None else began
+    return _remove([path for path in _ours(folder) if _is_old(path, began)])
+
+
+def remove_unused(folder: Path = SEGMENTS) -> list[Path]:
+    """Remove the segments of this user that no process has open or maps.
+
+    A rank has the file open from making it until it has mapped it: no living one is
+    overlooked, on a node where all processes of this user are visible.
+    """
+    return _remove(_ours(folder))
+
+
+def _remove(candidates: list[Path]) -> list[Path]:
+    used = _used() if candidates else set()
+    removed = [path for path in candidates if str(path) not in used]
+    for path in removed:
+        with suppress(OSError):  # another rank of this node was faster
+            path.unlink()
+    return removed
+
+
+def _is_first_here(environment: Mapping[str, str]) -> bool:
+    """Whether this is the rank of its node that looks; every one where none can say."""
+    names = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
+    said = (environment[name] for name in names if name in environment)
+    return next(said, "0") == "0"
+
+
+def _ours(folder: Path) -> list[Path]:
+    """Return the segments of this user."""
+    found = []
+    for name in NAMES:
+        for path in folder.glob(name):
+            with suppress(OSError):
+                if path.stat().st_uid == os.geteuid():
+                    found.append(path)
+    return found
+
+
+def _is_old(path: Path, began: float) -> bool:
+    """Whether it is from before this step."""
+    with suppress(OSError):
+        return path.stat().st_ctime < began - MARGIN
+    return False
+
+
+def _began(folder: Path) -> float:
+    """When Slurm forked this process, by the clock that files there are dated with."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
+        with TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_ctime - age
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0  # nobody can tell: nothing is removed
+
+
+def _used() -> set[str]:
+    """Return the segments that processes of this user have open or map."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        # Open files first: one that is mapped meanwhile is seen in either place.
+        with suppress(OSError):
+            for link in (process / "fd").iterdir():
+                with suppress(OSError):
+                    found.add(os.readlink(link))
+        with suppress(OSError):
+            lines = (process / "maps").read_text(errors="replace").splitlines()
+            found |= {line.split()[-1] for line in lines if "mpich_" in line}
+    return found
+
+
+if __name__ == "__main__":
+    remove_unused()
+
+
+# Going on after the loss of ranks, where the MPI can: user-level failure mitigation.
+#
+# The MPI module is given; `comm/mpi.py` is the home of mpi4py.
+
+LOSSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+
+
+def is_loss(mpi: Any, error: BaseException) -> bool:
+    """True where MPI says that a rank is gone, or that somebody else has noticed."""
+    if not isinstance(error, mpi.Exception):
+        return False
+    known = {getattr(mpi, name) for name in LOSSES if hasattr(mpi, name)}
+    return error.Get_error_class() in known
+
+
+def shrink(mpi: Any, world: Any, groups: Iterable[Any]) -> Any:
+    """The communicator of all that are left.
+
+    Whoever waits in any group of the old world is freed by revoking it: not every rank
+    has seen the failure itself.
+    """
+    for comm in (*groups, world):
+        with suppress(mpi.Exception, NotImplementedError):
+            comm.Revoke()
+    return world.Shrink()
+
+
+def vanish() -> None:
+    """End this process without a word to the MPI: the others see that it is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)

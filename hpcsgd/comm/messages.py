@@ -1,0 +1,317 @@
+"""Messages in narrow formats: packing, conversion, and sums in a fixed order."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcsgd.comm.communicator import Array, Message, Pending, Workspace
+from hpcsgd.comm.shared_memory import add_in_order, share
+from hpcsgd.files import load
+from hpcsgd.formats import (
+    Format,
+    decode,
+    encode,
+    exponent_for,
+    get_format,
+    round_through,
+)
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.communicator import Communicator
+
+
+# Values to the bits that a message holds and back, compiled where that can be.
+
+# In the order of the numbers that kernels/cpu/casts.c gives.
+KINDS = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
+_pointer, _count, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_CAST = [_pointer, _pointer, _count, ctypes.c_int]
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """The compiled casts, or None."""
+    found, _ = load(Path(__file__).parent, "_casts", "NumPy")
+    if found is not None:
+        found.hpcsgd_encode.argtypes = [*_CAST, _real]
+        found.hpcsgd_decode.argtypes = _CAST
+        found.hpcsgd_encode.restype = found.hpcsgd_decode.restype = None
+        found.hpcsgd_largest.argtypes = [_pointer, _count]
+        found.hpcsgd_largest.restype = _real
+    return found
+
+
+def held_dtype(name: str) -> np.dtype[Any]:
+    """The unsigned integers that a message in format `name` is made of."""
+    return np.dtype(f"u{get_format(name).dtype.itemsize}")
+
+
+def narrow(values: Array, name: str, factor: float, out: Array) -> None:
+    """out ← the bits of values · factor, float32 rounded to nearest even."""
+    assert values.size == out.size
+    compiled = library()
+    if compiled is not None:
+        ends = values.ctypes.data, out.ctypes.data
+        compiled.hpcsgd_encode(*ends, values.size, KINDS.index(name), factor)
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = values if factor == 1.0 else values * np.float32(factor)
+        out[...] = encode(scaled, name).view(out.dtype)
+
+
+def widen(held: Array, name: str, out: Array) -> None:
+    """out ← the float32 values of bits."""
+    assert held.size == out.size
+    compiled = library()
+    if compiled is not None:
+        ends = held.ctypes.data, out.ctypes.data
+        compiled.hpcsgd_decode(*ends, held.size, KINDS.index(name))
+        return
+    decode(held.view(get_format(name).dtype), name, np.float32, out)
+
+
+def largest_finite(values: Array) -> float:
+    """The largest size among values that are finite; 0 where none is."""
+    compiled = library()
+    if compiled is not None:
+        return float(compiled.hpcsgd_largest(values.ctypes.data, values.size))
+    sizes = np.abs(values[np.isfinite(values)])
+    return float(sizes.max(initial=0))
+
+
+# Sums that travel in 16 or 8 bits: pieces are exchanged, added wide, and gathered.
+#
+# MPI adds no 16-bit floats. So each rank rounds its part and gives every rank the piece
+# that is this one's to add; each adds its pieces in float32, in rank order, and what it
+# gives to all is rounded once more: two roundings, whatever the number of ranks, and
+# the same bits everywhere. Two collectives of half or a quarter of the bytes.
+#
+# Where a format has few exponents, what a rank sends is divided by a power of two that
+# takes its largest value just below the format's; the exponent stands before each
+# piece.
+
+
+def open_message(
+    group: "Communicator", words: int, name: str, travels: bool = False
+) -> Message:
+    """A message that is summed in format `name`, by the fastest way there is for it.
+
+    Asked for by all ranks in one order; `travels`: it is started, and waited for later.
+    """
+    form = get_format(name)
+    if group.size > 1 and is_narrow(form):
+        return NarrowSum(group, words, form)
+    if travels:
+        wide: Message = Workspace(group, words, form.carrier)
+    else:
+        wide = group.workspace(words, form.carrier)
+    emulated = form.dtype == form.carrier and not form.is_wide  # tf32
+    return RoundedSum(wide, name) if group.size > 1 and emulated else wide
+
+
+def is_narrow(form: Format) -> bool:
+    """True where a word on the wire is smaller than the one it is computed with."""
+    return form.dtype.itemsize < form.carrier.itemsize
+
+
+def bytes_of_word(name: str, ranks: int) -> int:
+    """What one rank holds of each word of a message, once it has been summed."""
+    form = get_format(name)
+    wide, narrow = form.carrier.itemsize, form.dtype.itemsize
+    if ranks == 1 or not is_narrow(form):
+        return wide
+    # The message and its parts; what is sent, received, added and gathered.
+    held = 2 * wide + 4 * narrow
+    return held + 2 * wide + 2 * narrow if form.wants_scale else held
+
+
+class RoundedSum:
+    """Each part is rounded to a format that takes as many bytes as float32."""
+
+    def __init__(self, wide: Message, name: str) -> None:
+        self.wide = wide
+        self.name = name
+
+    @property
+    def array(self) -> Array:
+        """That of the wide message."""
+        return self.wide.array
+
+    def sum(self, purpose: str) -> Array:
+        """Round, then sum."""
+        round_through(self.wide.array, self.name)
+        return self.wide.sum(purpose)
+
+    def start(self, purpose: str) -> Pending:
+        """Round, then begin the sum."""
+        round_through(self.wide.array, self.name)
+        return self.wide.start(purpose)
+
+
+class NarrowSum:
+    """Two collectives of narrow words: an exchange of pieces, and a gather."""
+
+    def __init__(self, group: "Communicator", words: int, form: Format) -> None:
+        self.group = group
+        self._array: Array = np.empty(words, dtype=np.float32)
+        lengths = [_length(words, group.size, rank) for rank in range(group.size)]
+        own = lengths[group.rank]
+        self._sent = NarrowPieces(form, lengths)
+        self._received = NarrowPieces(form, [own] * group.size)
+        self._own = NarrowPieces(form, [own])
+        self._totals = NarrowPieces(form, lengths)
+        self._parts: Array = np.empty((group.size, own), dtype=np.float32)
+
+    @property
+    def array(self) -> Array:
+        """Where this rank's part goes, and the totals come."""
+        return self._array
+
+    def sum(self, purpose: str) -> Array:
+        """Exchange, add, gather."""
+        sent = self._sent
+        sent.write(self._array)
+        received = self._received.held
+        self.group.exchange_pieces(sent.held, sent.counts, received, purpose)
+        self._finish(purpose)
+        return self._array
+
+    def start(self, purpose: str) -> Pending:
+        """Post the exchange; the rest is done where it is waited for."""
+        sent = self._sent
+        sent.write(self._array)
+        received = self._received.held
+        travelling = self.group.start_exchange(
+            sent.held, sent.counts, received, purpose
+        )
+
+        def finish() -> None:
+            travelling.wait()
+            self._finish(purpose)
+
+        return Pending(self._array, finish)
+
+    def _finish(self, purpose: str) -> None:
+        total, totals = self._parts[0], self._totals
+        with np.errstate(over="ignore", invalid="ignore"):  # guards look for it
+            self._received.read(self._parts.reshape(-1))
+            add_in_order(list(self._parts), total)
+            self._own.write(total)
+            self.group.gather(self._own.held, totals.counts, totals.held, purpose)
+            totals.read(self._array)
+
+
+class NarrowPieces:
+    """Pieces of these lengths in one buffer, each behind its exponent.
+
+    Formats with the exponents of float32 need none; the pieces are then one array.
+    """
+
+    def __init__(self, form: Format, lengths: Sequence[int]) -> None:
+        self.form = form
+        self.header = int(form.wants_scale)  # words; an exponent fits into one
+        self.counts = [length + self.header for length in lengths]
+        self.held: Array = np.empty(sum(self.counts), held_dtype(form.name))
+        starts = [0, *accumulate(self.counts)]
+        self._heads = np.array(starts[:-1], dtype=np.intp)
+        self._bodies = [
+            slice(first + self.header, last)
+            for first, last in zip(starts, starts[1:], strict=False)
+        ]
+        ends = [0, *accumulate(lengths)]
+        self._places = [slice(*two) for two in zip(ends, ends[1:], strict=False)]
+
+    @cached_property
+    def _flat(self) -> Array:
+        return np.empty(self._places[-1].stop, self.held.dtype)
+
+    @cached_property
+    def _wide(self) -> Array:
+        return np.empty(self.held.size, np.float32)
+
+    def write(self, values: Array) -> None:
+        """held ← the values, rounded; all pieces have one exponent."""
+        name = self.form.name
+        if not self.header:
+            narrow(values, name, 1.0, self.held)
+            return
+        exponent = exponent_for(largest_finite(values), self.form)
+        narrow(values, name, 2.0**-exponent, self._flat)
+        for body, place in zip(self._bodies, self._places, strict=True):
+            self.held[body] = self._flat[place]
+        self._exponents[self._heads] = exponent
+
+    def read(self, out: Array) -> None:
+        """out ← the values that are held."""
+        name = self.form.name
+        if not self.header:
+            widen(self.held, name, out)
+            return
+        widen(self.held, name, self._wide)
+        factors = np.ldexp(np.float32(1), self._exponents[self._heads])
+        for body, place, factor in zip(
+            self._bodies, self._places, factors, strict=True
+        ):
+            np.multiply(self._wide[body], factor, out=out[place])
+
+    @property
+    def _exponents(self) -> Array:
+        """The same words as whole numbers with a sign."""
+        return self.held.view(f"i{self.held.itemsize}")
+
+
+def _length(words: int, ranks: int, rank: int) -> int:
+    piece = share(words, ranks, rank)
+    return int(piece.stop - piece.start)
+
+
+# What all ranks of a group would hold after a sum, computed by one of them.
+#
+# The words are those of `narrow`: the same pieces, exponents, roundings and order.
+
+
+def sum_parts(parts: list[Array], name: str) -> Array:
+    """Σ of the flat parts of all ranks, as a message in format `name` sums them."""
+    form = get_format(name)
+    if len(parts) == 1:
+        return parts[0]
+    if is_narrow(form):
+        return _exchanged(parts, form)
+    for part in parts:
+        round_through(part, name)
+    return add_in_order(parts, np.empty_like(parts[0]))
+
+
+def _exchanged(parts: list[Array], form: Format) -> Array:
+    """Every rank adds the pieces that are its own, and gives them to all."""
+    words, ranks = parts[0].size, len(parts)
+    pieces = [share(words, ranks, rank) for rank in range(ranks)]
+    lengths = [int(piece.stop - piece.start) for piece in pieces]
+    sent, totals = (
+        [NarrowPieces(form, lengths) for _ in parts],
+        NarrowPieces(form, lengths),
+    )
+    for message, part in zip(sent, parts, strict=True):
+        message.write(part)
+    ends = [0, *accumulate(totals.counts)]
+    for place, length in zip(map(slice, ends, ends[1:]), lengths, strict=False):
+        received = NarrowPieces(form, [length] * ranks)
+        received.held[...] = np.concatenate([message.held[place] for message in sent])
+        totals.held[place] = _added(received, ranks, length)
+    total = np.empty(words, dtype=np.float32)
+    totals.read(total)
+    return total
+
+
+def _added(received: NarrowPieces, ranks: int, length: int) -> Array:
+    """One piece of all ranks, summed in float32 and rounded again."""
+    wide = np.empty((ranks, length), dtype=np.float32)
+    received.read(wide.reshape(-1))
+    own = NarrowPieces(received.form, [length])
+    own.write(add_in_order(list(wide), wide[0]))
+    return own.held

@@ -1,0 +1,410 @@
+"""Networks that are emulated: latency, bandwidth, and ranks that are not there."""
+
+import ctypes
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import ceil, log2
+from time import perf_counter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hpcsgd.comm import communicator
+from hpcsgd.comm.communicator import (
+    Array,
+    Arrival,
+    Communicator,
+    Workspace,
+    has_come_of,
+)
+from hpcsgd.comm.ledger import Ledger
+from hpcsgd.errors import ConfigError
+
+# A network in two numbers: what it would charge, and how one is written.
+
+
+@dataclass(frozen=True)
+class Network:
+    """Latency and bandwidth, and whom they are felt with."""
+
+    alpha: float  # seconds per hop of a tree
+    bandwidth: float  # bytes per second of one rank's link
+    ranks: int = 0  # emulated number of ranks; 0 = those there are
+    jitter: float = 0.0  # a charge grows by up to this share, drawn anew each time
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha < float("inf") and self.bandwidth > 0):
+            raise ConfigError(
+                "a network needs alpha >= 0 and bandwidth > 0, as in"
+                " alpha=5e-5,bandwidth=1.25e9"
+            )
+        if self.ranks < 0 or self.jitter < 0 or self.seed < 0:
+            raise ConfigError(
+                "a network's ranks, jitter and seed must be at least 0; leave them out"
+                " for as many ranks as there are and no jitter"
+            )
+
+
+NETWORKS = {
+    "hpc": Network(5e-6, 25e9),
+    "lan": Network(50e-6, 1.25e9),
+    "cloud": Network(200e-6, 1.25e9),
+}
+
+
+def parse_network(text: str) -> Network:
+    """A preset's name, or alpha=5e-5,bandwidth=1.25e9[,ranks=64][,jitter=0.1]."""
+    if text in NETWORKS:
+        return NETWORKS[text]
+    known = {field.name: field.type for field in fields(Network)}
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or name.strip() not in known:
+            raise ConfigError(
+                f"--network {text}: {part!r} is not known; name one of"
+                f" {', '.join(NETWORKS)}, or give {', '.join(known)} as"
+                " alpha=5e-5,bandwidth=1.25e9"
+            )
+        kind = int if name.strip() in ("ranks", "seed") else float
+        try:
+            values[name.strip()] = kind(value)
+        except ValueError as error:
+            raise ConfigError(
+                f"--network {text}: {value!r} is no number; write it as in"
+                " alpha=5e-5,bandwidth=1.25e9"
+            ) from error
+    if not {"alpha", "bandwidth"} <= set(values):
+        raise ConfigError(
+            f"--network {text}: both alpha and bandwidth are needed, as in"
+            " alpha=5e-5,bandwidth=1.25e9"
+        )
+    return Network(**values)
+
+
+# What one rank can put on an emulated network, and how it waits.
+
+PR_SET_TIMERSLACK = 29
+
+
+class NetworkLink:
+    """What one rank can put on the network: one transfer after the other."""
+
+    def __init__(self, network: Network, rank: int, spins: bool = False) -> None:
+        self.network = network
+        self.free_at = 0.0
+        self.charged = 0.0  # seconds of all transfers so far
+        self._rng = np.random.default_rng((network.seed, rank))
+        self.wait_until = _spin_until if spins else sleep_until
+        if not spins:
+            _sleep_sharply()
+
+    def book(self, seconds: float) -> float:
+        """Queue a transfer of `seconds`; when it will be done."""
+        if self.network.jitter:
+            seconds *= 1.0 + self.network.jitter * self._rng.uniform()
+        self.charged += seconds
+        self.free_at = max(perf_counter(), self.free_at) + seconds
+        return self.free_at
+
+    def is_over(self, moment: float) -> bool:
+        """Whether a transfer that takes until then is done."""
+        return perf_counter() >= moment
+
+
+def _spin_until(moment: float) -> None:
+    """Spin: sharp, and it leaves the core as warm as a real wait would.
+
+    A sleep adds some microseconds, lets ranks wake apart and caches cool, which makes
+    every message dearer than the network that is emulated: a charge on whoever sends
+    most. Ranks that own a core each, and whose MPI spins anyway, can do better.
+    """
+    while perf_counter() < moment:
+        pass
+
+
+def sleep_until(moment: float) -> None:
+    """Sleep: it frees the core, where spinning would take it from another rank."""
+    left = moment - perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+def _sleep_sharply() -> None:
+    """Ask Linux not to add its usual 50 µs to this thread's sleeps."""
+    if sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        return  # a libc without prctl: sleeps are coarser, nothing else changes
+
+
+# A network on a desk: every collective takes as long as a slower network would.
+#
+# A collective over p ranks is charged α⌈log₂p⌉ plus its wire bytes over the bandwidth,
+# a swap of two ranks α plus its bytes over it.
+# Blocking ones wait the charge after the inner collective; non-blocking ones start when
+# posted; all of a rank queue on one link.
+
+
+class DelayedCommunicator(Communicator):
+    """Any communicator behind a network; what it counts is what the inner one would."""
+
+    def __init__(
+        self, inner: Communicator, network: Network, link: NetworkLink | None = None
+    ) -> None:
+        super().__init__(inner.rank, inner.size, inner.ledger, inner.reproducible)
+        self.inner = inner
+        self.transport = f"{inner.transport}, delayed"
+        self.network = network
+        here = getattr(inner, "processes", inner.size)  # unless it knows better
+        owns_a_core = inner.waits_busily and here <= (os.cpu_count() or 1)
+        self.link = link or NetworkLink(network, inner.rank, spins=owns_a_core)
+        # A tree over the emulated ranks, if there are more than there are.
+        self.felt = max(network.ranks, inner.size) if inner.size > 1 else 1
+
+    @property
+    def mpi_handle(self) -> Any:
+        """That of the inner one: reading a file is not delayed."""
+        return self.inner.mpi_handle
+
+    @property
+    def charged(self) -> float:
+        """Of all transfers of this rank, on the link that its groups share."""
+        return self.link.charged
+
+    @property
+    def copied(self) -> tuple[int, int]:
+        """Those of the inner one."""
+        return self.inner.copied
+
+    def watch(self, timeout: float) -> None:
+        """Watch the inner one: both book in one ledger, and stand in one place."""
+        self.inner.watch(timeout)
+
+    def unwatch(self) -> None:
+        """No longer."""
+        self.inner.unwatch()
+
+    def split(self, color: int, key: int) -> "DelayedCommunicator":
+        """The inner group, on the same link."""
+        return DelayedCommunicator(
+            self.inner.split(color, key), self.network, self.link
+        )
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self.inner.close()
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """Abort the inner one."""
+        self.inner.abort(code)
+
+    def share_nodes(self, how: str) -> None:
+        """Tell the inner one."""
+        self.inner.share_nodes(how)
+
+    def charge(self, wire_bytes: float) -> float:
+        """α⌈log₂p⌉ + bytes / bandwidth."""
+        hops = ceil(log2(self.felt))
+        return self.network.alpha * hops + wire_bytes / self.network.bandwidth
+
+    def _sum(self, buffer: Array) -> None:
+        self.inner._sum(buffer)
+        self._feel(communicator.sum_bytes(buffer.nbytes, self.felt))
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace:
+        inner = self.inner._workspace(words, dtype)
+        if type(inner) is Workspace:  # an ordinary sum: this group's own
+            return Workspace(self, words, dtype)
+        return DelayedWorkspace(self, inner)
+
+    def _keep(self, array: Array) -> Array:
+        return self.inner._keep(array)
+
+    def _start_sum(self, buffer: Array) -> Callable[[], None]:
+        finish = self.inner._start_sum(buffer)
+        return self._late(
+            finish, self.charge(communicator.sum_bytes(buffer.nbytes, self.felt))
+        )
+
+    def _start_sum_parts(
+        self, buffer: Array, counts: Sequence[int]
+    ) -> Callable[[], None]:
+        finish = self.inner._start_sum_parts(buffer, counts)
+        moved = communicator.reduce_bytes(buffer.nbytes, self.felt)
+        return self._late(finish, self.charge(moved))
+
+    def _late(self, finish: Callable[[], None], seconds: float) -> Callable[[], None]:
+        """`finish`, not before what was posted now would be here."""
+        done_at = self.link.book(seconds)
+
+        def wait() -> None:
+            finish()
+            self.link.wait_until(done_at)
+
+        inner = has_come_of(finish)
+        if inner is None:
+            return wait
+        return Arrival(wait, lambda: self.link.is_over(done_at) and inner())
+
+    def _reduce(self, buffer: Array) -> None:
+        self.inner._reduce(buffer)
+        self._feel(communicator.reduce_bytes(buffer.nbytes, self.felt))
+
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self.inner._gather(part, counts, out)
+        self._feel(communicator.gather_bytes(out.nbytes, self.felt))
+
+    def _start_gather(
+        self, part: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        finish = self.inner._start_gather(part, counts, out)
+        return self._late(
+            finish, self.charge(communicator.gather_bytes(out.nbytes, self.felt))
+        )
+
+    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
+        self.inner._exchange(pieces, counts, out)
+        self._feel(communicator.exchange_bytes(pieces.nbytes, self.felt))
+
+    def _deal(
+        self,
+        pieces: Array,
+        counts: Sequence[int],
+        out: Array,
+        received: Sequence[int],
+    ) -> None:
+        self.inner._deal(pieces, counts, out, received)
+        self._feel(communicator.exchange_bytes(pieces.nbytes, self.felt))
+
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        finish = self.inner._start_exchange(pieces, counts, out)
+        return self._late(
+            finish, self.charge(communicator.exchange_bytes(pieces.nbytes, self.felt))
+        )
+
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        finish = self.inner._start_swap(array, out, peer)
+        seconds = self.network.alpha + communicator.swap_bytes(array.nbytes) / (
+            self.network.bandwidth
+        )
+        return self._late(finish, seconds)
+
+    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self.inner._collect(part, counts, out)
+        self._feel(float(part.nbytes))
+
+    def _broadcast(self, buffer: Array, root: int) -> None:
+        self.inner._broadcast(buffer, root)
+        self._feel(communicator.broadcast_bytes(buffer.nbytes, self.felt))
+
+    def _max(self, value: int) -> int:
+        largest = self.inner._max(value)
+        self._feel(communicator.sum_bytes(8, self.felt))
+        return largest
+
+    def _objects(self, item: Any) -> list[Any]:
+        items = self.inner._objects(item)
+        self._feel((self.felt - 1) * len(pickle.dumps(item)))
+        return items
+
+    def _feel(self, wire_bytes: float) -> None:
+        self.link.wait_until(self.link.book(self.charge(wire_bytes)))
+
+
+class DelayedWorkspace(Workspace):
+    """The inner transport's workspace, each sum as late as the network makes it."""
+
+    def __init__(self, group: DelayedCommunicator, inner: Workspace) -> None:
+        super().__init__(group, 0, inner.array.dtype)
+        self.inner = inner
+        self._feel = group._feel
+        self._wire_bytes = communicator.sum_bytes(inner.array.nbytes, group.felt)
+
+    @property
+    def array(self) -> Array:
+        """That of the inner one."""
+        return self.inner.array
+
+    def add(self) -> Array:
+        """Σ over ranks, then the wait."""
+        total = self.inner.add()
+        self._feel(self._wire_bytes)
+        return total
+
+
+# One rank as one of many: its own work is real, what the others would say is not.
+#
+# Sums leave what this rank wrote, and what it would gather from others is its own part
+# again: as many bytes are touched as there would be, and the numbers mean nothing.
+# Behind an emulated network this shows how long an exchange of many ranks takes.
+
+
+class EmulatedCommunicator(Communicator):
+    """Rank 0 of `size`, alone."""
+
+    waits_busily = True
+    processes = 1  # the others are elsewhere
+
+    def __init__(
+        self,
+        size: int,
+        parts: Sequence[int],
+        ledger: Ledger | None = None,
+        reproducible: bool = False,
+    ) -> None:
+        super().__init__(0, size, ledger or Ledger(), reproducible)
+        self.transport = f"one process as one of {size}"
+        self.parts = list(parts)  # sizes of the groups that will be split off, in order
+
+    def split(self, color: int, key: int) -> "EmulatedCommunicator":
+        """The next of the groups that were announced."""
+        size = self.parts.pop(0)
+        return EmulatedCommunicator(size, (), self.ledger, self.reproducible)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """Leave."""
+        sys.exit(code)
+
+    def _sum(self, buffer: Array) -> None: ...
+
+    def _start_sum(self, buffer: Array) -> Callable[[], None]:
+        return lambda: None
+
+    def _reduce(self, buffer: Array) -> None: ...
+
+    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        out[...] = np.resize(part, out.shape)
+
+    def _start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array
+    ) -> Callable[[], None]:
+        out[...] = np.resize(pieces[: counts[0]], out.shape)
+        return lambda: None
+
+    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
+        out[...] = np.resize(array, out.shape)
+        return lambda: None
+
+    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
+        self._gather(part, counts, out)
+
+    def _broadcast(self, buffer: Array, root: int) -> None: ...
+
+    def _max(self, value: int) -> int:
+        return value
+
+    def _objects(self, item: Any) -> list[Any]:
+        return [item] * self.size

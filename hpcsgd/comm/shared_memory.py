@@ -1,0 +1,454 @@
+"""Sums through memory that the ranks of a node share."""
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcsgd.comm.communicator import Array, Workspace
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.communicator import Communicator
+
+
+# Sums that MPI prepares once and starts again and again (MPI 4).
+#
+# A request belongs to one buffer on every rank, and preparing it is collective. So
+# nothing is looked up by address: a workspace prepares its own request when it is
+# opened, and workspaces are opened by all ranks in one order.
+
+# What is saved is a call's preparation: measured up to 2 KiB, nothing beyond.
+UP_TO = 2048
+
+
+class PersistentRequest:
+    """A persistent request: started, waited for, and freed once, at the latest at exit.
+
+    To free one is no collective, so it may happen when nobody uses it any more.
+    """
+
+    def __init__(self, mpi: Any, request: Any) -> None:
+        self._start, self._wait = request.Start, request.Wait
+        self.free = weakref.finalize(self, _free, mpi, request)
+
+    def __call__(self) -> None:
+        """Start, and wait for the end."""
+        self._start()
+        self._wait()
+
+
+class PersistentWorkspace(Workspace):
+    """One buffer and the request that sums it."""
+
+    def __init__(
+        self, group: "Communicator", comm: Any, mpi: Any, words: int, dtype: Any
+    ) -> None:
+        super().__init__(group, words, dtype)
+        self.request = PersistentRequest(
+            mpi, comm.Allreduce_init(mpi.IN_PLACE, self._array)
+        )
+
+    def add(self) -> Array:
+        """Σ over ranks, in place."""
+        self.request()
+        return self._array
+
+
+def supported(comm: Any, mpi: Any) -> bool:
+    """Whether all ranks can prepare sums: tried once, and agreed on at each stage.
+
+    A rank that cannot prepare one must keep the others from starting theirs.
+    """
+    if not agreed(comm, mpi, mpi.Get_version() >= (4, 0)):
+        return False
+    word = np.ones(1, dtype=np.int64)
+    request = attempt(lambda: comm.Allreduce_init(mpi.IN_PLACE, word))
+    if not agreed(comm, mpi, request is not None):
+        return False
+    probe = PersistentRequest(mpi, request)
+    attempt(probe)
+    probe.free()
+    return agreed(comm, mpi, word[0] == comm.size)
+
+
+def agreed(comm: Any, mpi: Any, good: bool) -> bool:
+    """Whether it is good on all ranks; an ordinary collective."""
+    flag = np.array([good], dtype=np.int64)
+    comm.Allreduce(mpi.IN_PLACE, flag, op=mpi.MIN)
+    return bool(flag[0])
+
+
+def attempt(action: Callable[[], Any]) -> Any:
+    """What `action` gives, or None where this MPI cannot do it."""
+    try:
+        return action()
+    except (AttributeError, NotImplementedError, RuntimeError, MemoryError):
+        return None  # mpi4py's own exceptions are RuntimeErrors
+
+
+def _free(mpi: Any, request: Any) -> None:
+    if not mpi.Is_finalized():
+        request.Free()
+
+
+# The ranks of a group that share a machine, and the memory they all see (MPI 3).
+#
+# Nothing but the window's synchronisation orders what ranks write: `meet` is a memory
+# barrier, a barrier of the ranks, and a memory barrier, in an epoch open from the
+# start.
+
+FIRST_WINDOW = 4 * 2**20  # bytes; pages that nobody touches cost nothing
+LINE = 64  # bytes of a cache line: no two ranks write to one
+SHARED_MEMORY = "/dev/shm"  # its limit, not the machine's, ends large windows
+
+
+class NodeWindows:
+    """What a node took from MPI, and who may still be looking at it.
+
+    Windows are freed by all ranks together and nobody may read them afterwards, so
+    it waits until the last array in them is gone on every rank.
+    """
+
+    def __init__(self, comm: Any, across: Any, mpi: Any) -> None:
+        self.comm, self.across, self._mpi = comm, across, mpi
+        self.windows: list[Any] = []
+        self.users: list[weakref.ref[Any]] = []
+
+    def release(self) -> bool:
+        """Free all of it if it is unused everywhere; a collective of the node."""
+        unused = all(user() is None for user in self.users)
+        unused = agreed(self.comm, self._mpi, unused)
+        if self.across is not None:  # then with it, as all nodes free it together
+            unused = agreed(self.across, self._mpi, unused)
+        if not unused:
+            return False
+        for window in self.windows:
+            window.Unlock_all()
+            window.Free()
+        for comm in (self.across, self.comm):
+            if comm is not None:
+                comm.Free()
+        return True
+
+
+class NodeRanks:
+    """The ranks of a group on one machine, and windows that hold what they share."""
+
+    def __init__(self, comm: Any, across: Any, mpi: Any, whole: bool) -> None:
+        self.comm, self.across, self.mpi = comm, across, mpi
+        self.whole = whole  # the group has no ranks elsewhere
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.holding = NodeWindows(comm, across, mpi)
+        self.holding.users.append(weakref.ref(self))
+        self._bases: list[Array] = []
+        self._used = 0
+        request = attempt(lambda: comm.Barrier_init())  # MPI 4
+        fast = agreed(comm, mpi, request is not None)
+        self.barrier = PersistentRequest(mpi, request) if fast else comm.Barrier
+
+    def meet(self) -> None:
+        """All ranks of the node see what each of them wrote before."""
+        for window in self.holding.windows:
+            window.Sync()
+        self.barrier()
+        for window in self.holding.windows:
+            window.Sync()
+
+    def take(self, size: int) -> Array | None:
+        """`size` shared bytes, the same on all ranks of the node; None: no room."""
+        room = len(self._bases[-1]) - self._used if self._bases else 0
+        if size > room and not self._grow(size):
+            return None
+        first = self._used
+        self._used += -(-size // LINE) * LINE
+        return self._bases[-1][first : first + size]
+
+    def keep(self, array: Array) -> Array | None:
+        """A lasting read-only copy of what all ranks hold alike; each writes a part."""
+        memory = self.take(array.nbytes)
+        if memory is None:
+            return None
+        kept = memory.view(array.dtype).reshape(array.shape)
+        part = share(array.size, self.size, self.rank)
+        kept.reshape(-1)[part] = array.reshape(-1)[part]
+        self.meet()
+        kept.flags.writeable = False
+        return kept
+
+    def _grow(self, size: int) -> bool:
+        """Open another window, at least twice the last; all ranks, or none."""
+        last = len(self._bases[-1]) if self._bases else FIRST_WINDOW // 2
+        size = max(size + LINE, 2 * last)
+        if not agreed(self.comm, self.mpi, has_room(size)):
+            return False
+        own = size if self.rank == 0 else 0
+        window = attempt(lambda: self.mpi.Win.Allocate_shared(own, 1, comm=self.comm))
+        if not agreed(self.comm, self.mpi, window is not None):
+            return False
+        window.Lock_all()
+        base = np.frombuffer(window.Shared_query(0)[0], np.uint8)
+        self.holding.windows.append(window)
+        self.holding.users.append(weakref.ref(base))
+        self._bases.append(base)
+        self._used = -base.ctypes.data % LINE
+        return True
+
+
+def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
+    """The node of each rank of `comm`; None, on all of them, where there is none.
+
+    `pretended` names another node than the real one, for tests on one machine.
+    """
+    if pretended is None:
+        kind = getattr(mpi, "COMM_TYPE_SHARED", None)
+        own = attempt(lambda: comm.Split_type(kind, comm.rank))
+    else:
+        own = comm.Split(pretended, comm.rank)
+    if not agreed(comm, mpi, own is not None):
+        return None
+    sizes = set(comm.allgather(own.size))
+    if sizes == {1}:
+        own.Free()
+        return None
+    alike = len(sizes) == 1 and sizes != {comm.size}
+    across = comm.Split(own.rank, comm.rank) if alike else None
+    return NodeRanks(own, across, mpi, whole=sizes == {comm.size})
+
+
+def has_room(size: int) -> bool:
+    """Whether `size` bytes fit; a page that does not would kill whoever touches it."""
+    try:
+        there = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return True
+    return there.f_bavail * there.f_frsize >= 2 * size
+
+
+def share(words: int, ranks: int, rank: int) -> slice:
+    """The words that one of the ranks takes care of."""
+    return slice(words * rank // ranks, words * (rank + 1) // ranks)
+
+
+# Sums through memory that the ranks of a node share: nobody copies a message.
+#
+# Every rank writes its part into its own slot of a window. Sums are in rank order, so
+# all ranks of a node read the same bits.
+
+# Words beyond the first rank's that a rank adds itself before a second barrier pays.
+ALONE_UP_TO = 20_000
+
+
+class SummedByEach(Workspace):
+    """One barrier: every rank adds all slots, into memory of its own.
+
+    There are two sets of slots. A rank writes into one of them again after the next
+    sum's barrier, which nobody reaches before having read it.
+    """
+
+    def __init__(
+        self,
+        group: "Communicator",
+        node: NodeRanks,
+        memory: Array,
+        words: int,
+        dtype: Any,
+    ) -> None:
+        super().__init__(group, words, dtype)
+        self.node = node
+        rows = _rows(memory, 2 * node.size, words, dtype)
+        self._slots = (rows[: node.size], rows[node.size :])
+        self._turn = 0
+
+    @property
+    def array(self) -> Array:
+        """This rank's slot of the set whose turn it is."""
+        return self._slots[self._turn][self.node.rank]
+
+    def add(self) -> Array:
+        """Meet, then read what all have written."""
+        slots = self._slots[self._turn]
+        self._turn = 1 - self._turn
+        self.node.meet()
+        return self._total(slots)
+
+    def _total(self, slots: list[Array]) -> Array:
+        return add_in_order(slots, self._array)
+
+
+class SummedInSlices(Workspace):
+    """Two barriers: every rank adds its slice, and all read the total in place.
+
+    Slots are read between the two barriers of a sum and written outside; the total is
+    written between them and read outside: one set of each is enough. Between nodes,
+    the ranks that hold the same slice sum it, all slices at once.
+    """
+
+    def __init__(
+        self,
+        group: "Communicator",
+        node: NodeRanks,
+        memory: Array,
+        words: int,
+        dtype: Any,
+    ) -> None:
+        super().__init__(group, 0, dtype)
+        self.node = node
+        *slots, total = _rows(memory, node.size + 1, words, dtype)
+        own = share(words, node.size, node.rank)
+        self._slot: Array = slots[node.rank]
+        self._parts, self._part = [slot[own] for slot in slots], total[own]
+        self._total: Array = total.view()
+        self._total.flags.writeable = False
+
+    @property
+    def array(self) -> Array:
+        """This rank's slot."""
+        return self._slot
+
+    def add(self) -> Array:
+        """Meet, add a slice, meet again."""
+        self.node.meet()
+        add_in_order(self._parts, self._part)
+        if self.node.across is not None:
+            self.node.across.Allreduce(self.node.mpi.IN_PLACE, self._part)
+        self.node.meet()
+        return self._total
+
+
+def open_shared(
+    group: "Communicator", node: NodeRanks, memory: Array, words: int, dtype: Any
+) -> Workspace:
+    """The way that measuring says is the shorter one; across nodes there is one."""
+    alone = node.whole and words * (node.size - 1) <= ALONE_UP_TO
+    kind = SummedByEach if alone else SummedInSlices
+    return kind(group, node, memory, words, dtype)
+
+
+def bytes_needed(node: NodeRanks, words: int, dtype: Any) -> int:
+    """Room for either way: two sets of slots are more than one and a total."""
+    return 2 * node.size * _stride(words, dtype)
+
+
+def add_in_order(parts: list[Array], out: Array) -> Array:
+    """out ← parts[0] + parts[1] + ..., from the left."""
+    np.add(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        np.add(out, part, out=out)
+    return out
+
+
+def _rows(memory: Array, count: int, words: int, dtype: Any) -> list[Array]:
+    """`count` arrays of `words`, each on cache lines of its own."""
+    kind, stride = np.dtype(dtype), _stride(words, dtype)
+    starts = range(0, count * stride, stride)
+    return [memory[at : at + words * kind.itemsize].view(kind) for at in starts]
+
+
+def _stride(words: int, dtype: Any) -> int:
+    size: int = words * np.dtype(dtype).itemsize
+    return -(-size // LINE) * LINE
+
+
+# Which way a group's repeated sums and lasting copies go, from what was measured.
+#
+# Every decision rests on what all ranks know alike or have agreed on: the size of the
+# message, the setting, what the probes found. No rank ever goes a way of its own.
+
+log = logging.getLogger(__name__)
+KEEP_FROM = 4096  # bytes of a lasting copy from which a window is worth it
+
+
+class SumChoice:
+    """What one MPI group found out about itself, each thing when first asked for."""
+
+    def __init__(self, comm: Any, mpi: Any, pretended: int | None = None) -> None:
+        self._comm, self._mpi, self._pretended = comm, mpi, pretended
+        self._held: list[NodeWindows] = []  # of all groups split from one world
+        self._of_world = True
+        self._node: NodeRanks | None = None
+        self._node_sought = False
+        self._persistent: bool | None = None
+        self._requests: weakref.WeakSet[PersistentRequest] = weakref.WeakSet()
+
+    def of_part(self, comm: Any) -> "SumChoice":
+        """Those of a group split from this one."""
+        part = SumChoice(comm, self._mpi, self._pretended)
+        part._held, part._of_world = self._held, False
+        return part
+
+    def workspace(self, group: "Communicator", words: int, dtype: Any) -> Workspace:
+        """The fastest one for messages of this size; collective."""
+        size = words * np.dtype(dtype).itemsize
+        if self._shares_sums(group.node_sharing, size):
+            shared = self._shared(group, words, dtype)
+            if shared is not None:
+                return shared
+        if 0 < size <= UP_TO and self._prepares_sums():
+            prepared = PersistentWorkspace(group, self._comm, self._mpi, words, dtype)
+            self._requests.add(prepared.request)
+            return prepared
+        return Workspace(group, words, dtype)
+
+    def keep(self, sharing: str, array: Array) -> Array:
+        """A lasting copy of what all ranks hold alike, one for each node."""
+        least = {"off": np.inf, "auto": KEEP_FROM, "on": 1}[sharing]
+        node = self._find_node() if array.nbytes >= least else None
+        kept = node.keep(array) if node is not None and node.size > 1 else None
+        return array.copy() if kept is None else kept
+
+    def release(self) -> None:
+        """Free windows that no array is in any more; a collective of the world."""
+        if self._of_world:
+            self._held[:] = [held for held in self._held if not held.release()]
+
+    def close(self) -> None:
+        """Let go of what hangs on the communicator, before it is freed."""
+        self._node = None
+        self.release()
+        for request in list(self._requests):
+            request.free()
+
+    def _shares_sums(self, sharing: str, size: int) -> bool:
+        """Between nodes only where it is asked for: that could not be measured yet."""
+        if sharing == "off" or size == 0:
+            return False
+        if sharing == "auto" and size <= UP_TO:
+            return False
+        node = self._find_node()
+        if node is None:
+            return False
+        return node.whole or (sharing == "on" and node.across is not None)
+
+    def _shared(
+        self, group: "Communicator", words: int, dtype: Any
+    ) -> Workspace | None:
+        node = self._node
+        assert node is not None
+        memory = node.take(bytes_needed(node, words, dtype))
+        # A node without room keeps the others from waiting for it.
+        if not agreed(self._comm, self._mpi, memory is not None):
+            log.debug("no room for a shared sum of %d words; summed by MPI", words)
+            return None
+        assert memory is not None
+        return open_shared(group, node, memory, words, dtype)
+
+    def _find_node(self) -> NodeRanks | None:
+        if not self._node_sought:
+            self._node_sought = True
+            self._node = open_node(self._comm, self._mpi, self._pretended)
+            if self._node is None:
+                log.debug("no memory that ranks of this group share; summed by MPI")
+            else:
+                self._held.append(self._node.holding)
+        return self._node
+
+    def _prepares_sums(self) -> bool:
+        if self._persistent is None:
+            self._persistent = supported(self._comm, self._mpi)
+            if not self._persistent:
+                log.debug("this MPI has no persistent collectives; summed one by one")
+        return self._persistent

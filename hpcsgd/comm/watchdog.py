@@ -1,0 +1,442 @@
+"""The watchdog: which rank makes no progress, and where it is."""
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from hpcsgd.comm.ledger import Spot, ThreadLocation
+
+# What to make of a wait that is too long, from what the others answered.
+#
+# A rank that moves has changed its place within the timeout; a busy one burns CPU or
+# reads and writes; an idle one does neither. Slow work is no stall: it gets patience.
+
+PATIENCE = 10  # times the timeout that a rank is waited for while it works
+NAMED = 8  # ranks that a report names one by one
+WORKS, STOPPED, GONE = "RD", "Tt", "ZX-"  # states of a process, as in /proc
+
+
+@dataclass(frozen=True)
+class RankLocation:
+    """Where the main thread of a rank is."""
+
+    spot: Spot | None
+    before: Spot | None  # the last collective that it left
+    since: float  # seconds that it has been there
+    awake: float  # of which its process surely was not suspended
+    busy: bool
+    looks: Mapping[int, str] = field(default_factory=dict)  # silent ranks it can see
+
+
+class Action(Enum):
+    """What to do with the job."""
+
+    GO_ON = "go on"  # the others move
+    BE_PATIENT = "be patient"  # somebody works
+    END = "end"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do, why, and whose stack says more."""
+
+    action: Action
+    reasons: tuple[str, ...] = ()
+    suspects: tuple[int, ...] = ()
+
+
+def judge(
+    own: Spot,
+    waited: float,
+    timeout: float,
+    answers: Mapping[int, RankLocation],
+    silent: Mapping[int, str],
+) -> Verdict:
+    """The verdict of a rank that has `waited` in `own`; rank -> state of the silent."""
+    moving = [r for r, a in answers.items() if a.since < timeout]
+    away = {r: a for r, a in answers.items() if a.spot is None and a.since >= timeout}
+    idle = [r for r, a in away.items() if not a.busy and a.awake >= timeout]
+    dead = [r for r, state in silent.items() if not is_of(state, WORKS)]
+    reasons = _reasons(away, silent)
+    if idle or dead:
+        return Verdict(Action.END, reasons, tuple(idle))
+    working = {**away, **silent}
+    if moving and not working:
+        return Verdict(Action.GO_ON)
+    if not working:
+        return _all_wait(own, waited, timeout, answers)
+    action = Action.END if waited >= PATIENCE * timeout else Action.BE_PATIENT
+    return Verdict(action, reasons, tuple(away))
+
+
+def _all_wait(
+    own: Spot, waited: float, timeout: float, answers: Mapping[int, RankLocation]
+) -> Verdict:
+    """Nobody is missing: a slow network, or ranks that called different collectives."""
+    spots = {r: a.spot for r, a in sorted(answers.items()) if a.spot is not None}
+    present = Counter([own, *spots.values()])
+    if any(count >= spot.size for spot, count in present.items()):
+        action = Action.END if waited >= PATIENCE * timeout else Action.BE_PATIENT
+        return Verdict(action, ("all ranks are there, the network is slow or stuck",))
+    places = _some([f"rank {r} waits in {spot}" for r, spot in spots.items()])
+    said = f"nobody is missing, ranks wait for different things: {places}"
+    return Verdict(Action.END, (said,), tuple(spots))
+
+
+def _reasons(
+    away: Mapping[int, RankLocation], silent: Mapping[int, str]
+) -> tuple[str, ...]:
+    said = {r: f"rank {r} is not there: {_absence(a)}" for r, a in away.items()}
+    said |= {r: f"rank {r} does not answer{_look(s)}" for r, s in silent.items()}
+    return (_some([said[r] for r in sorted(said)]),)
+
+
+def _absence(answer: RankLocation) -> str:
+    does = "busy" if answer.busy else "idle"
+    after = f", after {answer.before}" if answer.before else ""
+    return f"{does} outside of a collective for {answer.since:.0f} s{after}"
+
+
+def is_of(state: str, kind: str) -> bool:
+    """True for a state that is known and one of the kind."""
+    return state != "" and state in kind
+
+
+def _look(state: str) -> str:
+    if is_of(state, GONE):
+        return ": its process is gone"
+    if is_of(state, WORKS):
+        return ": its process works and does not let go of the interpreter"
+    return ": its process is stopped" if is_of(state, STOPPED) else ""
+
+
+def _some(sentences: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(sentences) - NAMED
+    shown = sentences[:NAMED] + ([f"and {more} more"] if more > 0 else [])
+    return "; ".join(shown)
+
+
+# Whether a thread works: its CPU time, what its process reads and writes.
+
+SAMPLES = 4  # a second or so apart
+SHARE = 0.05  # of a core; many ranks may share one
+TRAFFIC = 1 << 16  # bytes; the samples themselves read some hundred
+
+
+class Usage:
+    """Samples of the thread that makes it."""
+
+    def __init__(self) -> None:
+        self._cpu_clock = _cpu_clock(threading.get_ident())
+        self._samples: deque[tuple[float, float, int]] = deque(maxlen=SAMPLES)
+        self.sample()
+
+    def sample(self) -> None:
+        """Note what has been used so far."""
+        self._samples.append(self._read())
+
+    def is_busy(self) -> bool:
+        """True where the last seconds, up to now, saw work."""
+        began, cpu, traffic = self._samples[0]
+        now, cpu_now, traffic_now = self._read()
+        share = (cpu_now - cpu) / max(now - began, 1e-9)
+        return (
+            share > SHARE or traffic_now - traffic > TRAFFIC or process_state() == "D"
+        )
+
+    def _read(self) -> tuple[float, float, int]:
+        cpu = time.clock_gettime(self._cpu_clock) if self._cpu_clock else 0.0
+        return time.perf_counter(), cpu, _traffic()
+
+
+def process_state(pid: int | str = "self") -> str:
+    """R, S, D, T, Z ...; "-" for one that is gone, "" where nobody can say."""
+    if not os.path.exists("/proc/self/stat"):
+        return ""
+    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+    return "-"
+
+
+def node() -> str:
+    """Equal for two processes that see each other in /proc."""
+    with suppress(OSError):
+        return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+    return f"{os.uname().nodename} {os.getpid()}"
+
+
+def _cpu_clock(thread: int) -> int | None:
+    # Not every system has clocks of other threads; traffic alone has to do there.
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    return time.pthread_getcpuclockid(thread)
+
+
+def _traffic() -> int:
+    """Bytes that this process has read and written."""
+    with suppress(OSError, ValueError), open("/proc/self/io") as file:
+        return sum(int(line.split()[1]) for line in list(file)[:2])
+    return 0
+
+
+# No rank waits for ever: a thread beside each main thread looks at the time.
+#
+# Nothing is sent while all is well. A rank that is late in a collective calls the roll:
+# every watchdog answers where its main thread is, also while that one sleeps or loops.
+# Of several late ranks the lowest asks; the verdict is in `verdict.py`.
+
+log = logging.getLogger("hpcsgd")
+TICK = 1.0  # seconds between looks while all is well
+ALERT = 0.05  # and while a roll is called
+HEARING = 2.0  # seconds that an answer may take
+MANNERS = 5.0  # seconds for which the question of a lower rank keeps ours back
+STAGGER = 0.1  # seconds that each rank lets the one below it ask first, up to 2 s
+STACKS = 1.0  # seconds for the suspects to print their stacks
+
+
+class Mail(Protocol):
+    """Short messages between watchdogs; neither method ever waits."""
+
+    rank: int
+    size: int
+
+    def post(self, rank: int, message: Any) -> None:
+        """Send it on its way."""
+
+    def fetch(self) -> tuple[int, Any] | None:
+        """(sender, message), if one has arrived."""
+
+    def look(self, rank: int) -> str:
+        """The state of a rank's process, "" where it cannot be seen from here."""
+
+
+@dataclass
+class RollCall:
+    """A question to all others, and what came back."""
+
+    number: int
+    spot: tuple[Spot | None, float]  # the wait that it is about
+    asked: float
+    silent_before: frozenset[int]  # who did not answer the one before it
+    answers: dict[int, RankLocation] = field(default_factory=dict)
+
+
+class Watchdog:
+    """Watches the main thread of one rank; `step` is all it does, again and again."""
+
+    def __init__(
+        self,
+        place: ThreadLocation,
+        rank: int,
+        size: int,
+        timeout: float,
+        mail: Mail | None,
+        end: Callable[[int], object],
+        *,
+        usage: Usage | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.place, self.rank, self.size, self.mail = place, rank, size, mail
+        self.timeout = timeout
+        self.end = end
+        self.usage = usage or Usage()
+        self.clock = clock
+        self.say = say or _say
+        self.watched = threading.get_ident()
+        self.tick = min(TICK, timeout / 4)
+        self.call: RollCall | None = None
+        self.calls = 0
+        self.silent: frozenset[int] = frozenset()
+        self.looked = self.resumed = self.sampled = clock()
+        self.quiet_until = self.alert_until = 0.0
+        self.warned_of: tuple[Spot | None, float] | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """From now on, until `stop` or the end of the program."""
+        atexit.register(self.stop)  # before MPI is finalised
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the thread is no more."""
+        atexit.unregister(self.stop)
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def step(self) -> None:
+        """Notice the time, answer, and see to a wait that is too long."""
+        now = self.clock()
+        if now - self.looked > max(4 * self.tick, 2.0):
+            self.resumed = now  # this process was stopped: no time to be blamed for
+        self.looked = now
+        if now - self.sampled >= TICK:
+            self.sampled = now
+            self.usage.sample()
+        self._answer()
+        if not self._is_late():
+            self.call, self.silent = None, frozenset()
+        elif self.mail is None:
+            self._alone()
+        elif self.call is None:
+            self._ask()
+        elif self._is_heard(self.call):
+            self._judge(self.call)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._pause()):
+            self.step()
+
+    def _pause(self) -> float:
+        alert = self.call is not None or self.clock() < self.alert_until
+        return min(ALERT, self.tick) if alert else self.tick
+
+    def _waited(self) -> float:
+        spot, since = self.place.spot()
+        return 0.0 if spot is None else self.clock() - max(since, self.resumed)
+
+    def _is_late(self) -> bool:
+        if self.call is not None and self.place.spot() != self.call.spot:
+            return False  # whatever it was, it is over
+        return self._waited() >= self.timeout
+
+    def _answer(self) -> None:
+        """Read all mail."""
+        while self.mail is not None and (letter := self.mail.fetch()) is not None:
+            sender, (kind, number, content) = letter
+            self.alert_until = self.clock() + MANNERS
+            if kind == "where":
+                if sender < self.rank:  # the lowest asks, and speaks for all
+                    self.quiet_until, self.call = self.clock() + MANNERS, None
+                self.mail.post(sender, ("here", number, self._here(content)))
+            elif kind == "here" and self.call and number == self.call.number:
+                self.call.answers[sender] = content
+            elif kind == "stack":
+                self.say(self._stack())
+
+    def _here(self, silent: frozenset[int]) -> RankLocation:
+        spot, since = self.place.spot()
+        now = self.clock()
+        looks = {r: self._look(r) for r in silent}
+        return RankLocation(
+            spot=spot,
+            before=self.place.before(),
+            since=now - since,
+            awake=now - max(since, self.resumed),
+            busy=self.place.task is not None or self.usage.is_busy(),
+            looks={r: state for r, state in looks.items() if state},
+        )
+
+    def _look(self, rank: int) -> str:
+        return self.mail.look(rank) if self.mail is not None else ""
+
+    def _ask(self) -> None:
+        stagger = min(STAGGER * self.rank, 2.0)
+        if self.clock() < self.quiet_until or self._waited() < self.timeout + stagger:
+            return
+        self.calls += 1
+        spot = self.place.spot()
+        self.call = RollCall(self.calls, spot, self.clock(), self.silent)
+        for other in range(self.size):
+            if other != self.rank and self.mail is not None:
+                self.mail.post(other, ("where", self.calls, self.silent))
+
+    def _is_heard(self, call: RollCall) -> bool:
+        complete = len(call.answers) == self.size - 1
+        return complete or self.clock() - call.asked >= HEARING
+
+    def _judge(self, call: RollCall) -> None:
+        """Act on the answers; who was silent is asked once more before it counts."""
+        self.call = None
+        others = set(range(self.size)) - {self.rank}
+        silent = {r: self._state(r, call) for r in others - set(call.answers)}
+        self.silent = frozenset(silent)
+        unproved = self.silent - call.silent_before
+        if any(not is_of(silent[r], STOPPED + GONE) for r in unproved):
+            return  # perhaps its answer is only late
+        spot, _ = call.spot
+        if spot is None:
+            return
+        verdict = judge(spot, self._waited(), self.timeout, call.answers, silent)
+        if self.place.spot() != call.spot:
+            return
+        if verdict.action is Action.END:
+            self._end(verdict)
+        elif verdict.action is Action.BE_PATIENT:
+            self._warn(verdict.reasons)
+        if verdict.action is not Action.END:
+            self.quiet_until = self.clock() + self.tick  # one roll a tick is enough
+
+    def _state(self, rank: int, call: RollCall) -> str:
+        """What this rank, or one beside it, sees of a silent one's process."""
+        seen = [a.looks[rank] for a in call.answers.values() if rank in a.looks]
+        return self._look(rank) or next(iter(seen), "")
+
+    def _end(self, verdict: Verdict) -> None:
+        stacks = " (stacks follow)" if verdict.suspects else ""
+        reasons = "; ".join(verdict.reasons) + stacks
+        self.say(f"hpcsgd: {self._wait_said()}: {reasons}; {self._remedy()}")
+        for rank in verdict.suspects[:NAMED]:
+            if self.mail is not None:
+                self.mail.post(rank, ("stack", 0, None))
+        # Posted messages leave, and the suspects' stacks arrive, before the end.
+        self._stopped.wait(STACKS)
+        self._answer()
+        self.end(1)
+
+    def _alone(self) -> None:
+        """Without answers nobody knows who is missing, nor whether it works."""
+        reasons = (
+            "who is missing is not known and cannot be asked (a run that has not begun"
+            " on all ranks, or an MPI without MPI_THREAD_MULTIPLE); it is whoever does"
+            " not report",
+        )
+        if self._waited() < PATIENCE * self.timeout:
+            self._warn(reasons)
+            return
+        self._end(Verdict(Action.END, reasons))
+
+    def _warn(self, reasons: tuple[str, ...]) -> None:
+        """Once for each wait."""
+        if self.warned_of == self.place.spot():
+            return
+        self.warned_of = self.place.spot()
+        limit = PATIENCE * self.timeout
+        said = "; ".join(reasons)
+        log.warning("%s: %s; the limit is %g s", self._wait_said(), said, limit)
+
+    def _wait_said(self) -> str:
+        spot, _ = self.place.spot()
+        return (
+            f"rank {self.rank} of {self.size} has waited"
+            f" {self._waited():.0f} s in {spot}"
+        )
+
+    def _remedy(self) -> str:
+        return (
+            f"the job ends ({self.timeout:g} s are allowed; --timeout SECONDS changes"
+            " it, 0 = wait for ever)"
+        )
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self.watched)
+        said = "".join(traceback.format_stack(frame)) if frame else "  (gone)\n"
+        return f"hpcsgd: rank {self.rank} of {self.size} is here:\n{said}".rstrip()
+
+
+def _say(text: str) -> None:
+    """All at once and past Python's buffers, whose locks a stuck thread may hold."""
+    os.write(2, (text + "\n").encode())

@@ -1,0 +1,202 @@
+"""The catalogue of public data sets, and how they are fetched."""
+
+import hashlib
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+from hpcsgd import files
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import parse_toml
+
+# The catalogue: data sets that studies use, where they are, how to convert them.
+
+UNKNOWN, NONE = "unknown", "none"
+TASKS = ("binary", "counts", "real", "classes", "positive")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a data set; "unknown" where nothing is stated or checked."""
+
+    name: str
+    title: str
+    rows: int
+    test_rows: int  # of a test set that comes apart; 0 = none
+    columns: int
+    task: str
+    density: float  # share of the values that are not 0
+    form: str
+    source: str
+    url: str  # "none" for what this package makes itself
+    licence: str
+    bytes: int | str  # of the file at the address
+    sha256: str
+    convert: str
+    citation: str
+
+    @property
+    def file(self) -> str:
+        """The name of the file at the address."""
+        return self.url.rsplit("/", 1)[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+def load_catalogue(path: Path | None = None) -> dict[str, Card]:
+    """Every card by its name, checked."""
+    path = path or files.path("data/catalog.toml")
+    try:
+        tables = parse_toml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); restore it") from error
+    return {name: _card(name, table) for name, table in tables.items()}
+
+
+def get_card(name: str) -> Card:
+    """The card called `name`, in capitals or not."""
+    cards = load_catalogue()
+    if name.lower() not in cards:
+        raise ConfigError(f"no data set is called {name!r}; known: {', '.join(cards)}")
+    return cards[name.lower()]
+
+
+def _card(name: str, table: dict[str, Any]) -> Card:
+    wanted = {field.name for field in fields(Card)} - {"name"}
+    if set(table) != wanted:
+        odd = sorted(wanted ^ set(table))
+        raise DataError(f"[{name}] of the catalogue: {odd} missing or not known")
+    card = Card(name=name, **table)
+    _check_entry(card)
+    return card
+
+
+def _check_entry(card: Card) -> None:
+    """Refuse what no data set can be."""
+    sound = {
+        "rows": _is_count(card.rows, 1),
+        "test_rows": _is_count(card.test_rows, 0),
+        "columns": _is_count(card.columns, 1),
+        "task": card.task in TASKS,
+        "density": isinstance(card.density, float) and 0 < card.density <= 1,
+        "bytes": card.bytes == UNKNOWN or _is_count(card.bytes, 1),
+        "sha256": card.sha256 == UNKNOWN or _is_digest(card.sha256),
+        "url": card.url == NONE or card.url.startswith(("https://", "http://")),
+        "convert": card.convert.startswith("hpcsgd data "),
+    }
+    for key, holds in sound.items():
+        if not holds:
+            raise DataError(
+                f"[{card.name}] of the catalogue: {key} = {getattr(card, key)!r} makes"
+                " no sense; mend it"
+            )
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _is_digest(value: str) -> bool:
+    return len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+# A file of the catalogue from its site: resumed where it broke off, then checked.
+
+PIECE = 2**20
+TIMEOUT = 30.0  # seconds of silence after which a site is given up
+
+
+def fetch(card: Card, folder: Path, progress: Callable[[int, int], None]) -> Path:
+    """The card's file in `folder`; `progress` hears (bytes there, bytes in all or 0).
+
+    What a broken transfer left is kept beside it as `.part` and gone on from.
+    """
+    if card.url == NONE:
+        raise ConfigError(f"{card.name} is not fetched; make it with: {card.convert}")
+    if not folder.is_dir():
+        raise ConfigError(f"--out {folder} is no folder; make it, or name another")
+    target = folder / card.file
+    if not target.exists():
+        part = folder / f".{card.file}.part"
+        try:
+            _download(card.url, part, progress)
+        except OSError as error:  # what urllib raises is one too
+            raise _elsewhere(card, target, error) from error
+        _check_sum(card, part)
+        os.replace(part, target)
+    else:
+        _check_sum(card, target)
+    return target
+
+
+def sha256(path: Path) -> str:
+    """Of a file of any size."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _download(url: str, part: Path, progress: Callable[[int, int], None]) -> None:
+    there = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url)
+    if there:
+        request.add_header("Range", f"bytes={there}-")
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if there and error.code == 416:  # nothing is left to send
+            return
+        raise
+    with answer:
+        if answer.status != 206:  # the site sends all of it again
+            there = 0
+        length = int(answer.headers.get("Content-Length") or 0)
+        whole = there + length if length else 0
+        with open(part, "ab" if there else "wb") as file:
+            _copy(answer, file, there, whole, progress)
+            if whole and file.tell() < whole:
+                raise ConnectionError(f"{file.tell()} of {whole} bytes came")
+
+
+def _copy(
+    answer: Any,
+    file: IO[bytes],
+    there: int,
+    whole: int,
+    progress: Callable[[int, int], None],
+) -> None:
+    while piece := answer.read(PIECE):
+        file.write(piece)
+        there += len(piece)
+        progress(there, whole)
+
+
+def _check_sum(card: Card, path: Path) -> None:
+    """Refuse a file that is not the one of the card."""
+    if card.sha256 == UNKNOWN:
+        return
+    found = sha256(path)
+    if found != card.sha256:
+        raise DataError(
+            f"{path} has SHA-256 {found} and the catalogue says {card.sha256};"
+            " remove it and fetch it again"
+        )
+
+
+def _elsewhere(card: Card, target: Path, error: OSError) -> DataError:
+    """One sentence that helps where there is no internet."""
+    reason = getattr(error, "reason", None) or error.strerror or error
+    checksum = (
+        "its checksum is not known"
+        if card.sha256 == UNKNOWN
+        else f"its SHA-256 is {card.sha256}"
+    )
+    return DataError(
+        f"{card.url} cannot be fetched ({reason}); fetch it where there is internet and"
+        f" put it at {target}, {checksum}"
+    )

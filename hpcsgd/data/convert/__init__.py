@@ -1,0 +1,1 @@
+"""From text, arrays and archives to stores of encoded rows."""

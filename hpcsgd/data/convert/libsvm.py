@@ -1,0 +1,95 @@
+"""LIBSVM text as a source of sparse rows."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import scipy.sparse
+
+from hpcsgd.data.convert import parsers
+from hpcsgd.data.convert.parsers import Pairs
+from hpcsgd.data.convert.sources import Outline, SourceRows
+from hpcsgd.data.convert.text import Fault, PassCounts, TextChunk, TextSource, pieces
+from hpcsgd.data.convert.transform import ColumnMoments
+from hpcsgd.errors import ConfigError, DataError
+
+# Up to the first token behind the label of the first row; whether that is a qid.
+FIRST = re.compile(rb"^[ \t\r\v\f]*[^ \t\r\v\f\n#]+[ \t\r\v\f]*(qid:)?", re.MULTILINE)
+
+
+class LibsvmSource(TextSource):
+    """Rows of a LIBSVM file, plain or compressed; `X` is a csr_array of float64.
+
+    Where the first row has a qid all of them must, and else none may.
+    `cols` columns are there even where the last of them are nowhere in the text.
+    """
+
+    fills = False
+
+    def __init__(
+        self, path: str | Path, index_base: str | int = "auto", cols: int | None = None
+    ) -> None:
+        if str(index_base) not in ("auto", "0", "1"):
+            raise ConfigError(f"index_base {index_base!r}: known: auto, 0, 1")
+        if cols is not None and not 1 <= cols <= 2**31:
+            raise ConfigError(f"--cols {cols} must be at least 1 and at most 2^31")
+        self.path, self.cols = Path(path), cols
+        self.index_base = str(index_base)
+        self.least = 1 if self.index_base == "1" else 0
+
+    def _read_head(self) -> None:
+        """Whether its first row has a qid."""
+        rows = (FIRST.search(p.text) for p in pieces(self.path, size=self.piece))
+        first = next((row for row in rows if row), None)
+        self.queried = first is not None and first.group(1) is not None
+
+    def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
+        """Counts; columns of X are the indices as written, less a base that is told."""
+        found = self._parse(piece, self.least, keep)
+        lowest = found.lowest if found.count else PassCounts.lowest
+        tally = PassCounts(found.rows, found.count, lowest, found.highest, piece.end)
+        width = max(found.highest - self.least + 1, 1)
+        return tally, _matrix(found, width) if keep else None
+
+    def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
+        """An index 0 anywhere means columns from 0."""
+        base = self.least
+        if self.index_base == "auto":
+            base = min(tally.lowest, 1)
+        if not tally.rows or tally.highest < base:
+            what = "no features" if tally.rows else "no rows"
+            raise DataError(f"{self.path} holds {what}; give a file of labelled rows")
+        cols = tally.highest - base + 1
+        if self.cols is not None and cols > self.cols:
+            raise DataError(
+                f"{self.path} has {cols} columns and --cols says {self.cols}; give a"
+                f" number of at least {cols}"
+            )
+        found = Outline(tally.rows, cols, tally.stored, True, tally.end, base)
+        return found if self.cols is None else replace(found, cols=self.cols)
+
+    def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
+        """What is not written is 0."""
+        first = outline.index_base - self.least
+        return moments.of_columns(first, outline.cols).with_zeros()
+
+    def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
+        """As sparse rows."""
+        found = self._parse(piece, outline.index_base, keep=True)
+        if found.highest - outline.index_base >= outline.cols:
+            raise DataError(f"{self.path} changed since it was counted; start anew")
+        queries = found.queries if self.queried else None
+        X = _matrix(found, outline.cols)
+        return SourceRows(X, found.labels, piece.end, queries=queries)
+
+    def _parse(self, piece: TextChunk, base: int, keep: bool) -> Pairs:
+        try:
+            return parsers.parse_libsvm(piece.text, base, keep, self.queried)
+        except Fault as fault:
+            raise self.refused(piece, fault) from None
+
+
+def _matrix(found: Pairs, cols: int) -> Any:
+    parts = (found.values, found.indices, found.starts)
+    return scipy.sparse.csr_array(parts, shape=(found.rows, cols))

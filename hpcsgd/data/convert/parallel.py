@@ -1,0 +1,371 @@
+"""Conversion on several ranks: shares of work, and rows that are encoded ahead."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from time import monotonic, perf_counter
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.convert.sink import StoreFile, held
+from hpcsgd.data.convert.sources import SourceRows
+from hpcsgd.data.convert.transform import Parts, Recipe, choose, pack, unpack
+from hpcsgd.data.hdf5 import StoreLayout
+from hpcsgd.data.preparation import count_test
+from hpcsgd.data.store import StoredCsr, StoredRows, encode_rows
+from hpcsgd.errors import HpcsgdError
+
+# How many tasks of a round each rank gets.
+#
+# Rank 0 also takes what all of them make. It gets fewer tasks the longer that takes, so
+# that it is ready when the others are; what is made of a task does not depend on who
+# does it.
+
+Task = TypeVar("Task")
+MOST = 8  # tasks of one rank in a round: fewer wait for each other, more need memory
+
+
+class Watch:
+    """Seconds that one piece of work takes, on average."""
+
+    def __init__(self) -> None:
+        self.total, self.count, self.began = 0.0, 0, 0.0
+
+    @property
+    def mean(self) -> float:
+        """0 as long as nothing is known."""
+        return self.total / max(self.count, 1)
+
+    def __enter__(self) -> None:
+        self.began = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.total += perf_counter() - self.began
+        self.count += 1
+
+
+class WorkShares:
+    """Rank 0 measures its work; all ranks deal by what it says."""
+
+    def __init__(self, workers: int, most: int = MOST) -> None:
+        self.workers, self.most = workers, most
+        self.of_root = most  # tasks of rank 0 in the next round
+        self.making, self.taking = Watch(), Watch()
+
+    def advise(self) -> int:
+        """Tasks for rank 0 in the round after this one."""
+        make, take, others = self.making.mean, self.taking.mean, self.workers - 1
+        if others == 0 or make + take == 0.0:
+            return self.most
+        # k make = n make + (n + others k) take, solved for n
+        return max(round(self.most * (make - others * take) / (make + take)), 0)
+
+    @property
+    def shares(self) -> list[int]:
+        """Tasks of each worker in a round."""
+        return [self.of_root] + [self.most] * (self.workers - 1)
+
+
+def own_part(dealt: Sequence[Task], shares: Sequence[int], rank: int) -> Sequence[Task]:
+    """The tasks of one rank: ranks in order, what is too few spread alike."""
+    if rank >= len(shares):
+        return dealt[:0]
+    before, whole = sum(shares[:rank]), sum(shares)
+    first = before * len(dealt) // whole
+    return dealt[first : (before + shares[rank]) * len(dealt) // whole]
+
+
+# Ranks that share the work on a file in rounds; rank 0 takes what they make.
+#
+# A round gives some tasks to every rank, and rank 0 takes in the order of the tasks.
+# What goes wrong on any rank, and a wish to stop, is told to all: the first fault in
+# that order is raised on every rank, the same one however many share the work.
+
+Array = NDArray[Any]
+Made = TypeVar("Made")
+Fault = HpcsgdError | KeyboardInterrupt
+BEAT = 2.0  # seconds after which those that only wait hear from rank 0
+
+
+class Ranks(Protocol):
+    """What a crew needs of a communicator."""
+
+    rank: int
+    size: int
+
+    def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
+        """The items of all ranks, on every rank."""
+
+    def collect(
+        self, part: Array, counts: Sequence[int], purpose: str = "control"
+    ) -> Array | None:
+        """The parts of all ranks one after the other, on rank 0."""
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """`with` it around what others wait for although it looks idle: slow disks."""
+
+
+class SingleRank:
+    """One rank that has nobody to talk to."""
+
+    rank, size = 0, 1
+
+    def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
+        """What it says itself."""
+        return [item]
+
+    def collect(
+        self, part: Array, counts: Sequence[int], purpose: str = "control"
+    ) -> Array | None:
+        """Its own part."""
+        return part
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """Nobody waits for it."""
+        return nullcontext()
+
+
+class Crew:
+    """All ranks; only rank 0 has results."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.is_root = ranks.rank == 0
+        self.size = ranks.size
+        self.at_once = False  # rank 0 works and nobody is in a collective with it
+        self.is_asked_to_stop = False
+        self._beats_at: float | None = None  # when it last told the others, if it does
+
+    def interrupt(self) -> None:
+        """Ctrl-C: at once where nobody waits for this rank in a round, else soon."""
+        self.is_asked_to_stop = True
+        if self.at_once:
+            raise KeyboardInterrupt
+
+    def agree(self, fault: Fault | None, word: Any = None) -> list[Any]:
+        """The words of all ranks; or the fault of the lowest rank, raised on all."""
+        if self.is_asked_to_stop and self.size > 1:
+            fault = fault or KeyboardInterrupt()
+        said = self.ranks.exchange_objects((fault, word))
+        found = next((r for r, (e, _) in enumerate(said) if e is not None), None)
+        if found is None:
+            return [word for _, word in said]
+        # Ours has a cause and a traceback, which do not travel.
+        raised: Fault = fault if found == self.ranks.rank and fault else said[found][0]
+        if isinstance(raised, HpcsgdError):
+            raised.on_all_ranks = True
+        raise raised
+
+    def on_root(self, action: Callable[[], Made]) -> Made:
+        """What rank 0 makes, on all ranks; its fault is everybody's."""
+        made, fault = None, None
+        if self.is_root:
+            with self._alone():
+                made, fault = _attempt(action)
+        given: Made = self.agree(fault, made)[0]
+        return given
+
+    def on_root_for_long(self, action: Callable[[], Made]) -> Made:
+        """As `on_root`, while the others hear every `beat`: none waits in vain."""
+        if not self.is_root:
+            while not (word := self.agree(None)[0])[0]:
+                continue
+            return word[1]  # type: ignore[no-any-return]
+        self._beats_at = monotonic()
+        with self._alone():
+            made, fault = _attempt(action)
+        is_told, self._beats_at = self._beats_at is None, None
+        if is_told and fault is not None:
+            raise fault
+        given: Made = self.agree(fault, (True, made))[0][1]
+        return given
+
+    def beat(self) -> None:
+        """Rank 0 is still at it; what goes wrong elsewhere is raised here too."""
+        if self._beats_at is None or monotonic() - self._beats_at < BEAT:
+            return
+        self._beats_at, self.at_once = None, False
+        self.agree(None, (False, None))
+        self._beats_at, self.at_once = monotonic(), True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Rank 0 works and the others wait for it."""
+        self.at_once = True
+        try:
+            with self.ranks.working("work that only rank 0 does"):
+                yield
+        finally:
+            self.at_once = False
+
+    def everywhere(self, action: Callable[[], Made]) -> Made:
+        """What each rank makes for itself; the fault of one is everybody's."""
+        made, fault = _attempt(action)
+        self.agree(fault)
+        return made  # type: ignore[return-value]
+
+    def share(
+        self,
+        tasks: Iterable[Task],
+        work: Callable[[Task], Made],
+        take: Callable[[Parts], None],
+        pace: WorkShares,
+        finish: Callable[[list[Made], list[Any]], list[Parts]],
+        say: Callable[[Made], Any] = lambda made: None,
+    ) -> None:
+        """`take` on rank 0 what `finish` gives of all that was made, in their order.
+
+        `finish` is given all that this rank made in a round, and what the workers of
+        the round `say` of what they made.
+        """
+        fault: Fault | None = None
+        left = iter(tasks)
+        while dealt := list(islice(left, sum(pace.shares))):
+            own = own_part(dealt, pace.shares, self.ranks.rank)
+            made, fault = ([], fault) if fault else self._made(own, work, pace.making)
+            words = self.agree(fault, (pace.advise(), [say(one) for one in made]))
+            pace.of_root = words[0][0]
+            heard = [word for _, said in words for word in said]
+            for part in self._collected(finish(made, heard)):
+                if fault is None:
+                    with pace.taking, self.ranks.working("writing"):
+                        _, fault = _attempt(partial(take, part))
+        self.agree(fault)
+
+    def _made(
+        self, tasks: Sequence[Task], work: Callable[[Task], Made], watch: Watch
+    ) -> tuple[list[Made], Fault | None]:
+        """What comes of these tasks, up to the first that goes wrong."""
+        made: list[Made] = []
+        for task in tasks:
+            if self.is_asked_to_stop and self.size > 1:
+                break
+            with watch:
+                one, fault = _attempt(partial(work, task))
+            if fault is not None:
+                return made, fault
+            made.append(one)  # type: ignore[arg-type]
+        return made, None
+
+    def _collected(self, sent: list[Parts]) -> Iterator[Parts]:
+        """What all ranks sent, on rank 0."""
+        if self.size == 1:
+            yield from sent
+            return
+        packed = [] if self.is_root else [pack(parts) for parts in sent]
+        sizes = self.ranks.exchange_objects([len(one) for one in packed])
+        content = np.concatenate(packed) if packed else np.empty(0, dtype=np.uint8)
+        whole = self.ranks.collect(content, [sum(of) for of in sizes], "control")
+        if whole is None:
+            return
+        yield from sent
+        at = 0
+        for size in chain.from_iterable(sizes):
+            yield unpack(whole[at : at + size])
+            at += size
+
+
+def _attempt(action: Callable[[], Made]) -> tuple[Made | None, Fault | None]:
+    """(what it made, or what it raised that all ranks have to hear of)."""
+    try:
+        return action(), None
+    except (HpcsgdError, KeyboardInterrupt) as raised:
+        return None, raised
+
+
+# Rows of a source as its stores hold them, made on any rank and sent to the writer.
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Consecutive rows of the source: encoded, for every store those it takes."""
+
+    first: int  # number of the first row
+    count: int
+    end: int  # where the source goes on after them
+    stores: list[StoredRows | None]
+
+    def parts(self) -> Parts:
+        """As it travels."""
+        parts: Parts = {"ready": [self.first, self.count, self.end]}
+        parts["stores"] = [None if s is None else s.largest for s in self.stores]
+        for number, stored in enumerate(self.stores):
+            named = {} if stored is None else _named(stored)
+            parts |= {f"{number}/{name}": array for name, array in named.items()}
+        return parts
+
+    @classmethod
+    def of(cls, parts: Parts) -> "EncodedRows":
+        """As it was."""
+        stores = [
+            None if largest is None else _stored(parts, f"{number}/", largest)
+            for number, largest in enumerate(parts["stores"])
+        ]
+        first, count, end = parts["ready"]
+        return cls(first, count, end, stores)
+
+
+class Encoder:
+    """Encodes rows for every store; the same wherever it is done."""
+
+    def __init__(
+        self,
+        files: Sequence[StoreFile],
+        layout: StoreLayout,
+        recipe: Recipe,
+    ) -> None:
+        self.files, self.layout, self.recipe = files, layout, recipe
+        self._at = self._drawn = 0  # rows looked at, and how many of them are test rows
+
+    def encode(self, first: int, rows: SourceRows) -> EncodedRows:
+        """Rows of the source from number `first` on."""
+        count = rows.X.shape[0]
+        test = self.recipe.drawn(first, count)
+        stores = [self._of(k, first, rows, test) for k in range(len(self.files))]
+        return EncodedRows(first, count, rows.end, stores)
+
+    def _of(
+        self, number: int, first: int, rows: SourceRows, test: Array
+    ) -> StoredRows | None:
+        part = self.files[number]
+        ours = test == part.test
+        if not ours.any():
+            return None
+        chosen = rows if ours.all() else choose(rows, ours)
+        at = self._before(first + int(np.argmax(ours)), part.test)
+        return encode_rows(self.layout, chosen.X, held(chosen), at, part.path)
+
+    def _before(self, row: int, test: bool) -> int:
+        """How many rows before this one are test rows, or are not."""
+        if not self.recipe.test_fraction:
+            return row
+        if row < self._at:
+            self._at = self._drawn = 0
+        fraction, seed = self.recipe.test_fraction, self.recipe.seed
+        self._drawn += count_test(row, fraction, seed, self._at)
+        self._at = row
+        return self._drawn if test else row - self._drawn
+
+
+def _named(stored: StoredRows) -> dict[str, Array]:
+    """Its arrays by name; those beside X begin with a dot."""
+    beside = {f".{name}": column for name, column in stored.columns.items()}
+    matrix = stored.matrix
+    if not isinstance(matrix, StoredCsr):
+        return {"X": matrix, **beside}
+    own = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
+    return {**own, **beside}
+
+
+def _stored(parts: Parts, prefix: str, largest: float) -> StoredRows:
+    """What was named so."""
+    own = {k.removeprefix(prefix): v for k, v in parts.items() if k.startswith(prefix)}
+    columns = {name[1:]: array for name, array in own.items() if name[0] == "."}
+    if "X" in own:
+        return StoredRows(own["X"], columns, largest)
+    matrix = StoredCsr(own["data"], own["indices"], own["indptr"])
+    return StoredRows(matrix, columns, largest)

@@ -1,0 +1,360 @@
+"""The compiled text parser through ctypes; its fallback where it is missing."""
+
+import ctypes
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.convert.text import Fault, Kind
+from hpcsgd.files import load
+
+# Text to numbers where kernels/cpu/parse.c is not compiled: same values, slowly.
+
+Array = NDArray[Any]
+NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+NUMERIC = b"0123456789+-.eE"  # what float() takes of these bytes, NUMBER takes
+TOKEN = re.compile(rb"[^ \t\r\v\f]+")
+MISSING = frozenset(
+    (b"", b"na", b"n/a", b"nan", b"-nan", b"+nan", b"null", b"none", b"?")
+)
+BLANKS = b" \t\r\v\f"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows of LIBSVM text; the arrays are empty where it was only gone through."""
+
+    rows: int
+    count: int
+    lowest: int  # index as written; -1 where there is none
+    highest: int
+    labels: Array  # (rows,) float64
+    starts: Array  # (rows + 1,) int32, of the rows in the two below
+    indices: Array  # (count,) int32, from 0
+    values: Array  # (count,) float64
+    queries: Array  # (rows,) int64, -1 where there is no qid; empty if none may have
+
+
+@dataclass(frozen=True)
+class LineLayout:
+    """How a line of delimited text is made, and where its fields go."""
+
+    delimiter: bytes
+    places: Array  # (fields,) int32: column of X, or -1 - column of the others
+    features: int
+    extras: int
+    missing_allowed: bool
+
+
+def parse_number(token: bytes) -> float | None:
+    """Return the nearest float64, or None where the token is no finite number."""
+    value = float(token) if NUMBER.fullmatch(token) else math.inf
+    return value if math.isfinite(value) else None
+
+
+def parse_libsvm_in_python(
+    text: bytes, base: int, keep: bool = True, queried: bool | None = None
+) -> Pairs:
+    """Return the rows of a text that ends with a newline."""
+    labels, queries = list[float](), list[int]()
+    starts, indices, values = [0], list[int](), list[float]()
+    for position, line in _lines(text):
+        tokens = list(TOKEN.finditer(line.partition(b"#")[0]))
+        if not tokens:
+            continue
+        words = [token.group() for token in tokens]
+        try:
+            label, query = _row_head(words, queried)
+            first = 1 + (query >= 0)
+            _add_pairs(words, first, base, indices, values)
+        except Fault as fault:  # its position is the number of the token
+            start = tokens[fault.position].start()
+            raise Fault(fault.kind, position + start) from None
+        labels.append(label)
+        queries.append(query)
+        starts.append(len(values))
+    columns = np.array(indices, dtype=np.int64)
+    return Pairs(
+        rows=len(labels),
+        count=len(values),
+        lowest=int(columns.min(initial=2**31)) if values else -1,
+        highest=int(columns.max(initial=-1)),
+        labels=np.array(labels if keep else [], dtype=np.float64),
+        starts=np.array(starts if keep else [0], dtype=np.int32),
+        indices=(columns - base if keep else columns[:0]).astype(np.int32),
+        values=np.array(values if keep else [], dtype=np.float64),
+        queries=np.array(
+            queries if keep and queried is not False else [], dtype=np.int64
+        ),
+    )
+
+
+def _row_head(words: list[bytes], queried: bool | None) -> tuple[float, int]:
+    """Return the label and the number of the qid, -1 where a row has none."""
+    label, query = parse_number(words[0]), -1
+    if label is None:
+        raise Fault(Kind.LABEL if b":" in words[0] else Kind.NUMBER, 0)
+    if len(words) > 1 and words[1].startswith(b"qid:"):
+        query = _whole(words[1][4:])
+        if not 0 <= query < 2**63:
+            raise Fault(Kind.QID, 1)
+    if queried is not None and queried != (query >= 0):
+        raise Fault(Kind.MIXED, 0 if queried else 1)
+    return label, query
+
+
+def _add_pairs(
+    words: list[bytes],
+    first: int,
+    base: int,
+    indices: list[int],
+    values: list[float],
+) -> None:
+    """Add the index as written and the value of every word from number `first` on."""
+    before = -1
+    for number, word in enumerate(words[first:], first):
+        name, _, rest = word.partition(b":")
+        index, value = _whole(name), parse_number(rest)
+        if index < 0 or value is None:
+            raise Fault(Kind.PAIR if index < 0 else Kind.NUMBER, number)
+        if index >= 2**31 or index < base:
+            raise Fault(Kind.BELOW if index < base else Kind.LARGE, number)
+        if index <= before:
+            raise Fault(Kind.DUPLICATE if index == before else Kind.UNSORTED, number)
+        indices.append(index)
+        values.append(value)
+        before = index
+
+
+def _whole(digits: bytes) -> int:
+    """Return a whole number, 2⁶³ for any that is larger, or -1 where there is none."""
+    if not digits.isdigit():
+        return -1
+    digits = digits.lstrip(b"0") or b"0"  # int() refuses very long ones, zeros or not
+    return int(digits) if len(digits) <= 18 else min(int(digits[:20]), 2**63)
+
+
+def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the position of each line, and the line without its newline."""
+    position = 0
+    for line in text.split(b"\n")[:-1]:
+        yield position, line
+        position += len(line) + 1
+
+
+def parse_csv_in_python(text: bytes, layout: LineLayout) -> tuple[Array, Array]:
+    """Return X and the other columns of a text that ends with a newline."""
+    rows = [
+        _fields(line, position, layout)
+        for position, line in _lines(text)
+        if not is_blank(line, layout.delimiter)
+    ]
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(layout.places))
+    X = np.empty((len(rows), layout.features))
+    other = np.empty((len(rows), layout.extras))
+    is_feature = layout.places >= 0
+    X[:, layout.places[is_feature]] = table[:, is_feature]
+    other[:, -1 - layout.places[~is_feature]] = table[:, ~is_feature]
+    return X, other
+
+
+def is_blank(line: bytes, delimiter: bytes) -> bool:
+    """Return True for a line that is no row."""
+    return not line.strip(_pads(delimiter))
+
+
+def bare(field: bytes, delimiter: bytes) -> bytes:
+    """Return a field without blanks and quotes around it."""
+    field = field.strip(_pads(delimiter))
+    if len(field) >= 2 and field[:1] == field[-1:] == b'"':
+        field = field[1:-1].strip(_pads(delimiter))
+    return field
+
+
+def _pads(delimiter: bytes) -> bytes:
+    return BLANKS.replace(delimiter, b"")
+
+
+def _fields(line: bytes, position: int, layout: LineLayout) -> list[float]:
+    """Return the numbers of one line."""
+    fields = line.rstrip(b"\r").split(layout.delimiter)
+    if len(fields) != len(layout.places):
+        raise Fault(Kind.RAGGED, position)
+    if not b"".join(fields).translate(None, NUMERIC):
+        with suppress(ValueError):
+            values = [float(field) for field in fields]
+            if math.isfinite(sum(values)):  # only if all terms are
+                return values
+    starts = np.cumsum([position] + [len(field) + 1 for field in fields]).tolist()
+    return [
+        _field(field, start, layout, place)
+        for field, start, place in zip(fields, starts, layout.places, strict=False)
+    ]
+
+
+def _field(field: bytes, position: int, layout: LineLayout, place: int) -> float:
+    """Return the number of a field, NaN where it is missing and may be."""
+    token = bare(field, layout.delimiter)
+    if token.lower() in MISSING:
+        if layout.missing_allowed and place >= 0:
+            return math.nan
+        raise Fault(Kind.MISSING, position)
+    value = parse_number(token)
+    if value is None:
+        raise Fault(Kind.NUMBER, position)
+    return value
+
+
+def count_lines_in_python(text: bytes, delimiter: bytes) -> int:
+    """Return how many lines are rows, in a text that ends with a newline."""
+    return sum(not is_blank(line, delimiter) for line in text.split(b"\n")[:-1])
+
+
+POWERS = range(-342, 309)  # of ten that can give a double from 19 digits
+_pointer, _size, _text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
+# function -> (result, arguments)
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hpcsgd_parse_libsvm": (
+        ctypes.c_int,
+        [_text, _size, _size, *[_pointer] * 6, ctypes.c_int, _size, _size, _pointer],
+    ),
+    "hpcsgd_parse_csv": (
+        ctypes.c_int,
+        [_text, _size, ctypes.c_int, *[_size] * 3, _pointer, _pointer, ctypes.c_int]
+        + [_pointer, _pointer, _size, _pointer],
+    ),
+    "hpcsgd_count_lines": (_size, [_text, _size, ctypes.c_int]),
+}
+
+
+@lru_cache(maxsize=1)
+def _load() -> tuple[Any, str]:
+    """(library or None, why)."""
+    library, why = load(Path(__file__).parent, "_parse", "the Python parser")
+    if library is not None:
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    return library, why
+
+
+def available() -> bool:
+    """True where the compiled parser is in use."""
+    return _load()[0] is not None
+
+
+def why() -> str:
+    """What is in use, or why nothing is."""
+    return _load()[1]
+
+
+@lru_cache(maxsize=1)
+def powers_of_five() -> Array:
+    """The upper 128 bits of 5^q as (high, low), rounded up where q is below 0."""
+    rows = [divmod(_upper_bits(q), 2**64) for q in POWERS]
+    return np.array(rows, dtype=np.uint64)
+
+
+def _upper_bits(q: int) -> int:
+    if q >= 0:
+        whole: int = 5**q
+        spare = whole.bit_length() - 128
+        return whole >> spare if spare > 0 else whole << -spare
+    power: int = 5**-q
+    bits = (power - 1).bit_length()
+    value = (1 << (bits + 127 if q >= -27 else 2 * bits + 128)) // power + 1
+    return int(value >> max(value.bit_length() - 128, 0))
+
+
+def parse_libsvm(
+    text: bytes, base: int, keep: bool = True, queried: bool | None = None
+) -> Pairs:
+    """Rows of a text that ends with a newline; `keep` off: goes through it alone.
+
+    `queried`: whether every row must have a qid, or none; None: each as it likes.
+    """
+    if not available():
+        return parse_libsvm_in_python(text, base, keep, queried)
+    room, pairs = (_count(text, b"\n"), _count(text, b":")) if keep else (0, 0)
+    labels, values = np.empty(room), np.empty(pairs)
+    starts = np.empty(room + 1, dtype=np.int32)
+    queries = np.empty(0 if queried is False else room, dtype=np.int64)
+    indices, found = np.empty(pairs, dtype=np.int32), np.zeros(5, dtype=np.int64)
+    arrays = (labels, starts, indices, values)
+    kind = _load()[0].hpcsgd_parse_libsvm(
+        text,
+        len(text),
+        base,
+        powers_of_five().ctypes.data,
+        *(array.ctypes.data if keep else None for array in arrays),
+        queries.ctypes.data if keep and queried is not False else None,
+        -1 if queried is None else int(queried),
+        room,
+        pairs,
+        found.ctypes.data,
+    )
+    rows, count, lowest, highest, position = found.tolist()
+    if kind:
+        raise Fault(kind, position)
+    if not keep:
+        starts[0] = 0
+    return Pairs(
+        rows=rows,
+        count=count,
+        lowest=lowest,
+        highest=highest,
+        labels=labels[:rows],
+        starts=starts[: rows + 1],
+        indices=indices[:count],
+        values=values[:count],
+        queries=queries[:rows],
+    )
+
+
+def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array]:
+    """(X, the other columns) of a text that ends with a newline."""
+    if not available():
+        return parse_csv_in_python(text, layout)
+    room, places = _count(text, b"\n"), np.ascontiguousarray(layout.places, np.int32)
+    X, other = np.empty((room, layout.features)), np.empty((room, layout.extras))
+    found = np.zeros(2, dtype=np.int64)
+    kind = _load()[0].hpcsgd_parse_csv(
+        text,
+        len(text),
+        ord(layout.delimiter),
+        len(places),
+        layout.features,
+        layout.extras,
+        places.ctypes.data,
+        powers_of_five().ctypes.data,
+        layout.missing_allowed,
+        X.ctypes.data,
+        other.ctypes.data,
+        room,
+        found.ctypes.data,
+    )
+    rows, position = found.tolist()
+    if kind:
+        raise Fault(kind, position)
+    return X[:rows], other[:rows]
+
+
+def count_lines(text: bytes, delimiter: bytes) -> int:
+    """Lines that are rows, in a text that ends with a newline."""
+    if not available():
+        return count_lines_in_python(text, delimiter)
+    lines: int = _load()[0].hpcsgd_count_lines(text, len(text), ord(delimiter))
+    return lines
+
+
+def _count(text: bytes, byte: bytes) -> int:
+    """How often a byte occurs."""
+    return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == byte[0]))

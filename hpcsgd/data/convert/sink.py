@@ -1,0 +1,248 @@
+"""The stores that one conversion writes, and the sealed parts that it resumes from.
+
+Stores are written anew by every conversion. What they have received is also written to
+parts beside them: files of consecutive encoded rows that get their names once they are
+on disk, so a part with a name is complete. A conversion that resumes fills its stores
+from the complete parts and goes on in the source behind them.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.convert.sources import SourceRows
+from hpcsgd.data.convert.transform import Parts, pack, packed, unpack
+from hpcsgd.data.hdf5 import COLUMNS
+from hpcsgd.data.preparation import Preparation, Scales
+from hpcsgd.data.store import StoredRows, StoreWriter
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import own_folder, replace_file, sync_folder
+
+log = logging.getLogger(__name__)
+Array = NDArray[Any]
+SEAL_SECONDS = 5.0  # of work that a kill may cost
+
+
+@dataclass(frozen=True)
+class StoreFile:
+    """One of the files a conversion writes: its rows are those with this verdict."""
+
+    path: Path
+    rows: int
+    test: bool
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """What the files of one conversion have in common."""
+
+    cols: int
+    element: str
+    is_sparse: bool
+    sides: tuple[str, ...]  # columns that come with X, of COLUMNS
+    attributes: dict[str, Any]
+    preparation: Preparation
+    names: list[str] | None
+
+
+class SealedParts:
+    """The complete parts of a conversion, in a hidden folder beside its target.
+
+    The folder also holds the identity of the conversion, written first and removed
+    first: without it there is nothing to resume.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.folder = target.parent / f".{target.name}.parts"
+        self.count = 0  # complete parts
+        self.scales: Scales | None = None  # that an interrupted conversion measured
+        self._file: BinaryIO | None = None  # the part in the making
+        self._end = 0  # of its rows, those behind which the source can resume
+        self._sealed_at = monotonic()
+        self._is_kept = True
+
+    @property
+    def exist(self) -> bool:
+        """True where an interrupted conversion has left something to resume."""
+        return self._head.exists()
+
+    def resume(self, identity: dict[str, Any]) -> bool:
+        """Take up the conversion that was interrupted; False where there is none.
+
+        Raises
+        ------
+        ConfigError
+            It had another source or other settings than `identity` says.
+        """
+        try:
+            folder = own_folder(self.target.parent, self.folder.name)
+            if os.lstat(folder).st_uid != os.getuid():
+                return False  # what somebody else has put there is not converted
+            head = unpack(np.fromfile(self._head, dtype=np.uint8))
+            before, mean, spread = head["identity"], head["mean"], head["spread"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+        odd = sorted(
+            k for k in before.keys() | identity if before.get(k) != identity.get(k)
+        )
+        if odd:
+            raise ConfigError(
+                f"--resume: what was begun for {self.target} differs in"
+                f" {', '.join(odd)}; give the same source and options, or leave"
+                " --resume out"
+            )
+        self.scales = None if spread is None else Scales(mean, spread)
+        return True
+
+    def begin(self, identity: dict[str, Any], scales: Scales | None) -> None:
+        """Forget the parts of any conversion before, and start to keep new ones."""
+        mean, spread = (None, None) if scales is None else (scales.mean, scales.scale)
+        head = pack({"identity": identity, "mean": mean, "spread": spread})
+        self.remove()
+        try:
+            self.folder.mkdir(mode=0o700)
+            replace_file(self._head, head.data)
+        except OSError as error:
+            self._give_up(error)
+
+    def complete(self) -> Iterator[Parts]:
+        """Yield the rows of all complete parts, in the order of the source."""
+        while (path := self._path(self.count)).exists():
+            with open(path, "rb") as file:
+                while size := int.from_bytes(file.read(8), "little"):
+                    yield _unpacked(path, file.read(size))
+            self.count += 1
+        self._sealed_at = monotonic()
+
+    def add(self, parts: Parts) -> None:
+        """Add rows to the part in the making."""
+        if not self._is_kept:
+            return
+        size, runs = packed(parts)
+        try:
+            if self._file is None:
+                self._file = open(self.folder / "unsealed", "wb")  # noqa: SIM115
+            self._file.write(size.to_bytes(8, "little"))
+            self._file.writelines(run.data for run in runs)
+        except OSError as error:
+            self._give_up(error)
+
+    def reach(self) -> None:
+        """Let the source resume behind the rows so far; seal them when it is time."""
+        if self._file is not None:
+            self._end = self._file.tell()
+            if monotonic() - self._sealed_at >= SEAL_SECONDS:
+                self.seal()
+
+    def seal(self) -> None:
+        """Give the part in the making its name, once it is on disk."""
+        if self._file is None:
+            return
+        try:
+            self._file.truncate(self._end)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._close()
+            os.replace(self.folder / "unsealed", self._path(self.count))
+            sync_folder(self.folder)
+        except OSError as error:
+            self._give_up(error)
+        self.count += 1
+        self._sealed_at = monotonic()
+
+    def remove(self) -> None:
+        """Remove all parts: the conversion is complete, or leaves nothing."""
+        self._close()
+        with suppress(OSError):
+            folder = own_folder(self.target.parent, self.folder.name)
+            self._head.unlink(missing_ok=True)
+            shutil.rmtree(folder)
+
+    @property
+    def _head(self) -> Path:
+        return self.folder / "conversion"
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"part-{number:06d}"
+
+    def _close(self) -> None:
+        file, self._file, self._end = self._file, None, 0
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
+    def _give_up(self, error: OSError) -> None:
+        """Convert without parts: the room they take is better used for the stores."""
+        self._is_kept = False
+        self.remove()
+        log.debug("%s cannot be resumed if it breaks off (%s)", self.target, error)
+
+
+def _unpacked(path: Path, content: bytes) -> Parts:
+    try:
+        return unpack(np.frombuffer(content, dtype=np.uint8))
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}); leave --resume out to convert anew"
+        ) from error
+
+
+class Sinks:
+    """The stores of a conversion."""
+
+    def __init__(self, parts: list[StoreFile], plan: ConversionPlan) -> None:
+        self.parts = parts
+        self.writers: list[StoreWriter] = []
+        try:
+            for part in parts:
+                self.writers.append(_create(part, plan))
+        except BaseException:
+            self.abandon()
+            raise
+
+    def append(self, number: int, rows: StoredRows, position: int) -> None:
+        """Append rows to one of them; after them the source goes on at `position`."""
+        self.writers[number].append_stored(rows, position)
+
+    def finish(self) -> None:
+        """Give all of them their names."""
+        for writer in self.writers:
+            writer.finish()
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        for writer in self.writers:
+            writer.abandon()
+
+
+def held(rows: SourceRows) -> dict[str, Array]:
+    """What comes with X, as stores call it."""
+    sides = (rows.y, rows.weights, rows.offsets, rows.queries)
+    named = zip(COLUMNS, sides, strict=True)
+    return {name: side for name, side in named if side is not None}
+
+
+def _create(part: StoreFile, plan: ConversionPlan) -> StoreWriter:
+    scales = plan.preparation.scales
+    return StoreWriter(
+        part.path,
+        plan.cols,
+        rows=part.rows,
+        element=plan.element,
+        is_sparse=plan.is_sparse,
+        columns=plan.sides,
+        attributes=plan.attributes,
+        means=None if scales is None else scales.mean,
+        scales=None if scales is None else scales.scale,
+        names=plan.names,
+    )

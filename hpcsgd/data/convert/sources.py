@@ -1,0 +1,793 @@
+"""Sources of rows: text, NumPy files, archives, other HDF5 files, arrays."""
+
+import inspect
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from hpcsgd.data.hdf5 import (
+    COLUMNS,
+    Hdf5Reader,
+    check_file,
+    check_sources,
+    dtype_of,
+    layout_of,
+    node_of,
+)
+from hpcsgd.data.preparation import NAMES, RAW, SCALES, Preparation
+from hpcsgd.data.readers import row_words
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
+
+# Where rows to convert come from: text, arrays, files of other kinds.
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Consecutive rows of a source."""
+
+    X: Any  # (k, cols) float32 or float64: an array, or a scipy.sparse.csr_array
+    y: Array | None  # (k,) float64
+    end: int  # where the source goes on after them: bytes of text, or a row number
+    weights: Array | None = None  # (k,) float64
+    offsets: Array | None = None  # (k,) float64
+    queries: Array | None = None  # (k,) int64: groups of rows, as rankings have them
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a first pass over a source found."""
+
+    rows: int
+    cols: int
+    nnz: int | None  # stored values of a sparse source; None for a dense one
+    labelled: bool
+    size: int  # of the source as `Rows.end` counts it, for progress
+    index_base: int = 0  # what a LIBSVM file calls its first column
+    means: Array | None = None  # (cols,) that stand in for missing values
+    names: tuple[str, ...] | None = None  # of the columns, where they have any
+    label: str | None = None  # the column of labels, where nobody named it
+    preparation: Preparation = RAW  # of the rows before they came here
+
+
+class Source(Protocol):
+    """A file that can be gone through twice, in blocks of bounded memory."""
+
+    path: Path
+
+    def outline(self, progress: Callable[[int], None]) -> Outline:
+        """The first pass; `progress` is told how far it has come."""
+
+    def blocks(
+        self, outline: Outline, budget: int, start: int = 0
+    ) -> Iterator[SourceRows]:
+        """The rows after position `start`, about `budget` bytes at a time."""
+
+
+# format -> what opens it: called with the path and the options of that format
+SOURCES: dict[str, str] = {
+    "libsvm": "hpcsgd.data.convert.pipeline.libsvm:LibsvmSource",
+    "csv": "hpcsgd.data.convert.pipeline.csv:CsvSource",
+    "npy": "hpcsgd.data.convert.pipeline.sources:NpySource",
+    "npz": "hpcsgd.data.convert.pipeline.sources:NpzSource",
+    "hdf5": "hpcsgd.data.convert.pipeline.sources:Hdf5Source",
+}
+
+
+def open_source(path: Path, kind: str, **options: Any) -> Source:
+    """The source of this format; its own constructor checks the options."""
+    if kind not in SOURCES:
+        raise ConfigError(f"--format {kind}: known: {', '.join(SOURCES)}")
+    module, attribute = SOURCES[kind].split(":")
+    source: Source = getattr(import_module(module), attribute)(path, **options)
+    return source
+
+
+def block_rows(budget: int, row_bytes: float) -> int:
+    """How many rows of about `row_bytes` fit into `budget`; at least one."""
+    return max(int(budget // max(row_bytes, 1.0)), 1)
+
+
+def label_column(y: Any, rows: int) -> Array:
+    """Targets as they are stored: float64, one a row."""
+    column: Array = np.asarray(y, dtype=np.float64).reshape(rows)
+    return column
+
+
+# NumPy arrays read in pieces: .npy files and the members of .npz files.
+
+REAL = "fiub"  # kinds of elements that are real numbers
+TEXT_PIECE = 65536  # labels of a text file that are held as Python objects
+
+
+class ArrayStream:
+    """One array, row by row from an open file; nothing in it is ever unpickled."""
+
+    def __init__(self, file: IO[bytes], said: str) -> None:
+        self.file, self.said = file, said
+        try:
+            self.shape, self.fortran, self.dtype = _header(file)
+        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{said} is no NumPy array; write it with numpy.save or numpy.savez"
+            ) from error
+        if self.dtype.kind not in REAL:
+            raise DataError(
+                f"{said} has elements of type {self.dtype}; give real numbers"
+            )
+        if self.fortran and len(self.shape) > 1 and 1 not in self.shape:
+            raise DataError(
+                f"{said} is stored by columns and rows are needed; write"
+                " numpy.ascontiguousarray of it"
+            )
+        self.begin = file.tell()
+        self.width = int(np.prod(self.shape[1:], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def seek(self, row: int) -> None:
+        """The next `take` begins at this row."""
+        self.file.seek(self.begin + row * self.width * self.dtype.itemsize)
+
+    def take(self, rows: int) -> Array:
+        """The next rows."""
+        count = rows * self.width
+        need = count * self.dtype.itemsize
+        try:
+            content = self.file.read(need)
+        except (OSError, EOFError, zipfile.BadZipFile) as error:
+            raise self._damaged(f"({error})") from error
+        if len(content) < need:
+            raise self._damaged("(it ends too early)")
+        return np.frombuffer(content, self.dtype, count).reshape(rows, *self.shape[1:])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(f"{self.said} is damaged {why}; write or copy it again")
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and elements, as the header of any version says."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def open_file(path: Path, what: str) -> IO[bytes]:
+    """The file, for reading."""
+    check_file(path, what)
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); change its permissions"
+        ) from error
+
+
+def open_array(path: Path) -> ArrayStream:
+    """A .npy file."""
+    return ArrayStream(open_file(path, "a .npy file"), str(path))
+
+
+def label_pieces(path: Path, start: int, rows: int) -> Iterator[Array]:
+    """Labels from row `start` on: of a .npy vector, or of a text of one a line."""
+    if path.suffix.lower() == ".npy":
+        yield from _array_pieces(path, start, rows)
+        return
+    with open_file(path, "a file of labels") as file:
+        piece: list[bytes] = []
+        for number, line in enumerate(file):
+            if number >= start:
+                piece.append(line)
+            if len(piece) == TEXT_PIECE:
+                yield _numbers(path, piece, number + 1)
+                piece = []
+        if any(line.strip() for line in piece):
+            yield _numbers(path, piece, number + 1)
+
+
+def _array_pieces(path: Path, start: int, rows: int) -> Iterator[Array]:
+    stream = open_array(path)
+    try:
+        check_labels(stream.shape, rows, str(path))
+        stream.seek(start)
+        for row in range(start, rows, TEXT_PIECE):
+            taken = stream.take(min(TEXT_PIECE, rows - row))
+            yield taken.astype(np.float64).reshape(-1)
+    finally:
+        stream.close()
+
+
+def check_labels(shape: tuple[int, ...] | None, rows: int, said: str) -> None:
+    """Refuse labels that are not one for each row; `shape` is None of an empty set."""
+    if shape not in ((rows,), (rows, 1)):
+        raise DataError(
+            f"{said} has shape {shape} and X has {rows} rows; give one label"
+            " for each row"
+        )
+
+
+def _numbers(path: Path, lines: list[bytes], stop: int) -> Array:
+    """Lines as numbers; the first that is none is named."""
+    values = np.empty(len(lines))
+    for place, line in enumerate(lines):
+        try:
+            values[place] = float(line)
+        except ValueError as error:
+            raise DataError(
+                f"{path}, line {stop - len(lines) + place + 1}: {line.strip()[:40]!r}"
+                " is no number; write one label a line"
+            ) from error
+    return values
+
+
+class Labels:
+    """The labels that belong to consecutive rows, as many at a time as are asked."""
+
+    def __init__(self, path: Path, start: int, rows: int) -> None:
+        self.path, self.rows = path, rows
+        self.pieces = label_pieces(path, start, rows)
+        self.held, self.at = np.empty(0), start
+
+    def take(self, count: int) -> Array:
+        """The labels of the next `count` rows."""
+        parts = [self.held]
+        while sum(map(len, parts)) < count:
+            parts.append(self._next())
+        self.held = np.concatenate(parts)
+        taken, self.held = self.held[:count], self.held[count:]
+        self.at += count
+        if self.at == self.rows and (len(self.held) or any(map(len, self.pieces))):
+            raise self._uneven("more")
+        return taken
+
+    def _next(self) -> Array:
+        piece = next(self.pieces, None)
+        if piece is None:
+            raise self._uneven("fewer")
+        return piece
+
+    def _uneven(self, how: str) -> DataError:
+        return DataError(
+            f"{self.path} has {how} labels than the {self.rows} rows of X; give one"
+            " label for each row"
+        )
+
+
+# What sources of arrays have in common: shapes, labels, real numbers.
+
+
+def matrix_shape(stream: ArrayStream) -> tuple[int, int]:
+    """Rows and columns."""
+    if len(stream.shape) != 2 or 0 in stream.shape:
+        raise DataError(
+            f"{stream.said} has shape {stream.shape}; give a matrix with rows and"
+            " columns"
+        )
+    return stream.shape[0], stream.shape[1]
+
+
+def open_labels(path: Path | None, start: int, rows: int) -> Labels | None:
+    """Those of a file, from row `start` on; None where there is no file."""
+    return None if path is None else Labels(path, start, rows)
+
+
+def check_label_file(path: Path, rows: int) -> None:
+    """Before anything is written; lines of a text are counted as they are read."""
+    if path.suffix.lower() != ".npy":
+        check_file(path, "a file of labels")
+        return
+    stream = open_array(path)
+    stream.close()
+    check_labels(stream.shape, rows, str(path))
+
+
+def real(block: Any) -> Array:
+    """float32 where every value fits it, else float64."""
+    kept = block.dtype.kind == "f" and block.dtype.itemsize in (4, 8)
+    if kept and block.dtype.isnative:
+        array: Array = block
+        return array
+    narrow = block.dtype.itemsize <= 2
+    return np.asarray(block, dtype=np.float32 if narrow else np.float64)
+
+
+def column(values: Any, dtype: Any = np.float64) -> Array:
+    """Targets, weights or offsets: one float64 a row; or another dtype."""
+    return np.asarray(values, dtype=dtype).reshape(-1)
+
+
+# Which format a file to convert has, and which options that format knows.
+
+ENDINGS = {
+    ".npy": "npy",
+    ".npz": "npz",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".svm": "libsvm",
+    ".libsvm": "libsvm",
+    ".svmlight": "libsvm",
+}
+PACKED = (".gz", ".bz2", ".xz")
+SAMPLE = 65536
+PAIRS = re.compile(rb"\s*[-+.\w]+(\s+(qid:)?\d+:[-+.\w]+)+\s*(#.*)?")
+TABLE = re.compile(rb"[^,;\t]*([,;\t][^,;\t]*)+")
+
+
+def guess_format(path: Path) -> str:
+    """By the ending, or by the first lines of a text without one."""
+    ending = path.suffix.lower()
+    if ending in PACKED:
+        ending = path.with_suffix("").suffix.lower()
+        return ENDINGS.get(ending, "libsvm")
+    if ending in ENDINGS:
+        return ENDINGS[ending]
+    with open_file(path, "a file of rows") as file:
+        sample = file.read(SAMPLE)
+    for line in sample.splitlines():
+        if PAIRS.fullmatch(line):
+            return "libsvm"
+        if TABLE.fullmatch(line):
+            return "csv"
+    raise ConfigError(
+        f"{path}: its format cannot be told from its name or its first lines; add"
+        f" --format with one of {', '.join(SOURCES)}"
+    )
+
+
+def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
+    """The source, opened with those options that were given."""
+    kind = guess_format(path) if kind == "auto" else kind
+    given = {name: value for name, value in options.items() if value is not None}
+    known = options_of(kind)
+    for name in given:
+        if name not in known:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} is not for {kind} files; known there:"
+                f" {', '.join('--' + n.replace('_', '-') for n in known) or 'none'}"
+            )
+    return open_source(path, kind, **given)
+
+
+def options_of(kind: str) -> list[str]:
+    """What the constructor of a format's source takes beside the path."""
+    module, attribute = SOURCES[kind].split(":")
+    parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
+    return [name for name in parameters if name != "path"]
+
+
+# A .npy matrix as a source of rows.
+
+
+class NpySource:
+    """A .npy matrix; labels in a file of their own, or in one of its columns."""
+
+    def __init__(
+        self, path: Path, labels: Path | None = None, label_column: int | None = None
+    ) -> None:
+        self.path, self.label = Path(path), label_column
+        self.labels = None if labels is None else Path(labels)
+        if isinstance(label_column, str):
+            raise ConfigError(
+                f"--label-column {label_column}: give a number, .npy has no names"
+            )
+        if labels is not None and label_column is not None:
+            raise ConfigError(
+                "labels are in a column or in a file of their own; give one of"
+                " --label-column and --labels"
+            )
+
+    def outline(self, progress: Callable[[int], None]) -> Outline:
+        """What the header says; no pass is needed."""
+        stream = open_array(self.path)
+        stream.close()
+        rows, cols = matrix_shape(stream)
+        if self.labels is not None:
+            check_label_file(self.labels, rows)
+        if self.label is not None and not -cols <= self.label < cols:
+            raise ConfigError(
+                f"--label-column {self.label}: {self.path} has columns 0 to {cols - 1}"
+            )
+        labelled = self.labels is not None or self.label is not None
+        progress(rows)
+        return Outline(rows, cols - (self.label is not None), None, labelled, rows)
+
+    def blocks(
+        self, outline: Outline, budget: int, start: int = 0
+    ) -> Iterator[SourceRows]:
+        """The rows after row `start`."""
+        stream = open_array(self.path)
+        labels = open_labels(self.labels, start, outline.rows)
+        try:
+            stream.seek(start)
+            step = block_rows(budget, 2 * 8 * stream.width)
+            for row in range(start, outline.rows, step):
+                X = real(stream.take(min(step, outline.rows - row)))
+                y = labels.take(len(X)) if labels else None
+                if self.label is not None:
+                    y = X[:, self.label].astype(np.float64)
+                    X = np.delete(X, self.label, axis=1)
+                yield SourceRows(X, y, row + len(X))
+        finally:
+            stream.close()
+
+
+# The members of a .npz as streams, and the CSR matrix that SciPy keeps in one.
+
+POINTERS = 65536  # row pointers of a sparse file that are held at once
+
+
+class Archive:
+    """The members of a .npz, each opened as a stream of its own."""
+
+    def __init__(self, path: Path) -> None:
+        check_file(path, "a .npz file")
+        self.path, self.streams = path, list[ArrayStream]()
+        try:
+            self.zip = zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{path} is no .npz file (truncated, or another format); write it"
+                " with numpy.savez"
+            ) from error
+        self.names = {name.removesuffix(".npy") for name in self.zip.namelist()}
+
+    def open(self, name: str) -> ArrayStream:
+        """The member called `name`."""
+        if name not in self.names:
+            raise DataError(
+                f"{self.path} has no {name}; it holds {sorted(self.names)}, and either"
+                " X (and y) or what scipy.sparse.save_npz writes is needed"
+            )
+        stream = ArrayStream(self.zip.open(f"{name}.npy"), f"{self.path}: {name}")
+        self.streams.append(stream)
+        return stream
+
+    def text(self, name: str) -> str:
+        """A short text, which SciPy stores as an array of bytes."""
+        with self.zip.open(f"{name}.npy") as file:
+            value = np.lib.format.read_array(file, allow_pickle=False)
+        return value.tobytes().replace(b"\0", b"").decode(errors="replace")
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for stream in self.streams:
+            stream.close()
+        self.zip.close()
+
+
+def sparse_shape(archive: Archive) -> tuple[int, int]:
+    """Rows and columns of a sparse matrix that is stored by rows."""
+    found = archive.text("format")
+    if found != "csr":
+        raise DataError(
+            f"{archive.path} is sparse in format {found}; save its .tocsr() instead"
+        )
+    rows, cols = archive.open("shape").take(2).tolist()
+    counts = [len(archive.open(name)) for name in ("indptr", "data", "indices")]
+    if counts[0] != rows + 1 or counts[1] != counts[2] or min(rows, cols) < 1:
+        raise DataError(
+            f"{archive.path}: its row pointers, columns and values do not fit its"
+            f" shape {rows} x {cols}; write it again with scipy.sparse.save_npz"
+        )
+    return int(rows), int(cols)
+
+
+def pointer_pieces(
+    archive: Archive, outline: Outline, start: int
+) -> Iterator[tuple[int, Array]]:
+    """(first row, its pointers and those of the rows after it, and one more)."""
+    stream = archive.open("indptr")
+    for row in range(start, outline.rows, POINTERS):
+        stream.seek(row)
+        count = min(POINTERS, outline.rows - row)
+        pointers = stream.take(count + 1).astype(np.int64)
+        if (np.diff(pointers) < 0).any() or pointers[-1] > (outline.nnz or 0):
+            raise DataError(
+                f"{archive.path}: row pointers after row {row} are out of order;"
+                " write it again with scipy.sparse.save_npz"
+            )
+        yield row, pointers
+
+
+def csr_blocks(
+    path: Path,
+    outline: Outline,
+    pointers: Array,
+    data: ArrayStream,
+    indices: ArrayStream,
+    most: int,
+) -> Iterator[Any]:
+    """Rows of at most about `most` stored values at a time."""
+    first = 0
+    while first < len(pointers) - 1:
+        fits = np.searchsorted(pointers, pointers[first] + most, side="right") - 1
+        last = max(int(fits), first + 1)
+        count = int(pointers[last] - pointers[first])
+        columns = indices.take(count)
+        if count and not 0 <= columns.min() <= columns.max() < outline.cols:
+            raise DataError(
+                f"{path}: a stored value lies outside its {outline.cols} columns;"
+                " write it again with scipy.sparse.save_npz"
+            )
+        block = csr_array(
+            (
+                real(data.take(count)),
+                columns,
+                pointers[first : last + 1] - pointers[first],
+            ),
+            shape=(last - first, outline.cols),
+        )
+        if not block.has_canonical_format:
+            block = block.copy()  # what was read cannot be written to
+            block.sum_duplicates()
+        yield block
+        first = last
+
+
+# A .npz as a source of rows, dense or sparse.
+
+SPARSE = {"format", "shape", "data", "indices", "indptr"}
+
+
+class NpzSource:
+    """A .npz with X and y (`numpy.savez`), or a sparse one (`scipy.sparse.save_npz`).
+
+    Members are read as streams, so that a file may be larger than memory.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        labels: Path | None = None,
+        x_name: str = "X",
+        y_name: str = "y",
+    ) -> None:
+        self.path = Path(path)
+        self.labels = None if labels is None else Path(labels)
+        self.x_name, self.y_name = x_name, y_name
+
+    def outline(self, progress: Callable[[int], None]) -> Outline:
+        """What the headers of the members say; no pass is needed."""
+        with Archive(self.path) as archive:
+            sparse = archive.names >= SPARSE
+            if sparse:
+                rows, cols = sparse_shape(archive)
+                nnz = len(archive.open("data"))
+            else:
+                rows, cols = matrix_shape(archive.open(self.x_name))
+                nnz = None
+            own = not sparse and self.y_name in archive.names
+            if own and self.labels is None:
+                shape = archive.open(self.y_name).shape
+                check_labels(shape, rows, f"{self.path}: {self.y_name}")
+        if self.labels is not None:
+            check_label_file(self.labels, rows)
+        progress(rows)
+        return Outline(rows, cols, nnz, own or self.labels is not None, rows)
+
+    def blocks(
+        self, outline: Outline, budget: int, start: int = 0
+    ) -> Iterator[SourceRows]:
+        """The rows after row `start`."""
+        with Archive(self.path) as archive:
+            labels: Any = open_labels(self.labels, start, outline.rows)
+            if labels is None and outline.labelled:
+                labels = archive.open(self.y_name)
+                labels.seek(start)
+            sparse = outline.nnz is not None
+            draw = self._sparse if sparse else self._dense
+            row = start
+            for X in draw(archive, outline, budget, start):
+                count = X.shape[0]
+                row += count
+                y = labels.take(count) if labels is not None else None
+                yield SourceRows(X, None if y is None else column(y), row)
+
+    def _dense(
+        self, archive: "Archive", outline: Outline, budget: int, start: int
+    ) -> Iterator[Any]:
+        stream = archive.open(self.x_name)
+        stream.seek(start)
+        step = block_rows(budget, 2 * 8 * stream.width)
+        for row in range(start, outline.rows, step):
+            yield real(stream.take(min(step, outline.rows - row)))
+
+    def _sparse(
+        self, archive: "Archive", outline: Outline, budget: int, start: int
+    ) -> Iterator[Any]:
+        data, indices = archive.open("data"), archive.open("indices")
+        most = max(budget // 32, 1)  # stored values: read, widened, and their columns
+        for row, pointers in pointer_pieces(archive, outline, start):
+            if row == start:
+                data.seek(int(pointers[0]))
+                indices.seek(int(pointers[0]))
+            yield from csr_blocks(self.path, outline, pointers, data, indices, most)
+
+
+# HDF5 files as a source of rows: those of other makers, and stores of our own.
+
+
+class Hdf5Source:
+    """An HDF5 file: a dense X under any name, and y if there is.
+
+    A store of our own is read by its own reader, which decodes its elements and knows
+    how its rows were prepared; so is /X as CSR.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        x_name: str = "X",
+        y_name: str = "y",
+        weight_name: str = "sample_weight",
+        offset_name: str = "offset",
+    ) -> None:
+        self.path = Path(path)
+        self.x_name, self.y_name = x_name, y_name
+        self.sides = {"weights": weight_name, "offsets": offset_name, "queries": "qid"}
+
+    def outline(self, progress: Callable[[int], None]) -> Outline:
+        """What the file says of its data sets; no pass is needed."""
+        reader = self._own_reader()
+        if reader is not None:
+            try:
+                return _outline_of(reader)
+            finally:
+                reader.close()
+        with self._open() as file:
+            X = self._node(file, self.x_name)
+            if X.shape is None or len(X.shape) != 2 or 0 in X.shape:
+                raise DataError(
+                    f"{self.path}: /{self.x_name} has shape {X.shape}; name a matrix"
+                    " of rows x columns with --x-name"
+                )
+            labelled = self.y_name in file
+            for name in (self.y_name, *self.sides.values()):
+                if name in file:
+                    shape = self._node(file, name).shape
+                    check_labels(shape, len(X), f"{self.path}: /{name}")
+            rows, cols = X.shape
+        if not labelled and self.y_name != "y":
+            raise self._lacks(self.y_name, "--y-name")
+        progress(rows)
+        return Outline(rows, cols, None, labelled, rows)
+
+    def blocks(
+        self, outline: Outline, budget: int, start: int = 0
+    ) -> Iterator[SourceRows]:
+        """The rows after row `start`; whole chunks at a time, which are read once."""
+        reader = self._own_reader()
+        if reader is not None:
+            try:
+                yield from _blocks_of(reader, budget, start)
+            finally:
+                reader.close()
+            return
+        with self._open() as file:
+            X = self._node(file, self.x_name)
+            step = block_rows(budget, 2 * 8 * outline.cols)
+            if X.chunks and step > X.chunks[0]:
+                step -= step % X.chunks[0]
+            row = start
+            while row < outline.rows:
+                stop = min(row - row % step + step, outline.rows)
+                yield self._rows(file, X, slice(row, stop))
+                row = stop
+
+    def _own_reader(self) -> Hdf5Reader | None:
+        """The reader of a store, or of another file that says more than its rows."""
+        if (self.x_name, self.y_name) != ("X", "y"):
+            return None
+        with self._open() as file:
+            layout = layout_of(self.path, file.attrs)
+            is_sparse = "X" in file and hasattr(node_of(self.path, file, "X"), "keys")
+            knows = any(name in file for name in (SCALES, NAMES))
+        return Hdf5Reader(self.path) if layout or is_sparse or knows else None
+
+    def _rows(self, file: Any, X: Any, rows: slice) -> SourceRows:
+        try:
+            taken = {
+                side: column(file[name][rows], COLUMNS.get(name, "<f8"))
+                for side, name in (("y", self.y_name), *self.sides.items())
+                if name in file
+            }
+            return SourceRows(real(X[rows]), taken.pop("y", None), rows.stop, **taken)
+        except OSError as error:
+            raise DataError(
+                f"{self.path} cannot be read at row {rows.start}; the file is damaged,"
+                " write or copy it again"
+            ) from error
+
+    def _open(self) -> Any:
+        try:
+            import h5py
+        except ImportError as missing:
+            raise MissingPackage(
+                "HDF5 files need h5py; install it with: pip install h5py"
+            ) from missing
+        open_file(self.path, "an HDF5 file").close()
+        try:
+            return h5py.File(self.path, "r", locking=False)
+        except OSError as error:
+            raise DataError(
+                f"{self.path} cannot be read as HDF5 (truncated, or another format);"
+                " check --format"
+            ) from error
+
+    def _node(self, file: Any, name: str) -> Any:
+        flag = "--x-name" if name == self.x_name else "--y-name"
+        if name not in file:
+            raise self._lacks(name, flag, sorted(file))
+        node = node_of(self.path, file, name)
+        dtype = dtype_of(node)
+        if dtype is None or dtype.kind not in "fiub":
+            raise DataError(
+                f"{self.path}: /{name} must hold real numbers, not"
+                f" {'a group or a type' if dtype is None else dtype}; choose another"
+                f" with {flag}"
+            )
+        if node.is_virtual:
+            check_sources(self.path, name, node)
+        return node
+
+    def _lacks(self, name: str, flag: str, found: Any = None) -> DataError:
+        held = f"; it holds {found or 'nothing'}" if found is not None else ""
+        return DataError(
+            f"{self.path} has no /{name}{held}; name the data set with {flag}"
+        )
+
+
+def _outline_of(reader: Hdf5Reader) -> Outline:
+    names = reader.column_names
+    return Outline(
+        rows=reader.rows,
+        cols=reader.cols,
+        nnz=reader.nnz if reader.is_sparse else None,
+        labelled="y" in reader.file,
+        size=reader.rows,
+        names=None if names is None else tuple(names),
+        preparation=reader.preparation,
+    )
+
+
+def _blocks_of(reader: Hdf5Reader, budget: int, start: int) -> Iterator[SourceRows]:
+    """The rows from `start` on, whole blocks of the store at a time."""
+    step = block_rows(budget, 2 * 8 * row_words(reader))
+    step = step // reader.block_rows * reader.block_rows or step
+    every, row = slice(0, reader.cols), start
+    while row < reader.rows:
+        rows = slice(row, min(row - row % step + step, reader.rows))
+        X = (
+            reader.read_csr(rows, every)
+            if reader.is_sparse
+            else real(reader.read(rows, every))
+        )
+        yield SourceRows(
+            X,
+            reader.targets(rows) if "y" in reader.file else None,
+            rows.stop,
+            reader.sample_weight(rows),
+            reader.offset(rows),
+            reader.queries(rows),
+        )
+        row = rows.stop

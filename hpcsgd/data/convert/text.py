@@ -1,0 +1,487 @@
+"""Text as a source of rows: chunks of lines, compression, faults in lines."""
+
+import bz2
+import gzip
+import lzma
+import os
+import stat
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hpcsgd.data.convert.sources import Outline, SourceRows
+from hpcsgd.data.convert.transform import ColumnMoments
+from hpcsgd.errors import DataError
+
+# Text files, plain or compressed, as bytes at positions of the plain text.
+
+MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
+SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
+OPENERS: dict[str, Any] = {
+    "gzip": gzip.open,
+    "bzip2": bz2.open,
+    "xz": lzma.open,
+}
+BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)
+STEP = 2**20  # bytes decompressed at once where they are skipped
+Stamp = tuple[int, int, int]
+
+
+class TextStream:
+    """Reads a regular file from a position of its plain text on."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self.path, self.position = path, 0
+        self.file = _open(path)
+        try:
+            self.stamp = _stamp(os.fstat(self.file.fileno()))
+            self.kind = compression(path, self.file)
+            self.text = (
+                OPENERS[self.kind](self.file, mode="rb") if self.kind else self.file
+            )
+            self._skip(start)
+        except BaseException:
+            self.file.close()
+            raise
+
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes; fewer at the end of the text."""
+        try:
+            piece: bytes = self.text.read(count)
+        except BROKEN as error:
+            raise DataError(
+                f"{self.path}: the {self.kind or 'text'} file is truncated or damaged"
+                f" at about byte {self.file.tell()} (byte {self.position} of its text):"
+                f" {error}; copy or compress it again"
+            ) from error
+        self.position += len(piece)
+        return piece
+
+    def seek(self, position: int) -> None:
+        """Go to a byte of a plain text."""
+        self.file.seek(position)
+        self.position = position
+
+    def check_unchanged(self) -> None:
+        """Refuse what was read from a file that others wrote to meanwhile."""
+        if self.stamp != stamp_of(self.path):
+            raise DataError(
+                f"{self.path} changed while it was read, up to byte {self.position} of"
+                " its text; wait until it is complete and begin again"
+            )
+
+    def _skip(self, start: int) -> None:
+        if self.kind is None:
+            self.seek(start)
+        while self.position < start and self.read(min(STEP, start - self.position)):
+            pass
+
+    def __enter__(self) -> "TextStream":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.file.close()
+
+
+def compression(path: Path, file: Any) -> str | None:
+    """What the first bytes say; a suffix that says otherwise is refused."""
+    head = file.read(6)
+    file.seek(0)
+    kind = next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
+    claimed = SUFFIXES.get(path.suffix.lower())
+    if claimed and claimed != kind and head:
+        raise DataError(
+            f"{path} is called {path.suffix} but at byte 0 it is {kind or 'not'}"
+            f"{'' if kind else ' ' + claimed}; give it the suffix of what it is"
+        )
+    return kind
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Size, time of change and identity of a file; None where it is gone."""
+    try:
+        return _stamp(os.stat(path))
+    except OSError:
+        return None
+
+
+def _stamp(facts: os.stat_result) -> Stamp:
+    return facts.st_size, facts.st_mtime_ns, facts.st_ino
+
+
+def _open(path: Path) -> Any:
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise DataError(f"{path} is a folder; give the name of a file")
+        if not stat.S_ISREG(mode):
+            raise DataError(f"{path} is not a regular file; write it to one first")
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; check the name") from None
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be opened ({error.strerror}); check its permissions"
+        ) from error
+
+
+# What can be wrong with a text: the kinds, and one sentence for each.
+
+
+class Kind(IntEnum):
+    """Numbers as in kernels/cpu/parse.c."""
+
+    NUMBER = 1
+    NONFINITE = 2
+    LABEL = 3
+    PAIR = 4
+    INDEX = 5
+    LARGE = 6
+    BELOW = 7
+    DUPLICATE = 8
+    UNSORTED = 9
+    QID = 10
+    RAGGED = 11
+    MISSING = 12
+    ROOM = 13  # the caller's arrays are too small: never the fault of a text
+    UNENDED = 14  # no newline at the end: never either
+    MIXED = 15
+
+
+SENTENCES = {
+    Kind.NUMBER: "{token} is not a number; mend or leave out that line",
+    Kind.NONFINITE: "{token} is not finite in float64; clean the file",
+    Kind.LABEL: "the label is missing before {token}; begin each line with one",
+    Kind.PAIR: "{token} is not index:value; mend that line",
+    Kind.INDEX: "{token} has no whole number before its colon; mend that line",
+    Kind.LARGE: "the index of {token} is beyond 2^31 - 1; number the columns from 1",
+    Kind.BELOW: "{token} has index 0 where columns count from 1; say that the index"
+    " base is 0, or mend that line",
+    Kind.DUPLICATE: "the index of {token} comes twice in its row; leave one of them",
+    Kind.UNSORTED: "the index of {token} is lower than the one before it; sort the row",
+    Kind.QID: "{token} is not qid: and a whole number below 2^63; mend that line",
+    Kind.MIXED: "some rows have qid:, as the first has or has not, and this one is not"
+    " like it ({token}); give every row one, or none",
+    Kind.RAGGED: "this row has not as many fields as the first one; mend that line",
+    Kind.MISSING: "a value is missing ({token}); fill it in, or ask for the mean of its"
+    " column where it is a feature",
+}
+SHOWN = 40  # characters of a token in a message
+
+
+class Fault(Exception):
+    """A parser's refusal: the kind, and the first byte in the text it was given."""
+
+    def __init__(self, kind: int, position: int) -> None:
+        super().__init__(kind, position)
+        self.kind, self.position = Kind(kind), position
+
+
+def refusal(place: str, kind: Kind, text: bytes) -> DataError:
+    """The error for `text`, which begins with what was refused."""
+    if kind not in SENTENCES:
+        raise AssertionError(f"{kind.name} in {place}")
+    token = text.split(b"\n", 1)[0]
+    control = next((b for b in token if b < 9 or 13 < b < 32 or b > 126), None)
+    if control is not None and kind is not Kind.RAGGED:
+        return DataError(
+            f"{place}: byte 0x{control:02x} does not belong to numbers in text; is this"
+            " a binary file, or text that is not UTF-8?"
+        )
+    return DataError(f"{place}: {SENTENCES[kind].format(token=_shown(token, kind))}")
+
+
+def _shown(token: bytes, kind: Kind) -> str:
+    """The token alone, cut where it is long, in quotes."""
+    if kind is not Kind.MISSING:
+        token = (token.split() or [b""])[0]
+    word = token[:SHOWN].decode("ascii", "replace").strip()
+    return repr(word + ("..." if len(token) > SHOWN else ""))
+
+
+# Text in pieces of whole lines, and the place of what is wrong in them.
+#
+# Piece k holds the lines that begin in bytes k · size to (k + 1) · size: which line is
+# in which piece is a matter of the text alone, whoever reads it and in what order.
+
+PIECE = 2**20  # larger ones gain nothing
+TAIL = 2**16  # read at first behind a piece, to find the end of its last line
+LINE_LIMIT = 64 * 2**20  # a longer line is no text
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class TextChunk:
+    """Whole lines of a text."""
+
+    position: int  # byte of the plain text at which they begin
+    text: bytes  # ends with a newline, the last line of the file too
+    end: int
+
+    def behind(self, position: int) -> "TextChunk":
+        """Those that begin at `position` or later, which is where a line begins."""
+        skipped = min(max(position - self.position, 0), len(self.text))
+        begin = self.position + skipped
+        return TextChunk(begin, self.text[skipped:], max(self.end, begin))
+
+
+def count_pieces(size: int, piece: int = PIECE) -> int:
+    """How many pieces a plain text of `size` bytes has."""
+    return -(-size // piece)
+
+
+def pieces(path: Path, start: int = 0, size: int = PIECE) -> Iterator[TextChunk]:
+    """All that are not empty, from the line that begins at `start`, in one go."""
+    with TextStream(path, start) as stream:
+        yield from _cut(stream, start, size)
+        stream.check_unchanged()
+
+
+def read_piece(path: Path, number: int, size: int = PIECE) -> TextChunk:
+    """One piece of a plain text; it may be empty, where a line is longer than it."""
+    low, high = number * size, (number + 1) * size
+    with TextStream(path) as stream:
+        piece = _at_one_go(stream, low, high)
+        if piece is not None:
+            return piece
+        begin = _line_start(stream, low, high)
+        if begin < high:
+            stream.seek(begin)
+            return next(_cut(stream, begin, size), TextChunk(begin, b"", begin))
+    return TextChunk(high, b"", high)
+
+
+def _at_one_go(stream: TextStream, low: int, high: int) -> TextChunk | None:
+    """The piece, where one read finds both its ends: nearly always."""
+    start = max(low - 1, 0)
+    stream.seek(start)
+    read = stream.read(high - start + TAIL)
+    first = read.find(b"\n", 0, high - start - 1) + 1 if low else 0
+    stop = read.find(b"\n", high - start - 1) + 1
+    if (low and not first) or not stop:
+        return None
+    text = read[first:stop]
+    _check_line(stream, start + first, text, len(text))
+    return TextChunk(start + first, _ended(text, start + first), start + stop)
+
+
+def _line_start(stream: TextStream, low: int, high: int) -> int:
+    """The first line start in low..high, or `high`."""
+    if low == 0:
+        return 0
+    stream.seek(low - 1)
+    # Most lines are short: the rest of the window is looked at only where they are not.
+    for count in (min(TAIL, high - low), max(high - low - TAIL, 0)):
+        begin = stream.position
+        found = stream.read(count).find(b"\n")
+        if found >= 0:
+            return begin + found + 1
+    return high
+
+
+def _cut(stream: TextStream, position: int, size: int) -> Iterator[TextChunk]:
+    """The pieces from the line that begins at `position`, where the stream is."""
+    held = bytearray()
+    while True:
+        least = size - position % size  # what is left of its piece
+        is_last = _fill(stream, position, held, least)
+        stop = held.find(b"\n", least - 1) + 1 or len(held)
+        _check_line(stream, position, held, stop)
+        if stop:
+            text = bytes(memoryview(held)[:stop])
+            yield TextChunk(position, _ended(text, position), position + stop)
+        position += stop
+        del held[:stop]
+        if is_last and not held:
+            return
+
+
+def _fill(stream: TextStream, position: int, held: bytearray, least: int) -> bool:
+    """Read until a line ends at byte `least` of `held` or behind; True at the end."""
+    step = TAIL
+    while len(held) < least or held.find(b"\n", least - 1) < 0:
+        wanted = least - len(held) if len(held) < least else step
+        read = stream.read(min(wanted, STEP))
+        if not read:
+            return True
+        held += read
+        step *= 2
+        if not held.endswith(b"\n"):
+            _check_line(stream, position, held, len(held))
+    return False
+
+
+def _check_line(
+    stream: TextStream, position: int, held: bytes | bytearray, stop: int
+) -> None:
+    """Refuse where the line that ends at `stop`, or goes on there, is no line."""
+    if stop <= LINE_LIMIT:
+        return
+    line = held.rfind(b"\n", 0, stop - 1) + 1
+    if stop - line > LINE_LIMIT:
+        raise DataError(
+            f"{stream.path}: the line that begins at byte {position + line} is"
+            f" longer than {LINE_LIMIT >> 20} MiB; is this a text file?"
+        )
+
+
+def _ended(text: bytes, position: int) -> bytes:
+    """With a newline at its end, and without the mark of UTF-8 at the file's start."""
+    if position == 0 and text.startswith(BOM):
+        text = b"   " + text[3:]  # blanks: positions stay
+    return text if text.endswith(b"\n") else text + b"\n"
+
+
+def refuse_changed(path: Path, stamp: Stamp | None) -> None:
+    """A file that is no longer the one that was looked at first."""
+    if stamp is not None and stamp != stamp_of(path):
+        raise DataError(
+            f"{path} changed while it was read; wait until it is complete and begin"
+            " again"
+        )
+
+
+def located(path: Path, piece: TextChunk, fault: Fault, delimiter: bytes) -> DataError:
+    """The error that names file, line, byte and field of a fault in a piece."""
+    byte = piece.position + fault.position
+    place = f"{path}, line {line_number(path, byte)} (byte {byte})"
+    line = piece.text[fault.position :].split(b"\n", 1)[0]
+    return refusal(place, fault.kind, line.split(delimiter, 1)[0])
+
+
+def line_number(path: Path, byte: int) -> int:
+    """The line, from 1, that holds a byte of the text."""
+    lines = 1
+    with TextStream(path) as stream:
+        while stream.position < byte:
+            read = stream.read(min(STEP, byte - stream.position))
+            if not read:
+                break
+            lines += read.count(b"\n")
+    return lines
+
+
+# What sources of text have in common: pieces that any rank may parse.
+
+ENDLESS = 2**62  # nobody knows how long a compressed text is
+
+
+@dataclass
+class PassCounts:
+    """What a pass counts."""
+
+    rows: int = 0
+    stored: int = 0  # values written out in sparse text
+    lowest: int = 2**31  # index, as written
+    highest: int = -1
+    end: int = 0
+
+    def add(self, other: "PassCounts") -> None:
+        """What was counted in another piece."""
+        self.rows += other.rows
+        self.stored += other.stored
+        self.lowest = min(self.lowest, other.lowest)
+        self.highest = max(self.highest, other.highest)
+        self.end = max(self.end, other.end)
+
+
+class TextSource(ABC):
+    """Rows of a text, plain or compressed. `begin` comes first."""
+
+    path: Path
+    fills: bool  # values that are missing become the mean of their column
+    piece = PIECE  # bytes; the same for every rank and every pass
+    delimiter = b"\n"  # between fields, or nothing but lines
+    first = 0  # byte at which the rows begin
+    size = ENDLESS  # of a plain text
+    packed: str | None = None  # how it is compressed
+    stamp: Stamp | None = None
+
+    def begin(self) -> None:
+        """Look at the file: what it is, and what its first lines say."""
+        with TextStream(self.path) as stream:
+            self.stamp, self.packed = stream.stamp, stream.kind
+        self.size = ENDLESS if self.packed else self.stamp[0]
+        self._read_head()
+
+    @abstractmethod
+    def _read_head(self) -> None:
+        """What the first lines say."""
+
+    @abstractmethod
+    def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
+        """What it holds, and with `keep` its X: indices and missing values as written.
+
+        Without `keep` it is only gone through.
+        """
+
+    @abstractmethod
+    def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
+        """What there is, once all pieces were scanned."""
+
+    @abstractmethod
+    def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
+        """Those of the columns of X, with a value in every place."""
+
+    @abstractmethod
+    def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
+        """The rows of a piece."""
+
+    def tasks(self, start: int = 0, stop: int = ENDLESS) -> Iterator[int | TextChunk]:
+        """What `load` makes pieces of, those of lines that begin in start..stop."""
+        if self.packed is None:
+            last = count_pieces(min(stop, self.size), self.piece)
+            yield from range(start // self.piece, last)
+            return
+        for piece in pieces(self.path, start, self.piece):
+            if piece.position >= stop:
+                return
+            yield piece
+
+    def load(self, task: int | TextChunk) -> TextChunk:
+        """The piece itself: a number is read here, on whatever rank this is."""
+        if isinstance(task, int):
+            task = read_piece(self.path, task, self.piece)
+            refuse_changed(self.path, self.stamp)
+        return task.behind(self.first)
+
+    def outline(self, progress: Callable[[int], None]) -> Outline:
+        """The first pass, on one rank."""
+        self.begin()
+        tally, moments = PassCounts(), ColumnMoments()
+        for task in self.tasks():
+            piece = self.load(task)
+            found, X = self.scan(piece, keep=self.fills)
+            if X is not None:
+                moments.add_block(X)
+            tally.add(found)
+            progress(piece.end)
+        refuse_changed(self.path, self.stamp)
+        return self.outline_of(tally, moments)
+
+    def blocks(
+        self, outline: Outline, budget: int, start: int = 0
+    ) -> Iterator[SourceRows]:
+        """The rows after byte `start`, in pieces of a size of their own."""
+        if self.stamp is None:
+            self.begin()
+        for task in self.tasks(start):
+            rows = self.rows(self.load(task), outline)
+            if rows.X.shape[0]:
+                yield rows
+        refuse_changed(self.path, self.stamp)
+
+    def refused(self, piece: TextChunk, fault: Fault) -> DataError:
+        """The error that names the place of a fault."""
+        refuse_changed(self.path, self.stamp)  # then its line is not what it seems
+        return located(self.path, piece, fault, self.delimiter)

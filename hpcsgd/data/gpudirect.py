@@ -1,0 +1,156 @@
+"""Blocks of a store read into the caller's array by kvikio (GPUDirect Storage).
+
+An array on a GPU is filled from the drive without a stop in the host's memory, where
+the system can do that; kvikio goes through the host elsewhere, and fills NumPy arrays
+too. What is read is what the file holds: elements or their bits, not held against
+checksums. The home of kvikio.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.hdf5 import check_finished, open_hdf5, shape_of
+from hpcsgd.data.preads import is_plain, places_of
+from hpcsgd.errors import ConfigError, DataError, MissingPackage
+
+Array = NDArray[Any]
+
+
+def need_kvikio() -> Any:
+    """kvikio, or a sentence that says how to get it."""
+    try:
+        import kvikio
+    except (ImportError, OSError) as missing:  # OSError: a library of CUDA is missing
+        raise MissingPackage(
+            f"GPUDirect Storage needs kvikio ({missing}); install it with:"
+            " pip install kvikio-cu12, or kvikio-cu13 for CUDA 13"
+        ) from missing
+    return kvikio
+
+
+def has_gds() -> bool:
+    """Whether drives reach GPUs here; without it kvikio goes by way of the host."""
+    try:
+        driver = need_kvikio().cufile_driver
+        if hasattr(driver, "get"):
+            return bool(driver.get("is_gds_available"))
+        return bool(driver.DriverProperties().is_gds_available)
+    except (MissingPackage, RuntimeError, AttributeError, OSError):
+        return False
+
+
+class DirectReader:
+    """A dense /X without filters, read past HDF5.
+
+    Parameters
+    ----------
+    path : a store, or any HDF5 file with such a matrix
+    synchronize : waits until the device is done with arrays that are read into, for
+        example a backend's `synchronize`; arrays in host memory need none
+    """
+
+    def __init__(
+        self, path: str | Path, synchronize: Callable[[], None] = lambda: None
+    ) -> None:
+        kvikio = need_kvikio()
+        self.path, self.synchronize = Path(path), synchronize
+        with open_hdf5(self.path) as file:
+            check_finished(self.path, file)
+            self.shape = shape_of(self.path, file)
+            self.dtype, self.tile, self.offsets = _where(self.path, file["X"])
+        self._file = self._asked(kvikio.CuFile, str(self.path), "r")
+
+    def read_into(self, out: Any, rows: slice, cols: slice) -> None:
+        """Fill `out` with a block as it is stored.
+
+        `out` is an array of NumPy or CuPy, C-contiguous, of the shape of the block and
+        of this reader's `dtype`. Whole tile columns, and whole rows of a contiguous
+        matrix, are read in place; others by way of a buffer beside `out`.
+        """
+        self._check(out, rows, cols)
+        if rows.start == rows.stop:
+            return
+        height = self.tile[0]
+        for i in range(rows.start // height, -(-rows.stop // height)):
+            first, last = max(rows.start, i * height), min(rows.stop, (i + 1) * height)
+            part = out[first - rows.start : last - rows.start]
+            self._fill(part, i, first - i * height, cols)
+
+    def reads_in_place(self, cols: slice) -> bool:
+        """Whether such a block needs no buffer beside the array that it goes to."""
+        width = self.tile[1]
+        return bool(cols.start % width == 0 and cols.stop - cols.start == width)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _fill(self, part: Any, i: int, skipped: int, cols: slice) -> None:
+        """Rows of tiles of row i, from the `skipped`-th on: all reads at once."""
+        width = self.tile[1]
+        tiles = range(cols.start // width, -(-cols.stop // width))
+        in_place = self.reads_in_place(cols)
+        size = len(part) * width * self.dtype.itemsize
+        buffers = part[None]
+        if not in_place:
+            buffers = np.empty_like(part, shape=(len(tiles), len(part), width))
+        self.synchronize()  # kernels may still use this memory
+        begin = skipped * width * self.dtype.itemsize
+        self._read(buffers, size, [int(self.offsets[i, j]) + begin for j in tiles])
+        if in_place:
+            return
+        for buffer, j in zip(buffers, tiles, strict=True):
+            near, far = max(cols.start, j * width), min(cols.stop, (j + 1) * width)
+            there = slice(near - cols.start, far - cols.start)
+            part[:, there] = buffer[:, near - j * width : far - j * width]
+
+    def _read(self, buffers: Any, size: int, offsets: list[int]) -> None:
+        pairs = zip(buffers, offsets, strict=True)
+        pread = self._file.pread
+        started = [self._asked(pread, buffer, size, at) for buffer, at in pairs]
+        for future, at in zip(started, offsets, strict=True):
+            if self._asked(future.get) != size:
+                raise self._cut(f"it ends within the {size} bytes from byte {at}")
+
+    def _asked(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """The answer of kvikio; what it raises in our words."""
+        try:
+            return call(*arguments)
+        except (RuntimeError, OSError) as error:
+            raise self._cut(str(error)) from error
+
+    def _cut(self, why: str) -> DataError:
+        return DataError(
+            f"{self.path} cannot be read by kvikio ({why}); check that the file is"
+            " whole and that a CUDA driver is there, or read it through HDF5"
+        )
+
+    def _check(self, out: Any, rows: slice, cols: slice) -> None:
+        inside = 0 <= rows.start <= rows.stop <= self.shape[0]
+        if not inside or not 0 <= cols.start < cols.stop <= self.shape[1]:
+            raise ConfigError(f"rows {rows} and columns {cols} are not in {self.shape}")
+        wanted = (rows.stop - rows.start, cols.stop - cols.start)
+        if out.shape != wanted or out.dtype != self.dtype:
+            raise ConfigError(
+                f"the array to read into is {out.shape} of {out.dtype}; give one of"
+                f" {wanted} of {self.dtype}"
+            )
+        if not out.flags.c_contiguous:
+            raise ConfigError("the array to read into must be C-contiguous; copy it")
+
+
+def _where(path: Path, dataset: Any) -> tuple[Any, tuple[int, int], Array]:
+    """Element type, shape of a tile, and the byte at which each begins."""
+    if not hasattr(dataset, "chunks") or not is_plain(dataset):
+        raise DataError(
+            f"{path}: /X is sparse, compressed or not of native numbers, which cannot"
+            " be read directly; convert it to a dense store"
+        )
+    try:
+        return dataset.dtype, *places_of(dataset)
+    except LookupError as error:
+        raise DataError(f"{path}: {error} of /X; write the file again") from error

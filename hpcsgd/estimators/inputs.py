@@ -1,0 +1,511 @@
+"""Rows that callers pass: layouts, dealt rows, arguments of ranks."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.grid import place_on_grid
+from hpcsgd.config import RunConfig
+from hpcsgd.data.frames import Matrix, to_column
+from hpcsgd.data.readers import (
+    HeldReader,
+    MemoryReader,
+    RowReader,
+    ThereReader,
+    is_there,
+    open_reader,
+)
+from hpcsgd.data.shard import split_by_weight, split_range
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.precision import AUTO
+from hpcsgd.runs.coordinate import grid_of
+from hpcsgd.solvers.coordinate import COORDINATE
+from hpcsgd.sparse import Csr, from_scipy, index_dtype, stack
+
+# Rows that lie anywhere, dealt once to the ranks of a grid that want them.
+#
+# Rank q has some rows with all columns, rank p wants the rows of its replica and the
+# columns of its member. The rows of a rank travel in rounds of at most `ROUND` bytes,
+# so that two such buffers are what is held beside the old and the new block.
+
+Array = NDArray[Any]
+ROUND = 64 * 2**20  # bytes of one rank's rows that travel together
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Who has which rows, and who wants which block."""
+
+    world: Communicator
+    counts: tuple[int, ...]  # rows that each rank has; in rank order they are the data
+    parts: tuple[slice, ...]  # columns of each member
+    replicas: int
+
+    @property
+    def rows(self) -> int:
+        """Of the whole data."""
+        return sum(self.counts)
+
+    def wanted(self, rank: int) -> tuple[slice, slice]:
+        """Rows and columns of a rank of the grid."""
+        replica, member = place_on_grid(rank, len(self.parts))
+        return split_range(self.rows, self.replicas, replica), self.parts[member]
+
+    def rounds(self, step: int) -> Iterator[list[slice]]:
+        """The rows that each rank sends in a round, numbered as in the whole data."""
+        edges = np.cumsum([0, *self.counts]).tolist()
+        for number in range(max(-(-count // step) for count in self.counts)):
+            yield [
+                slice(min(a + number * step, b), min(a + (number + 1) * step, b))
+                for a, b in pairwise(edges)
+            ]
+
+    def first(self) -> int:
+        """The number of this rank's first row."""
+        return sum(self.counts[: self.world.rank])
+
+
+def common(one: slice, other: slice) -> slice:
+    """The numbers in both, an empty range where there are none."""
+    start = max(one.start, other.start)
+    return slice(start, max(min(one.stop, other.stop), start))
+
+
+def length(part: slice) -> int:
+    """How many."""
+    return int(part.stop - part.start)
+
+
+def deal_dense(deal: Deal, own: Array) -> Array:
+    """The dense block that this rank wants; `own` itself where that is all of it."""
+    world, (rows, cols) = deal.world, deal.wanted(deal.world.rank)
+    first, ranks = deal.first(), range(deal.world.size)
+    block = np.empty((length(rows), length(cols)), dtype=own.dtype)
+    step = max(ROUND // (own.itemsize * max(own.shape[1], 1)), 1)
+    for sent in deal.rounds(step):
+        pieces, counts = [], []
+        for rank in ranks:
+            its_rows, its_cols = deal.wanted(rank)
+            part = common(sent[world.rank], its_rows)
+            piece = own[part.start - first : part.stop - first, its_cols]
+            pieces.append(piece.reshape(-1))
+            counts.append(piece.size)
+        taken = [common(sent[rank], rows) for rank in ranks]
+        received = [length(part) * length(cols) for part in taken]
+        out = np.empty(sum(received), dtype=own.dtype)
+        world.deal(np.concatenate(pieces), counts, out, received, "control")
+        edges = np.cumsum([0, *received]).tolist()
+        for part, (a, b) in zip(taken, pairwise(edges), strict=True):
+            place = slice(part.start - rows.start, part.stop - rows.start)
+            if a < b:
+                block[place] = out[a:b].reshape(length(part), -1)
+    return block
+
+
+def deal_sparse(deal: Deal, own: Any) -> Any:
+    """The sparse block that this rank wants, from a SciPy CSR of its rows."""
+    world, (rows, cols) = deal.world, deal.wanted(deal.world.rank)
+    most = max(world.exchange_objects(int(own.nnz / max(own.shape[0], 1)) + 1))
+    step = max(ROUND // (16 * most), 1)
+    found: list[list[Csr]] = [[] for _ in range(world.size)]
+    for sent in deal.rounds(step):
+        pieces = [_piece(deal, own, sent[world.rank], r) for r in range(world.size)]
+        taken = [length(common(sent[rank], rows)) for rank in range(world.size)]
+        for rank, piece in enumerate(_swap(world, pieces, taken, length(cols))):
+            found[rank].append(piece)
+    return stack([piece for rank in found for piece in rank]).to_scipy()
+
+
+def _piece(deal: Deal, own: Any, sent: slice, rank: int) -> Csr:
+    """What `rank` wants of the rows that are sent now."""
+    rows, cols = deal.wanted(rank)
+    part, first = common(sent, rows), deal.first()
+    block = own[part.start - first : part.stop - first][:, cols]
+    block.sort_indices()
+    return from_scipy(block)
+
+
+def _swap(
+    world: Communicator, pieces: list[Csr], taken: list[int], width: int
+) -> list[Csr]:
+    """The pieces that all ranks have for this one: lengths, then columns and values."""
+    heights = [len(piece) for piece in pieces]
+    lengths = np.empty(sum(taken), dtype=np.int64)
+    said = np.concatenate([piece.lengths for piece in pieces]).astype(np.int64)
+    world.deal(said, heights, lengths, taken, "control")
+    each = np.split(lengths, np.cumsum(taken)[:-1])
+    counts = [piece.nnz for piece in pieces]
+    received = [int(part.sum()) for part in each]
+    kinds = {"indices": np.dtype(np.int64), "data": pieces[0].dtype}
+    arrays = {}
+    for name, dtype in kinds.items():
+        sent = np.concatenate([getattr(p, name) for p in pieces]).astype(dtype)
+        out = np.empty(sum(received), dtype=dtype)
+        world.deal(sent, counts, out, received, "control")
+        arrays[name] = np.split(out, np.cumsum(received)[:-1])
+    kind = index_dtype(width)
+    return [
+        Csr(np.concatenate([[0], np.cumsum(part)]), places.astype(kind), values, width)
+        for part, places, values in zip(
+            each, arrays["indices"], arrays["data"], strict=True
+        )
+    ]
+
+
+__all__ = ["Deal", "deal_dense", "deal_sparse"]
+
+
+# What each rank has in memory, and how that becomes the block it trains on.
+#
+# replicated   all ranks have the same arrays; each takes its block of them
+# rows         each rank has some rows, in rank order, with all columns
+# columns      each rank has all rows of some columns, in rank order
+# hdf5         a file that all ranks can read
+#
+# Whatever is wrong is found by all ranks together: each says what it has, all read it.
+
+LAYOUTS = ("replicated", "rows", "columns", "hdf5")
+SIDES = ("y", "sample_weight", "offset")
+
+
+@dataclass(frozen=True)
+class RankArrays:
+    """What one rank passed, as arrays."""
+
+    X: Any  # dense float array or SciPy CSR
+    sides: dict[str, Array | None]
+
+    @property
+    def outline(self) -> dict[str, Any]:
+        """What the others have to know of it."""
+        return {
+            "rows": self.X.shape[0],
+            "cols": self.X.shape[1],
+            "dtype": str(self.X.dtype),
+            "kind": "sparse" if hasattr(self.X, "tocsr") else "dense",
+            "stored": int(self.X.nnz if hasattr(self.X, "nnz") else self.X.size),
+            **{name: None if c is None else len(c) for name, c in self.sides.items()},
+        }
+
+
+def open_layout(
+    layout: str, X: Any, sides: Mapping[str, Any], config: RunConfig
+) -> Callable[[Communicator], RowReader]:
+    """What opens the data on the ranks of a world; the pieces travel once."""
+    if layout not in LAYOUTS or layout == "hdf5":
+        known = ", ".join(LAYOUTS)
+        raise ConfigError(
+            f"layout = {layout!r} does not suit arrays; known: {known} (for a path)"
+        )
+    if layout == "replicated":
+        return lambda world: _replicated(world, X, sides)
+    found: list[tuple[int, RowReader]] = []
+
+    def opened(world: Communicator) -> RowReader:
+        """Once: a run that falls back opens its data again."""
+        if found and found[0][0] != world.size:
+            raise _alike("the rows of a lost rank are lost with it; start again")
+        if not found:
+            replicas, partition = _replicas(config, world), config.data.partition
+            given = world.together(lambda: _given(X, sides))
+            if layout == "columns":
+                reader = _columns(world, given, replicas)
+            else:
+                reader = _rows(world, given, replicas, partition)
+            found.append((world.size, reader))
+        return found[0][1]
+
+    return opened
+
+
+def _replicas(config: RunConfig, world: Communicator) -> int:
+    """Of the grid that this run will have."""
+    if config.update.kind == COORDINATE:
+        return grid_of(config, world.size)[0]
+    return config.grid.replicas
+
+
+def _given(X: Any, sides: Mapping[str, Any]) -> RankArrays:
+    """Checked as a reader of arrays does; a rank may have no rows, or no y."""
+    shape = (0, 0) if X is None else np.shape(X)
+    if len(shape) == 2 and 0 in shape:
+        empty = X if hasattr(X, "tocsr") else np.empty(shape, np.float32)
+        return RankArrays(empty, {name: _bare(sides[name], shape[0]) for name in SIDES})
+    reader = MemoryReader(X, sides["y"], sides["sample_weight"], sides["offset"])
+    found = (reader.y, reader.weights, reader.offsets)
+    return RankArrays(reader.X, dict(zip(SIDES, found, strict=True)))
+
+
+def _bare(column: Any, rows: int) -> Array | None:
+    if column is None:
+        return None
+    bare = np.asarray(column, np.float64).reshape(-1)
+    if len(bare) != rows:
+        raise DataError(
+            f"{len(bare)} targets, weights or offsets are given beside {rows} rows;"
+            " give one for each row"
+        )
+    return bare
+
+
+def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowReader:
+    kind = ThereReader if is_there(X) else MemoryReader
+    reader = world.together(lambda: kind(X, *(sides[name] for name in SIDES)))
+    if world.size > 1:
+        found = (reader.y, reader.weights, reader.offsets)
+        given = RankArrays(reader.X, dict(zip(SIDES, found, strict=True)))
+        said = [_with_presence(one) for one in world.exchange_objects(given.outline)]
+        _same(said, ("rows", "cols", "kind", *SIDES), "replicated")
+    return reader
+
+
+def _same(said: list[dict[str, Any]], names: tuple[str, ...], layout: str) -> None:
+    """Refused alike by all ranks, where ranks differ in what they must share."""
+    for name in names:
+        values = [one[name] for one in said]
+        other = next((r for r, v in enumerate(values) if v != values[0]), None)
+        if other is not None:
+            raise _alike(
+                f"layout = {layout!r}: rank 0 has {_WORDS.get(name, name + ' ')}"
+                f"{values[0]} and rank {other} has {values[other]}; {_REMEDIES[layout]}"
+            )
+
+
+# Of what is there or not the value says all.
+_WORDS = {"dtype": "element type ", "cols": "columns ", **dict.fromkeys(SIDES, "")}
+_REMEDIES = {
+    "replicated": "give every rank the same arrays, or say layout='rows' or 'columns'",
+    "rows": "give every rank rows of the same columns and the same element type",
+    "columns": "give every rank all rows, in the same element type",
+}
+
+
+def _alike(sentence: str) -> DataError:
+    error = DataError(sentence)
+    error.on_all_ranks = True
+    return error
+
+
+def _rows(
+    world: Communicator, given: RankArrays, replicas: int, partition: str
+) -> RowReader:
+    """Dealt to the grid's blocks; targets, weights and offsets are told to all."""
+    said = world.exchange_objects(given.outline)
+    counts = tuple(one["rows"] for one in said)
+    held = [_with_presence(one) for one in said if one["rows"]]
+    if not held:
+        raise _alike("layout = 'rows': no rank has any row; give rows to one at least")
+    _same(held, ("cols", "dtype", "kind", *SIDES), "rows")
+    own = given.X if given.X.shape[0] else _nothing(held[0])
+    parts = _parts(world, own, held[0], replicas, partition)
+    deal = Deal(world, counts, parts, replicas)
+    rows, _ = deal.wanted(world.rank)
+    stays = all(_is_there(deal, rank) for rank in range(world.size))
+    if stays:  # nobody needs anything
+        block = own
+    else:
+        block = (deal_sparse if held[0]["kind"] == "sparse" else deal_dense)(deal, own)
+    return HeldReader(
+        block=block,
+        rows=rows,
+        parts=parts,
+        member=place_on_grid(world.rank, len(parts))[1],
+        total_rows=deal.rows,
+        stored=sum(one["stored"] for one in held),
+        sides=_told(world, given, held[0], counts),
+        layout="rows",
+    )
+
+
+def _with_presence(one: Mapping[str, Any]) -> dict[str, Any]:
+    """An outline with the names of its side columns: all ranks have them, or none."""
+    there = {n: f"no {n}" if one[n] is None else n for n in SIDES}
+    return {**one, **there}
+
+
+def _nothing(like: Mapping[str, Any]) -> Any:
+    """No rows of what the others have."""
+    shape = (0, like["cols"])
+    if like["kind"] == "sparse":
+        from scipy.sparse import csr_array
+
+        return csr_array(shape, dtype=like["dtype"])
+    return np.empty(shape, dtype=like["dtype"])
+
+
+def _parts(
+    world: Communicator,
+    own: Any,
+    like: Mapping[str, Any],
+    replicas: int,
+    partition: str,
+) -> tuple[slice, ...]:
+    """The columns of every member, sparse ones by stored values where that is asked."""
+    members, cols = world.size // replicas, like["cols"]
+    if members > cols:
+        raise _alike(
+            f"{members} members cannot share {cols} columns; use more replicas, as"
+            f" grid=({world.size}, 1)"
+        )
+    if members == 1 or partition == "equal" or like["kind"] != "sparse":
+        return tuple(split_range(cols, members, c) for c in range(members))
+    stored = np.bincount(own.indices, minlength=cols).astype(np.float64)
+    return tuple(split_by_weight(world.sum(stored, "control"), members))
+
+
+def _is_there(deal: Deal, rank: int) -> bool:
+    """Whether a rank has what it wants, and nothing else."""
+    rows, cols = deal.wanted(rank)
+    first = sum(deal.counts[:rank])
+    has = slice(first, first + deal.counts[rank])
+    return has == rows and cols == slice(0, deal.parts[-1].stop)
+
+
+def _told(
+    world: Communicator,
+    given: RankArrays,
+    like: Mapping[str, Any],
+    counts: tuple[int, ...],
+) -> dict[str, Array | None]:
+    """The side columns of all rows, on all ranks."""
+    found: dict[str, Array | None] = {}
+    for name in SIDES:
+        if like[name] != name:
+            found[name] = None
+            continue
+        own = given.sides[name]
+        own = np.empty(0) if own is None else own
+        out = np.empty(sum(counts))
+        # A list: two counts in a tuple are something else to mpi4py.
+        found[name] = world.gather(own, list(counts), out, "control")
+    if found["y"] is None:
+        raise _alike("layout = 'rows': no y was given; give each rank y of its rows")
+    return found
+
+
+def _columns(world: Communicator, given: RankArrays, replicas: int) -> RowReader:
+    """Nothing moves but the side columns of rank 0."""
+    if replicas != 1:
+        raise ConfigError(
+            f"layout = 'columns' needs one replica and the grid asks for {replicas};"
+            " leave the grid out, or say layout='rows'"
+        )
+    said = world.exchange_objects(given.outline)
+    empty = next((r for r, one in enumerate(said) if not one["cols"]), None)
+    if empty is not None:
+        raise _alike(
+            f"layout = 'columns': rank {empty} has no column; start fewer ranks, or say"
+            " layout='rows'"
+        )
+    _same(said, ("rows", "dtype", "kind"), "columns")
+    edges = np.cumsum([0, *(one["cols"] for one in said)]).tolist()
+    parts = tuple(slice(a, b) for a, b in zip(edges, edges[1:], strict=False))
+    total = said[0]["rows"]
+    return HeldReader(
+        block=given.X,
+        rows=slice(0, total),
+        parts=parts,
+        member=world.rank,
+        total_rows=total,
+        stored=sum(one["stored"] for one in said),
+        sides={name: _of_rank_0(world, given, said[0], name) for name in SIDES},
+        layout="columns",
+    )
+
+
+def _of_rank_0(
+    world: Communicator, given: RankArrays, first: Mapping[str, Any], name: str
+) -> Array | None:
+    """A side column as rank 0 has it, on all ranks."""
+    if first[name] is None:
+        if name == "y":
+            raise _alike("layout = 'columns': rank 0 has no y; give it there at least")
+        return None
+    if first[name] != first["rows"]:
+        raise _alike(f"{name} has {first[name]} values and X has {first['rows']} rows")
+    own = given.sides[name] if world.rank == 0 else None
+    column = np.empty(first["rows"]) if own is None else own.copy()
+    return world.broadcast(column, 0, "control")
+
+
+# What a caller passed, as something that the ranks can open.
+
+
+@dataclass(frozen=True)
+class FitData:
+    """The data of a fit."""
+
+    opens: Callable[[Communicator], RowReader]
+    names: list[str] | None  # of the columns, where they have any
+
+    def knowing(self, **facts: Any) -> "FitData":
+        """The same, whose reader knows what rows do not say.
+
+        `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
+        each row of the whole data.
+        """
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+
+        def opens(world: Communicator) -> RowReader:
+            reader = self.opens(world)
+            for name, fact in known.items():
+                setattr(reader, name, fact)
+            return reader
+
+        return replace(self, opens=opens) if known else self
+
+
+def open_data(
+    matrix: Matrix, sides: Mapping[str, Any], layout: str, config: RunConfig
+) -> FitData:
+    """Arrays by their layout, a path as a file."""
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout = {layout!r}; known: {', '.join(LAYOUTS)}")
+    if matrix.path is not None:
+        return _of_file(config, sides, layout)
+    if layout in ("rows", "columns") and config.precision.recipe == AUTO:
+        raise ConfigError(
+            f"precision='auto' tries recipes on one rank, which has not all of the data"
+            f" with layout = {layout!r}; name a recipe, or use layout='replicated'"
+        )
+    if layout != "columns" and matrix.X is not None and sides["y"] is None:
+        raise ConfigError("give y, the targets of the rows: fit(X, family, y)")
+    if is_there(matrix.X):
+        _check_there(layout, config)
+    columns = {name: to_column(name, values) for name, values in sides.items()}
+    return FitData(open_layout(layout, matrix.X, columns, config), matrix.names)
+
+
+def _check_there(layout: str, config: RunConfig) -> None:
+    """Rows on a GPU are trained on there, by ranks that all have them."""
+    if config.run.device != "cuda" or layout != "replicated":
+        raise ConfigError(
+            f"X is in the memory of a GPU, and device = {config.run.device!r}, layout ="
+            f" {layout!r} want it elsewhere; use device='cuda' with"
+            " layout='replicated', or pass X.get()"
+        )
+    if config.precision.recipe == AUTO:
+        raise ConfigError(
+            "precision='auto' tries recipes on the host, and X is in the memory of a"
+            " GPU; name a recipe, or pass X.get()"
+        )
+
+
+def _of_file(config: RunConfig, sides: Mapping[str, Any], layout: str) -> FitData:
+    for name, values in sides.items():
+        if values is not None:
+            raise ConfigError(
+                f"{name} is given beside a file, which has its own; leave it out"
+            )
+    if layout not in ("hdf5", "replicated"):
+        raise ConfigError(f"layout = {layout!r} is for arrays; a file needs none")
+    path, shared = Path(config.data.path), config.data.hdf5 == "mpio"
+    return FitData(
+        lambda world: open_reader(path, *([world.mpi_handle] if shared else [])), None
+    )

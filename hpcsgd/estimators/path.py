@@ -1,0 +1,385 @@
+"""Regularization paths."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hpcsgd.agreements.base import check_same
+from hpcsgd.backends.threads import one_thread
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.config import RunConfig
+from hpcsgd.data.frames import Matrix, to_matrix
+from hpcsgd.errors import ConfigError
+from hpcsgd.estimators.fit import NullModel, fit, ranks_of, timeout_in
+from hpcsgd.estimators.inputs import FitData, open_data
+from hpcsgd.estimators.settings import laid_over
+from hpcsgd.glm.penalties import ProblemConfig
+from hpcsgd.runs.build import build
+from hpcsgd.runs.coordinate import along, best_form, fits, quickest_form
+from hpcsgd.runs.result import Result
+from hpcsgd.solvers.coordinate import COORDINATE
+from hpcsgd.solvers.full_passes import level, open_rows
+
+# The penalties of a path, given or chosen from the data.
+
+Array = NDArray[Any]
+LEAST_RATIO = 1e-3  # of l1, where the largest alpha is chosen: ridge alone has none
+BEYOND = 1 + 1e-12  # so that rounding leaves no weight at the largest alpha
+
+
+@dataclass
+class Alphas:
+    """The penalties, given or chosen."""
+
+    given: Sequence[float] | None
+    count: int
+    eps: float
+    l1_ratio: float
+
+    def check(self) -> None:
+        """Refuse what makes no path."""
+        if not 0.0 <= self.l1_ratio <= 1.0:
+            raise ConfigError(
+                f"l1_ratio = {self.l1_ratio!r} must lie in [0, 1]; 1 is the lasso"
+            )
+        if self.count < 1 or not 0.0 < self.eps < 1.0:
+            raise ConfigError(
+                f"n_alphas = {self.count} must be at least 1, and eps = {self.eps!r}"
+                " lie between 0 and 1; 50 and 1e-3 are usual"
+            )
+        if self.given is not None:
+            values = np.asarray(self.given, dtype=np.float64)
+            good = values.ndim == 1 and values.size > 0 and bool(np.all(values > 0.0))
+            if not good or not np.isfinite(values).all():
+                raise ConfigError("alphas must be finite numbers above 0")
+
+    def choose(self, steepest: Callable[[], float]) -> Array:
+        """Descending; `steepest` is asked where none are given."""
+        if self.given is not None:
+            self.chosen: Array = np.sort(np.asarray(self.given, dtype=float))[::-1]
+            return self.chosen
+        largest = steepest() / max(self.l1_ratio, LEAST_RATIO) * BEYOND
+        if not largest > 0.0:
+            raise ConfigError("no column has a slope at the null model; give alphas")
+        self.chosen = largest * np.geomspace(1.0, self.eps, self.count)
+        return self.chosen
+
+
+# How the models of a path are found: by coordinate forms, or by a fit for each.
+
+
+@dataclass
+class PathFit:
+    """How the models of a path are found, on the ranks of a world."""
+
+    world: Communicator
+    data: Any  # as it was given
+    matrix: Matrix  # the same, as numbers
+    sides: Mapping[str, Any]
+    layout: str
+    shared: dict[str, Any]  # arguments that `fit` has, too
+    given: dict[str, Any]  # epochs, batch, steps, where they were given
+    config: Mapping[str, Mapping[str, Any]] | None
+    warm: bool
+
+    def has_form(self, grid: Alphas, solver: str) -> bool:
+        """Whether it goes by a coordinate form."""
+        if solver == "auto":
+            return fits(self._settings(1.0, grid.l1_ratio))
+        return solver == COORDINATE
+
+    def by_coordinates(self, grid: Alphas) -> list[Result]:
+        """Data and Gram once, for all of them."""
+        config = self._settings(1.0, grid.l1_ratio)
+        opened = self._open(config)
+
+        def problems(steepest: float) -> list[ProblemConfig]:
+            chosen = grid.choose(lambda: steepest)
+            parts: list[dict[str, Any]] = [
+                _parts(float(a), grid.l1_ratio) for a in chosen
+            ]
+            return [replace(config.problem, **part) for part in parts]
+
+        return list(along(config, self.world, opened.opens, problems, self.warm))
+
+    def by_fits(self, grid: Alphas) -> list[Result]:
+        """A fit for each, from the weights of the one before."""
+        chosen = grid.choose(self._steepest)
+        return list(self._fits(chosen, grid.l1_ratio))
+
+    def _fits(self, alphas: Array, l1_ratio: float) -> Iterator[Result]:
+        found = None
+        for alpha in alphas:
+            found = fit(
+                self.data,
+                y=self.sides["y"],
+                sample_weight=self.sides["sample_weight"],
+                offset=self.sides["offset"],
+                alpha=float(alpha),
+                l1_ratio=l1_ratio,
+                start=found if self.warm else None,
+                comm=self.world,
+                layout=self.layout,
+                config=self.config,
+                **self.shared,
+                **self.given,
+            )
+            yield found
+
+    def _steepest(self) -> float:
+        """The largest slope of a column where only an intercept is fitted."""
+        config = replace(self._settings(1.0, 0.0), update=RunConfig().update)
+        opened = self._open(config)
+        live = build(config, self.world, opened.opens, [], Clock())
+        NullModel(np.empty(0), None).put_into(live)
+        objective, state = live.engine.evaluation.objective, live.state
+        columns = live.task.columns
+        rows = open_rows(objective, columns)
+        weights = np.zeros((objective.shard.width, columns))
+        scores = rows.start(
+            weights, None if state.intercept is None else state.intercept[0]
+        )
+        if state.intercept is not None:
+            scores = scores + level(rows, scores).shift
+        slope, _ = rows.gradient(rows.residuals(scores))
+        own = float(np.abs(slope).max(initial=0.0))
+        steepest = float(max(self.world.exchange_objects(own)))
+        live.close()
+        return steepest
+
+    def _open(self, config: RunConfig) -> FitData:
+        sides, layout = self.sides, self.layout
+        return self.world.together(
+            lambda: open_data(self.matrix, sides, layout, config)
+        )
+
+    def _settings(self, alpha: float, l1_ratio: float) -> RunConfig:
+        """Of a coordinate form, whether the problem has one or not."""
+        shared = self.shared
+        schedule = {"batch": 1, "steps": 16, "epochs": 1000, **self.given}
+        tables: dict[str, dict[str, Any]] = {
+            "problem": {
+                "family": shared["family"],
+                "intercept": bool(shared["fit_intercept"]),
+                **_parts(alpha, l1_ratio),
+                **_bounds(shared["bounds"]),
+            },
+            "schedule": schedule,
+            "update": {"kind": COORDINATE},
+            "coordinate": {
+                "tol": float(shared["tol"]),
+                "form": quickest_form(shared["family"], l1_ratio, self.world.size),
+            },
+            "sampling": {"seed": shared["seed"], "mode": "shuffle-once"},
+            "precision": {"recipe": shared["precision"]},
+        }
+        if self.matrix.path is not None:
+            tables["data"] = {"path": self.matrix.path}
+        config = RunConfig.parse(laid_over(tables, self.config))
+        if best_form(config) == "dual" and "sampling" not in (self.config or {}):
+            # In one order for all epochs it may take ten times as many.
+            return replace(config, sampling=replace(config.sampling, mode="reshuffle"))
+        return config
+
+
+def _parts(alpha: float, l1_ratio: float) -> dict[str, float]:
+    return {"l1": alpha * l1_ratio, "l2": alpha * (1.0 - l1_ratio)}
+
+
+def _bounds(bounds: Any) -> dict[str, Any]:
+    """As a configuration has them."""
+    if bounds is None:
+        return {}
+    lower, upper = bounds
+    return {
+        name: float(value) if np.ndim(value) == 0 else [float(v) for v in value]
+        for name, value in (("lower", lower), ("upper", upper))
+        if value is not None
+    }
+
+
+# What a path leaves behind: every model a result of its own.
+
+
+@dataclass(frozen=True)
+class Path:
+    """One model for every alpha, the largest first.
+
+    Attributes
+    ----------
+    alphas : ndarray, (n,), descending
+    results : list of n Results, each a model like any other
+    coefs : ndarray, (n, d) or (n, d, K)
+    intercepts : ndarray, (n,) or (n, K); None without one
+    losses : ndarray, (n,), F in float64
+    gaps : ndarray, (n,), each no less than F − F*; NaN where nothing is known
+    gradients : ndarray, (n,), norms of the smallest subgradient; NaN where not taken
+    n_iter : ndarray, (n,), epochs
+    messages : ndarray, (n,), sums over ranks for products
+    """
+
+    alphas: Array
+    results: list[Result]
+
+    @cached_property
+    def coefs(self) -> Array:
+        """Of all models."""
+        return np.stack([one.weights for one in self.results])
+
+    @cached_property
+    def intercepts(self) -> Array | None:
+        """Of all models."""
+        if self.results[0].intercept is None:
+            return None
+        return np.stack([np.asarray(one.intercept) for one in self.results])
+
+    @cached_property
+    def losses(self) -> Array:
+        """Of all models."""
+        return np.array([one.loss for one in self.results])
+
+    @cached_property
+    def gaps(self) -> Array:
+        """Of all models, at the last look."""
+        return self._last("gap")
+
+    @cached_property
+    def gradients(self) -> Array:
+        """Of all models, at the last look."""
+        return self._last("gradient")
+
+    @cached_property
+    def n_iter(self) -> Array:
+        """Of all models."""
+        return np.array([one.history[-1]["epoch"] for one in self.results])
+
+    @cached_property
+    def messages(self) -> Array:
+        """Of all models."""
+        return np.array([one.ledger["products"]["calls"] for one in self.results])
+
+    def at(self, alpha: float) -> Result:
+        """The model of the alpha that is nearest on a logarithmic scale."""
+        if not alpha > 0.0:
+            raise ConfigError(f"alpha = {alpha!r} must be above 0")
+        away = np.abs(np.log(self.alphas) - np.log(alpha))
+        return self.results[int(np.argmin(away))]
+
+    def _last(self, name: str) -> Array:
+        found = (one.history[-1].get(name) for one in self.results)
+        return np.array([np.nan if value is None else value for value in found])
+
+
+# Fit a path of penalties in one call.
+
+SOLVERS = ("auto", COORDINATE, "sgd")
+
+
+@one_thread()
+def path(
+    X: Any,
+    y: ArrayLike | None = None,
+    *,
+    family: str = "gaussian",
+    alphas: Sequence[float] | None = None,
+    n_alphas: int = 50,
+    eps: float = 1e-3,
+    l1_ratio: float = 1.0,
+    sample_weight: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    fit_intercept: bool = True,
+    bounds: Any = None,
+    tol: float = 1e-6,
+    epochs: int | None = None,
+    batch: int | None = None,
+    steps: int | str | None = None,
+    seed: int = 0,
+    precision: str = "fp64",
+    solver: str = "auto",
+    warm_start: bool = True,
+    comm: Communicator | Any = None,
+    layout: str = "replicated",
+    config: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
+    """Fit a path of penalties, from the largest alpha to the smallest.
+
+    F(w) = (1/Σc) Σ c_i ℓ(a_i·w + β + o_i, y_i)
+    + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). All families go by coordinate
+    forms, on data that are opened once, least squares on several ranks with one Gram
+    for all alphas.
+
+    Parameters
+    ----------
+    X : array, frame or sparse matrix, (n, d), the rows; or the path of an HDF5 file
+    y : (n,), targets, where X is no path
+    family : str, the loss
+    alphas : sequence of float, the penalties, in any order; else `n_alphas` of them on
+        a logarithmic scale, from the least that makes all weights 0 (for l1_ratio below
+        0.001: that of 0.001) down to `eps` times it
+    n_alphas, eps : int and float, as said
+    l1_ratio : float, the part of alpha that is l1
+    sample_weight : (n,), c_i >= 0
+    offset : (n,), o_i, added to every score
+    fit_intercept : bool, learn β, which is never penalised
+    bounds : pair of a lowest and a highest weight, each a number, (d,) or None
+    tol : float, of the gap relative to F of the null model (coordinate forms), or what
+        `fit` makes of it
+    epochs : int, passes for each alpha at most; 1000 for coordinate forms
+    batch, steps : int, coordinates of a block and blocks of a message, 1 and 16; or
+        what `fit` makes of them
+    seed, precision : of the order; recipe
+    solver : "auto", "coordinate" or "sgd"
+    warm_start : bool, begin each model where the one before it ended
+    comm : communicator of mpi4py, or of this package; None: this process alone
+    layout : "replicated", "rows", "columns" or "hdf5", what each rank passes
+    config : mapping of sections, lies over all of this
+
+    Returns
+    -------
+    Path
+        The same on all ranks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(100, 4))
+    >>> found = path(X, X @ [2.0, 0.0, 0.0, -1.0], n_alphas=5)
+    >>> found.coefs.shape, int(np.count_nonzero(found.coefs[0]))
+    ((5, 4), 0)
+    """
+    if solver not in SOLVERS:
+        raise ConfigError(f"solver = {solver!r}; known: {', '.join(SOLVERS)}")
+    sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
+    asked = {"epochs": epochs, "batch": batch, "steps": steps}
+    given = {name: value for name, value in asked.items() if value is not None}
+    shared = {
+        "family": family,
+        "fit_intercept": fit_intercept,
+        "bounds": bounds,
+        "tol": tol,
+        "seed": seed,
+        "precision": precision,
+    }
+    grid = Alphas(alphas, n_alphas, eps, l1_ratio)
+    with ranks_of(comm, timeout_in(config)) as world:
+        matrix = world.together(lambda: to_matrix(X))
+        said = {**shared, "solver": solver, "layout": layout, **asked}
+        said |= {"alphas": grid, "config": config, "warm_start": warm_start}
+        check_same(world, {name: repr(value) for name, value in said.items()})
+        way = PathFit(
+            world, X, matrix, sides, layout, shared, given, config, warm_start
+        )
+        world.together(grid.check)
+        by_forms = world.together(lambda: way.has_form(grid, solver))
+        results = way.by_coordinates(grid) if by_forms else way.by_fits(grid)
+    return Path(grid.chosen, results)
+
+
+# A path of penalties: one model for each, each begun where the one before it ended.
+
+__all__ = ["Path", "path"]

@@ -1,0 +1,378 @@
+"""Arguments of a fit, checked, and as a configuration."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.base import NEVER_ONE, is_on_disk, takes_gradients
+from hpcsgd.comm.grid import parse_grid
+from hpcsgd.config import RunConfig, check_read, get_method, with_method
+from hpcsgd.errors import ConfigError
+from hpcsgd.runs.checks import ALONE
+from hpcsgd.runs.coordinate import quickest_form
+from hpcsgd.solvers.coordinate import COORDINATE
+from hpcsgd.solvers.full_passes import FINEST, NULL_SHARE
+
+# What the `config` of a fit asks of replicas, before it is parsed.
+
+log = logging.getLogger(__name__)
+
+
+def agrees_on_gradients(config: Any) -> bool:
+    """Whether it names an agreement whose replicas do, in every step."""
+    return takes_gradients(str(_agreement(config).get("kind")))
+
+
+def never_whole(config: Any) -> str:
+    """The agreement that it names, if no rank ever holds all weights there."""
+    asked = _agreement(config)
+    if is_on_disk(str(asked.get("kind"))):
+        return "--agreement infinity"
+    is_third = (asked.get("kind"), asked.get("stage")) == ("sharded", 3)
+    return "stage 3" if is_third else ""
+
+
+def has_section(config: Any, name: str) -> bool:
+    """Whether its writer said something there."""
+    return isinstance(config, Mapping) and name in config
+
+
+def grid_on(ranks: int, grid: Any, config: Any) -> Any:
+    """`grid`, or a replica on each rank where there is none and it names a method of
+    replicas.
+    """
+    kind = str(_agreement(config).get("kind", "auto"))
+    if ranks == 1 or grid is not None or kind in ALONE or has_section(config, "grid"):
+        return grid
+    said = "no grid was given for a method of replicas: each of %d ranks is one"
+    log.info(said, ranks, extra={"on_all_ranks": True})
+    return ranks, 1
+
+
+def _agreement(config: Any) -> Mapping[str, Any]:
+    """With what its method sets; of a whole configuration nothing is left open."""
+    if not isinstance(config, Mapping):
+        return {}
+    if not all(isinstance(table, Mapping) for table in config.values()):
+        return {}  # which is said where it is parsed
+    return with_method(config).get("agreement", {})
+
+
+# What the arguments of `fit` mean as a configuration.
+
+Tables = dict[str, dict[str, Any]]
+
+
+def laid_over(
+    tables: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any] | RunConfig | None
+) -> Tables:
+    """`tables` with every key of `more` instead of theirs."""
+    if isinstance(more, RunConfig):
+        more = more.tables()
+    if more is not None and not isinstance(more, Mapping):
+        raise ConfigError(
+            f"config is of type {type(more).__name__}; write it as"
+            " {'section': {'key': value}}, or give a RunConfig"
+        )
+    merged = {name: dict(table) for name, table in tables.items()}
+    for name, table in (more or {}).items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(
+                f"config has {name} = {table!r} outside a section; write it as"
+                " {'section': {'key': value}}"
+            )
+        merged.setdefault(name, {}).update(table)
+    return merged
+
+
+# What the arguments of `fit` ask for, as a configuration.
+
+SOLVERS = ("auto", "sgd", "svrg", "coordinate")
+AVERAGES = {"auto": "tail", True: "tail", False: "none"}
+RACE = "race"  # the rate that wins one
+TIGHT = 1e-8  # the tol of polish=True
+PASSES = 1000  # at most: badly conditioned data take some hundred
+# Passes where none are named: before L-BFGS, where SGD is all there is, and where a
+# step is an exact one.
+EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
+WHOLE = "has no rank that holds all weights"
+STEPS = 8  # of an exchange, where no model of its times may choose them
+ROWS = 32  # of a step
+# Exact minima over single coordinates take the fewest passes; messages are as few for
+# more of them in an exchange.
+COORDINATES = {"batch": 1, "steps": 16}
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """The arguments, checked where no section of the configuration does."""
+
+    family: Any
+    alpha: Any
+    l1_ratio: Any
+    fit_intercept: Any
+    bounds: Any
+    epochs: Any
+    tol: Any
+    batch: Any
+    steps: Any
+    rate: Any
+    update: Any
+    momentum: Any
+    average: Any
+    polish: Any
+    hold_out: Any
+    patience: Any
+    seed: Any
+    precision: Any
+    device: Any
+    solver: Any
+    verbose: Any
+    grid: Any
+    config: Any
+    layout: Any = "replicated"
+    ranks: int = 1
+
+    def settings(self, path: str | None, wide: bool) -> RunConfig:
+        """All of them as one configuration; `config` of the caller lies over it.
+
+        Rows of float64 are `wide`.
+        """
+        problem, on_host = self._problem(), self.device == "cpu"
+        recipe = self.precision or ("fp64" if wide and on_host else "fp32")
+        solver = self._solver(problem, recipe)
+        polish = self._polish(problem, solver)
+        grid = self._grid()
+        way = "polished" if polish and solver == "sgd" else solver
+        hold_out = _number("hold_out", self.hold_out)
+        tables: Tables = {
+            "problem": problem,
+            "schedule": {
+                **self._group(solver, grid),
+                "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
+            },
+            "rate": self._rate(way, hold_out),
+            "update": self._update(solver),
+            "polish": polish,
+            "average": {"kind": self._average(solver)},
+            "sampling": {"seed": plain(self.seed), "hold_out": hold_out},
+            "stop": self._stop(problem, way, hold_out),
+            "precision": {"recipe": recipe},
+            "grid": grid,
+            "run": self._run(solver),
+        }
+        if solver == COORDINATE:
+            form = quickest_form(self.family, problem["l1"], self.ranks)
+            tables["coordinate"] = {
+                "tol": _gap(_number("tol", self.tol)),
+                "form": form,
+            }
+        if path is not None:
+            tables["data"] = {"path": path}
+        self._leave_to_method(tables)
+        config = RunConfig.parse(laid_over(tables, self.config))
+        # The rest is as others want it, which the caller may have turned off.
+        check_read(config, laid_over({"update": {"momentum": 0.0}}, self.config))
+        return config
+
+    def _leave_to_method(self, tables: Tables) -> None:
+        """What nobody asked for is as the method of `config` has it."""
+        if not isinstance(self.config, Mapping):
+            return
+        agreement = self.config.get("agreement")
+        name = agreement.get("method") if isinstance(agreement, Mapping) else None
+        if not isinstance(name, str) or not name:
+            return
+        row = get_method(name)
+        if self.steps == "auto" and "schedule.steps" in row.fixed:
+            tables["schedule"].pop("steps", None)
+        if self.update == "sgd" and "update.kind" in {**row.fixed, **row.defaults}:
+            tables["update"].pop("kind", None)
+        if self.average == "auto" and row.fixed.get("agreement.kind") in NEVER_ONE:
+            tables["average"]["kind"] = "none"
+
+    def _group(self, solver: str, grid: dict[str, int]) -> dict[str, Any]:
+        """Rows of a step, or coordinates of a block, and how many for a message."""
+        batch, steps = plain(self.batch), plain(self.steps)
+        is_coordinate = solver == COORDINATE
+        if batch is None:
+            batch = COORDINATES["batch"] if is_coordinate else ROWS
+        if steps == "auto" and is_coordinate:
+            steps = COORDINATES["steps"]
+        elif steps == "auto" and grid.get("replicas", 1) > 1:
+            # Replicas agree after so many: no clock may decide that.
+            steps = 1 if agrees_on_gradients(self.config) else STEPS
+        return {"batch": batch, "steps": steps}
+
+    def _problem(self) -> dict[str, Any]:
+        if not isinstance(self.family, str):
+            raise ConfigError(
+                f"family must be a name, as 'logistic', and is of type"
+                f" {type(self.family).__name__}; pass targets as y=..."
+            )
+        alpha, ratio = _number("alpha", self.alpha), _number("l1_ratio", self.l1_ratio)
+        if not 0.0 <= ratio <= 1.0:
+            raise ConfigError(f"l1_ratio = {ratio!r} must lie in [0, 1]; 0 is ridge")
+        if not 0.0 <= alpha < np.inf:
+            raise ConfigError(
+                f"alpha = {alpha!r} must be finite and at least 0; 0 is no penalty,"
+                " 1e-4 is usual"
+            )
+        if not isinstance(self.fit_intercept, bool | np.bool_):
+            raise ConfigError(
+                f"fit_intercept = {self.fit_intercept!r} must be True or False"
+            )
+        return {
+            "family": self.family,
+            "l2": alpha * (1.0 - ratio),
+            "l1": alpha * ratio,
+            "intercept": bool(self.fit_intercept),
+            **self._bounds(),
+        }
+
+    def _bounds(self) -> dict[str, Any]:
+        if self.bounds is None:
+            return {}
+        try:
+            lower, upper = self.bounds
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "bounds must be a pair of a lowest and a highest weight, each a number,"
+                " one for each column, or None; as (0, None)"
+            ) from error
+        given = {"lower": _bound(lower), "upper": _bound(upper)}
+        return {name: bound for name, bound in given.items() if bound is not None}
+
+    def _solver(self, problem: dict[str, Any], recipe: str) -> str:
+        """Where l1 or bounds bend F, coordinate forms end at its minimum; where they
+        have no place, SVRG goes there without noise.
+        """
+        if self.solver not in SOLVERS:
+            raise ConfigError(
+                f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
+            )
+        own = self.solver not in ("auto", "sgd")
+        if own and self.update not in ("sgd", self.solver):
+            raise ConfigError(
+                f"update = {self.update!r} is a way of SGD, and solver ="
+                f" {self.solver!r} has its own; leave one of them out"
+            )
+        if self.solver != "auto":
+            return str(self.solver)
+        if _is_smooth(problem) or self.device != "cpu" or self.hold_out:
+            return "sgd"
+        if self.update != "sgd" or self.average not in ("auto", "none", False):
+            return "sgd"  # a way of it was asked for
+        suits = recipe in ("fp32", "fp64")
+        # Noise would keep weights from 0 for as long as the rate is not.
+        return COORDINATE if suits and self.layout != "columns" else "svrg"
+
+    def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
+        """L-BFGS wants a smooth F, and all of the rows."""
+        tol, wish = _number("tol", self.tol), self.polish
+        if wish not in ("auto", True, False):
+            raise ConfigError(f"polish = {wish!r} must be 'auto', True or False")
+        why = {
+            "l1 and bounds bend it": not _is_smooth(problem),
+            "hold_out ends before the optimum": bool(self.hold_out),
+            "coordinates go there themselves": solver == COORDINATE,
+            f"{never_whole(self.config)} {WHOLE}": bool(never_whole(self.config)),
+        }
+        reason = next((text for text, holds in why.items() if holds), "")
+        if wish is True and reason:
+            raise ConfigError(
+                f"polish=True goes on to the optimum of a smooth F: {reason}; leave"
+                " polish='auto'"
+            )
+        is_own = reason.endswith(WHOLE) and not has_section(self.config, "polish")
+        if wish == "auto" and is_own:
+            log.warning(
+                "polish is off: %s; polish=False says so, too",
+                reason,
+                extra={"on_all_ranks": True},
+            )
+        if wish is False or reason:
+            return {}
+        aim = min(tol, TIGHT) if wish is True else tol
+        return {"kind": "auto", "tol": aim, "passes": PASSES, "gap": True}
+
+    def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
+        """Constant before L-BFGS, which takes the noise away; else to zero at the end,
+        unless rows that are held out end it nobody knows when.
+        """
+        kind = "cosine" if way == "sgd" and not hold_out else "constant"
+        value = "auto" if self.rate == RACE else plain(self.rate)
+        return {"value": value, "norm": "batches", "kind": kind}
+
+    def _average(self, solver: str) -> Any:
+        """Held-out rows name weights of their own: a mean of others would hide them.
+        SVRG and coordinates have no noise that a mean would take away.
+        """
+        noiseless = solver in ("svrg", COORDINATE) or never_whole(self.config)
+        if self.average == "auto" and (self.hold_out or noiseless):
+            return "none"
+        return AVERAGES.get(self.average, self.average)
+
+    def _stop(
+        self, problem: dict[str, Any], way: str, hold_out: float
+    ) -> dict[str, Any]:
+        """Where SGD is all there is, it goes on to the goal or to the last epoch."""
+        aim = {"tol": _number("tol", self.tol), "patience": plain(self.patience)}
+        if hold_out:
+            return {"on": "validation", **aim}
+        if way not in ("sgd", "svrg"):
+            return {}
+        is_penalised = problem["l2"] > 0.0 or problem["l1"] > 0.0
+        has_gap = is_penalised and not never_whole(self.config)
+        return {"on": "gap" if has_gap else "loss", **aim}
+
+    def _run(self, solver: str) -> dict[str, Any]:
+        """Of what a person looks at, every pass has a gap."""
+        shown = self.verbose and solver != COORDINATE and not never_whole(self.config)
+        more = {"evaluate": "gap"} if shown else {}
+        return {"device": self.device, "record": 0, **more}
+
+    def _update(self, solver: str) -> dict[str, Any]:
+        kind = self.update if solver == "sgd" else solver
+        return {"kind": kind, "momentum": plain(self.momentum)}
+
+    def _grid(self) -> dict[str, Any]:
+        if self.grid is None:
+            return {}
+        text = isinstance(self.grid, str)
+        replicas, members = parse_grid(self.grid) if text else self.grid
+        return {"replicas": replicas, "members": members}
+
+
+def _is_smooth(problem: dict[str, Any]) -> bool:
+    return not problem["l1"] and not problem.keys() & {"lower", "upper"}
+
+
+def _gap(tol: float) -> float:
+    """Return the gap, relative to that of the null model, at which coordinates end.
+
+    It is small enough for `gap_limit` even where F vanishes, and no smaller than
+    float64 can show.
+    """
+    return max(NULL_SHARE * tol, min(tol, FINEST))
+
+
+def _bound(value: Any) -> Any:
+    if value is None or np.ndim(value) == 0:
+        return None if value is None else _number("bounds", value)
+    return [_number("bounds", one) for one in value]
+
+
+def _number(name: str, value: Any) -> float:
+    value = plain(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} = {value!r} must be a number")
+    return float(value)
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, which a configuration is made of."""
+    return value.item() if isinstance(value, np.generic) else value

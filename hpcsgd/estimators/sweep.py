@@ -1,0 +1,652 @@
+"""Many models with one Gram, and races between rates."""
+
+import csv
+import io
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hpcsgd.api import open_data
+from hpcsgd.backends.threads import one_thread
+from hpcsgd.comm import open_world
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import Clock, Ledger
+from hpcsgd.config import RunConfig, SweepConfig, check_read
+from hpcsgd.data.readers import RowReader
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import own_folder, write_text
+from hpcsgd.glm.penalties import Models, SweepModel
+from hpcsgd.precision import AUTO
+from hpcsgd.products.base import State
+from hpcsgd.runs.build import OpenedRun, open_all, put_together
+from hpcsgd.runs.checks import check_many, settle_grid
+from hpcsgd.runs.folder import SWEEP
+from hpcsgd.runs.live import AssembledRun, Earlier
+from hpcsgd.runs.rate import settle_rate
+from hpcsgd.runs.result import (
+    WORSE,
+    Result,
+    Status,
+    finite,
+    is_worse,
+    load_result,
+    saving,
+)
+from hpcsgd.runs.session import Session
+from hpcsgd.solvers.callbacks import Callback
+from hpcsgd.solvers.evaluation import AverageConfig, StopConfig, is_good
+from hpcsgd.solvers.lbfgs import PolishConfig
+
+# One Gram, many models: a sweep of penalties, rates and folds for one run's messages.
+#
+# Names are loaded when they are first used: the configuration takes a section from
+# here.
+
+_NAMES = {
+    "Sweep": "hpcsgd.estimators.sweep",
+    "load_sweep": "hpcsgd.estimators.sweep",
+    "sweep": "hpcsgd.estimators.sweep",
+    "race": "hpcsgd.estimators.sweep",
+}
+
+__all__ = list(_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(import_module(_NAMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# What a sweep leaves behind: every model a result of its own, and which is best.
+
+Array = NDArray[Any]
+COLUMNS = ("model", "l2", "rate", "fold", "status", "loss", "held", "mean_held")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Models that were trained together.
+
+    Attributes
+    ----------
+    outcome : Result, all of them side by side, as the run folder holds it
+    models : tuple of Model, the l2, rate and fold of each
+    weights : ndarray, (d, models) or (d, models, K)
+    intercepts : ndarray, (models,) or (models, K); None without them
+    losses : ndarray, (models,), F of each on the rows that it was trained on, float64
+    held : ndarray, (models,), mean loss on its rows that were not; NaN without any
+    history : list of dicts, one for each evaluation
+    ledger : purpose -> calls, words, bytes, wire_bytes, seconds of rank 0
+    """
+
+    outcome: Result
+
+    @cached_property
+    def models(self) -> tuple[SweepModel, ...]:
+        """In the order of their columns."""
+        return tuple(SweepModel(**one) for one in self.outcome.report["models"])
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    @property
+    def weights(self) -> Array:
+        """(d, models), or (d, models, K) of softmax."""
+        return self._apart(self.outcome.weights)
+
+    @property
+    def intercepts(self) -> Array | None:
+        """(models,), or (models, K)."""
+        found = self.outcome.intercept
+        return None if found is None else self._apart(found)
+
+    @property
+    def losses(self) -> Array:
+        """F of each."""
+        return _values(self.outcome.report["losses"], len(self))
+
+    @property
+    def held(self) -> Array:
+        """Mean loss of each on rows that it has not seen."""
+        return _values(self.outcome.report.get("held"), len(self))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """With `losses` and `held` of every model in each record."""
+        return self.outcome.history
+
+    @property
+    def ledger(self) -> dict[str, dict[str, Any]]:
+        """What was sent, for all of them together."""
+        return self.outcome.ledger
+
+    @property
+    def mean_held(self) -> Array:
+        """The held loss of each model's setting: the mean over its folds."""
+        held, settings = self.held, [(m.l2, m.rate) for m in self.models]
+        means = np.full(len(self), np.nan)
+        for setting in dict.fromkeys(settings):
+            own = np.array([one == setting for one in settings])
+            seen = np.array([m.fold is not None for m in self.models]) & own
+            # A fold that diverged says what there is to say of its setting.
+            means[own] = held[seen if seen.any() else own].mean()
+        return means
+
+    @property
+    def best(self) -> int:
+        """The number of the model to use: of the best setting, on all rows.
+
+        The setting whose mean loss on held-out rows is least. Where nothing was held
+        out, rates are compared by F; penalties cannot be, since a loss on the rows of
+        the training always favours the smallest.
+        """
+        if self._is_made_up:
+            raise ConfigError("one rank was timed as one of many, and learnt nothing")
+        judged = self.mean_held
+        if np.isfinite(judged).any():
+            whole = [k for k, m in enumerate(self.models) if m.fold is None]
+            return min(whole, key=lambda k: _order(float(judged[k])))
+        if self._is_judged or not np.isfinite(self.losses).any():
+            raise ConfigError("no model has a loss that is finite; use smaller rates")
+        if len({model.l2 for model in self.models}) > 1:
+            raise ConfigError(
+                "no rows were held out, so nothing says which l2 is best; add folds"
+                " (--folds 5) or sampling.hold_out"
+            )
+        return min(range(len(self)), key=lambda k: _order(float(self.losses[k])))
+
+    @property
+    def _is_judged(self) -> bool:
+        return "held" in self.outcome.report
+
+    @property
+    def _is_made_up(self) -> bool:
+        """True where one rank was timed as one of many."""
+        return bool(self.outcome.report["emulated_members"])
+
+    def status(self, number: int) -> Status:
+        """How the training of one of them ended."""
+        if self._is_made_up:
+            return self.outcome.status
+        first = float(self._first_losses[number])
+        if not is_good(
+            float(self.losses[number]), first if np.isfinite(first) else None
+        ):
+            return Status.DIVERGED
+        return self.outcome.status
+
+    def ending(self, number: int) -> str:
+        """Return its status in words; `worse` where F ended above where it began."""
+        status = self.status(number)
+        loss, first = float(self.losses[number]), float(self._first_losses[number])
+        return WORSE if status.is_good and is_worse(loss, first) else status.value
+
+    @property
+    def _first_losses(self) -> Array:
+        """F of each before the first step; NaN where that is not known."""
+        return _values(self.outcome.report["first_losses"] or None, len(self))
+
+    def result(self, number: int) -> Result:
+        """One of them as a run of its own, for predict, evaluate and save.
+
+        Parameters
+        ----------
+        number : int, from 0 on, in the order of `models`
+
+        Returns
+        -------
+        Result, whose ledger is that of the whole sweep
+        """
+        model, outcome = self.models[number], self.outcome
+        intercepts, held = self.intercepts, float(self.held[number])
+        config = {name: dict(table) for name, table in outcome.config.items()}
+        config["problem"]["l2"], config["rate"]["value"] = model.l2, model.rate
+        del config["sweep"]
+        left = ("models", "losses", "first_losses", "held")
+        report = {k: v for k, v in outcome.report.items() if k not in left}
+        report["model"] = vars(model) | {"number": number, "of": len(self)}
+        if self._is_judged:
+            report["held"] = held
+        return replace(
+            outcome,
+            status=self.status(number),
+            loss=float(self.losses[number]),
+            weights=np.ascontiguousarray(self.weights[:, number]),
+            intercept=None if intercepts is None else intercepts[number].copy(),
+            history=[_own(record, number) for record in outcome.history],
+            config=config,
+            report=report,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A table, one row a model."""
+        held, means, losses = self.held, self.mean_held, self.losses
+        return [
+            dict(
+                zip(
+                    COLUMNS,
+                    (
+                        *(number, model.l2, model.rate, model.fold),
+                        *(self.ending(number), float(losses[number])),
+                        *(float(held[number]), float(means[number])),
+                    ),
+                    strict=True,
+                )
+            )
+            for number, model in enumerate(self.models)
+        ]
+
+    def json(self) -> str:
+        """One document: the table, the best, and what the run says of itself."""
+        document = {"best": self._best_or_none(), "models": self.rows()}
+        return json.dumps(
+            finite(document | {"run": self.outcome.as_dict()}),
+            indent=2,
+            allow_nan=False,
+        )
+
+    def csv(self) -> str:
+        """The table as text; what is not there is empty."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(finite(row) for row in self.rows())
+        return text.getvalue()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write sweep.csv, sweep.json, result.h5, and the best model into best/."""
+        folder = Path(folder)
+        self.outcome.save(folder)
+        self.add_to(folder)
+        return folder
+
+    def add_to(self, folder: Path) -> None:
+        """Write beside result.h5 what a sweep has more."""
+        table, document, best = (folder / name for name in SWEEP)
+        for path, text in ((table, self.csv()), (document, self.json() + "\n")):
+            with saving(path):
+                write_text(path, text)
+        number = self._best_or_none()
+        if number is not None:
+            with saving(best):
+                own_folder(folder, best.name, make=True)
+            self.result(number).save(best)
+
+    def _best_or_none(self) -> int | None:
+        try:
+            return self.best
+        except ConfigError:
+            return None
+
+    def _apart(self, values: Array) -> Array:
+        """The last axis as models, and the scores of each where it has several."""
+        each = values.shape[-1] // len(self)
+        shape = (*values.shape[:-1], len(self), each)
+        return values if each == 1 else values.reshape(shape)
+
+
+def load_sweep(folder: str | Path) -> Sweep:
+    """Read a sweep back from its run folder."""
+    outcome = load_result(folder)
+    if "models" not in outcome.report:
+        raise DataError(
+            f"{folder} holds one model and no sweep; read it with hpcsgd.load_result"
+        )
+    return Sweep(outcome)
+
+
+def _values(values: list[float | None] | None, count: int) -> Array:
+    """Numbers of a report as an array; None is NaN."""
+    given = values if values is not None else [None] * count
+    return np.array([np.nan if v is None else v for v in given], dtype=np.float64)
+
+
+def _order(loss: float) -> float:
+    return loss if np.isfinite(loss) else np.inf
+
+
+def _own(record: dict[str, Any], number: int) -> dict[str, Any]:
+    """What a record of the history says of one model."""
+    kept = {k: v for k, v in record.items() if k not in ("losses", "held")}
+    if "losses" in record:
+        value = record["losses"][number]
+        kept["loss"] = np.nan if value is None else value
+    if "held" in record:
+        kept["held"] = record["held"][number]
+    return kept
+
+
+# Train many models for the messages of one.
+
+
+@one_thread()
+def sweep(
+    config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    l2: Sequence[float] | None = None,
+    rate: Sequence[float] | None = None,
+    folds: int | None = None,
+    fold_seed: int | None = None,
+    X: Any = None,
+    y: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    world: Communicator | None = None,
+    callbacks: list[Callback] | None = None,
+) -> Sweep:
+    """Train a model for every penalty, rate and fold, with one Gram for all of them.
+
+    Each model is what `hpcsgd.train` gives for its penalty, its rate, and sample
+    weights of 0 for the rows of its fold.
+
+    Parameters
+    ----------
+    config : RunConfig or mapping of sections, what to do; defaults otherwise
+    l2 : sequence of float, ridge penalties, in the place of `config.sweep.l2`
+    rate : sequence of float, first rates, in the place of `config.sweep.rate`
+    folds : int, parts of a cross-validation, 0 or at least 2; for every penalty and
+        rate there is then a model without each part, and one on all rows
+    fold_seed : int, which rows belong together
+    X : ndarray or scipy.sparse matrix, (n, d), the rows, the same on every rank;
+        else `config.data.path`
+    y : ndarray, (n,), targets
+    sample_weight : ndarray, (n,), c_i >= 0
+    offset : ndarray, (n,), added to every score
+    world : Communicator, the ranks to train on; else those of the launcher
+    callbacks : further callbacks, on this rank
+
+    Returns
+    -------
+    Sweep
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> found = sweep(l2=[1e-4, 1e-2], rate=[0.5], folds=4, X=X, y=X[:, 0] > 0)
+    >>> len(found), found.weights.shape
+    (10, (3, 10))
+    >>> found.models[found.best].l2
+    0.0001
+    """
+    began, setup = time.perf_counter(), Clock()
+    if not isinstance(config, RunConfig):
+        config = RunConfig.parse(config or {})
+    asked = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
+    config = with_sweep(config, asked)
+    check_read(config)
+    reader = open_data(config, X, y, sample_weight, offset)
+    run = config.run
+    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
+    config = settle_grid(config, comm.size)
+    session = Session(config, comm, reader, callbacks or [], began, setup)
+    found = Sweep(session.run())
+    if config.run.out and "unsaved" not in found.outcome.report:
+        ranks, out = session.world, Path(config.run.out)
+        ranks.together(lambda: found.add_to(out) if ranks.rank == 0 else None)
+    # Not after an error: others may still be in a sum, and closing waits for them.
+    if world is None:
+        session.world.close()
+    return found
+
+
+def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
+    """`config` with what was `asked` in its section, checked."""
+    given: dict[str, Any] = {
+        name: tuple(np.ravel(value).astype(float).tolist())
+        if name in ("l2", "rate")
+        else value
+        for name, value in asked.items()
+        if value is not None
+    }
+    config = replace(config, sweep=replace(config.sweep, **given))
+    if not config.sweep.is_many:
+        raise ConfigError(
+            "a sweep of one model: give several --l2 or --rates, or --folds; hpcsgd"
+            " train trains one"
+        )
+    check_many(config)
+    return config
+
+
+# Several rates raced in one run; the worse half is dropped until one is left.
+#
+# All of them share rows, Gram and messages, and those that are left go on from where
+# they stand: a race costs little more than the part of an epoch that it takes.
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+WAYS = 8  # rates in a race: every round halves them
+RACED = ("sgd", "momentum", "nesterov", "nesterov-classic")
+SHARE = 0.5  # of an epoch, for the whole race
+
+
+@one_thread()
+def race(
+    config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    rates: tuple[float, ...] = (),
+    share: float = SHARE,
+    X: Any = None,
+    y: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    world: Communicator | None = None,
+) -> float:
+    """The rate that lowers F most in a part of an epoch.
+
+    Parameters
+    ----------
+    config : RunConfig or mapping of sections, the run that the rate is for
+    rates : floats, who takes part; if empty, eight powers of two around the rate of
+        `config`, from its sixteenth to its eightfold; around that of the data where
+        `config` says "auto"
+    share : float in (0, 1], the part of an epoch that the whole race takes
+    X : ndarray or scipy.sparse matrix, (n, d), the rows, the same on every rank;
+        else `config.data.path`
+    y : ndarray, (n,), targets
+    sample_weight : ndarray, (n,), c_i >= 0
+    offset : ndarray, (n,), added to every score
+    world : Communicator, the ranks to race on; else those of the launcher
+
+    Returns
+    -------
+    float, the same on all ranks and every time; rates that diverge leave first
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(256, 3))
+    >>> config = {"problem": {"family": "gaussian"}}
+    >>> race(config, rates=(1e-4, 0.1, 1e3), X=X, y=X[:, 0])
+    0.1
+    """
+    if not isinstance(config, RunConfig):
+        config = RunConfig.parse(config or {})
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(f"share = {share!r} must lie in (0, 1]; {SHARE} is usual")
+    reader = open_data(config, X, y, sample_weight, offset)
+    run = config.run
+    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
+    config = settle_grid(config, comm.size)
+    best = race_on(config, comm, reader, rates, share)
+    if world is None:
+        comm.close()
+    return best
+
+
+@one_thread()
+def race_on(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+    rates: tuple[float, ...] = (),
+    share: float = SHARE,
+) -> float:
+    """The same on ranks and rows that are at hand; called by all of them together."""
+    _check(config)
+    with _counted_apart(world):
+        opened = open_all(_for_race(config), world, reader, Clock())
+        try:
+            around = rates or _around(config, opened)
+            found = replace(_for_race(config), sweep=SweepConfig(rate=around))
+            return _Race(found, opened, share).run()
+        finally:
+            opened.grid.close()
+
+
+def _check(config: RunConfig) -> None:
+    kind = config.update.kind
+    if kind not in RACED:
+        raise ConfigError(
+            f"a race is of steps of SGD, and update.kind = {kind!r} takes others; give"
+            " the rate, or rate = 'auto'"
+        )
+
+
+def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
+    """Powers of two around the rate of the run; around that of the data where open."""
+    found = opened.words, opened.grid, opened.loaded
+    middle = settle_rate(config, found[1], found[2], found[0].family).rate.value
+    return tuple(middle * 2.0**k for k in range(-4, WAYS - 4))
+
+
+def _for_race(config: RunConfig) -> RunConfig:
+    """The run that is asked about, in silence; what it chooses is always the same."""
+    recipe = config.precision.recipe
+    recipe = "fp32" if recipe == AUTO else recipe  # pilots would take longer
+    return replace(
+        config,
+        schedule=replace(config.schedule, epochs=1),
+        rate=replace(config.rate, kind="constant", warmup=0),
+        polish=PolishConfig(),
+        stop=StopConfig(),
+        average=AverageConfig(),
+        precision=replace(config.precision, recipe=recipe),
+        run=replace(
+            config.run,
+            device="cpu",
+            out=None,
+            resume="no",
+            reproducible=True,
+            gap_every=0,
+            check_members=0,
+            fall_back=False,
+            on_failure="stop",
+        ),
+    )
+
+
+@contextmanager
+def _counted_apart(world: Communicator) -> Iterator[None]:
+    """What a race sends is no part of the run after it."""
+    before, counted = world.reproducible, world.ledger.as_dict()
+    world.reproducible = True
+    try:
+        yield
+    finally:
+        world.reproducible = before
+        world.ledger.entries = Ledger().entries
+        world.ledger.add(counted)
+
+
+@dataclass
+class _Race:
+    """Rounds of training, a look at F after each."""
+
+    config: RunConfig
+    opened: OpenedRun
+    share: float
+
+    def run(self) -> float:
+        """All rounds."""
+        left = self.config.sweep.rate
+        live = put_together(self.config, self.opened, [])
+        losses = first = self._losses(live)
+        rounds = max(ceil(np.log2(len(left))), 1)
+        each = live.engine.pace.exchanges_per_epoch
+        length = max(ceil(self.share * each / rounds), 1)
+        while len(left) > 1:
+            with np.errstate(all="ignore"):
+                done = live.engine.view.exchanges
+                live.engine.rehearse(live.state, live.feed.groups(done), length)
+                live.product.finish()
+            losses = self._losses(live)
+            kept = _better_half(losses, first)
+            log.debug("race: %s", dict(zip(left, losses, strict=True)), extra=ONCE)
+            if not kept:
+                raise ConfigError(
+                    f"every rate of the race diverged, the least of them {min(left):g};"
+                    " start it from a smaller one"
+                )
+            left, first = tuple(left[k] for k in kept), first[kept]
+            losses = losses[kept]
+            if len(left) > 1:
+                live = self._fewer(live, left, kept)
+        if is_worse(float(losses[0]), float(first[0])):
+            log.warning(
+                "no rate of the race ended below where it began; %g ended lowest, so"
+                " start it from smaller ones, or give it a larger share",
+                left[0],
+                extra=ONCE,
+            )
+        return float(left[0])
+
+    def _losses(self, live: AssembledRun) -> Array:
+        """F of every rate; replicas that have not agreed yet do so for the look."""
+        seen = live.engine.agreement.consensus(live.state, live.engine.view.exchanges)
+        own, columns = live.engine.evaluation.own, live.task.columns
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        with np.errstate(all="ignore"):
+            found = live.engine.evaluation.objective.measure(
+                seen.weights[own, :columns], intercept
+            )
+        return found.each
+
+    def _fewer(
+        self, live: AssembledRun, left: tuple[float, ...], kept: list[int]
+    ) -> AssembledRun:
+        """The same run with the columns of those that are left."""
+        config = replace(self.config, sweep=SweepConfig(rate=left))
+        chosen = live.chosen
+        earlier = Earlier(
+            chosen.product, chosen.steps, chosen.look_ahead, live.task.members.size
+        )
+        fewer = put_together(config, self.opened, [], earlier)
+        assert live.task.models is not None
+        _take_columns(live.state, fewer.state, live.task.models, kept)
+        view, before = fewer.engine.view, live.engine.view
+        view.exchanges, view.steps, view.rows = before.exchanges, before.steps, 0
+        return fewer
+
+
+def _better_half(losses: Array, first: Array) -> list[int]:
+    """Those that go on, in their order: at most half, none that diverged."""
+    good = [
+        k
+        for k, (loss, start) in enumerate(zip(losses, first, strict=True))
+        if is_good(float(loss), float(start))
+    ]
+    best = sorted(good, key=lambda k: (losses[k], k))[: max(len(losses) // 2, 1)]
+    return sorted(best)
+
+
+def _take_columns(before: State, after: State, models: Models, kept: list[int]) -> None:
+    """Of every state the columns of those that are kept."""
+    whole = np.arange(before.weights.shape[1]).reshape(-1, len(models), models.scores)
+    after.weights[...] = before.weights[:, whole[:, kept].reshape(-1)]
+    if before.intercept is not None and after.intercept is not None:
+        own = whole[0, kept].reshape(-1)
+        after.intercept[...] = before.intercept[:, own]

@@ -1,0 +1,380 @@
+"""Families of generalized linear models: loss, residual and curvature of a row.
+
+A family is a row of the table `FAMILIES`; kernels/cuda/families.cuh has the same
+formulas for GPUs.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erfcx, expit, log_ndtr, ndtr, xlogy
+
+from hpcsgd.errors import ConfigError
+
+# The protocol of a family: one GLM in its score t.
+#
+# Scores t and residuals are (m, K), targets y and losses (m, 1); K = 1 but for softmax.
+# Everything keeps the dtype it is given.
+
+Array = NDArray[Any]
+
+
+class Family(Protocol):
+    """What learning needs to know of a GLM."""
+
+    name: str
+    targets: str  # real, binary, signed, counts, positive or classes
+    curvature: float  # bound on ∂r/∂t; inf where there is none
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """ℓ(t, y), one for each row."""
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """∂ℓ/∂t; `out` may be t itself."""
+
+    def mean(self, t: Array) -> Array:
+        """μ(t), what the model predicts."""
+
+    def clipped(self, t: Array) -> int:
+        """How many scores lie where exp had to be clipped."""
+
+
+# family -> min over t of ℓ(t, y); the losses of all others come down to 0.
+LEAST_LOSSES: dict[str, Callable[[Array], Array]] = {
+    "poisson": lambda y: y - xlogy(y, y),
+    "gamma": lambda y: 1.0 + np.log(y),
+}
+
+
+def least_losses(family: Family, targets: Array) -> Array:
+    """Return min over t of ℓ(t, y) for every target, in the shape of `targets`."""
+    return LEAST_LOSSES.get(family.name, np.zeros_like)(targets)
+
+
+def no_clips(self: Any, t: Array) -> int:
+    """Families without an exponential link never clip."""
+    return 0
+
+
+@lru_cache(maxsize=8)
+def exp_bound(dtype: Any) -> float:
+    """The largest score whose exponential is used as it is: half the exponent range.
+
+    About 44.4 in float32 and 354.9 in float64. exp(t)·y, and a sum of such terms,
+    then stay finite in the same dtype. Beyond it the residual stays at its value
+    there, which is no longer the derivative of the loss.
+    """
+    return float(np.log(np.finfo(dtype).max) / 2)
+
+
+# Least squares: ℓ = (t − y)² / 2.
+
+
+class Gaussian:
+    """Real targets, identity link."""
+
+    name = "gaussian"
+    targets = "real"
+    curvature = 1.0
+    clipped = no_clips
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """(t − y)² / 2."""
+        return (t - y) ** 2 / 2
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """t − y."""
+        return np.subtract(t, y, out=out)
+
+    def mean(self, t: Array) -> Array:
+        """t."""
+        return t
+
+
+# Logistic regression: ℓ = softplus(t) − y t, y in {0, 1}.
+
+
+class Logistic:
+    """Two classes, logit link."""
+
+    name = "logistic"
+    targets = "binary"
+    curvature = 0.25
+    clipped = no_clips
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """log(1 + eᵗ) − y t, with the larger of 0 and t taken out of the logarithm."""
+        small = np.log1p(np.exp(-np.abs(t)))
+        losses: Array = np.maximum(t, 0) + small - y * t
+        return losses
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """sigmoid(t) − y."""
+        mean: Array = expit(t, out=out)
+        return np.subtract(mean, y, out=mean)
+
+    def mean(self, t: Array) -> Array:
+        """sigmoid(t)."""
+        probability: Array = expit(t)
+        return probability
+
+
+# Poisson regression with log link: ℓ = eᵗ − y t.
+
+
+class Poisson:
+    """Counts; scores above `exp_bound` are clipped inside the exponential."""
+
+    name = "poisson"
+    targets = "counts"
+    curvature = float("inf")
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """eᵗ − y t."""
+        losses: Array = self.mean(t) - y * t
+        return losses
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """eᵗ − y."""
+        mean = np.minimum(t, exp_bound(t.dtype), out=out)
+        np.exp(mean, out=mean)
+        return np.subtract(mean, y, out=mean)
+
+    def mean(self, t: Array) -> Array:
+        """eᵗ, clipped."""
+        return np.exp(np.minimum(t, exp_bound(t.dtype)))
+
+    def clipped(self, t: Array) -> int:
+        """Scores above the bound."""
+        return int(np.count_nonzero(t > exp_bound(t.dtype)))
+
+
+# Gamma regression with log link: ℓ = y e⁻ᵗ + t.
+
+
+class Gamma:
+    """Positive targets; scores below −`exp_bound` are clipped in the exponential."""
+
+    name = "gamma"
+    targets = "positive"
+    curvature = float("inf")
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """y e⁻ᵗ + t."""
+        return y * np.exp(-np.maximum(t, -exp_bound(t.dtype))) + t
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """1 − y e⁻ᵗ."""
+        step = np.maximum(t, -exp_bound(t.dtype), out=out)
+        np.negative(step, out=step)
+        np.exp(step, out=step)
+        np.multiply(step, y, out=step)
+        return np.subtract(1, step, out=step)
+
+    def mean(self, t: Array) -> Array:
+        """eᵗ, clipped."""
+        return np.exp(np.minimum(t, exp_bound(t.dtype)))
+
+    def clipped(self, t: Array) -> int:
+        """Scores below minus the bound."""
+        return int(np.count_nonzero(t < -exp_bound(t.dtype)))
+
+
+# Robust regression: quadratic near the target, linear beyond δ.
+
+
+class Huber:
+    """Real targets; ℓ = e²/2 for |e| ≤ δ, else δ(|e| − δ/2), e = t − y."""
+
+    name = "huber"
+    targets = "real"
+    curvature = 1.0
+    clipped = no_clips
+
+    def __init__(self, delta: float = 1.0) -> None:
+        if not 0.0 < delta < float("inf"):
+            raise ConfigError(
+                f"huber: delta = {delta!r} must be positive and finite; 1 is usual"
+            )
+        self.delta = delta
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """The Huber loss, written through the clipped error."""
+        error = t - y
+        bent = self._bend(error, None)
+        error -= bent / 2
+        losses: Array = bent * error
+        return losses
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """t − y, clipped to ±δ."""
+        error = np.subtract(t, y, out=out)
+        return self._bend(error, error)
+
+    def mean(self, t: Array) -> Array:
+        """t."""
+        return t
+
+    def _bend(self, error: Array, out: Array | None) -> Array:
+        # np.clip says the same at four times the overhead on a small batch.
+        bent = np.minimum(error, self.delta, out=out)
+        return np.maximum(bent, -self.delta, out=bent)
+
+
+# Probit regression: ℓ = −log Φ(±t), y in {0, 1}.
+
+HALF_ROOT_2 = float(np.sqrt(0.5))
+TWO_OVER_ROOT_PI = float(2.0 / np.sqrt(np.pi))
+
+
+class Probit:
+    """Two classes, normal link; the hazard φ/Φ by erfcx is safe in both tails."""
+
+    name = "probit"
+    targets = "binary"
+    curvature = 1.0
+    clipped = no_clips
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """−log Φ(t) for y = 1, −log Φ(−t) for y = 0."""
+        losses: Array = -log_ndtr(t * (2 * y - 1))
+        return losses
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """−φ(t)/Φ(t) for y = 1, φ(t)/Φ(−t) for y = 0."""
+        # With c = (1 − 2y)/√2 both are (2/√π) c / erfcx(c t): no quotient of tiny
+        # numbers. erfcx overflows to inf where the residual is 0, as it should be.
+        c = np.multiply(y, -2 * HALF_ROOT_2)
+        c += HALF_ROOT_2
+        step = np.multiply(t, c, out=out)
+        with np.errstate(over="ignore"):
+            erfcx(step, out=step)
+        np.divide(c, step, out=step)
+        return np.multiply(step, TWO_OVER_ROOT_PI, out=step)
+
+    def mean(self, t: Array) -> Array:
+        """Φ(t)."""
+        probability: Array = ndtr(t)
+        return probability
+
+
+# L2-loss support vector machine: ℓ = max(0, 1 − y t)² / 2, y in {−1, 1}.
+
+
+class SquaredHinge:
+    """Two classes as signs."""
+
+    name = "squared-hinge"
+    targets = "signed"
+    curvature = 1.0
+    clipped = no_clips
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """max(0, 1 − y t)² / 2."""
+        missing: Array = np.maximum(1 - y * t, 0)
+        return missing**2 / 2
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """y min(0, y t − 1)."""
+        excess = np.multiply(t, y, out=out)
+        np.subtract(excess, 1, out=excess)
+        np.minimum(excess, 0, out=excess)
+        return np.multiply(excess, y, out=excess)
+
+    def mean(self, t: Array) -> Array:
+        """The sign of the score."""
+        return np.where(t >= 0, 1, -1).astype(t.dtype)
+
+
+# Multinomial logistic regression: ℓ = logsumexp(t) − t_y, W is d × K.
+
+
+class Softmax:
+    """K classes; targets are labels 0..K−1 as a column."""
+
+    name = "softmax"
+    targets = "classes"
+    curvature = 0.5
+    clipped = no_clips
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """logsumexp(t) − t_y, with the largest score taken out."""
+        top = _largest(t)
+        total = np.log(np.exp(t - top).sum(axis=1, keepdims=True))
+        labels = y.astype(np.intp, copy=False)
+        # The right score meets the largest first: small losses keep their digits.
+        losses: Array = total + (top - np.take_along_axis(t, labels, axis=1))
+        return losses
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """softmax(t) − onehot(y)."""
+        mean = self._mean(t, out)
+        np.subtract(mean, y == np.arange(t.shape[1], dtype=y.dtype), out=mean)
+        return mean
+
+    def mean(self, t: Array) -> Array:
+        """softmax(t)."""
+        return self._mean(t, None)
+
+    def _mean(self, t: Array, out: Array | None) -> Array:
+        mean = np.subtract(t, _largest(t), out=out)
+        np.exp(mean, out=mean)
+        np.divide(mean, np.add.reduce(mean, axis=1, keepdims=True), out=mean)
+        return mean
+
+
+def _largest(t: Array) -> Array:
+    # The ufunc's own reduce: t.max costs a Python call more on each step.
+    top: Array = np.maximum.reduce(t, axis=1, keepdims=True)
+    return top
+
+
+# A family whose rows have K scores for each of several models, side by side.
+
+
+class GroupedSoftmax:
+    """Softmax of every model's own K scores; targets are those of all of them.
+
+    Families with one score a row need nothing of the kind: they take each score by
+    itself, and targets (m, 1) meet scores (m, models) as they are.
+    """
+
+    def __init__(self, family: Family, scores: int) -> None:
+        self.family = family
+        self.scores = scores
+        self.name = f"{family.name} of several models"
+        self.targets = family.targets
+        self.curvature = family.curvature
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """ℓ of every model, (m, models)."""
+        losses = self.family.loss(*self._apart(t, y))
+        return losses.reshape(len(t), -1)
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """∂ℓ/∂t."""
+        found = self.family.residual(*self._apart(t, y)).reshape(t.shape)
+        if out is None:
+            return found
+        out[...] = found
+        return out
+
+    def mean(self, t: Array) -> Array:
+        """μ(t)."""
+        return self.family.mean(t.reshape(-1, self.scores)).reshape(t.shape)
+
+    def clipped(self, t: Array) -> int:
+        """How many scores lie where exp had to be clipped."""
+        return self.family.clipped(t)
+
+    def _apart(self, t: Array, y: Array) -> tuple[Array, Array]:
+        models = t.shape[1] // self.scores
+        return t.reshape(-1, self.scores), np.repeat(y, models, axis=0)
+
+
+def for_models(family: Any, models: int, scores: int) -> Any:
+    """The family as `models` of them with so many `scores` a row want it."""
+    return GroupedSoftmax(family, scores) if models > 1 and scores > 1 else family

@@ -1,0 +1,339 @@
+"""Mirror maps: the geometry that weights are averaged in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError
+
+# Mirror descent: a step is taken where the geometry is, and mapped back.
+#
+#     y = argmin_x η ⟨g, x⟩ + D_ψ(x, x_now)
+#
+# Every one of the K columns of the weights (one a class) is a point of its own. A map
+# that needs sums over all d rows of a column asks for what other members have: `gather`
+# gives the words of all of them, in rank order, so that all add them up alike.
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ReplicaViews:
+    """Views of one replica's weights on one member, that a map writes to."""
+
+    weights: Array  # (columns held, K): what predicts
+    kept: Mapping[str, Array]  # (columns held, K) each, by the names in `Mirror.kept`
+    shared: Mapping[str, Array]  # (1, K) each, the same on every member
+
+
+class MirrorMap(ABC):
+    """The protocol of a map."""
+
+    kept: ClassVar[tuple[str, ...]] = ()  # K words a column, beside the weights
+    shared: ClassVar[tuple[str, ...]] = ()  # K words in all
+    logarithms: ClassVar[bool] = False  # whether what travels are logarithms
+    totals: int = 0  # gathers over members in a step
+
+    def __init__(self, columns: int, gather: Callable[[Array], Array]) -> None:
+        self.columns = columns  # d, of all members
+        self.gather = gather  # (words,) -> (members, words)
+
+    def begin(self, point: ReplicaViews) -> None:  # noqa: B027
+        """Put the first point, where it is not zero."""
+
+    @abstractmethod
+    def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
+        """From x to y along `gradient` (destroyed), which has the penalty in it."""
+
+    def travels(self, point: ReplicaViews) -> list[Array]:
+        """What replicas mix, as views."""
+        return [point.weights]
+
+    def arrive(self, point: ReplicaViews) -> None:  # noqa: B027
+        """Make the weights of what was mixed."""
+
+    def repair(self, point: ReplicaViews) -> None:
+        """A point again, of the mean of what other replicas had kept."""
+        self.arrive(point)
+
+    def total(self, own: Array) -> Array:
+        """Σ over members of `own` (K,), in float64 and in rank order."""
+        found: Array = self.gather(own.astype(np.float64)).sum(axis=0)
+        return found
+
+
+def log_sum(parts: Array) -> Array:
+    """log Σ exp over the first axis, where some or all may be −∞."""
+    top = parts.max(axis=0)
+    top = np.where(np.isneginf(top), 0.0, top)
+    with np.errstate(divide="ignore"):
+        found: Array = top + np.log(np.exp(parts - top).sum(axis=0))
+    return found
+
+
+# ψ = ½|x|²: SGD, projected onto a ball where there is a radius.
+
+
+class Euclidean(MirrorMap):
+    """y = x − η g, and y · min(1, radius / |y|₂)."""
+
+    def __init__(
+        self, columns: int, gather: Callable[[Array], Array], radius: float
+    ) -> None:
+        super().__init__(columns, gather)
+        self.radius = radius
+        self.totals = 1 if radius else 0
+
+    def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
+        """Needs |y|² of all columns where there is a radius, nothing else."""
+        gradient *= gradient.dtype.type(rate)
+        point.weights[...] -= gradient
+        if not self.radius:
+            return
+        square = self.total(np.square(point.weights.astype(np.float64)).sum(axis=0))
+        with np.errstate(divide="ignore"):
+            shrink = np.minimum(self.radius / np.sqrt(square), 1.0)
+        point.weights[...] *= shrink.astype(point.weights.dtype)
+
+
+# ψ = Σ x ln x on the simplex: weights of at least zero, whose sum is the radius.
+#
+#     y = radius · x exp(−η g) / Σ x exp(−η g)
+#
+# Logarithms are kept, and mixed: a weight that is too small for a number comes back
+# when gradients want it, where a zero would be one for ever.
+
+LOG = "mirror_log"  # ln(x / radius)
+
+
+class Entropy(MirrorMap):
+    """Exponentiated gradients."""
+
+    kept = (LOG,)
+    logarithms = True
+    totals = 1
+
+    def __init__(
+        self, columns: int, gather: Callable[[Array], Array], radius: float
+    ) -> None:
+        super().__init__(columns, gather)
+        self.radius = radius
+
+    def begin(self, point: ReplicaViews) -> None:
+        """All weights alike."""
+        point.kept[LOG][...] = -np.log(self.columns)
+        self.arrive(point)
+
+    def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
+        """Needs the largest logarithm and the sum of all members."""
+        gradient *= gradient.dtype.type(rate)
+        point.kept[LOG][...] -= gradient
+        self.repair(point)
+
+    def travels(self, point: ReplicaViews) -> list[Array]:
+        """The logarithms."""
+        return [point.kept[LOG]]
+
+    def arrive(self, point: ReplicaViews) -> None:
+        """A mean of points of the simplex is one."""
+        point.weights[...] = self.radius * np.exp(point.kept[LOG])
+
+    def repair(self, point: ReplicaViews) -> None:
+        """Divide by the sum."""
+        logs = point.kept[LOG]
+        own = log_sum(logs.astype(np.float64))
+        logs -= log_sum(self.gather(own)).astype(logs.dtype)
+        self.arrive(point)
+
+
+# EG±: weights of either sign with |w|₁ ≤ radius, as entropy on 2d + 1 coordinates.
+#
+#     w = radius (u⁺ − u⁻),   u⁺ ∝ u⁺ exp(−η g),  u⁻ ∝ u⁻ exp(η g),  u⁰ as it is
+#
+# u⁰ is the slack: what neither sign has. All 2d + 1 begin alike, which is w = 0.
+
+PLUS, MINUS, SLACK = "mirror_plus", "mirror_minus", "mirror_slack"
+
+
+class SignedMap(MirrorMap):
+    """Logarithms of all three are kept, and mixed."""
+
+    kept = (PLUS, MINUS)
+    shared = (SLACK,)
+    logarithms = True
+    totals = 1
+
+    def __init__(
+        self, columns: int, gather: Callable[[Array], Array], radius: float
+    ) -> None:
+        super().__init__(columns, gather)
+        self.radius = radius
+
+    def begin(self, point: ReplicaViews) -> None:
+        """All coordinates alike."""
+        for array in self.travels(point):
+            array[...] = -np.log(2 * self.columns + 1)
+        self.arrive(point)
+
+    def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
+        """Needs the largest logarithm and the sum of all members."""
+        gradient *= gradient.dtype.type(rate)
+        point.kept[PLUS][...] -= gradient
+        point.kept[MINUS][...] += gradient
+        self.repair(point)
+
+    def travels(self, point: ReplicaViews) -> list[Array]:
+        """2d + 1 coordinates of every column."""
+        return [point.kept[PLUS], point.kept[MINUS], point.shared[SLACK]]
+
+    def arrive(self, point: ReplicaViews) -> None:
+        """radius (u⁺ − u⁻)."""
+        weights = point.weights
+        np.exp(point.kept[PLUS], out=weights)
+        weights -= np.exp(point.kept[MINUS])
+        weights *= weights.dtype.type(self.radius)
+
+    def repair(self, point: ReplicaViews) -> None:
+        """Divide by the sum, in which the slack is once and not once a member."""
+        plus, minus, slack = self.travels(point)
+        pair = np.concatenate([plus, minus]).astype(np.float64)
+        found = np.concatenate([self.gather(log_sum(pair)), slack.astype(np.float64)])
+        whole = log_sum(found)
+        for array in (plus, minus, slack):
+            array -= whole.astype(array.dtype)
+        self.arrive(point)
+
+
+# ψ = ½|x|_p²: p near 1 for weights of which few are not zero, p = 2 for SGD.
+#
+#   θ = ∇ψ(x) = sign(x) |x|^(p−1) / |x|_p^(p−2),  θ ← θ − η g,  y = the same of q and θ
+#
+# with 1/p + 1/q = 1. What is raised to a power is first divided by its Euclidean norm:
+# the power of q, which is large where d is, underflows otherwise.
+
+
+def usual_power(columns: int) -> float:
+    """2 ln d / (2 ln d − 1), and 2 where that would be more."""
+    twice = 2.0 * log(columns)
+    return twice / (twice - 1.0) if twice > 2.0 else 2.0
+
+
+class PNorm(MirrorMap):
+    """The weights are all that is kept; their dual is found anew in every step."""
+
+    totals = 4
+
+    def __init__(
+        self, columns: int, gather: Callable[[Array], Array], power: float
+    ) -> None:
+        super().__init__(columns, gather)
+        self.power = power or usual_power(columns)
+
+    def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
+        """Needs |x|₂, |x|_p, |θ|₂ and |θ|_q of all columns."""
+        dual = self._link(point.weights.astype(np.float64), self.power)
+        dual -= rate * gradient.astype(np.float64)
+        back = self.power / (self.power - 1.0)
+        point.weights[...] = self._link(dual, back)
+
+    def _link(self, x: Array, power: float) -> Array:
+        """∇ ½|x|_power², which has the norm of x in the dual of this one."""
+        size = np.sqrt(self.total(np.square(x).sum(axis=0)))
+        unit = np.abs(x) / np.where(size == 0.0, 1.0, size)
+        norm = self.total((unit**power).sum(axis=0)) ** (1.0 / power)
+        norm = np.where(norm == 0.0, 1.0, norm)
+        found: Array = np.sign(x) * (unit / norm) ** (power - 1.0) * (norm * size)
+        return found
+
+
+# ψ = ½ Σ (√h + ε) x², h = Σ g² so far: Adagrad, with an h of every replica's own.
+
+SQUARES = "mirror_h"
+
+
+class Diagonal(MirrorMap):
+    """h ← h + g²;  y = x − η g / (√h + ε). Weights are mixed, h is not."""
+
+    kept = (SQUARES,)
+
+    def __init__(
+        self, columns: int, gather: Callable[[Array], Array], epsilon: float
+    ) -> None:
+        super().__init__(columns, gather)
+        self.epsilon = epsilon
+
+    def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
+        """Word by word: nothing of other members."""
+        squares = point.kept[SQUARES]
+        squares += np.square(gradient)
+        below = np.sqrt(squares)
+        below += below.dtype.type(self.epsilon)
+        gradient *= gradient.dtype.type(rate)
+        gradient /= below
+        point.weights[...] -= gradient
+
+
+# What a mirror map may be told.
+
+KINDS = ("euclidean", "entropy", "eg", "p-norm", "diagonal")
+BOUNDED = ("euclidean", "entropy", "eg")
+
+
+@dataclass(frozen=True)
+class MirrorConfig:
+    """The geometry that steps of `anybatch` are taken in."""
+
+    kind: str = "euclidean"  # or entropy, eg, p-norm, diagonal
+    radius: float = 0.0  # of what holds the weights; 0 = none, or 1 for entropy and eg
+    p: float = 0.0  # p-norm: in (1, 2]; 0 = 2 ln d / (2 ln d - 1)
+    epsilon: float = 1e-08  # diagonal: beside the root that steps are divided by
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"[mirror] unknown kind: {self.kind!r}; known: {list(KINDS)}"
+            )
+        if not 0.0 <= self.radius < float("inf"):
+            raise ConfigError(
+                f"[mirror] radius = {self.radius!r} must be finite and at least 0; 0 is"
+                " none, or 1 for entropy and eg"
+            )
+        if self.radius and self.kind not in BOUNDED:
+            raise ConfigError(
+                f"[mirror] kind = {self.kind!r} has no radius; leave it out, or use one"
+                f" of {list(BOUNDED)}"
+            )
+        if self.p and not (self.kind == "p-norm" and 1.0 < self.p <= 2.0):
+            raise ConfigError(
+                f"[mirror] p = {self.p!r} is for kind = 'p-norm', above 1 and at most"
+                " 2; 0 takes it from the number of columns"
+            )
+        if not 0.0 < self.epsilon < float("inf"):
+            raise ConfigError(
+                f"[mirror] epsilon = {self.epsilon!r} must be above 0; 1e-8 is usual"
+            )
+
+
+# Geometries in which replicas step: mirror maps.
+
+Gather = Callable[[Array], Array]
+MIRRORS: dict[str, Callable[[MirrorConfig, int, Gather], MirrorMap]] = {
+    "euclidean": lambda own, d, gather: Euclidean(d, gather, own.radius),
+    "entropy": lambda own, d, gather: Entropy(d, gather, own.radius or 1.0),
+    "eg": lambda own, d, gather: SignedMap(d, gather, own.radius or 1.0),
+    "p-norm": lambda own, d, gather: PNorm(d, gather, own.p),
+    "diagonal": lambda own, d, gather: Diagonal(d, gather, own.epsilon),
+}
+
+
+def make_mirror(settings: MirrorConfig, columns: int, gather: Gather) -> MirrorMap:
+    """The map of the section [mirror], for so many columns of all members."""
+    return MIRRORS[settings.kind](settings, columns, gather)
+
+
+__all__ = ["MIRRORS", "MirrorMap", "MirrorConfig", "ReplicaViews", "make_mirror"]

@@ -1,0 +1,265 @@
+"""Penalties and bounds on weights, the problem, and several models at once."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError
+
+# What is added to the mean loss to keep weights small, few, or within bounds.
+#
+#     p(w) = l1 ‖w‖₁ + (l2/2) ‖w‖²   where lower ≤ w ≤ upper
+#
+# The ridge is smooth and affine in w: it belongs to the steps. What bends F, l1 and the
+# bounds, has a proximal map instead, which is applied behind a step:
+#
+#     prox_η(w) = argmin_u ‖u − w‖²/(2η) + l1‖u‖₁, lower ≤ u ≤ upper
+#               = clip(sign(w) max(|w| − η l1, 0), lower, upper)
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    """Of weights (d,) or (d, K); the intercept is never penalised, nor bounded.
+
+    Bounds are a number for all columns or one for each, (d,).
+    """
+
+    l2: float = 0.0
+    l1: float = 0.0
+    lower: Any = -np.inf
+    upper: Any = np.inf
+
+    @property
+    def is_nothing(self) -> bool:
+        """True where it adds nothing to the mean loss."""
+        return self.l1 == 0.0 and self.l2 == 0.0
+
+    @property
+    def is_bounded(self) -> bool:
+        """True where some column has a bound."""
+        free = np.all(np.equal(self.lower, -np.inf)) and np.all(self.upper == np.inf)
+        return not free
+
+    @property
+    def is_smooth(self) -> bool:
+        """True where the ridge is all there is: exact under s steps."""
+        return self.l1 == 0.0 and not self.is_bounded
+
+    def of(self, columns: Any) -> "Penalty":
+        """The same for some of the columns."""
+        lower, upper = (
+            bound if np.ndim(bound) == 0 else np.asarray(bound)[columns]
+            for bound in (self.lower, self.upper)
+        )
+        return Penalty(self.l2, self.l1, lower, upper)
+
+    def value(self, weights: Array) -> float:
+        """l1‖w‖₁ + (l2/2)‖w‖², in float64."""
+        value = 0.0
+        if self.l2:
+            value += 0.5 * self.l2 * float(np.sum(np.square(weights, dtype=np.float64)))
+        if self.l1:
+            value += self.l1 * float(np.sum(np.abs(weights), dtype=np.float64))
+        return value
+
+    def prox(self, weights: Array, step: float) -> Array:
+        """weights ← prox_η(weights), in place, in their own dtype; zeros are exact."""
+        if self.l1:
+            small = weights.dtype.type(step * self.l1)
+            weights -= np.clip(weights, -small, small)
+        if self.is_bounded:
+            lower, upper = self.bounds(weights)
+            np.minimum(np.maximum(weights, lower, out=weights), upper, out=weights)
+        return weights
+
+    def least(self, weights: Array, slope: Array) -> Array:
+        """The smallest subgradient of F at w, where `slope` is that of the smooth part.
+
+        It is zero at the minimum and only there: at w_j = 0 what l1 cannot hold, at a
+        bound only what points back inside. Without l1 and bounds it is the slope.
+        """
+        if self.is_smooth:
+            return slope
+        pull = np.where(
+            weights == 0.0,
+            slope - np.clip(slope, -self.l1, self.l1),
+            slope + self.l1 * np.sign(weights),
+        )
+        # Weights may have been float32, and so what was a bound for them.
+        lower, upper = self.bounds(weights, np.float32)
+        rounded = weights.astype(np.float32)
+        held = ((rounded <= lower) & (pull > 0.0)) | ((rounded >= upper) & (pull < 0.0))
+        return np.where(held, 0.0, pull)
+
+    def minimum(self, weights: Array, slope: Array) -> Array:
+        """argmin_u of slope·u + p(u), shaped as the weights; ±inf where there is none.
+
+        What a linear function and the penalty have for a minimum, column by column.
+        """
+        pull = -(slope - np.clip(slope, -self.l1, self.l1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            free = pull / self.l2 if self.l2 else np.where(pull, pull * np.inf, weights)
+        if self.l2 == 0.0 and self.l1:
+            # Where l1 holds the slope, 0 is a minimum, and so may be more.
+            free = np.where(pull, free, np.where(np.abs(slope) < self.l1, 0.0, weights))
+        lower, upper = self.bounds(weights)
+        return np.asarray(np.minimum(np.maximum(free, lower), upper))
+
+    def bounds(self, weights: Array, dtype: Any = None) -> tuple[Array, Array]:
+        """Return both bounds, shaped so that they meet these weights."""
+        lower, upper = (
+            np.asarray(bound, dtype=dtype or weights.dtype)
+            for bound in (self.lower, self.upper)
+        )
+        if weights.ndim == 2:
+            return _upright(lower), _upright(upper)
+        return lower, upper
+
+
+def _upright(bound: Array) -> Array:
+    """(d,) as (d, 1)."""
+    return bound[:, None] if bound.ndim else bound
+
+
+# What is learnt: the family, and what keeps its weights small or within bounds.
+
+STEP, EXCHANGE = "step", "exchange"
+PLACES = (STEP, EXCHANGE)  # behind which of them l1 and bounds act
+Bound = float | tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class ProblemConfig:
+    """What is learnt."""
+
+    family: str = "logistic"
+    l2: float = 0.0  # ridge penalty λ; the intercept is never penalised
+    intercept: bool = False
+    l1: float = 0.0  # larger = more weights are exactly 0
+    l1_at: str = "step"  # exchange: l1 and bounds act once for s steps, approximately
+    lower: Bound = None  # of all weights, or a list with one for each column
+    upper: Bound = None  # the same from above
+
+    def __post_init__(self) -> None:
+        for name in ("l2", "l1"):
+            value = getattr(self, name)
+            if not 0.0 <= value < float("inf"):
+                raise ConfigError(
+                    f"[problem] {name} = {value!r} must be finite and at least 0;"
+                    " 0 is none, 1e-5 is usual"
+                )
+        if self.l1_at not in PLACES:
+            raise ConfigError(
+                f"[problem] l1_at = {self.l1_at!r}; known: {', '.join(PLACES)}"
+            )
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        """Some finite number lies between the bounds of every column."""
+        lower, upper = (
+            np.atleast_1d(free if bound is None else bound)
+            for bound, free in ((self.lower, -np.inf), (self.upper, np.inf))
+        )
+        fits = lower.size == 1 or upper.size == 1 or lower.size == upper.size
+        if not (
+            fits and np.all((lower <= upper) & (lower < np.inf) & (upper > -np.inf))
+        ):
+            raise ConfigError(
+                "[problem] lower and upper leave some weight no value; give lower <="
+                " upper, one number each, or one for each column"
+            )
+
+    @property
+    def is_smooth(self) -> bool:
+        """True without l1 and bounds."""
+        return self.l1 == 0.0 and self.lower is None and self.upper is None
+
+
+# Models that are trained together: what each has of its own, and where it lies.
+#
+# K models share rows, Gram and messages. Their weights lie side by side, one model's
+# columns after the other's, and so do their scores and residuals.
+
+
+@dataclass(frozen=True)
+class SweepModel:
+    """One of them.
+
+    Attributes
+    ----------
+    l2 : float, its ridge penalty λ
+    rate : float, its first rate
+    fold : int or None, the fold that it is not trained on; None: it has all rows
+    """
+
+    l2: float
+    rate: float
+    fold: int | None = None
+
+
+@dataclass(frozen=True)
+class Models:
+    """All of them, with `scores` columns of weights each."""
+
+    each: tuple[SweepModel, ...]
+    scores: int = 1
+    # Which column of the shard's weights each one has.
+    weights: tuple[int, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    @property
+    def columns(self) -> int:
+        """Of all of them together."""
+        return len(self.each) * self.scores
+
+    @cached_property
+    def l2(self) -> Array:
+        """λ of each, (models,)."""
+        return np.array([model.l2 for model in self.each])
+
+    @cached_property
+    def settings(self) -> list[tuple[float, float]]:
+        """The (l2, rate) that occur, each once."""
+        return list(dict.fromkeys((m.l2, m.rate) for m in self.each))
+
+    @cached_property
+    def setting_of(self) -> Array:
+        """The number of its setting for every column of weights, (columns,)."""
+        number = {setting: k for k, setting in enumerate(self.settings)}
+        own = [number[m.l2, m.rate] for m in self.each]
+        return np.repeat(np.array(own), self.scores)
+
+    @cached_property
+    def weights_of(self) -> Array:
+        """The column of sample weights for every model, (models,)."""
+        return np.array(self.weights or (0,) * len(self.each))
+
+    def sample_weights(self, weights: Array | None) -> Array | None:
+        """(m, distinct ones) as (m, models); one for all stays (m, 1)."""
+        if weights is None or weights.shape[1] == 1:
+            return weights
+        return np.take(weights, self.weights_of, axis=1)
+
+    def of_columns(self, weights: Array | None) -> Array | None:
+        """The same as (m, columns)."""
+        found = self.sample_weights(weights)
+        if found is None or found.shape[1] == 1 or self.scores == 1:
+            return found
+        return np.repeat(found, self.scores, axis=1)
+
+    def sums(self, values: Array) -> Array:
+        """Sums over the columns of each, (models,) of (columns,)."""
+        total: Array = values.reshape(len(self.each), self.scores).sum(axis=1)
+        return total
+
+    def are_finite(self, weights: Array, states: int) -> Array:
+        """Which of them have weights (d, states · columns) without a NaN, (models,)."""
+        good = np.isfinite(weights).all(axis=0).reshape(states, len(self.each), -1)
+        return np.asarray(good.all(axis=(0, 2)))

@@ -1,0 +1,280 @@
+"""The s-step recurrence: its schedule and its coefficients, for one or many models."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm.updates import LinearUpdate
+
+# The s steps of one exchange, unrolled: every coefficient known before the loop.
+#
+# With Φ_{j,i} = M_{j−1} ··· M_i and Φ_{i,i} = I:
+#
+#     t_j    = Σ_k lead[j, k] (Y_j x_k) + Σ_{i<j} couple[j][i] G_ji r_i
+#     lead_j = qᵀ Φ_{j,0}        couple_ji = qᵀ Φ_{j,i+1} u_i
+#     x      ← Φ_{s,0} x + Σ_i Φ_{s,i+1} u_i Y_iᵀ r_i
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class UnrolledSteps:
+    """Coefficients of s steps, in float64."""
+
+    lead: Array  # (s, states)
+    couple: tuple[Array, ...]  # couple[j] has j entries
+    carry: Array  # Φ_{s,0}, (states, states)
+    gain: Array  # Φ_{s,i+1} u_i, (s, states)
+    free: Array  # M_k at λ = 0 for the intercept, (s, states, states)
+    push: Array  # u_k, (s, states)
+    probe: Array  # q, (states,)
+
+
+def unroll(
+    update: LinearUpdate, rates: Sequence[float], counts: Sequence[int], l2: float
+) -> UnrolledSteps:
+    """Unroll steps of `rates` on batches of `counts` rows."""
+    probe = update.probe()
+    carry = np.eye(update.states)
+    reach = np.empty((update.states, len(counts)))  # column i holds Φ_{j,i+1} u_i
+    lead, couple = [], []
+    for j, (rate, count) in enumerate(zip(rates, counts, strict=True)):
+        lead.append(probe @ carry)
+        couple.append(probe @ reach[:, :j])
+        step = update.transition(rate, l2)
+        reach[:, :j] = step @ reach[:, :j]
+        reach[:, j] = update.gain(rate, count)
+        carry = step @ carry
+    return UnrolledSteps(
+        lead=np.array(lead),
+        couple=tuple(couple),
+        carry=carry,
+        gain=reach.T.copy(),
+        free=np.array([update.transition(rate, 0.0) for rate in rates]),
+        push=np.array([update.gain(r, c) for r, c in zip(rates, counts, strict=True)]),
+        probe=probe,
+    )
+
+
+@dataclass(frozen=True)
+class PlainSteps:
+    """Coefficients of s steps that are taken one after the other, in float64."""
+
+    carry: Array  # M_k, (s, states, states)
+    gain: Array  # u_k, (s, states)
+    free: Array  # M_k at λ = 0 for the intercept, (s, states, states)
+    probe: Array  # q, (states,)
+
+    @property
+    def states(self) -> int:
+        """Of the weights."""
+        return len(self.probe)
+
+
+def plain_steps(
+    update: LinearUpdate, rates: Sequence[float], counts: Sequence[int], l2: float
+) -> PlainSteps:
+    """Steps of `rates` on batches of `counts` rows, all of them at once.
+
+    M_k and u_k are affine in the rate, whatever the update: their values at two rates
+    say all others.
+    """
+    each = np.asarray(rates, dtype=np.float64)
+    inverse = 1.0 / np.asarray(counts, dtype=np.float64)
+    gain = _affine(lambda rate: update.gain(rate, 1), each)
+    return PlainSteps(
+        carry=_affine(lambda rate: update.transition(rate, l2), each),
+        gain=gain * inverse[:, None],
+        free=_affine(lambda rate: update.transition(rate, 0.0), each),
+        probe=update.probe(),
+    )
+
+
+def _affine(function: Callable[[float], Array], rates: Array) -> Array:
+    """The function at every rate, along a first axis."""
+    start = function(0.0)
+    slope = function(1.0) - start
+    values: Array = start + np.multiply.outer(rates, slope)
+    return values
+
+
+# The same unrolling for several models at once: rates and penalties of their own.
+#
+# Every coefficient of `hpcsgd.glm.unrolling` has one axis more, the last: one entry
+# for each column of weights.
+
+
+@dataclass(frozen=True)
+class ManyUnrolledSteps(UnrolledSteps):
+    """`Unrolled` with a last axis for the columns of weights; `probe` has none."""
+
+    @property
+    def reads(self) -> int:
+        """States that scores are read of; 1 where they come as they are read."""
+        return int(self.lead.shape[1])
+
+    def of(self, columns: Array) -> "ManyUnrolledSteps":
+        """With these entries of the last axis, which may occur several times."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts["couple"] = tuple(c[..., columns] for c in self.couple)
+        for name in ("lead", "carry", "gain", "free", "push"):
+            parts[name] = parts[name][..., columns]
+        return ManyUnrolledSteps(**parts)
+
+
+def unroll_many(
+    update: LinearUpdate, rates: Array, counts: tuple[int, ...], l2: Array
+) -> ManyUnrolledSteps:
+    """Unroll steps of `rates` (s, settings), each setting with its own λ."""
+    states, settings = update.states, len(l2)
+    steps = _transitions(update, rates, l2)
+    push = _gains(update, rates, np.array(counts, dtype=np.float64))
+    probe = update.probe()
+    carry = np.repeat(np.eye(states)[:, :, None], settings, axis=2)
+    reach = np.empty((states, len(counts), settings))  # (·, i) holds Φ_{j,i+1} u_i
+    lead, couple = [], []
+    for j, step in enumerate(steps):
+        lead.append(np.tensordot(probe, carry, axes=1))
+        couple.append(np.tensordot(probe, reach[:, :j], axes=1))
+        reach[:, :j] = _times(step, reach[:, :j])
+        reach[:, j] = push[j]
+        carry = _times(step, carry)
+    return ManyUnrolledSteps(
+        lead=np.array(lead),
+        couple=tuple(couple),
+        carry=carry,
+        gain=reach.swapaxes(0, 1).copy(),
+        free=_transitions(update, rates, np.zeros(settings)),
+        push=push,
+        probe=probe,
+    )
+
+
+def one_step_many(
+    update: LinearUpdate, rates: Array, count: int, l2: Array
+) -> ManyUnrolledSteps:
+    """One step of `rates` (settings,), whose scores arrive already read at q."""
+    one = unroll_many(update, rates[None], (count,), l2)
+    parts = {f.name: getattr(one, f.name) for f in fields(one)}
+    return ManyUnrolledSteps(**parts | {"lead": np.ones((1, 1, len(l2)))})
+
+
+def _times(step: Array, states: Array) -> Array:
+    """M x for every column: (a, b, k) and (b, i, k) to (a, i, k)."""
+    if len(step) == 1:
+        one: Array = step * states
+        return one
+    many: Array = np.einsum("abk,bik->aik", step, states)
+    return many
+
+
+def _transitions(update: LinearUpdate, rates: Array, l2: Array) -> Array:
+    """M of every step, (s, states, states, settings).
+
+    M is affine in the rate and in λ, whatever the update: four values say all others.
+    """
+    none, rate = update.transition(0.0, 0.0), update.transition(1.0, 0.0)
+    ridge, both = update.transition(0.0, 1.0), update.transition(1.0, 1.0)
+    eta, lam = rates[:, None, None, :], np.broadcast_to(l2, rates.shape)[:, None, None]
+    found: Array = (
+        none[..., None]
+        + eta * (rate - none)[..., None]
+        + lam * (ridge - none)[..., None]
+        + eta * lam * (both - rate - ridge + none)[..., None]
+    )
+    return found
+
+
+def _gains(update: LinearUpdate, rates: Array, counts: Array) -> Array:
+    """u of every step, (s, states, settings)."""
+    start = update.gain(0.0, 1)
+    slope = update.gain(1.0, 1) - start
+    found: Array = start[:, None] + rates[:, None, :] * slope[:, None]
+    return found / counts[:, None, None]
+
+
+# How much is done between two synchronisations, and what that puts on the wire.
+
+MOST_ROWS = 2048  # of an exchange whose steps are left open
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Batch b of one replica, steps s of one exchange, exchanges τ of one agreement."""
+
+    batch: int = 32  # larger = fewer steps in an epoch, less noise in each
+    steps: int = (
+        8  # larger = fewer messages, more flops (512..1024 rows are usual), or auto
+    )
+    period: int = 1  # larger = replicas drift further apart between agreements
+    epochs: int = 1  # passes over the rows of every replica
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "steps", "period", "epochs"):
+            value = getattr(self, name)
+            least = 0 if name == "steps" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(
+                    f"[schedule] {name} = {value!r} must be a whole number"
+                    f" of at least 1{', or auto' if name == 'steps' else ''}"
+                )
+
+    @property
+    def most_steps(self) -> int:
+        """s, or what it may become where it is left open."""
+        return self.steps or max(MOST_ROWS // self.batch, 1)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The s batches of one exchange: where each begins, and its place in packed G.
+
+    Packed G is the strictly-lower block triangle, one block row after the other:
+    block row j is the dense matrix Y_j (Y_0 .. Y_{j-1})ᵀ of b_j × start_j words,
+    so a recurrence reads contiguous memory and nothing on or above the diagonal
+    is computed, stored or sent.
+    """
+
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """First row of each batch, and the number of rows m at the end."""
+        starts = [0]
+        for size in self.sizes:
+            starts.append(starts[-1] + size)
+        return tuple(starts)
+
+    @cached_property
+    def rows(self) -> int:
+        """m = Σ b_j."""
+        return self.starts[-1]
+
+    @cached_property
+    def gram_starts(self) -> tuple[int, ...]:
+        """First word of each block row of packed G, and the words of all of them."""
+        starts = [0]
+        for size, row in zip(self.sizes, self.starts[:-1], strict=True):
+            starts.append(starts[-1] + size * row)
+        return tuple(starts)
+
+    @cached_property
+    def gram_words(self) -> int:
+        """(m² − Σ b_j²) / 2, which is b² s (s−1) / 2 when no batch is ragged."""
+        return self.gram_starts[-1]
+
+
+@lru_cache(maxsize=256)
+def blocks_of(sizes: tuple[int, ...]) -> Blocks:
+    """The one `Blocks` of these sizes: an epoch has two or three of them."""
+    return Blocks(sizes)
+
+
+def uniform_blocks(batch: int, steps: int) -> Blocks:
+    """s batches of b rows each."""
+    return blocks_of((batch,) * steps)

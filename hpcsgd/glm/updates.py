@@ -1,0 +1,559 @@
+"""Step rules (SGD, momentum, Adam, Adagrad, 8-bit states, SVRG) and step sizes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError
+
+# Updates that are affine in the state (w, v), and therefore exact under s steps.
+#
+# Step k takes the state x to  M_k x + u_k A_kᵀ r_k  and reads its scores at q·x,
+# where r_k is summed over b rows, η is the rate, λ the ridge penalty, h = η/b.
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class LinearUpdate(ABC):
+    """The protocol, and what plain SGD shares with momentum."""
+
+    momentum: float = 0.0
+    states = 1  # w alone, or (w, v)
+    is_anchored = False  # True: residuals are less those at the second state
+
+    @abstractmethod
+    def transition(self, rate: float, l2: float) -> Array:
+        """M_k, states × states."""
+
+    @abstractmethod
+    def gain(self, rate: float, count: int) -> Array:
+        """u_k, what one unit of A_kᵀ r_k adds to each state."""
+
+    def probe(self) -> Array:
+        """q, the combination of states at which scores are read."""
+        first: Array = np.eye(self.states)[0]
+        return first
+
+
+@dataclass(frozen=True)
+class Sgd(LinearUpdate):
+    """w ← (1 − ηλ) w − h Aᵀr."""
+
+    def transition(self, rate: float, l2: float) -> Array:
+        return np.array([[1.0 - rate * l2]])
+
+    def gain(self, rate: float, count: int) -> Array:
+        return np.array([-rate / count])
+
+
+@dataclass(frozen=True)
+class HeavyBall(LinearUpdate):
+    """v ← μv + g,  w ← w − ηv."""
+
+    states = 2
+
+    def transition(self, rate: float, l2: float) -> Array:
+        mu = self.momentum
+        return np.array([[1.0 - rate * l2, -rate * mu], [l2, mu]])
+
+    def gain(self, rate: float, count: int) -> Array:
+        return np.array([-rate, 1.0]) / count
+
+
+@dataclass(frozen=True)
+class Nesterov(LinearUpdate):
+    """v ← μv + g,  w ← w − η(g + μv): the form deep-learning frameworks use."""
+
+    states = 2
+
+    def transition(self, rate: float, l2: float) -> Array:
+        mu = self.momentum
+        shrink = 1.0 - rate * (1.0 + mu) * l2
+        return np.array([[shrink, -rate * mu * mu], [l2, mu]])
+
+    def gain(self, rate: float, count: int) -> Array:
+        return np.array([-rate * (1.0 + self.momentum), 1.0]) / count
+
+
+@dataclass(frozen=True)
+class NesterovClassic(LinearUpdate):
+    """Gradient at w + μv;  v ← μv − ηg,  w ← w + v."""
+
+    states = 2
+
+    def transition(self, rate: float, l2: float) -> Array:
+        mu, shrink = self.momentum, 1.0 - rate * l2
+        return np.array([[shrink, mu * shrink], [-rate * l2, mu * shrink]])
+
+    def gain(self, rate: float, count: int) -> Array:
+        return np.array([-rate, -rate]) / count
+
+    def probe(self) -> Array:
+        return np.array([1.0, self.momentum])
+
+
+# Steps that replicas take alike once they know the mean gradient.
+#
+# A rule works word by word on some columns at a time: whoever holds a part of the
+# weights (a bucket, a slice, a tile on disk) can step it alone, and the parts have the
+# bits that the whole would have. Products that take s steps at once need an update that
+# is affine in the state (`hpcsgd.glm.updates`); a rule may be anything.
+
+
+@dataclass(frozen=True)
+class ColumnViews:
+    """Some columns: views that a step writes to."""
+
+    weights: Array  # (columns, states · K)
+    kept: Mapping[str, Any]  # (columns, K) each, by the names that the rule keeps
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which step it is."""
+
+    number: int  # of steps before it, in the whole run
+    rate: float
+
+
+class Rule(ABC):
+    """The protocol; what a rule keeps begins as zeros."""
+
+    states: int = 1  # of K columns each, in the weights: 2 with a velocity beside them
+    kept: ClassVar[tuple[str, ...]] = ()  # K words a column more, each
+    unit: ClassVar[int] = 1  # columns that stay together: parts begin at multiples
+
+    def room(self, name: str, columns: int, width: int, dtype: Any) -> Any:
+        """An array for what is kept under `name`, or what gives views like one."""
+        return np.zeros((columns, width), dtype)
+
+    @abstractmethod
+    def step(
+        self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
+    ) -> None:
+        """Step along g = `factor` · `gradient` (destroyed) plus the penalty, λw."""
+
+
+@dataclass(frozen=True)
+class LinearRule(Rule):
+    """x ← M x + u g: plain SGD and its momenta."""
+
+    update: LinearUpdate
+
+    @property
+    def states(self) -> int:  # type: ignore[override]
+        """Of the update."""
+        return self.update.states
+
+    def step(
+        self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
+    ) -> None:
+        """As one step of the recurrence."""
+        weights = part.weights
+        carry = self.update.transition(turn.rate, l2)
+        gain = self.update.gain(turn.rate, 1) * factor
+        if self.update.states == 1:
+            weights *= float(carry[0, 0])
+            gradient *= gradient.dtype.type(gain[0])
+            weights += gradient
+            return
+        parts = weights.reshape(len(weights), len(carry), -1)
+        moved = np.einsum("pq,dqk->dpk", carry.astype(weights.dtype), parts)
+        for state, share in enumerate(gain):  # one at a time: no copy of all states
+            moved[:, state] += gradient.dtype.type(share) * gradient
+        weights[...] = moved.reshape(weights.shape)
+
+
+# Adagrad and Adam: every word has a rate of its own, from the gradients it has seen.
+#
+# The penalty is part of the gradient, so that both go to the optimum of F, as SGD does.
+
+
+def whole_gradient(
+    part: ColumnViews, gradient: Array, factor: float, l2: float
+) -> Array:
+    """g + λw, where `gradient` was."""
+    gradient *= gradient.dtype.type(factor)
+    if l2:
+        gradient += gradient.dtype.type(l2) * part.weights
+    return gradient
+
+
+@dataclass(frozen=True)
+class Adagrad(Rule):
+    """h ← h + g²;  w ← w − η g / (√h + ε)."""
+
+    epsilon: float = 1e-8
+    kept: ClassVar[tuple[str, ...]] = ("adagrad_h",)
+
+    def step(
+        self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
+    ) -> None:
+        """Word by word."""
+        g, h = whole_gradient(part, gradient, factor, l2), part.kept["adagrad_h"]
+        h += np.square(g)
+        below = np.sqrt(h)
+        below += below.dtype.type(self.epsilon)
+        g *= g.dtype.type(turn.rate)
+        g /= below
+        part.weights[...] -= g
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """m ← β₁m + (1 − β₁)g;  v ← β₂v + (1 − β₂)g²;  w ← w − η m̂ / (√v̂ + ε)."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    kept: ClassVar[tuple[str, ...]] = ("adam_m", "adam_v")
+
+    def step(
+        self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
+    ) -> None:
+        """With the corrections of step `turn.number` + 1."""
+        g = whole_gradient(part, gradient, factor, l2)
+        m, v = part.kept["adam_m"], part.kept["adam_v"]
+        real = g.dtype.type
+        v *= real(self.beta2)
+        v += real(1.0 - self.beta2) * np.square(g)
+        m *= real(self.beta1)
+        g *= real(1.0 - self.beta1)
+        m += g
+        self.walk(part, turn)
+
+    def walk(self, part: ColumnViews, turn: Turn) -> None:
+        """w ← w − η m̂ / (√v̂ + ε)."""
+        m, v = part.kept["adam_m"], part.kept["adam_v"]
+        real, t = m.dtype.type, turn.number + 1
+        below = np.sqrt(v * real(1.0 / (1.0 - self.beta2**t)))
+        below += real(self.epsilon)
+        np.divide(m, below, out=below)
+        below *= real(turn.rate / (1.0 - self.beta1**t))
+        part.weights[...] -= below
+
+
+# Eight bits for numbers of very different sizes: a table of 256 values in [−1, 1].
+#
+# Values are spread over seven decades, with more of them in the upper ones: a decade
+# 10⁻ᵉ has 2^(6 − e) of them (arXiv 1511.04561, 2110.02861). Zero is a value, so that
+# what is zero stays zero: a column that no row has would else drift, divided by
+# nothing. Numbers are held in blocks, each divided by its largest, which is held beside
+# it.
+
+BLOCK = 256  # columns that share a scale, score by score
+
+
+def _decades(bits: int) -> Array:
+    """The values above zero, ascending: `bits` for the fraction of the first decade."""
+    found = [
+        10.0**-e * (0.1 + 0.9 * np.arange(1, 2**f + 1) / 2**f)
+        for e, f in enumerate(range(bits, -1, -1))
+    ]
+    return np.sort(np.concatenate(found))
+
+
+def _table(signed: bool) -> Array:
+    above = _decades(6 if signed else 7)
+    if not signed:
+        return np.concatenate([[0.0], above])
+    return np.concatenate([-above[::-1], [0.0, 1e-8], above])
+
+
+@dataclass(frozen=True)
+class Code:
+    """A table and the bounds between its values."""
+
+    values: Array
+    bounds: Array
+    zero: int  # its place
+    rooted: bool  # nothing becomes zero but zero: a step would be divided by nothing
+
+    @classmethod
+    def of(cls, signed: bool) -> "Code":
+        """Ties go up."""
+        values = _table(signed)
+        bounds = (values[1:] + values[:-1]) / 2
+        return cls(values, bounds, int(np.searchsorted(values, 0.0)), not signed)
+
+    def nearest(self, numbers: Array) -> NDArray[np.uint8]:
+        """The places of numbers in [−1, 1]."""
+        places = np.searchsorted(self.bounds, numbers, side="right")
+        if self.rooted:
+            places += (places == self.zero) & (numbers > 0.0)
+        return places.astype(np.uint8)
+
+
+SIGNED, UNSIGNED = Code.of(signed=True), Code.of(signed=False)
+
+
+@dataclass
+class Eight:
+    """A (columns, K) array in eight bits a word; slices of whole blocks are views.
+
+    `rooted`: numbers are squares, and held as their roots, whose sizes lie closer.
+    """
+
+    codes: NDArray[np.uint8]  # (columns, K)
+    scales: Array  # (blocks, K)
+    rooted: bool
+
+    @classmethod
+    def zeros(cls, columns: int, width: int, dtype: Any, rooted: bool) -> "Eight":
+        """All zero."""
+        place = (UNSIGNED if rooted else SIGNED).zero
+        codes = np.full((columns, width), place, dtype=np.uint8)
+        return cls(codes, np.zeros((-(-columns // BLOCK), width), dtype), rooted)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers."""
+        return self.codes.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Of codes and scales."""
+        return int(self.codes.nbytes + self.scales.nbytes)
+
+    def __getitem__(self, columns: slice) -> "Eight":
+        """Whole blocks, or up to the end."""
+        first, last = columns.start // BLOCK, -(-columns.stop // BLOCK)
+        return Eight(self.codes[columns], self.scales[first:last], self.rooted)
+
+    def decoded(self) -> Array:
+        """The numbers."""
+        code = UNSIGNED if self.rooted else SIGNED
+        found: Array = code.values.astype(self.scales.dtype)[self.codes]
+        found *= np.repeat(self.scales, BLOCK, axis=0)[: len(found)]
+        return np.square(found) if self.rooted else found
+
+    def encode(self, numbers: Array) -> None:
+        """Hold other numbers; what is no number is seen in its whole block."""
+        code = UNSIGNED if self.rooted else SIGNED
+        held = np.sqrt(numbers) if self.rooted else numbers
+        starts = np.arange(0, len(held), BLOCK)
+        self.scales[...] = np.maximum.reduceat(np.abs(held), starts, axis=0)
+        below = np.where(self.scales > 0.0, self.scales, 1.0)
+        self.codes[...] = code.nearest(
+            held / np.repeat(below, BLOCK, axis=0)[: len(held)]
+        )
+
+
+# What a rule keeps, in eight bits a word between its steps (arXiv 2110.02861).
+
+SMALL = 4096  # words; arrays below that stay as they are
+SQUARES = ("adam_v", "adagrad_h")  # names of what is kept and never below zero
+
+
+@dataclass(frozen=True)
+class InEightBits(Rule):
+    """Widened, stepped, and made narrow again, tile by tile."""
+
+    inner: Rule
+    unit: ClassVar[int] = BLOCK
+
+    @property
+    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Of the rule."""
+        return self.inner.kept
+
+    def room(self, name: str, columns: int, width: int, dtype: Any) -> Any:
+        """Where `name` is kept: wide where that is small."""
+        if columns * width < SMALL:
+            return np.zeros((columns, width), dtype)
+        return Eight.zeros(columns, width, dtype, name in SQUARES)
+
+    def step(
+        self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
+    ) -> None:
+        """The step of the rule, on what it kept to eight bits."""
+        wide = {
+            name: kept.decoded() if isinstance(kept, Eight) else kept
+            for name, kept in part.kept.items()
+        }
+        self.inner.step(ColumnViews(part.weights, wide), gradient, factor, turn, l2)
+        for name, kept in part.kept.items():
+            if isinstance(kept, Eight):
+                kept.encode(wide[name])
+
+
+@dataclass(frozen=True)
+class Velocity(Rule):
+    """v ← μv + g;  w ← w − ηv, or w − η(g + μv): momentum that is kept beside w."""
+
+    momentum: float
+    looks_ahead: bool = False
+    kept: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    def step(
+        self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
+    ) -> None:
+        """Word by word."""
+        g, v = whole_gradient(part, gradient, factor, l2), part.kept["velocity"]
+        real = g.dtype.type
+        v *= real(self.momentum)
+        v += g
+        along = g + real(self.momentum) * v if self.looks_ahead else v
+        part.weights[...] -= real(turn.rate) * along
+
+
+# Variance reduction: steps that come to rest at the optimum, at a constant rate.
+#
+#   g = A_kᵀ(r(w) − r(w̃))/b + μ̃ + λw        μ̃ = the gradient of the data at w̃, all rows
+#
+# At w = w̃ = the optimum the first term is nothing and the rest is ∇F = 0. The state
+# (w, w̃, μ̃) takes an affine step, so s of them are exact; w̃ and μ̃ stay until the
+# next snapshot is taken (`hpcsgd.solvers.evaluation`).
+
+
+@dataclass(frozen=True)
+class Svrg(LinearUpdate):
+    """w ← (1 − ηλ) w − ημ̃ − h Aᵀ(r(w) − r(w̃))."""
+
+    states = 3
+    is_anchored = True
+
+    def transition(self, rate: float, l2: float) -> Array:
+        return np.array([[1.0 - rate * l2, 0.0, -rate], [0, 1, 0], [0, 0, 1]])
+
+    def gain(self, rate: float, count: int) -> Array:
+        return np.array([-rate / count, 0.0, 0.0])
+
+
+# Step sizes as a function of the step's number.
+#
+# With the first rate η, steps k from 0 on, n of them in all and N epochs:
+#
+#     constant      η
+#     inverse       η / (1 + c k)
+#     inverse-sqrt  η / √(1 + c k)
+#     cosine        η (1 + cos(π k / n)) / 2
+#     milestones    η fᵐ, where m milestones are at most k N / n epochs
+#
+# A run of milestones is constant between them, and drops at each: step decay, as
+# networks are trained by. All others are smooth.
+
+# kind -> factors on the first rate of a run, in steps of these numbers
+RATES: dict[str, Callable[["Rate", Array], Array]] = {
+    "constant": lambda rate, k: np.ones(len(k)),
+    "inverse": lambda rate, k: 1.0 / (1.0 + rate.config.decay * k),
+    "inverse-sqrt": lambda rate, k: 1.0 / np.sqrt(1.0 + rate.config.decay * k),
+    "cosine": lambda rate, k: (
+        0.5 * (1.0 + np.cos(np.pi * np.minimum(k / rate.total_steps, 1.0)))
+    ),
+    "milestones": lambda rate, k: rate.config.factor ** rate.passed(k),
+}
+NORMS = ("rows", "batches")
+
+
+@dataclass(frozen=True)
+class RateConfig:
+    """A first rate and how it changes."""
+
+    kind: str = "constant"
+    value: float = 0.1  # larger = faster, until it diverges; or auto, from the data
+    decay: float = 0.0  # c of 1/(1 + c k) and of 1/√(1 + c k), per step
+    warmup: int = 0  # steps over which the rate grows linearly to its schedule
+    per_batch: int = 0  # rows of a step that value is for; of more, it grows with them
+    norm: str = "rows"  # what auto goes by: the longest row, or batches (bolder)
+    milestones: tuple[float, ...] = ()  # epochs after which the rate is multiplied
+    factor: float = 0.1  # by this; nearer to 1 = smaller drops
+
+    def __post_init__(self) -> None:
+        if self.kind not in RATES:
+            raise ConfigError(
+                f"[rate] unknown kind: {self.kind!r}; known: {list(RATES)}"
+            )
+        if self.norm not in NORMS:
+            raise ConfigError(f"[rate] norm = {self.norm!r}; known: {', '.join(NORMS)}")
+        if not 0.0 <= self.value < float("inf"):
+            raise ConfigError(
+                f"[rate] value = {self.value!r} must be positive and finite,"
+                " or auto; 0.1 is a cautious start"
+            )
+        if not 0.0 <= self.decay < float("inf"):
+            raise ConfigError(
+                f"[rate] decay = {self.decay!r} must be at least 0; 0 is none"
+            )
+        if self.per_batch < 0 or (self.per_batch and self.value == 0.0):
+            raise ConfigError(
+                f"[rate] per_batch = {self.per_batch} must be the rows of a step that"
+                " [rate] value is for, and needs one; 0 leaves the value as it is"
+            )
+        if self.warmup < 0:
+            raise ConfigError(
+                f"[rate] warmup = {self.warmup!r} must be at least 0; 0 is none"
+            )
+
+        self._check_milestones()
+
+    def _check_milestones(self) -> None:
+        said = list(self.milestones)
+        if any(not 0.0 < m < float("inf") for m in said) or sorted(set(said)) != said:
+            raise ConfigError(
+                f"[rate] milestones = {said} must be positive numbers of epochs in"
+                " rising order, as [30, 60, 90]"
+            )
+        if self.kind == "milestones" and not said:
+            raise ConfigError(
+                "[rate] kind = 'milestones' drops at epochs and was given none; set"
+                " rate.milestones, as --milestones 30,60,90"
+            )
+        if not 0.0 < self.factor < 1.0:
+            raise ConfigError(
+                f"[rate] factor = {self.factor!r} must be above 0 and below 1; 0.1 is"
+                " usual"
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """True where the first rate is to be found from the data."""
+        return self.value == 0.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The rates of a whole run."""
+
+    config: RateConfig
+    total_steps: int
+    epochs: int = 1  # that these steps are
+
+    def passed(self, steps: Array) -> Array:
+        """Return how many milestones lie at or before the beginning of each step."""
+        places = np.array(self.config.milestones) * self.total_steps
+        found: Array = np.searchsorted(places, steps * self.epochs, side="right")
+        return found
+
+    def drops(self, step: int) -> int:
+        """Return how often the rate has dropped by then; smooth rates never do."""
+        if self.config.kind != "milestones":
+            return 0
+        return int(self.passed(np.array([step]))[0])
+
+    def at(self, first_step: int, count: int) -> Array:
+        """Rates of steps first_step .. first_step + count − 1, in float64."""
+        config = self.config
+        if config.kind == "constant" and not config.warmup:
+            return np.full(count, config.value)
+        k = np.arange(first_step, first_step + count, dtype=np.float64)
+        rates = config.value * RATES[config.kind](self, k)
+        if config.warmup:
+            # From 1/warmup on: a first rate of 0 would divide by zero elsewhere.
+            rates = rates * np.minimum((k + 1.0) / config.warmup, 1.0)
+        return rates
+
+
+def make_rate(config: RateConfig, total_steps: int, epochs: int = 1) -> Rate:
+    """Return the rates of a run of `total_steps`, which are so many epochs."""
+    if config.is_open:
+        raise ConfigError(
+            "[rate] value = 'auto' is found by a run, from all of its rows; give a"
+            " number here, for example that of an earlier run"
+        )
+    return Rate(config, max(total_steps, 1), epochs)

@@ -1,0 +1,341 @@
+"""Job scripts, from a template."""
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from hpcsgd import files
+from hpcsgd.errors import ConfigError
+from hpcsgd.jobs.job import Job, Step
+from hpcsgd.jobs.resources import (
+    After,
+    counted,
+    file_pattern,
+    mebibytes_of,
+    quote,
+    quote_all,
+    seconds_of,
+)
+from hpcsgd.jobs.sites import Site
+
+# The #SBATCH lines of a job.
+
+NAMES = ("account", "partition", "qos", "constraint")
+
+
+def directives(job: Job, site: Site) -> list[str]:
+    """Every option that sbatch reads from the script; none without Slurm."""
+    if not site.has_slurm:
+        return []
+    return [
+        f"--job-name={job.name}",
+        *_counts(job, site),
+        *_amounts(job),
+        *_ends(job, site),
+        *_order(job),
+        f'--output="{_log(job)}"',
+    ]
+
+
+def signal_seconds(job: Job, site: Site) -> int:
+    """How long before the end the ranks are told; 0 = never."""
+    if not job.restarting:
+        return 0
+    if job.signal_seconds is None:
+        return site.launcher.signal_seconds
+    return job.signal_seconds
+
+
+def _counts(job: Job, site: Site) -> list[str]:
+    """One task has all cores where it starts the ranks itself."""
+    wanted = job.resources
+    if site.launcher.kind == "task":
+        cores = wanted.tasks * wanted.cpus
+        return ["--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}"]
+    each = [f"--ntasks-per-node={wanted.tasks_per_node}"] if wanted.nodes > 1 else []
+    return [
+        f"--nodes={wanted.nodes}",
+        f"--ntasks={wanted.tasks}",
+        *each,
+        f"--cpus-per-task={wanted.cpus}",
+    ]
+
+
+def _amounts(job: Job) -> list[str]:
+    wanted = job.resources
+    named = {name: getattr(wanted, name) for name in NAMES}
+    return [
+        *([f"--gpus-per-node={wanted.gpus}"] if wanted.gpus else []),
+        *([f"--mem={wanted.memory}"] if wanted.memory else []),
+        f"--time={wanted.walltime}",
+        *(f"--{name}={value}" for name, value in named.items() if value),
+    ]
+
+
+def _ends(job: Job, site: Site) -> list[str]:
+    """A signal to the ranks themselves: without B: it does not go to the script."""
+    seconds = signal_seconds(job, site)
+    return [
+        *([f"--signal=USR2@{seconds}"] if seconds else []),
+        "--requeue" if site.may_requeue else "--no-requeue",
+        "--open-mode=append",
+    ]
+
+
+def _order(job: Job) -> list[str]:
+    waits = ",".join(After.parse(text).dependency for text in job.after)
+    return [
+        *([f"--array={job.elements}"] if job.is_array else []),
+        *([f"--dependency={waits}", "--kill-on-invalid-dep=yes"] if waits else []),
+    ]
+
+
+def _log(job: Job) -> str:
+    folder = file_pattern(str(job.path / "log"))
+    return f"{folder}/%A_%a.log" if job.is_array else f"{folder}/%j.log"
+
+
+# Who starts the ranks: the words before and after the command.
+
+# Commands that take --comm; all others are of one rank.
+COLLECTIVE = (
+    ("train",),
+    ("sweep",),
+    ("compare",),
+    ("tune",),
+    ("evaluate",),
+    ("data", "convert"),
+    ("study", "point"),
+    ("jobs", "smoke"),
+)
+
+
+def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
+    """Return what stands behind `hpcsgd` in the script of a job.
+
+    Several ranks are told that they are of MPI (`--comm mpi`), unless the command
+    names another `--comm`: an MPI that does not bring them together is then an error.
+    Where one task starts the others, `--ranks N` says how many.
+    """
+    if any(word.partition("=")[0] == "--ranks" for word in step.command):
+        raise ConfigError(
+            "--ranks in the command of a job: the job's own --tasks says how many"
+            " there are; leave it out"
+        )
+    tasks = step.tasks or job.resources.tasks
+    # Not every command knows these flags, and one rank needs none.
+    if tasks == 1:
+        return step.command
+    ranks = () if site.launcher.kind == "srun" else ("--ranks", str(tasks))
+    if not leaves_comm_open(step.command):
+        return (*step.command, *ranks)
+    name = _collective_name(step.command)
+    return (*name, "--comm", "mpi", *step.command[len(name) :], *ranks)
+
+
+def _collective_name(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that name a command which takes --comm; else none."""
+    names = (name for name in COLLECTIVE if tuple(command[: len(name)]) == name)
+    return next(names, ())
+
+
+def leaves_comm_open(command: Sequence[str]) -> bool:
+    """Whether a command takes --comm, and neither this flag nor --set gives it."""
+    gives = any(
+        word.partition("=")[0] in ("--comm", "run.comm")
+        or word.startswith("--set=run.comm=")
+        for word in command
+    )
+    return bool(_collective_name(command)) and not gives
+
+
+def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
+    """What stands before the command, in parts that are lines of the script."""
+    program = quote_all((python, "-m", "hpcsgd"))
+    if not site.has_slurm:
+        return [program]
+    tasks = step.tasks or job.resources.tasks
+    flags = [quote(row.value) for row in site.flags]
+    words = _srun(job, site, tasks)
+    return [" ".join(["srun", *map(quote, words)]), *flags, program]
+
+
+def _srun(job: Job, site: Site, tasks: int) -> list[str]:
+    """Counts are said again: srun does not inherit the cores of a task."""
+    resources, launcher = job.resources, site.launcher
+    # One that saves and leaves must not end those that still save.
+    common = ["--kill-on-bad-exit=0"]
+    if launcher.kind == "task":
+        cores = resources.tasks * resources.cpus
+        # Whoever has the variables of a launcher starts no ranks of its own.
+        return ["--mpi=none", *common, "--ntasks=1", f"--cpus-per-task={cores}"]
+    nodes = min(resources.nodes, -(-tasks // resources.tasks_per_node))
+    counts = [f"--nodes={nodes}", f"--ntasks={tasks}"]
+    mpi = [f"--mpi={launcher.mpi}"] if launcher.mpi else []
+    return [*mpi, *common, *counts, f"--cpus-per-task={resources.cpus}"]
+
+
+# What a job asks for against what a site has: refused here, not after a queue.
+
+COARSE = 60  # seconds by which Slurm may send a signal early
+
+
+def check(job: Job, site: Site) -> None:
+    """Raise what is wrong, in one sentence."""
+    _check_gpus(job, site)
+    _check_node(job, site)
+    _check_limits(job, site)
+    _check_launcher(job, site)
+
+
+def warnings(job: Job, site: Site) -> list[str]:
+    """What works, and may not be what was meant."""
+    notice = signal_seconds(job, site)
+    if site.has_slurm and job.resources.seconds < 2 * (notice + COARSE):
+        return [
+            f"of {job.resources.walltime} little is left for work: ranks are told to"
+            f" save {notice} s ahead of the end, and Slurm may do so {COARSE} s early;"
+            " a longer --walltime or a shorter --signal helps"
+        ] * bool(notice)
+    return []
+
+
+def _check_launcher(job: Job, site: Site) -> None:
+    """Refuse ranks and nodes that the launcher of the site cannot bring together."""
+    ranks = max(step.tasks or job.resources.tasks for step in job.all_steps)
+    if site.starts_one_rank and ranks > 1:
+        raise ConfigError(
+            "srun --mpi=none starts ranks that MPI does not bring together, and the job"
+            f" has {ranks}; name the PMI of the MPI in use (--mpi pmi2 for MPICH,"
+            " pmix for Open MPI), take a site whose launcher is task, or ask for"
+            " --tasks 1"
+        )
+    if site.launcher.kind != "srun" and job.resources.nodes > 1:
+        raise ConfigError(
+            f"site {site.name} starts ranks on one node alone, and"
+            f" {job.resources.nodes} were asked for; ask for --nodes 1"
+        )
+
+
+def _check_gpus(job: Job, site: Site) -> None:
+    wanted, steps = job.resources, job.all_steps
+    uses = any(step.computes_on_gpus for step in steps)
+    if site.node.gpu != "cuda" and (wanted.gpus or uses):
+        has = "GPUs without CUDA" if site.node.gpu == "rocm" else "no GPUs"
+        raise ConfigError(
+            f"site {site.name} has {has}, and exchanges on GPUs need CUDA; ask for"
+            " --gpus 0 and --device cpu, or another site"
+        )
+    if wanted.gpus > site.node.gpus > 0:
+        raise ConfigError(
+            f"{wanted.gpus} GPUs of each node were asked for, and a node of"
+            f" {site.name} has {site.node.gpus}; ask for more nodes"
+        )
+    # Each element of an array is a job, and holds GPUs of its own.
+    some_idle = job.is_array and not all(step.computes_on_gpus for step in steps)
+    if wanted.gpus and (some_idle or not uses):
+        raise ConfigError(
+            f"the job holds {counted(wanted.gpus, 'GPU')} of each node and"
+            f" {'some of its runs do' if uses else 'its command does'} not use them;"
+            " add --device cuda to the command, or ask for --gpus 0"
+        )
+    shared = any(s.shares_gpus or "--share-gpus" in s.command for s in steps)
+    if uses and wanted.tasks_per_node > wanted.gpus and not shared:
+        raise ConfigError(
+            f"{wanted.tasks_per_node} ranks on a node and {wanted.gpus} GPUs: ask for"
+            " one --gpus for each rank of a node, or add --share-gpus to the command"
+        )
+
+
+def _check_node(job: Job, site: Site) -> None:
+    wanted, node = job.resources, site.node
+    cpus = wanted.tasks_per_node * wanted.cpus
+    if cpus > node.cpus > 0:
+        raise ConfigError(
+            f"{wanted.tasks_per_node} tasks of {wanted.cpus} cores take {cpus} of a"
+            f" node, and one of {site.name} has {node.cpus}; ask for more --nodes or"
+            " fewer --cpus"
+        )
+    if node.memory and wanted.mebibytes > mebibytes_of(node.memory):
+        raise ConfigError(
+            f"memory = {wanted.memory} of each node, and one of {site.name} has"
+            f" {node.memory}; ask for less, or for more --nodes"
+        )
+
+
+def _check_limits(job: Job, site: Site) -> None:
+    wanted, limits = job.resources, site.limits
+    if wanted.nodes > limits.nodes > 0:
+        raise ConfigError(
+            f"{wanted.nodes} nodes were asked for and {site.name} has {limits.nodes};"
+            " ask for fewer"
+        )
+    longest = limits.longest(wanted.qos)
+    if longest and wanted.seconds > seconds_of(longest):
+        of = f"of qos {wanted.qos} " if wanted.qos in limits.qos else ""
+        raise ConfigError(
+            f"walltime = {wanted.walltime} is more than {longest}, the limit {of}at"
+            f" {site.name}; ask for less: a job of train goes on by itself"
+        )
+
+
+# A job and a site become a script, from the templates in slurm/.
+
+
+def render(job: Job, site: Site, python: str = sys.executable) -> str:
+    """The script of a job at a site: what `submit` sends, to the byte.
+
+    Parameters
+    ----------
+    job : what is to run
+    site : where
+    python : the interpreter that runs hpcsgd on the nodes
+    """
+    check(job, site)
+    template = _environment().get_template(f"{job.template}.sbatch")
+    text: str = template.render(
+        job=job,
+        site=site,
+        directives=directives(job, site),
+        out=str(job.path),
+        workplace=job.workplace,
+        array=job.is_array and site.has_slurm,
+        restarting=job.restarting,
+        python=python,
+        steps=_steps(job, site, python),
+        launcher=launcher_parts(job, site, job.all_steps[0], python),
+    )
+    return text
+
+
+def _steps(job: Job, site: Site, python: str) -> list[dict[str, Any]]:
+    """What templates see of each launch."""
+    found = []
+    for step in job.all_steps:
+        command = command_words(job, site, step)
+        launcher = launcher_parts(job, site, step, python)
+        words = [*launcher, quote_all(command)]
+        found.append({"folder": step.folder, "command": command, "words": words})
+    return found
+
+
+@cache
+def _environment() -> Environment:
+    """Nothing undefined is empty, and nothing breaks a line."""
+    environment = Environment(
+        loader=FileSystemLoader(files.path("slurm")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"quote": quote, "quote_all": quote_all, "lines": _lines}
+    return environment
+
+
+def _lines(words: list[str]) -> str:
+    """The parts of a launch, each on its line."""
+    return " \\\n    ".join(words)

@@ -1,1 +1,0 @@
-"""From where the steps ended to the optimum: L-BFGS with gradients of all rows."""

@@ -1,0 +1,392 @@
+"""The cost model of a step, and the choice of a product by it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.comm import communicator
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm.unrolling import MOST_ROWS, Blocks, uniform_blocks
+from hpcsgd.products import KEEPS
+
+# What a step costs: the model behind `auto`, in seconds, from what a machine can do.
+#
+# Per step, with m = s·b rows of d_c columns, g = (m² − s b²)/2 words of Gram and r(·)
+# the bytes that a ring moves:
+#
+#   direct       α + β r(e_z b) + plain + c_0 / s + c_1; c_2 and no message on one
+#                member
+#   gram         [α + β r(e_G g + e_z m) + g d_c / F + read + inner + update + c_0] / s
+#                + c_3
+#   cached       the same in one epoch, without G in all others
+#   gather       [α + β r(e_Y m d) + s plain steps on d columns + c_0] / s + c_2
+#   gather-once  the same in one epoch, without the message in all others
+#
+# G and z that are summed in different formats are two messages, each with its α. A sum
+# in 16 or 8 bits takes two α, its own bytes, and time for its casts.
+
+COMPUTED = 4  # bytes of a word that sums are computed with, at least
+CAST = 1e-9  # seconds of a word that is rounded, added and widened on its way
+RATES = ("gram", "read", "again", "plain", "inner")  # of a machine: more is faster
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one rank and its network can do; measured by `hpcsgd.runs.choose`.
+
+    The defaults are those of one core with AVX-512 and of a good network: what is
+    assumed where nothing was measured.
+    """
+
+    latency: float = 5e-6  # α, seconds of a sum of one batch
+    per_byte: float = 1e-10  # β, seconds a byte on the wire
+    gram: float = 4e10  # F, multiply-adds a second
+    read: float = 1e10  # bytes a second of rows that come from memory
+    again: float = 3e10  # and of rows that were used just before
+    plain: float = 7.5e9  # and of rows in plain steps, both passes together
+    inner: float = 1e10  # words of Gram a second in the recurrence
+    link: float = 5e-9  # seconds a row for its residual
+    exchange: float = 25e-6  # c_0, seconds around an exchange
+    step: float = 4e-6  # c_1, seconds around a step that messages part
+    alone: float = 0.0  # c_2, seconds around a plain step that none parts
+    turn: float = 0.0  # c_3, seconds around a step of the recurrence
+
+    def slowest(self, other: "Machine") -> "Machine":
+        """What both of them can do: ranks wait for each other."""
+        return Machine(
+            **{
+                f.name: (min if f.name in RATES else max)(
+                    getattr(self, f.name), getattr(other, f.name)
+                )
+                for f in fields(Machine)
+            }
+        )
+
+    def as_dict(self) -> dict[str, float]:
+        """For a file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CostInputs:
+    """What is to be done, as far as time depends on it."""
+
+    members: int  # that messages are felt with, also where they are emulated
+    rows: int  # of a replica
+    columns: int  # of the whole matrix
+    held: int  # of a member
+    batch: int
+    epochs: int
+    comes_again: bool  # the same groups in every epoch
+    matrix: float  # bytes of a value as it is stored; a mean over columns where sparse
+    gram_wire: int  # bytes of a word of G on the wire
+    margin_sum: int  # and of z
+    apart: bool = False  # G and z travel in two messages
+    scores: int = 1  # columns of weights, K
+    states: int = 1  # S
+
+
+def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> float:
+    """Of one step, on average over the run."""
+    return _PRODUCTS[product](_Exchange(steps, job, machine)) / steps
+
+
+def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
+    """What a member keeps from the first epoch on."""
+    if product == "gather-once":
+        return int(job.rows * job.columns * job.matrix)
+    if product == "cached":
+        words = job.rows * job.batch * (steps - 1) // 2
+        return words * max(job.gram_wire, COMPUTED)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """The parts of one exchange."""
+
+    steps: int
+    job: CostInputs
+    machine: Machine
+
+    @property
+    def rows(self) -> int:
+        return self.steps * self.job.batch
+
+    @property
+    def blocks(self) -> Blocks:
+        return uniform_blocks(self.job.batch, self.steps)
+
+    @property
+    def first_share(self) -> float:
+        """The part of the exchanges in which nothing is kept yet."""
+        return 1.0 / self.job.epochs if self.job.comes_again else 1.0
+
+    def calls(self, size: int) -> int:
+        """Collectives of a sum in words of so many bytes."""
+        return 2 if size < COMPUTED else 1
+
+    def moved(self, words: int, size: int) -> float:
+        """A sum of words of so many bytes, but for its latency."""
+        wire_bytes = communicator.sum_bytes(words * size, self.job.members)
+        casts = CAST * words if size < COMPUTED else 0.0
+        return self.machine.per_byte * wire_bytes + casts
+
+    def margins(self, rows: int) -> float:
+        """The sum of z."""
+        job = self.job
+        words, size = rows * job.scores * job.states, job.margin_sum
+        return self.calls(size) * self.machine.latency + self.moved(words, size)
+
+    def gram(self) -> float:
+        """What the sum of G adds to that of z."""
+        size = self.job.gram_wire
+        calls = self.calls(size) if self.job.apart else 0
+        return calls * self.machine.latency + self.moved(self.blocks.gram_words, size)
+
+    def passes(self, columns: int, rate: float) -> float:
+        """One pass over the sampled rows at `rate`, as arithmetic or memory allows."""
+        job = self.job
+        work = self.rows * columns * job.matrix * job.states
+        # More columns of weights: the same rows, more arithmetic.
+        return max(work / rate, work * job.scores / self.machine.again)
+
+    def twice(self, columns: int) -> float:
+        """Read, link and update of all steps together."""
+        m = self.machine
+        return self.passes(columns, m.read) + self.passes(columns, m.again) + self.links
+
+    def plain(self, columns: int) -> float:
+        """The same one step after the other, the next rows fetched meanwhile."""
+        job = self.job
+        work = self.rows * columns * job.matrix * job.states
+        least = 2 * work * job.scores / self.machine.again
+        return max(work / self.machine.plain, least) + self.links
+
+    @property
+    def links(self) -> float:
+        """The residuals of all rows."""
+        return self.rows * self.job.scores * self.machine.link
+
+    def inner(self, rate: float) -> float:
+        """The recurrence, its Gram read at so many bytes a second."""
+        words = self.blocks.gram_words
+        work = words * self.job.scores / self.machine.inner
+        return max(work, words * max(self.job.gram_wire, COMPUTED) / rate)
+
+
+def _direct(x: _Exchange) -> float:
+    steps = x.plain(x.job.held) + x.machine.exchange
+    if x.job.members == 1:
+        return steps + x.steps * x.machine.alone
+    return steps + x.steps * (x.margins(x.job.batch) + x.machine.step)
+
+
+def _later(x: _Exchange, rate: float) -> float:
+    """An exchange that needs z alone."""
+    machine = x.machine
+    around = machine.exchange + x.steps * machine.turn
+    return x.margins(x.rows) + x.twice(x.job.held) + x.inner(rate) + around
+
+
+def _gram(x: _Exchange) -> float:
+    flops = x.blocks.gram_words * x.job.held
+    return _later(x, x.machine.again) + x.gram() + flops / x.machine.gram
+
+
+def _cached(x: _Exchange) -> float:
+    first = x.first_share
+    return first * _gram(x) + (1 - first) * _later(x, x.machine.read)
+
+
+def _gather(x: _Exchange) -> float:
+    job, machine = x.job, x.machine
+    size = x.rows * job.columns * job.matrix
+    sent = machine.per_byte * communicator.gather_bytes(int(size), job.members)
+    moved = 2 * size / machine.read  # picked, and put side by side
+    return machine.latency + sent + moved + _once(x)
+
+
+def _once(x: _Exchange) -> float:
+    """An exchange on rows that are here."""
+    around = x.machine.exchange + x.steps * x.machine.alone
+    return x.plain(x.job.columns) + around
+
+
+def _gather_once(x: _Exchange) -> float:
+    first = x.first_share
+    return first * _gather(x) + (1 - first) * _once(x)
+
+
+_PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
+    "direct": _direct,
+    "gram": _gram,
+    "cached": _cached,
+    "gather": _gather,
+    "gather-once": _gather_once,
+}
+
+
+def machine_from(table: dict[str, Any]) -> Machine:
+    """What `as_dict` said."""
+    known = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
+    return Machine(**{f.name: float(known[f.name]) for f in fields(Machine)})
+
+
+# Which product, and how many steps: the fewest seconds that fit in memory.
+
+CACHE_BUDGET = 512 * 2**20  # bytes that each member may keep from the first epoch on
+GRAM_KERNELS = ("auto", "own", "cublas", "wgmma")
+WORTH_HIDING = 20e-6  # seconds of latency above which a second message pays
+# Steps that are tried: between two of them lie a few per cent.
+STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class ProductsConfig:
+    """How members get through s steps."""
+
+    kind: str = "auto"  # direct, gram, gather, gather-once, cached, or auto
+    look_ahead: str = "auto"  # on: the next Gram travels while this group iterates
+    machine: str = ""  # a file of what this machine can do; written where it is missing
+    gram_kernel: str = "auto"  # on a GPU: own, cublas, or the faster; wgmma
+
+    def __post_init__(self) -> None:
+        if self.look_ahead not in ("on", "off", "auto"):
+            raise ConfigError(
+                f"[products] look_ahead = {self.look_ahead!r}; known: on, off, auto"
+            )
+        if self.gram_kernel not in GRAM_KERNELS:
+            raise ConfigError(
+                f"[products] gram_kernel = {self.gram_kernel!r}; known:"
+                f" {', '.join(GRAM_KERNELS)}"
+            )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is fastest by the model, and how long a step of it takes."""
+
+    product: str
+    steps: int
+    seconds: float
+
+
+def choose(kind: str, steps: int, job: CostInputs, machine: Machine) -> Choice:
+    """The fastest of what is left open: kind "auto", steps 0."""
+    return min(candidates(kind, steps, job, machine), key=lambda c: c.seconds)
+
+
+def candidates(
+    kind: str,
+    steps: int,
+    job: CostInputs,
+    machine: Machine,
+    of_one: tuple[str, ...] = ("direct",),
+    budget: int = 0,
+) -> Iterator[Choice]:
+    """Every product and number of steps that may be used, with its seconds.
+
+    `of_one`: what one member has to choose from; `budget`: bytes that may be kept,
+    `CACHE_BUDGET` of them where nothing is said.
+    """
+    budget = budget or CACHE_BUDGET
+    for product in _products(kind, job, of_one):
+        for s in [steps] if steps else _steps(product, job):
+            if kind != "auto" or kept_bytes(product, s, job) <= budget:
+                yield Choice(product, s, seconds(product, s, job, machine))
+
+
+def _products(kind: str, job: CostInputs, of_one: tuple[str, ...]) -> list[str]:
+    if kind != "auto":
+        return [kind]
+    several = ("direct", "gram", "gather", *KEEPS)
+    known = list(of_one if job.members == 1 else several)
+    return known if job.comes_again else [k for k in known if k not in KEEPS]
+
+
+def _steps(product: str, job: CostInputs) -> list[int]:
+    """No more rows than an epoch has, nor than `MOST_ROWS`; one at least."""
+    most = max(min(job.rows, MOST_ROWS) // job.batch, 1)
+    return [s for s in STEPS if s <= most]
+
+
+def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
+    """Look ahead where it is asked for, or where all is left to us and it pays.
+
+    An explicit product keeps its one collective per exchange unless told otherwise.
+    """
+    if config.look_ahead == "on" and kind != "gram":
+        raise ConfigError(
+            f"[products] look_ahead = 'on' needs kind = 'gram', not {kind!r}:"
+            " nothing else has a Gram to send early; say one or the other"
+        )
+    free = config.kind == "auto" and config.look_ahead == "auto"
+    return kind == "gram" and (
+        config.look_ahead == "on" or (free and latency >= WORTH_HIDING)
+    )
+
+
+# Which part of the machine the time of a step is spent on, by the cost model.
+
+Array = NDArray[np.float64]
+NAMES = tuple(field.name for field in fields(Machine))
+STEP = 1e-4  # relative, of a constant, to see what hangs on it
+SMALL = 1e-6  # seconds: the size of a constant that was assumed to be nothing
+# What people call the parts, and the constants that they are made of.
+TERMS = {
+    "latency": ("latency",),
+    "bandwidth": ("per_byte",),
+    "gram": ("gram",),
+    "memory": ("read", "again", "plain"),
+    "recurrence": ("inner", "turn"),
+    "overhead": ("link", "exchange", "step", "alone"),
+}
+
+
+def terms(
+    product: str, steps: int, job: CostInputs, machine: Machine
+) -> dict[str, float]:
+    """Seconds of a step by part; casts of narrow sums count as bandwidth."""
+
+    def step(costs: Array) -> float:
+        return seconds(product, steps, job, machine_of(costs))
+
+    costs = costs_of(machine)
+    paid = dict(zip(NAMES, parts_of(step, costs) * costs, strict=True))
+    found = {term: float(sum(paid[n] for n in own)) for term, own in TERMS.items()}
+    rest = seconds(product, steps, job, machine) - sum(found.values())
+    found["bandwidth"] += max(rest, 0.0)
+    return found
+
+
+def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
+    """What there is of each constant, where the model stands at `costs`.
+
+    The model grows as its constants grow together, so these times the constants are
+    the time, also where it takes the larger of two terms.
+    """
+    here, found = time(costs), np.empty(len(costs))
+    for k in range(len(costs)):
+        step = STEP * costs[k] if costs[k] > 0 else STEP * SMALL
+        moved = costs.copy()
+        moved[k] += step
+        found[k] = (time(moved) - here) / step
+    return found
+
+
+def costs_of(machine: Machine) -> Array:
+    """The constants as what is paid: seconds a unit, for rates too."""
+    values = [(name, getattr(machine, name)) for name in NAMES]
+    return np.array([1.0 / v if name in RATES else v for name, v in values])
+
+
+def machine_of(costs: Array) -> Machine:
+    """Back again."""
+    table = dict(zip(NAMES, costs.tolist(), strict=True))
+    for name in RATES:
+        table[name] = 1.0 / max(table[name], 1e-30)
+    return Machine(**table)

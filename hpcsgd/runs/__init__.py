@@ -1,0 +1,1 @@
+"""One run, from a configuration to a result."""

@@ -1,0 +1,469 @@
+"""The agreement of a run, made from its configuration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.base import (
+    SHARDED,
+    ReplicaCheck,
+    batches_together,
+    is_on_disk,
+    takes_gradients,
+)
+from hpcsgd.agreements.buckets import (
+    Buffer,
+    CodecSender,
+    PlainSender,
+    Sender,
+    bucket_count,
+)
+from hpcsgd.agreements.codecs import make_codec, owed
+from hpcsgd.agreements.codecs.base import Bucket, Codec
+from hpcsgd.agreements.cuda import (
+    DeviceAddBackend,
+    DeviceBuffer,
+    DeviceGradientAgreement,
+    DeviceOffload,
+    DeviceOrderedTiles,
+    DevicePlainSender,
+    DeviceSharded,
+    RowsBackend,
+)
+from hpcsgd.agreements.gradient import Gradient, GradientParts, Growing, Steps
+from hpcsgd.agreements.hierarchical import ByLeaders, open_groups
+from hpcsgd.agreements.more.anybatch import (
+    Anybatch,
+    AnyBatchInputs,
+    Full,
+    ReplayedRounds,
+    ReplicaGraph,
+    RoundClock,
+    RoundMixer,
+    TimedRounds,
+    read_script,
+)
+from hpcsgd.agreements.more.decentralized import Decentralised, LowPrecision
+from hpcsgd.agreements.more.infinity.agreement import (
+    FOLDER,
+    Infinity,
+    InfinityPlace,
+    tile_height,
+)
+from hpcsgd.agreements.more.offload import Offload
+from hpcsgd.agreements.more.qadam import QAdam
+from hpcsgd.agreements.more.scheduled import Scheduled
+from hpcsgd.agreements.more.tick_tock import AsOne, LateTickTock, TickTock
+from hpcsgd.agreements.shaping import (
+    ByNorm,
+    ByPercentile,
+    ByValue,
+    Noise,
+    OverClasses,
+    OverColumns,
+    Shaper,
+    ToLengthOne,
+)
+from hpcsgd.agreements.zero import ShardedAgreement
+from hpcsgd.backends.base import Backend, Dice, LossScale, make_loss_scale
+from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.cuda.matrix import CHUNK
+from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.gpu import DeviceCommunicator
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.data.sampling import plan_groups
+from hpcsgd.data.shard import Shard, lengths, split_range
+from hpcsgd.data.stream import StreamedMatrix, Unheld
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
+from hpcsgd.glm import make_rule
+from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
+from hpcsgd.glm.updates import LinearRule, Rule, make_rate
+from hpcsgd.precision import PrecisionConfig
+from hpcsgd.products.base import Array, Product, State, Task
+from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
+from hpcsgd.runs.gpu import BY_HOST
+from hpcsgd.runs.live import Feed, ResolvedNames, RoundFeed
+from hpcsgd.runs.load import LoadedRows
+
+# What a configuration asks to be done to gradients that replicas agreed on.
+
+CLIPS = {"value": ByValue, "norm": ByNorm, "percentile": ByPercentile}
+
+
+def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper, ...]:
+    """In the order in which they work; `columns` are all of the data."""
+    update = config.update
+    if update.centre == "classes" and classes == 1:
+        raise ConfigError(
+            "[update] centre = 'classes' leaves nothing of the gradient of one score;"
+            " use it with --family softmax, or leave it out"
+        )
+    found: list[Shaper] = []
+    if update.clip != "none":
+        found.append(CLIPS[update.clip](update.limit))
+    if update.centre == "classes":
+        found.append(OverClasses())
+    if update.centre == "columns":
+        found.append(OverColumns(columns))
+    if update.normalise:
+        found.append(ToLengthOne())
+    if update.noise:
+        found.append(Noise(update.noise, config.sampling.seed))
+    return tuple(found)
+
+
+# What any-batch rounds of a run need: pace, stream, mixing and the mirror map.
+
+
+def terms_of(
+    config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Feed
+) -> AnyBatchInputs | None:
+    """None where rounds are exchanges like any other."""
+    if not isinstance(feed, RoundFeed) or feed.stream is None:
+        return None
+    if isinstance(loaded.shard.matrix, StreamedMatrix):
+        raise ConfigError(
+            "[agreement] kind = 'anybatch' comes to rows when it has the time, and rows"
+            " that are read ahead come by plan; use more ranks or a larger run.memory,"
+            " so that all rows are held"
+        )
+    asked, columns = config.agreement, loaded.shard.total_columns
+    graph = ReplicaGraph(asked.graph, grid.replicas.size, config.sampling.seed)
+
+    def mirror(is_alone: bool) -> MirrorMap:
+        """A member that holds all columns adds up nothing but its own."""
+        return make_mirror(config.mirror, columns, one if is_alone else gather)
+
+    def one(words: Array) -> Array:
+        return words[None]
+
+    def gather(words: Array) -> Array:
+        members = grid.members
+        found = np.empty(members.size * words.size, dtype=words.dtype)
+        counts = [words.size] * members.size
+        members.gather(words, counts, found, "products")
+        return found.reshape(members.size, -1)
+
+    return AnyBatchInputs(
+        pace=_pace(config, grid, feed),
+        stream=feed.stream,
+        mixer=RoundMixer(
+            grid.replicas,
+            graph,
+            asked.mixing,
+            config.mirror.kind in ("entropy", "eg"),
+        ),
+        weighted=asked.weighted,
+        mirror=mirror,
+    )
+
+
+def _pace(config: RunConfig, grid: Grid, feed: Feed) -> RoundClock:
+    """A script, or the clock, or neither."""
+    asked, replicas = config.agreement, grid.replicas.size
+    if asked.replay:
+        rounds = feed.exchanges_per_epoch * config.schedule.epochs
+
+        def read() -> Array:
+            return read_script(asked.replay, replicas, rounds, asked.accumulate)
+
+        return ReplayedRounds(grid.world.together(read)[grid.replica])
+    if asked.rounds == "full":
+        return Full(asked.accumulate)
+    return TimedRounds(grid, asked.accumulate, asked.deadline)
+
+
+# A run whose weights are on disk: where they lie, and who works with them.
+
+
+def place_of(
+    config: RunConfig, loaded: LoadedRows, task: Task, rule: Rule
+) -> InfinityPlace | None:
+    """The folder, and the tile that the budget allows; None where nothing is there."""
+    asked, shard = config.agreement, loaded.shard
+    if not is_on_disk(asked.kind):
+        return None
+    rows = 0 if shard.is_sparse else config.schedule.batch * asked.accumulate
+    if isinstance(shard.matrix, Unheld):
+        rows *= 2  # as they are stored, and widened
+    height = tile_height(
+        budget=asked.tile,
+        widest=max(part.stop - part.start for part in shard.parts),
+        columns=task.columns,
+        words=(task.states + len(rule.kept)) * task.columns,
+        rows=rows,
+        itemsize=np.dtype(task.precision.working).itemsize,
+        replicas=max(config.grid.replicas, 1),
+    )
+    return InfinityPlace(
+        folder=Path(asked.store)
+        if asked.store
+        else Path(config.run.out or "") / FOLDER,
+        columns=shard.total_columns,
+        parts=shard.parts,
+        height=height,
+        direct=asked.direct,
+        sync=asked.sync,
+        is_of_a_run=not asked.store,
+    )
+
+
+# The gradient agreement of a run, put together.
+
+# Where the mode says more than the kind.
+MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTickTock}
+KINDS: dict[str, type[Gradient]] = {
+    "gradient": Gradient,
+    "growing": Growing,
+    "decentralized": Decentralised,
+    "decentralized-low": LowPrecision,
+    "qadam": QAdam,
+    "anybatch": Anybatch,
+    "scheduled": Scheduled,
+    "ticktock": TickTock,
+    "sharded": ShardedAgreement,
+    "offload": Offload,
+    "infinity": Infinity,
+}
+# Of these replicas say sums of gradients, all at once: devices may add them up.
+SUMS = (Gradient, AsOne, Growing)
+
+
+def of_feed(config: RunConfig) -> RunConfig:
+    """The settings that rows are dealt by: batches that travel together are a group."""
+    if not takes_gradients(config.agreement.kind):
+        return config
+    schedule = replace(config.schedule, steps=batches_together(config.agreement))
+    return replace(config, schedule=schedule)
+
+
+def make_gradient(
+    config: RunConfig,
+    words: ResolvedNames,
+    grid: Grid,
+    loaded: LoadedRows,
+    task: Task,
+    feed: Feed,
+    device: Device | None = None,
+) -> Gradient:
+    """The agreement, which opens its buckets when it sees the state.
+
+    `device`: who sums gradients, where that is not the host.
+    """
+    each, shard = feed.exchanges_per_epoch, loaded.shard
+    epochs = config.schedule.epochs
+    rate = make_rate(config.rate, epochs * each, epochs)
+
+    def buckets(columns: int, itemsize: int) -> int:
+        """One where nobody waits for them, or to cut sparse rows would save nothing."""
+        alone, kind = grid.replicas.size == 1, config.agreement.kind
+        waits = not alone or (kind == "offload" and device is not None)  # a host
+        if not waits or (shard.is_sparse and kind not in SHARDED):
+            return 1
+        return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
+
+    kind = _kind(config, words.agreement, grid, shard.total_rows)
+    rule = make_rule(config.update, words.update)
+    means = GradientParts(
+        steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
+        backend=_backend(kind, task, device),
+        columns=task.columns,
+        held=shard.columns,
+        buckets=buckets,
+        opener=lambda state, buffer: _sender(kind, config, grid, state, buffer),
+        check=ReplicaCheck(grid.replicas, config.run.check_members),
+        settings=config.agreement,
+        rows=lengths(shard.total_rows, grid.replicas.size),
+        total=shard.total_columns,
+        more=terms_of(config, grid, loaded, feed),
+        accordion=config.accordion,
+        batches=_batches(config, loaded, grid),
+        place=place_of(config, loaded, task, rule),
+        loss_scale=_loss_scale(task.backend),
+        shapers=make_shapers(config, shard.total_columns, task.columns),
+        buffer=_buffers(device, config.agreement.kind),
+        unit=_unit(kind, shard, device),
+        owes=lambda kept, rate: owed(
+            config.agreement.codec, config.codec, config.accordion, kept, rate
+        ),
+    )
+    share = shard.height / shard.total_rows
+    if device is not None:
+        return _there(kind, config, grid, means, device)(grid, share, means)
+    return kind(grid, share, means)
+
+
+def _backend(kind: type[Gradient], task: Task, device: Device | None) -> Any:
+    """Where rows are on a device, what stands for them knows how to add them up."""
+    if device is None:
+        return task.backend
+    return RowsBackend() if kind is ShardedAgreement else DeviceAddBackend()
+
+
+def _unit(kind: type[Gradient], shard: Shard, device: Device | None) -> int:
+    """Columns of a chunk, which is what a device reads of dense rows at once."""
+    if kind is not ShardedAgreement or device is None or shard.is_sparse:
+        return 1
+    return CHUNK // int(shard.matrix.dtype.itemsize)
+
+
+def _buffers(device: Device | None, kind: str) -> Any:
+    """What makes one; of a device it lies there, too."""
+    if device is None:
+        return Buffer
+    return partial(DeviceOrderedTiles if kind == "scheduled" else DeviceBuffer, device)
+
+
+def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:
+    """Halves of a step are taken as one where no half has anything to hide behind."""
+    asked, replicas = config.agreement, grid.replicas.size
+    if (name, asked.mode) == ("ticktock", "exact-sum"):
+        most = split_range(rows, replicas, 0).stop
+        if replicas == 1 or most <= config.schedule.batch * asked.accumulate:
+            return AsOne
+    return MODES.get((name, asked.mode), KINDS[name])
+
+
+def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
+    """Steps of the product, put together into what `gradient` calls an exchange."""
+    if isinstance(gradient, Anybatch):
+        return AnyBatches(one, gradient, gradient.stream, most)
+    if isinstance(gradient, ShardedAgreement) and gradient.takes_at_once and most > 1:
+        return AtOnce(one, gradient, most)
+    return MicroBatches(one, gradient, most)
+
+
+def _batches(config: RunConfig, loaded: LoadedRows, grid: Grid) -> tuple[int, ...]:
+    """Of the largest replica, in each exchange of an epoch."""
+    rows = split_range(loaded.shard.total_rows, grid.replicas.size, 0).stop
+    batch, together = config.schedule.batch, config.agreement.accumulate
+    return tuple(len(sizes) for sizes in plan_groups(rows, batch, together))
+
+
+def _loss_scale(backend: Backend) -> LossScale | None:
+    """That of residuals, which waits for what all replicas say."""
+    if not isinstance(backend, RoundedBackend) or backend.loss_scale is None:
+        return None
+    backend.loss_scale.waits = True
+    return backend.loss_scale
+
+
+def _sums_there(
+    kind: type[Gradient], config: RunConfig, replicas: Communicator
+) -> bool:
+    """By way of the host would be twice the way that gradients take anyhow."""
+    if kind not in SUMS:
+        return False
+    if replicas.size == 1:
+        return True
+    asked, feedback = config.agreement, config.codec.feedback
+    plain = asked.codec == "identity" and asked.hierarchical == "off"
+    carries = isinstance(replicas, DeviceCommunicator) and replicas.kind != BY_HOST
+    return plain and feedback != "on" and carries
+
+
+def _there(
+    kind: type[Gradient],
+    config: RunConfig,
+    grid: Grid,
+    means: GradientParts,
+    device: Device,
+) -> Callable[..., Gradient]:
+    """A linear step along sums that are there can be taken there."""
+    if kind is Offload:
+        return partial(DeviceOffload, device=device)
+    if kind is ShardedAgreement:
+        return partial(DeviceSharded, device=device)
+    rule = means.steps.rule
+    linear = isinstance(rule, LinearRule) and (rule.states == 1 or means.columns == 1)
+    steps = linear and not means.shapers and kind in (Gradient, AsOne)
+    there = steps and _sums_there(kind, config, grid.replicas)
+    return DeviceGradientAgreement if there else kind
+
+
+def _sender(
+    kind: type[Gradient], config: RunConfig, grid: Grid, state: State, buffer: Buffer
+) -> Sender:
+    """Of all replicas, or of the leaders of groups of them."""
+    replicas, of = grid.replicas, config.agreement.hierarchical
+    if isinstance(buffer, DeviceBuffer) and _sums_there(kind, config, replicas):
+        buffer.stays = True
+        return DevicePlainSender(replicas)
+    if of == "off" or replicas.size == 1:
+        return _between(config, grid, state, buffer, replicas, replicas.size)
+    groups = open_groups(grid, of)
+    sender = _between(config, grid, state, buffer, groups.leaders, groups.count)
+    return ByLeaders(groups, sender)
+
+
+def _between(
+    config: RunConfig,
+    grid: Grid,
+    state: State,
+    buffer: Buffer,
+    speakers: Communicator,
+    count: int,
+) -> Sender:
+    """One alone has nobody to be short with: nothing is encoded."""
+    agreement = config.agreement
+    is_plain = agreement.codec == "identity" and config.codec.feedback != "on"
+    if is_plain or count == 1:
+        return PlainSender(speakers)
+    codecs: dict[int, Codec] = {}
+    for number, tile in enumerate(buffer):
+
+        def room(name: str, columns: slice = tile.columns) -> Array:
+            whole = state.remember(f"codec_{name}", buffer.width)
+            part: Array = whole[columns].reshape(-1)
+            return part
+
+        bucket = Bucket(
+            number=number,
+            height=tile.height,
+            width=buffer.width,
+            dtype=buffer.flat.dtype,
+            seed=config.sampling.seed,
+            member=grid.member,
+            room=room,
+        )
+        codec = make_codec(agreement.codec, bucket, config.codec, config.accordion)
+        codecs[tile.columns.start] = codec
+        for name, kept in codec.kept.items():
+            state.kept[f"codec_{number}_{name}"] = kept
+    return CodecSender(speakers, codecs, agreement.codec, grid.members)
+
+
+# What a configuration says of rounding, besides the nine formats.
+
+
+@dataclass(frozen=True)
+class DrawPlace:
+    """Where a rank is, for draws that its members share."""
+
+    seed: tuple[int, int]  # of the run, and the replica
+    own: slice
+    columns: int  # of the data
+
+
+def cast(backend: Backend, config: PrecisionConfig, place: DrawPlace) -> None:
+    """Tell the backend how weights are rounded and residuals scaled."""
+    weights = get_format(backend.precision.weights)
+    draws = config.rounding == "stochastic"
+    if draws and weights.is_wide:
+        raise ConfigError(
+            f"[precision] rounding = 'stochastic' does nothing for weights in"
+            f" {weights.name}; set weights to a narrow format, as bf16"
+        )
+    if not isinstance(backend, RoundedBackend):
+        return
+    if draws:
+        backend.dice = Dice(*place.seed, place.own, place.columns)
+    if backend.loss_scale is not None:
+        backend.loss_scale = make_loss_scale(config.loss_scale)

@@ -1,0 +1,376 @@
+"""From a configuration to a run that is ready, the only place of concrete classes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.base import batches_together, is_on_disk, takes_gradients
+from hpcsgd.agreements.gradient import Gradient
+from hpcsgd.agreements.more.infinity.agreement import Infinity
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.base import Backend
+from hpcsgd.backends.cuda.device import Device
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.grid import Grid, let_go
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.config import RunConfig, split_of
+from hpcsgd.data.readers import RowReader
+from hpcsgd.data.sampling import make_sampler, plan_groups
+from hpcsgd.data.stream import Route, StreamedMatrix
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
+from hpcsgd.glm.families import for_models
+from hpcsgd.products import GATHERS, RECURS, get_product
+from hpcsgd.products.base import (
+    NO_MONITOR,
+    Clip,
+    NoMonitor,
+    Planner,
+    Product,
+    State,
+    Task,
+    make_clip,
+)
+from hpcsgd.products.cuda import DeviceProduct
+from hpcsgd.products.cuda_gradient import DeviceGradient
+from hpcsgd.products.cuda_state import MirroredState
+from hpcsgd.products.gram import LookAheadGram
+from hpcsgd.products.monitor import GapMonitor
+from hpcsgd.products.tiled import TiledProduct
+from hpcsgd.runs.agreements import DrawPlace, cast, in_exchanges, make_gradient, of_feed
+from hpcsgd.runs.checkpoint import Checkpoint
+from hpcsgd.runs.checks import many_models, rates_of, resolve_names, settle_steps
+from hpcsgd.runs.choose import choose_run
+from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu, open_gpu
+from hpcsgd.runs.live import (
+    AssembledRun,
+    Earlier,
+    Feed,
+    Parts,
+    ResolvedNames,
+    make_feed,
+    steps_in,
+)
+from hpcsgd.runs.load import LoadedRows, load
+from hpcsgd.runs.loop import Engine
+from hpcsgd.runs.memory import check_memory
+from hpcsgd.runs.parts import make_engine
+from hpcsgd.runs.rate import settle_rate
+from hpcsgd.runs.resume import earlier_choice
+from hpcsgd.solvers.callbacks import Callback
+from hpcsgd.solvers.evaluation import Columns
+
+# Where a run begins: its first state, on the host or on its device.
+
+
+def first_state(
+    config: RunConfig,
+    task: Task,
+    product: Product,
+    columns: Columns,
+    engine: Engine,
+) -> State:
+    """Weights and intercept before any step; whoever keeps more is told of them."""
+    whole = columns.own.stop - columns.own.start, task.states * task.columns
+    intercept = np.zeros((task.states, task.columns))
+    holder = _holder(product)
+    kind = MirroredState if holder else State
+    weights: Any
+    if isinstance(engine.agreement, Infinity):
+        dtype = task.backend.zeros((0, whole[1])).dtype
+        weights = engine.agreement.holds(task, whole[0], dtype)
+    else:
+        weights = task.backend.zeros(engine.agreement.shape(*whole))
+    state = kind(
+        weights=weights,
+        intercept=intercept if config.problem.intercept else None,
+    )
+    if holder:
+        state.hold(holder.device, holder.scale)  # type: ignore[attr-defined]
+    engine.agreement.prepare(state)
+    engine.hooks.prepare(state)
+    return state
+
+
+def _holder(product: Product) -> DeviceProduct | None:
+    """Where the weights of the run are between exchanges; None: on the host."""
+    found = on_gpu(product)
+    if isinstance(found, DeviceGradient) and not found.holds_weights:
+        return None
+    return found
+
+
+# The live objects of a run, put together.
+
+
+def assemble(
+    config: RunConfig,
+    words: ResolvedNames,
+    grid: Grid,
+    loaded: LoadedRows,
+    callbacks: list[Callback],
+    earlier: Earlier | None = None,
+    device: Device | None = None,
+    undo: list[Callable[[], None]] | None = None,
+) -> AssembledRun:
+    """Everything from what is named and what was loaded.
+
+    `earlier` is what a run that goes on had chosen, `device` the GPU that it is for;
+    what closes the groups that were opened on the way goes into `undo`.
+    """
+    config = settle_steps(config)
+    task = _task(config, words, grid, loaded)
+    chosen = choose_run(config, words, task, loaded, earlier)
+    schedule = replace(config.schedule, steps=chosen.steps)
+    config = replace(config, schedule=schedule)
+    name, look_ahead = chosen.product, chosen.look_ahead
+    feed = _feed(of_feed(config), words, task, grid, loaded)
+    # A look holds residuals against their scores, not against two of them.
+    watched = NO_MONITOR if task.anchored else _monitor(config, name, feed)
+    task = replace(task, monitor=watched)
+    if takes_gradients(words.agreement):
+        gradient = make_gradient(config, words, grid, loaded, task, feed, device)
+        task = replace(task, gradient=gradient)
+        if device is None:
+            product = _sharing(config, name, task, gradient)
+        else:
+            one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
+            product = in_exchanges(one, gradient, batches_together(config.agreement))
+    elif device is None:
+        product = _product(name, look_ahead, task)
+    else:
+        product = make_on_gpu(config, name, look_ahead, task, feed, grid, device)
+    columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
+    parts = Parts(
+        *(config, words, grid, loaded, task, product, name, look_ahead, feed, columns),
+        undo=[] if undo is None else undo,
+    )
+    capture, engine = make_engine(parts, callbacks)
+    return AssembledRun(
+        config=config,
+        grid=grid,
+        loaded=loaded,
+        task=task,
+        product=product,
+        chosen=chosen,
+        feed=feed,
+        columns=columns,
+        capture=capture,
+        engine=engine,
+        state=first_state(config, task, product, columns, engine),
+    )
+
+
+def _task(
+    config: RunConfig, words: ResolvedNames, grid: Grid, loaded: LoadedRows
+) -> Task:
+    shard, backend = loaded.shard, words.backend
+    backend = backend.for_sparse() if shard.is_sparse else backend
+    models = many_models(config, loaded.columns)
+    columns = loaded.columns if models is None else models.columns
+    family: Any = words.family
+    if models is not None:
+        family = for_models(words.family, len(models), loaded.columns)
+    seed = (config.sampling.seed, grid.replica)
+    place = DrawPlace(seed, shard.columns, shard.total_columns)
+    cast(backend, config.precision, place)
+    return Task(
+        shard=shard,
+        backend=backend,
+        members=grid.members,
+        family=family,
+        precision=words.precision,
+        columns=columns,
+        states=words.update.states,
+        probe=words.update.probe(),
+        clock=Clock(),
+        clip=_clip(config, backend),
+        anchored=words.update.is_anchored,
+        models=models,
+    )
+
+
+def _clip(config: RunConfig, backend: Backend) -> Clip | None:
+    update = config.update
+    clip = make_clip(update.clip, update.limit, update.clip_over)
+    if takes_gradients(config.agreement.kind):
+        return None  # that of all replicas together is clipped, where they agree
+    weights = get_format(backend.precision.weights)
+    if clip is not None and not weights.is_wide:
+        raise ConfigError(
+            f"[update] clip = {update.clip!r} is not offered for weights in"
+            f" {weights.name}; use --set precision.weights=fp32"
+        )
+    return clip
+
+
+def _monitor(config: RunConfig, name: str, feed: Feed) -> NoMonitor:
+    """Who looks at the recurrence, where there is one and it is that of all ranks."""
+    run = config.run
+    if name not in RECURS or not run.gap_every or run.emulate_members:
+        return NO_MONITOR
+    return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
+
+
+def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Product:
+    """For gradients that replicas agree on."""
+    if isinstance(gradient, Infinity):
+        return TiledProduct(task, gradient)
+    one = _product(name, False, task)
+    return in_exchanges(one, gradient, batches_together(config.agreement))
+
+
+def _product(name: str, look_ahead: bool, task: Task) -> Product:
+    if look_ahead:
+        return LookAheadGram(task)
+    product: Product
+    if name in GATHERS:
+        widths = tuple(part.stop - part.start for part in task.shard.parts)
+        product = get_product(name)(task, widths)
+    else:
+        product = get_product(name)(task)
+    return product
+
+
+def _feed(
+    config: RunConfig, words: ResolvedNames, task: Task, grid: Grid, loaded: LoadedRows
+) -> Feed:
+    schedule, rows = config.schedule, loaded.shard.total_rows
+    own = plan_groups(loaded.shard.height, schedule.batch, schedule.steps)
+    epochs = schedule.epochs
+    rates = rates_of(config.rate, task.models, epochs * steps_in(own), epochs)
+    l2, backend = config.problem.l2, words.backend
+    planner = Planner(words.update, l2, rates, backend, task.models)
+    matrix = loaded.shard.matrix
+    follow = matrix.follow if isinstance(matrix, StreamedMatrix) else None
+    return make_feed(config, planner, rows, grid.replicas.size, grid.replica, follow)
+
+
+# RunConfig to live objects: the only place that names concrete classes.
+#
+# Everything that can be wrong is found here, on all ranks together, before the
+# first exchange.
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """What is there before anything is chosen: names looked up, ranks, data."""
+
+    words: ResolvedNames
+    grid: Grid
+    loaded: LoadedRows
+    device: Device | None
+
+
+def build(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+    callbacks: list[Callback],
+    setup: Clock,
+    known: Checkpoint | None = None,
+) -> AssembledRun:
+    """Everything a run needs; errors are raised on all ranks alike.
+
+    `known` is the checkpoint that survivors of a failure go on from.
+    """
+    opened = open_all(config, world, reader, setup)
+    with let_go(opened.grid.close):
+        config = settle_rate(config, opened.grid, opened.loaded, opened.words.family)
+        earlier = earlier_choice(config, opened.grid.world, known)
+        live = put_together(config, opened, callbacks, earlier)
+    setup.lap("build")
+    return live
+
+
+def put_together(
+    config: RunConfig,
+    opened: OpenedRun,
+    callbacks: list[Callback],
+    earlier: Earlier | None = None,
+) -> AssembledRun:
+    """A run on what was opened, on all ranks together."""
+    found = opened.words, opened.grid, opened.loaded
+    undo: list[Callable[[], None]] = []
+    device = opened.device
+
+    def close() -> None:
+        for one in undo:
+            one()
+
+    with let_go(close):
+        return opened.grid.world.together(
+            lambda: assemble(config, *found, callbacks, earlier, device, undo)
+        )
+
+
+def open_all(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+    setup: Clock,
+) -> OpenedRun:
+    """The grid of ranks, each with its block of the data."""
+    own = world.together(compiled_calls.instructions)
+    compiled_calls.settle(world.exchange_objects(own))
+    _use_threads(config.run.threads, world)
+    device, world = open_gpu(config, world)
+    words = world.together(lambda: resolve_names(config, world))
+    grid = Grid(words.world, config.grid.replicas, words.members)
+    with let_go(grid.close):
+        loaded = _loaded(config, words, grid, reader, setup)
+    return OpenedRun(words, grid, loaded, device)
+
+
+def _loaded(
+    config: RunConfig,
+    words: ResolvedNames,
+    grid: Grid,
+    reader: Callable[[Communicator], RowReader],
+    setup: Clock,
+) -> LoadedRows:
+    """This rank's block of what the reader opens."""
+    opened = grid.world.together(lambda: reader(grid.world))
+    streams = check_memory(
+        grid, opened, config, words.precision, words.update.states * config.sweep.count
+    )
+    setup.lap("open")
+    stays = streams or getattr(opened, "is_there", False)
+    route = _router(config, grid.replica) if stays else None
+    loaded = load(
+        grid,
+        opened,
+        words.family,
+        words.backend,
+        words.precision,
+        route,
+        config.data.partition,
+        config.precision.scale,
+        split_of(config.sweep, config.sampling),
+        is_on_disk(words.agreement),
+    )
+    setup.lap("read")
+    return loaded
+
+
+def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
+    """The way through the rows of a replica, once their number is known.
+
+    None where a GPU holds them all, or where they are read by tiles.
+    """
+    if config.run.device == "cuda" or is_on_disk(config.agreement.kind):
+        return lambda rows: None
+    return lambda rows: Route(
+        make_sampler(config.sampling, rows, replica), config.schedule.epochs
+    )
+
+
+def _use_threads(count: int, world: Communicator) -> None:
+    """In the kernels that all ranks have settled on."""
+    compiled_calls.use(count)
+    if count > 1:
+        compiled_calls.warn(
+            count, world.exchange_objects(compiled_calls.place()), world.rank
+        )

@@ -1,0 +1,666 @@
+"""Checkpoints: what is in them, when they are written, how a run goes on from one."""
+
+import logging
+import os
+import platform
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hpcsgd
+from hpcsgd.agreements.base import Agreement
+from hpcsgd.agreements.more.infinity.agreement import RUN, Infinity
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.config import CheckpointConfig, without_retired
+from hpcsgd.data.shard import split_range
+from hpcsgd.errors import DataError
+from hpcsgd.files import (
+    DamagedFile,
+    Unreadable,
+    check_schema,
+    own_folder,
+    read_sealed,
+    unreadable,
+    write_sealed,
+)
+from hpcsgd.products.base import Array, State
+from hpcsgd.runs.guards import MemberCheck
+from hpcsgd.solvers.callbacks import Request, View
+from hpcsgd.solvers.evaluation import Columns, Evaluation
+
+# Checkpoints on disk: where they lie, how many are kept, which is the last whole one.
+#
+# One file holds the state of the whole run, not of a rank: a run may go on with other
+# ranks than it was saved by. `hpcsgd/runs/checkpoint.py` says what is in it.
+
+log = logging.getLogger(__name__)
+KIND, VERSION = "checkpoint", 1
+FOLDER = "checkpoints"
+DAMAGED = ".damaged"  # behind the name of one that was passed over
+ASKED = "asked"  # the settings before a run fell back
+PRECISION_AUTO = "precision_auto"  # what pilots found, where they chose the recipe
+ON_DISK = "on_disk"  # true where files of their own hold the states
+MOST_EXCHANGES = 10**15  # of any run that ends
+# Counted through, whatever a run was put back to: the newest is the highest number.
+NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
+
+# Arrays of each rank's own as bytes, (replicas, of all members), and how many of each.
+KEPT, SIZES = "kept", "kept_sizes"
+LOG = "log_"  # before names of what is counted, replica by replica, in every exchange
+
+# What the document of a checkpoint says besides the arrays.
+SCHEMA = {
+    "config": {...: dict},
+    "fingerprint": str,
+    "rows": int,
+    "replicas": int,
+    "exchanges": int,
+    "exchanges_per_epoch": int,
+    "seconds": float,
+    "loss": float,
+    "history": [{"epoch": int, "exchanges": int, "loss": float, "seconds": float}],
+    "ledger": {...: {...: float}},
+    "phases": {...: float},
+    "evaluation": {
+        "first_loss": (float, None),
+        "good_loss": (float, None),
+        "measured_at": int,
+        "clipped": int,
+    },
+    "mended": int,
+    "resumes": int,
+    "product": str,
+    "ranks": int,
+    "versions": dict,
+}
+# And what it may say: of a run to which nothing happened it need not.
+OPTIONAL = {
+    "events": [
+        {"kind": str, "event": str, "exchange": int, "evaluations": int, "text": str}
+    ],
+    ASKED: {"schedule": dict, "precision": dict},
+    ON_DISK: bool,
+    PRECISION_AUTO: {"recipe": str, "considered": {...: dict}},
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state, and everything that was known at that moment."""
+
+    document: dict[str, Any]
+    arrays: dict[str, Array]
+
+    @property
+    def exchanges(self) -> int:
+        """Done when it was taken."""
+        return int(self.document["exchanges"])
+
+
+class CheckpointStore:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, run_folder: Path, keep: int) -> None:
+        self.run_folder = run_folder
+        self.folder = run_folder / FOLDER
+        self.keep = keep
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        """Add one, then remove what is too old; OSError where there is no room."""
+        own_folder(self.run_folder, FOLDER, make=True)
+        for left in self.folder.glob(".*.part"):  # by a run that died while writing
+            left.unlink(missing_ok=True)
+        number = 1 + max(map(_number, self.paths()), default=0)
+        name = f"{number:06d}-exchange-{checkpoint.exchanges:09d}.h5"
+        path = self.folder / name
+        write_sealed(path, KIND, VERSION, checkpoint.document, checkpoint.arrays)
+        # Only now: the older ones stay until the new one is on disk.
+        for old in self.paths()[self.keep :]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def paths(self) -> list[Path]:
+        """All there are, the newest first; OSError where that cannot be known."""
+        found = [self.folder / name for name in self._names() if NAME.fullmatch(name)]
+        return sorted(found, key=_number, reverse=True)
+
+    def newest(self, tidies: bool = False) -> tuple[Path, Checkpoint] | None:
+        """The newest whole one, or None in a folder that never had any.
+
+        Those that are not whole are named and passed over; a folder that is ours to
+        tidy has those renamed that are proven to be damaged. What cannot be read at
+        all is left to the user: it may be whole, and newer than what we would take.
+        """
+        passed: dict[Path, DataError] = {}
+        for path in self._readable_paths():
+            try:
+                found = read_checkpoint(path)
+            except Unreadable:
+                raise
+            except DataError as error:
+                passed[path] = error
+            else:
+                _say_what_was_passed(passed, tidies)
+                return path, found
+        self._check_never_had_any()
+        return None
+
+    def _readable_paths(self) -> list[Path]:
+        try:
+            return self.paths()
+        except OSError as error:
+            raise unreadable(self.folder, error) from error
+
+    def _check_never_had_any(self) -> None:
+        """Refuse to take a folder without a whole checkpoint for a new one."""
+        count = sum(
+            bool(NAME.fullmatch(name.removesuffix(DAMAGED))) for name in self._names()
+        )
+        if count:
+            raise DataError(
+                f"none of the {count} checkpoints in {self.folder} is whole;"
+                " start anew with --resume no"
+            )
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(own_folder(self.run_folder, FOLDER))
+        except FileNotFoundError:
+            return []
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A whole checkpoint whose parts fit together; DataError for anything else."""
+    document, arrays = read_sealed(path, KIND, VERSION)
+    also = {key: wanted for key, wanted in OPTIONAL.items() if key in document}
+    check_schema(path, document, SCHEMA | also)
+    if not _fits(document, arrays):
+        raise DataError(
+            f"{path} holds arrays that make no state; take an earlier checkpoint"
+        )
+    for name in {"config", ASKED} & set(document):
+        document[name] = without_retired(document[name])
+    return Checkpoint(document, arrays)
+
+
+def _say_what_was_passed(passed: Mapping[Path, DataError], tidies: bool) -> None:
+    """Now that there is one to fall back on, and not before."""
+    for path, error in passed.items():
+        log.warning("%s; falling back to the checkpoint before it", error)
+        if tidies and isinstance(error, DamagedFile):
+            # Out of the way of `paths`, and still there for whoever wants to look.
+            with suppress(OSError):
+                path.rename(path.with_name(path.name + DAMAGED))
+
+
+def _number(path: Path) -> int:
+    found = NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
+    """One state for all replicas or one for each, all of them floats and finite.
+
+    Where the states are on disk anyway, it is only said how far they are.
+    """
+    if document.get(ON_DISK):
+        return not arrays and 0 <= document["exchanges"] <= MOST_EXCHANGES
+    kept, sizes = (arrays.get(name) for name in (KEPT, SIZES))
+    logs = [array for name, array in arrays.items() if name.startswith(LOG)]
+    arrays = {
+        name: array
+        for name, array in arrays.items()
+        if name not in (KEPT, SIZES) and not name.startswith(LOG)
+    }
+    weights = arrays.get("weights")
+    if weights is None or any(a.dtype.kind != "f" for a in arrays.values()):
+        return False
+    copies = (1, document["replicas"])
+    private = [a for name, a in arrays.items() if not name.startswith("good_")]
+    good = arrays.get("good_weights")
+    return (
+        _are_packed(kept, sizes, document["replicas"])
+        and all(_is_log(log, document) for log in logs)
+        and 0 <= document["exchanges"] <= MOST_EXCHANGES
+        and 1 <= document["replicas"] <= document["rows"]
+        and document["exchanges_per_epoch"] >= 1
+        and weights.size > 0
+        and all(a.ndim == 3 and len(a) in copies for a in private)
+        and all(a.ndim == 2 for name, a in arrays.items() if name.startswith("good_"))
+        and (good is None or good.shape == weights.shape[1:])
+        and (good is None) == (document["evaluation"]["good_loss"] is None)
+        and all(_is_finite(a, "losses" in _last(document)) for a in arrays.values())
+    )
+
+
+def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
+    """Both or neither, and as many bytes as they say."""
+    if kept is None or sizes is None:
+        return kept is sizes
+    integers = kept.dtype == np.uint8 and sizes.dtype.kind == "i"
+    shaped = kept.ndim == 2 and len(kept) == replicas and sizes.ndim == 1
+    return bool(
+        integers and shaped and (sizes >= 0).all() and sizes.sum() == kept.shape[1]
+    )
+
+
+def _is_log(log: Array, document: Mapping[str, Any]) -> bool:
+    """Counts of every replica, in every exchange so far."""
+    shape = document["replicas"], document["exchanges"]
+    return log.dtype.kind == "i" and log.shape == shape and bool((log >= 0).all())
+
+
+def _last(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The newest record of its history."""
+    found: Mapping[str, Any] = document["history"][-1] if document["history"] else {}
+    return found
+
+
+def _is_finite(array: Array, is_of_many: bool) -> bool:
+    """Of several models some may have diverged, while others go on."""
+    good = np.isfinite(array)
+    return bool(good.all() or (is_of_many and good.all(axis=-2).any()))
+
+
+# The state of a whole run as one checkpoint, and a checkpoint back into a run.
+
+# Before the names of what agreements and codecs keep, and of what is of all members.
+MEMORY, SHARED = "memory_", "shared_"
+
+
+@dataclass
+class Capture:
+    """Knows all parts of a run that evolve; every rank calls it at the same time."""
+
+    grid: Grid
+    columns: Columns
+    agreement: Agreement
+    evaluation: Evaluation
+    guard: MemberCheck
+    clock: Clock
+    facts: dict[str, Any]  # config, fingerprint, product: what does not evolve
+    exchanges_per_epoch: int
+    to_host: Callable[[Array], Array]
+    resumes: int = 0
+
+    def take(self, state: State, view: View) -> Checkpoint:
+        """Everything that matters after the exchange that was just done."""
+        self.agreement.arrive(state)
+        arrays = self._arrays(state.glance(), view.exchanges)
+        return Checkpoint(self._document(view), arrays)
+
+    def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
+        # Replicas that just agreed are one; between agreements each has its own.
+        apart = not self.agreement.holds_one_state(state, exchanges)
+        weights = self.to_host(self.agreement.whole(state))
+        arrays = {"weights": self.columns.join(weights)}
+        if state.intercept is not None:
+            arrays["intercept"] = state.intercept.copy()
+        for name, kept in self.agreement.memory(state).items():
+            arrays[MEMORY + name] = self.columns.join(kept)
+        for name, kept in state.shared.items():
+            arrays[SHARED + name] = kept.copy()
+        arrays = {
+            name: self.columns.of_all_replicas(array) if apart else array[None]
+            for name, array in arrays.items()
+        }
+        logs = {LOG + name: log for name, log in self.agreement.logs().items()}
+        return arrays | logs | self._kept(state) | self._good(state)
+
+    def _kept(self, state: State) -> dict[str, Array]:
+        """(R, bytes of all members) of what only the same grid can go on with."""
+        if not state.kept:  # here and everywhere else: settings decide it
+            return {}
+        own = packed(state.kept)
+        sizes = self.grid.members.exchange_objects(own.size)
+        whole = np.empty(sum(sizes), dtype=np.uint8)
+        self.grid.members.gather(own, sizes, whole, "control")
+        return {KEPT: self.columns.of_all_replicas(whole), SIZES: np.array(sizes)}
+
+    def _good(self, state: State) -> dict[str, Array]:
+        """The last weights that had a good loss: what a divergence goes back to."""
+        if self.evaluation.good is None:
+            return {}
+        weights, intercept, _ = self.evaluation.good
+        whole = self.agreement.joined(weights)
+        # A velocity that is held elsewhere is none of them.
+        more = self.agreement.width(state) - whole.shape[1]
+        if more:
+            whole = np.hstack([whole, np.zeros((len(whole), more), whole.dtype)])
+        good = {"good_weights": self.columns.join(whole)}
+        if intercept is not None:
+            good["good_intercept"] = intercept.copy()
+        return good
+
+    def _document(self, view: View) -> dict[str, Any]:
+        good = self.evaluation.good
+        return {
+            **self.facts,
+            "replicas": self.grid.replicas.size,
+            "ranks": self.grid.world.size,
+            "exchanges": view.exchanges,
+            "exchanges_per_epoch": self.exchanges_per_epoch,
+            "seconds": view.seconds,
+            "loss": view.loss,
+            "history": list(view.history),
+            "events": list(view.events),
+            "ledger": self.grid.world.ledger.as_dict(),
+            "phases": dict(self.clock.seconds),
+            "evaluation": {
+                "first_loss": self.evaluation.first_loss,
+                "good_loss": None if good is None else good[2],
+                "measured_at": self.evaluation.measured_at,
+                "clipped": self.evaluation.clipped,
+            },
+            "mended": self.guard.mended,
+            "resumes": self.resumes,
+            "versions": {
+                "hpcsgd": hpcsgd.__version__,
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+            },
+        }
+
+    def put_back(
+        self,
+        checkpoint: Checkpoint,
+        state: State,
+        view: View,
+        progress: Callable[[int], tuple[int, int]],
+    ) -> None:
+        """Make `state` and all that watches it what they were; a local call.
+
+        `progress` says how many steps and rows this replica has done after an
+        exchange: they depend on the grid, which may be another one now.
+        """
+        said = checkpoint.document
+        self._put_back_state(checkpoint, state)
+        self._put_back_evaluation(checkpoint)
+        self.guard.mended = said["mended"]
+        self.resumes = said["resumes"] + 1
+        self.grid.world.ledger.add(said["ledger"])
+        self.clock.seconds = dict(said["phases"])
+        view.exchanges = self.position(said)
+        view.epoch = view.exchanges // self.exchanges_per_epoch
+        steps, rows = progress(view.exchanges)
+        view.steps = self.agreement.steps_taken(steps)
+        view.rows = rows * self.agreement.workers
+        view.loss, view.seconds = said["loss"], said["seconds"]
+        view.history[:] = said["history"]
+        view.events[:] = said.get("events", [])
+        if ASKED in said:  # it fell back before
+            self.facts[ASKED] = said[ASKED]
+
+    def position(self, said: dict[str, Any]) -> int:
+        """Exchanges done, on this grid: another number of replicas has other epochs."""
+        done, before, now = (
+            said["exchanges"],
+            said["exchanges_per_epoch"],
+            self.exchanges_per_epoch,
+        )
+        if before == now:
+            return int(done)
+        return int(done // before * now + done % before * now // before)
+
+    def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
+        own, rows = self.columns.own, checkpoint.document["rows"]
+        arrays = {
+            name: self._of_this_replica(copies, rows)
+            for name, copies in checkpoint.arrays.items()
+            if not name.startswith(("good_", KEPT, MEMORY, LOG))
+        }
+        for name, log in checkpoint.arrays.items():
+            if name.startswith(LOG):
+                self.agreement.recall(name.removeprefix(LOG), log)
+        self.agreement.put_whole(state, arrays["weights"][own])
+        if state.intercept is not None:
+            state.intercept[...] = arrays["intercept"]
+        widths = self.agreement.widths(state)
+        for name, copies in checkpoint.arrays.items():
+            if not name.startswith(MEMORY):
+                continue
+            kept = self._remembered(copies)[own]
+            takes = name.removeprefix(MEMORY) in widths
+            put = self.agreement.remember if takes else self.agreement.inherit
+            put(state, name.removeprefix(MEMORY), kept)
+        for name, kept in state.shared.items():
+            kept[...] = arrays[SHARED + name]
+        self._put_back_kept(checkpoint, state)
+
+    def _remembered(self, copies: Array) -> Array:
+        """Its own; the mean where there are other replicas now.
+
+        What is still to be sent is one of R equal parts: their mean stays.
+        """
+        if len(copies) == self.grid.replicas.size:
+            own: Array = copies[self.grid.replica]
+            return own
+        mean: Array = copies.mean(axis=0, dtype=copies.dtype)
+        return mean
+
+    def _put_back_kept(self, checkpoint: Checkpoint, state: State) -> None:
+        """What another grid has kept fits nobody here: it begins anew."""
+        copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
+        grid, wanted = self.grid, packed(state.kept).size
+        if copies is None or sizes is None:
+            return
+        same = (len(copies), len(sizes)) == (grid.replicas.size, grid.members.size)
+        if not same or sizes[grid.member] != wanted:
+            return
+        first = int(sizes[: grid.member].sum())
+        unpack(copies[grid.replica, first : first + wanted], state.kept)
+
+    def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
+        evaluation, said = self.evaluation, checkpoint.document["evaluation"]
+        evaluation.first_loss = said["first_loss"]
+        evaluation.measured_at = said["measured_at"]
+        evaluation.clipped = said["clipped"]
+        weights = checkpoint.arrays.get("good_weights")
+        if weights is not None:
+            intercept = checkpoint.arrays.get("good_intercept")
+            kept = self.agreement.parted(weights[self.columns.own]).copy()
+            evaluation.good = (kept, intercept, said["good_loss"])
+
+    def _of_this_replica(self, copies: Array, rows: int) -> Array:
+        """Its own copy; the mean by rows where there are other replicas now."""
+        own: Array
+        if len(copies) == 1:
+            own = copies[0]
+        elif len(copies) == self.grid.replicas.size:
+            own = copies[self.grid.replica]
+        else:
+            own = np.tensordot(_shares(rows, len(copies)), copies, axes=1)
+        return own
+
+
+def packed(arrays: dict[str, Array]) -> Array:
+    """The bytes of all of them, in the order of their names."""
+    parts = [np.ascontiguousarray(arrays[name]).reshape(-1) for name in sorted(arrays)]
+    return np.concatenate([np.empty(0, np.uint8), *(p.view(np.uint8) for p in parts)])
+
+
+def unpack(held: Array, arrays: dict[str, Array]) -> None:
+    """Such bytes back into the arrays, in place."""
+    first = 0
+    for name in sorted(arrays):
+        array = arrays[name]
+        part = np.ascontiguousarray(held[first : first + array.nbytes])
+        array[...] = part.view(array.dtype).reshape(array.shape)
+        first += array.nbytes
+
+
+def _shares(rows: int, replicas: int) -> Array:
+    """The part of all rows that each replica held, as an agreement weighs it."""
+    parts = [split_range(rows, replicas, r) for r in range(replicas)]
+    return np.array([part.stop - part.start for part in parts]) / rows
+
+
+# Checkpoints while training goes on: a copy now, the disk in the background.
+
+CaptureCall = Callable[[State, View], Checkpoint]
+
+
+def _unwatched(what: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+class Saver:
+    """Decides when, has the state collected, and hands it to a writer thread.
+
+    Every rank has one and `save` is called by all of them together; only the rank
+    that was given a store writes.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig | None,
+        capture: CaptureCall,
+        store: CheckpointStore | None,
+        working: Callable[[str], AbstractContextManager[None]] | None = None,
+        remember: int = 0,
+    ) -> None:
+        self.config = config  # None: this run leaves nothing behind
+        self.capture = capture
+        self.store = store
+        # Told what we wait for when it is no rank.
+        self.working = working if working is not None else _unwatched
+        # The last ones in memory, on every rank: what survivors go on from.
+        self.remembered: deque[Checkpoint] = deque(maxlen=remember)
+        self.failed = 0
+        self.written = 0
+        self._last_good: int | None = None
+        # One thread for all of them: MPI libraries that keep a cache of registered
+        # memory (UCX) note the end of every thread's stack, and never forget it.
+        # An interpreter that ends waits for it, so the last file is whole.
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+        self._began = time.monotonic()
+
+    def is_due(self, number: int, at_end: bool) -> bool:
+        """True after the exchanges that every rank knows to be saved."""
+        if self.config is None:
+            return False
+        return at_end or (self.config.every > 0 and number % self.config.every == 0)
+
+    def wish(self) -> Request:
+        """SAVE when it is time, as the rank that writes sees it."""
+        if self.config is None or self.store is None or not self.config.seconds:
+            return Request.NONE
+        late = time.monotonic() - self._began >= self.config.seconds
+        return Request.SAVE if late and not self._is_writing() else Request.NONE
+
+    def save(self, state: State, view: View) -> None:
+        """Collect the state; the disk is waited for only by a checkpoint before."""
+        if self.config is None:
+            return
+        checkpoint = self.capture(state, view)
+        self.remembered.append(checkpoint)
+        self._began = time.monotonic()
+        if self.store is None:
+            return
+        self.finish()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing = self._thread.submit(self._write, self.store, checkpoint)
+
+    def finish(self) -> None:
+        """Wait until what was handed over is on disk."""
+        if self._writing is not None:
+            with self.working("writing a checkpoint"):
+                self._writing.result()
+            self._writing = None
+
+    def close(self) -> None:
+        """Finish, and let go of the thread; a later `save` would start another."""
+        self.finish()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    def _write(self, store: CheckpointStore, checkpoint: Checkpoint) -> None:
+        """Training is worth more than a checkpoint: what fails is said, not raised."""
+        try:
+            path = store.write(checkpoint)
+        except (OSError, MemoryError) as error:
+            self.failed += 1
+            log.warning(
+                "the checkpoint after exchange %d cannot be written (%s); training goes"
+                " on, %s; make room in %s",
+                checkpoint.exchanges,
+                getattr(error, "strerror", None) or repr(error),
+                self._kept(),
+                store.folder,
+            )
+            return
+        self.written += 1
+        self._last_good = checkpoint.exchanges
+        log.info("checkpoint after exchange %d: %s", checkpoint.exchanges, path.name)
+
+    def _kept(self) -> str:
+        if self._last_good is None:
+            return "there is no earlier one"
+        return f"the one after exchange {self._last_good} is kept"
+
+
+# Checkpoints of a run whose states are on disk: where it stood, and no states.
+#
+# The files are the checkpoint: they stand after a step of their own, that of the last
+# commit, and a run goes on from there.
+
+
+@dataclass
+class TiledCapture(Capture):
+    """Takes the document alone; puts a run back to what its files hold."""
+
+    def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
+        return {}
+
+    def _document(self, view: View) -> dict[str, Any]:
+        assert isinstance(self.agreement, Infinity)
+        run = {RUN: self.agreement.run}
+        return {**super()._document(view), ON_DISK: True, **run}
+
+    def put_back(
+        self,
+        checkpoint: Checkpoint,
+        state: State,
+        view: View,
+        progress: Callable[[int], tuple[int, int]],
+    ) -> None:
+        """Where the files stand, on all ranks together."""
+        assert isinstance(self.agreement, Infinity)
+        run = checkpoint.document.get(RUN, "")
+        found, each = self.agreement.go_on(state, run)
+        said = _until(checkpoint.document, found) | {"exchanges_per_epoch": each}
+        super().put_back(Checkpoint(said, {}), state, view, progress)
+
+    def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
+        """The files hold it."""
+
+    def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
+        """The copy with a good loss was of the process before."""
+        said = checkpoint.document["evaluation"]
+        self.evaluation.first_loss = said["first_loss"]
+        self.evaluation.measured_at = said["measured_at"]
+        self.evaluation.clipped = said["clipped"]
+
+
+def _until(document: dict[str, Any], exchanges: int) -> dict[str, Any]:
+    """What was known after so many exchanges: files may be behind their checkpoint."""
+    history = [one for one in document["history"] if one["exchanges"] <= exchanges]
+    said = {**document, "exchanges": exchanges, "history": history}
+    if document["evaluation"]["measured_at"] > exchanges:
+        said["evaluation"] = {**document["evaluation"], "measured_at": -1}
+    return said

@@ -1,0 +1,830 @@
+"""A run of coordinate descent."""
+
+import logging
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.backends.base import ways
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.grid import let_go
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.config import GridConfig, RunConfig, UpdateConfig
+from hpcsgd.data.readers import RowReader
+from hpcsgd.data.sampling import make_sampler, plan_groups
+from hpcsgd.data.shard import Shard
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
+from hpcsgd.glm.penalties import Penalty, ProblemConfig
+from hpcsgd.glm.unrolling import blocks_of
+from hpcsgd.precision import AUTO, Precision
+from hpcsgd.products.cost import CACHE_BUDGET, ProductsConfig
+from hpcsgd.runs.build import OpenedRun, open_all
+from hpcsgd.runs.checks import penalty_of
+from hpcsgd.runs.energy import make_meter, total
+from hpcsgd.runs.folder import RunFolder
+from hpcsgd.runs.load import LoadedRows
+from hpcsgd.runs.loop import ENDINGS, PollSchedule
+from hpcsgd.runs.progress import History
+from hpcsgd.runs.report import named, where_it_ran
+from hpcsgd.runs.result import Result, Status
+from hpcsgd.runs.session import Session, check_settings, lent
+from hpcsgd.solvers.callbacks import Callback, Request, View, wish_of
+from hpcsgd.solvers.coordinate import COORDINATE, Array, CoordinatePoint, Exchanges
+from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
+from hpcsgd.solvers.evaluation import Columns
+from hpcsgd.solvers.full_passes import Centers, centre, find_centers, open_rows
+from hpcsgd.solvers.objective import BLOCK_ROWS, BLOCK_VALUES, Objective
+from hpcsgd.sparse import Csr, index_dtype
+
+# What a coordinate form does not do, each in a sentence that names what does.
+
+OF = {"primal": "gaussian", "dual": "squared-hinge"}  # form -> its only family
+ASK = f"--update {COORDINATE}"
+KINDS = ("auto", "gram", "cached")
+MODES = ("shuffle-once", "reshuffle")
+
+
+def form_of(config: RunConfig, ranks: int) -> str:
+    """The form of a configuration that has one, on so many ranks; else why not."""
+    for sentence in _refusals(config, ranks):
+        raise ConfigError(sentence)
+    return best_form(config)
+
+
+def fits(config: RunConfig) -> bool:
+    """Whether there is a form for this problem at all."""
+    return not any(_of_problem(config))
+
+
+def best_form(config: RunConfig) -> str:
+    """The one that is asked for, or that needs the least for the problem."""
+    problem, asked = config.problem, config.coordinate.form
+    if asked != "auto":
+        return asked
+    if problem.family == OF["primal"]:
+        return "primal"
+    is_dual = problem.is_smooth and problem.l2 > 0.0 and not problem.intercept
+    return "dual" if problem.family == OF["dual"] and is_dual else "newton"
+
+
+def quickest_form(family: str, l1: float, ranks: int) -> str:
+    """Return the form that takes the least time to the optimum; "auto": the usual one.
+
+    Least squares with l1 on one process have no message that a Gram would save: newton
+    looks at the columns of a working set alone.
+    """
+    return "newton" if ranks == 1 and l1 and family == OF["primal"] else "auto"
+
+
+def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
+    yield from _of_problem(config)
+    yield from _of_method(config)
+    yield from _of_run(config)
+    yield from _of_grid(config, ranks)
+
+
+def _of_problem(config: RunConfig) -> Iterator[str]:
+    problem, form = config.problem, best_form(config)
+    if form in OF and problem.family != OF[form]:
+        yield (
+            f"the {form} form is for {OF[form]}, not {problem.family}; use --set"
+            " coordinate.form=newton, or leave it out"
+        )
+    if form != "dual":
+        return
+    instead = "leave coordinate.form out, or set it to newton"
+    if problem.l2 == 0.0:
+        yield f"the dual form needs a ridge; set --l2, or {instead}"
+    if not problem.is_smooth:
+        yield f"the dual form knows no l1 and no bounds; {instead}"
+    if problem.intercept:
+        yield (
+            "the dual form has no intercept: unpenalised, it would tie all dual"
+            f" variables together; {instead}"
+        )
+
+
+def _of_method(config: RunConfig) -> Iterator[str]:
+    precision, sampling = config.precision, config.sampling
+    formats = set(vars(precision.resolve()).values())
+    if precision.recipe == AUTO or formats not in ({"fp32"}, {"fp64"}):
+        yield f"{ASK} computes in fp32 or fp64; use --precision fp32 or fp64"
+    if sampling.mode not in MODES:
+        yield (
+            f"{ASK} takes every item once an epoch, and --sampling {sampling.mode} does"
+            f" not; use {' or '.join(MODES)}"
+        )
+    if config.products.kind not in KINDS:
+        yield (
+            f"{ASK} sums a Gram, and --products {config.products.kind} has none; use"
+            f" {', '.join(KINDS)}"
+        )
+    if config.products.kind == "cached" and sampling.mode != "shuffle-once":
+        yield (
+            "--products cached needs groups that come again; use --sampling"
+            " shuffle-once, or --products gram"
+        )
+    if not config.schedule.steps:
+        yield f"{ASK} has no model of its times; choose --steps"
+    if sampling.hold_out:
+        yield f"{ASK} trains on all rows; use sampling.hold_out = 0"
+    if config.stop.on != "none" or config.polish.kind != "none":
+        yield f"{ASK} goes to its own optimum; use coordinate.tol alone"
+    if config.update.clip != "none":
+        yield f"{ASK} has no rate, and so nothing to clip; use update.clip = 'none'"
+    if config.average.kind != "none":
+        yield f"{ASK} has no noise to average away; use average.kind = 'none'"
+    if config.products.look_ahead == "on":
+        yield f"{ASK} sums no Gram ahead; use products.look_ahead = 'off'"
+
+
+def _of_run(config: RunConfig) -> Iterator[str]:
+    run = config.run
+    if run.device != "cpu":
+        yield f"{ASK} runs on the CPU; use --device cpu"
+    if run.resume != "no":
+        yield f"{ASK} writes no checkpoints, so there is nothing to --resume"
+    if config.checkpoint.every:
+        yield f"{ASK} writes no checkpoints; use checkpoint.every = 0"
+    if run.emulate_members:
+        yield f"{ASK} cannot be one of --emulate-members; start as many ranks"
+    if run.on_failure != "stop":
+        yield f"{ASK} cannot go on without a rank; use --on-failure stop"
+
+
+def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
+    grid = config.grid
+    if (grid.replicas, grid.members) in ((1, 0), grid_of(config, ranks)):
+        return
+    replicas, members = grid_of(config, ranks)
+    held = "rows" if replicas > 1 else "columns"
+    yield (
+        f"{ASK} of {config.problem.family} has ranks that hold {held}; use --grid"
+        f" {replicas}x{members}, or leave it out"
+    )
+
+
+def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
+    """Replicas × members: ranks hold rows, or for the dual form columns."""
+    return (1, ranks) if best_form(config) == "dual" else (ranks, 1)
+
+
+# Columns of sparse rows that hold a value somewhere: all that a form is about.
+#
+# A column without values adds nothing to any score, so its weight is what its penalty
+# and bounds alone make least: 0, where the bounds allow it. Such columns are left out
+# before a form is made, so that no array of it is as long as there are columns.
+
+
+@dataclass(frozen=True)
+class Nonempty:
+    """The columns of this rank that a form is about.
+
+    Parameters
+    ----------
+    kept : ndarray of int64, (kept,), ascending; None: all of them
+    width : int, columns that this rank holds
+    """
+
+    kept: Array | None
+    width: int
+
+    def narrow(self, values: Array) -> Array:
+        """Return the rows of `values`, (width, ...), that belong to kept columns."""
+        return values if self.kept is None else values[self.kept]
+
+    def widen(self, values: Array) -> Array:
+        """Return (width, ...) from (kept, ...), with zeros for the other columns."""
+        if self.kept is None:
+            return values
+        whole = np.zeros((self.width, *values.shape[1:]), dtype=values.dtype)
+        whole[self.kept] = values
+        return whole
+
+    def penalty(self, penalty: Penalty) -> Penalty:
+        """Return the penalty of the kept columns."""
+        return penalty if self.kept is None else penalty.of(self.kept)
+
+    def shard(self, shard: Shard, members: Communicator) -> Shard:
+        """Return the shard without the other columns. Collective over `members`."""
+        matrix, kept = shard.matrix, self.kept
+        if not isinstance(matrix, Csr):
+            return shard
+        # A member that keeps all of its columns takes part: others may not.
+        widths = members.exchange_objects(self.width if kept is None else len(kept))
+        edges = np.cumsum([0, *widths]).tolist()
+        parts = tuple(slice(a, b) for a, b in zip(edges, edges[1:], strict=False))
+        if kept is not None:
+            indices = self._numbers(matrix.indices)
+            matrix = Csr(matrix.indptr, indices, matrix.data, len(kept))
+        return replace(shard, matrix=matrix, columns=parts[members.rank], parts=parts)
+
+    def reader(self, loaded: LoadedRows, shard: Shard) -> Callable[[slice], Any]:
+        """Return what reads the exact values of local rows in the kept columns."""
+        if self.kept is None:
+            return loaded.read_exact
+        matrix, read = shard.matrix, loaded.read_exact
+        if isinstance(matrix, Csr) and read(slice(0, 0)).dtype == matrix.dtype:
+            whole = matrix.to_scipy()  # the values that are stored are exact
+            height = shard.height
+            return lambda rows: (
+                whole
+                if (rows.start, rows.stop) == (0, height)
+                else matrix[rows].to_scipy()
+            )
+        return lambda rows: self._narrowed(read(rows))
+
+    def _narrowed(self, rows: Any) -> Any:
+        """Return sparse rows of SciPy without the other columns."""
+        kept = self.kept
+        assert kept is not None
+        indices = self._numbers(rows.indices)
+        edges = rows.indptr.astype(np.int64)
+        return Csr(edges, indices, rows.data, len(kept)).to_scipy()
+
+    def _numbers(self, columns: Array) -> Array:
+        """Return the places of these columns among the kept ones."""
+        kept = self.kept
+        assert kept is not None
+        return np.searchsorted(kept, columns).astype(index_dtype(len(kept)))
+
+
+def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Nonempty:
+    """Return the columns with a value on some rank. Collective over `replicas`.
+
+    Where columns are left out, each rank sends the numbers of those it has values in.
+    A column whose bounds do not allow 0 is kept, and so is one column at least.
+    """
+    width = shard.width
+    if not isinstance(shard.matrix, Csr):
+        return Nonempty(None, width)
+    kept = np.unique(shard.matrix.indices).astype(np.int64)
+    if replicas.size > 1:
+        counts = list(replicas.exchange_objects(len(kept)))
+        numbers = np.empty(sum(counts))
+        replicas.gather(kept.astype(np.float64), counts, numbers, "control")
+        kept = np.unique(numbers).astype(np.int64)
+    bounds = (penalty.lower, penalty.upper)
+    if any(np.ndim(bound) for bound in bounds):
+        outside = np.less(0.0, penalty.lower) | np.greater(0.0, penalty.upper)
+        kept = np.union1d(kept, np.flatnonzero(np.broadcast_to(outside, width)))
+    elif penalty.lower > 0.0 or penalty.upper < 0.0:
+        return Nonempty(None, width)
+    if len(kept) == width:
+        return Nonempty(None, width)
+    return Nonempty(kept if len(kept) else np.zeros(1, dtype=np.int64), width)
+
+
+# From a configuration to a form on the data of this rank, on all ranks together.
+
+
+@dataclass(frozen=True)
+class OpenedForm:
+    """A form that can be descended on."""
+
+    config: RunConfig  # with its grid
+    opened: OpenedRun
+    nonempty: Nonempty
+    centers: Centers | None  # what the form's columns lack; None: nothing
+    form: Form
+    exchanges: Exchanges
+    clock: Clock
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether G stays."""
+        return self.exchanges.keeps
+
+    @property
+    def exchanges_planned(self) -> int:
+        """Exchanges of an epoch, where it takes all items."""
+        form, schedule = self.form, self.config.schedule
+        if form.is_alone:
+            return form.sweeps
+        return form.sweeps * len(
+            plan_groups(form.count, schedule.batch, schedule.steps)
+        )
+
+    def close(self) -> None:
+        """Let go of the groups, with all ranks; the world stays."""
+        self.opened.grid.close()
+
+
+def open_form(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+    setup: Clock,
+) -> OpenedForm:
+    """Everything that can be wrong is found here."""
+    world.together(lambda: form_of(config, world.size))
+    config = replace(config, grid=GridConfig(*grid_of(config, world.size)))
+    opened = open_all(_plain(config), world, reader, setup)
+    with let_go(opened.grid.close):
+        ready = _prepare(config, opened)
+    setup.lap("build")
+    return ready
+
+
+def _plain(config: RunConfig) -> RunConfig:
+    """What opening has to know: nothing of the update, one step at a time."""
+    schedule = replace(config.schedule, steps=1)
+    return replace(
+        config, update=UpdateConfig(), products=ProductsConfig(), schedule=schedule
+    )
+
+
+def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
+    words, grid, loaded = opened.words, opened.grid, opened.loaded
+    shard, clock = loaded.shard, Clock()
+    penalty = grid.world.together(
+        lambda: penalty_of(config.problem, shard.total_columns).of(shard.columns)
+    )
+    nonempty = find_nonempty(shard, penalty, grid.replicas)
+    judged = nonempty.shard(loaded.judged, grid.members)
+    objective = Objective(
+        grid=grid,
+        family=words.family,
+        shard=judged,
+        penalty=nonempty.penalty(penalty),
+        read=nonempty.reader(loaded, judged),
+        block=_block(judged),
+    )
+    centers = None
+    if config.problem.intercept and not judged.is_sparse:
+        centers = _centers(objective, loaded.columns)
+    if centers is not None:
+        values = centers.centred(objective.read(slice(0, judged.height)))
+        centred = centre(objective, centers)
+        objective = replace(centred, shard=replace(judged, matrix=values))
+    form = _make(config, objective, grid.world.size, loaded.columns)
+    wire = words.precision.gram_wire
+    keeps = _keeps(config, words.precision, form.count, form.name)
+    exchanges = Exchanges(form.members, wire, keeps, clock)
+    return OpenedForm(config, opened, nonempty, centers, form, exchanges, clock)
+
+
+def _centers(objective: Objective, classes: int) -> Centers | None:
+    """Return what to subtract from columns far from zero. Collective, one pass."""
+    rows = open_rows(objective, classes)
+    shares = np.broadcast_to(rows.share, (rows.height, classes))
+    return find_centers(rows, rows.moments(shares))
+
+
+def _block(shard: Shard) -> int:
+    """Rows looked at together by what they store; 0: by how wide they are.
+
+    Of members each would choose another number, and they sum scores block by block.
+    """
+    if not isinstance(shard.matrix, Csr) or len(shard.parts) > 1:
+        return 0
+    most = BLOCK_VALUES * shard.height // max(shard.matrix.nnz, 1)
+    return max(min(most, BLOCK_ROWS), 64)
+
+
+def _make(config: RunConfig, objective: Objective, ranks: int, classes: int) -> Form:
+    intercept = config.problem.intercept
+    kind = form_of(config, ranks)
+    if kind == "dual":
+        return Dual(objective)
+    if kind == "primal":
+        return Primal(objective, intercept)
+    return NewtonForm(objective, intercept, classes, config.schedule.batch == 1)
+
+
+def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bool:
+    """Whether G of every group is kept: where it comes again and there is room."""
+    kind, sampling, schedule = config.products.kind, config.sampling, config.schedule
+    if kind != "auto":
+        return kind == "cached"
+    m = min(schedule.batch * schedule.steps, items)
+    word = get_format(precision.gram_wire).carrier.itemsize
+    fits = items * m * max(word, 8) <= CACHE_BUDGET
+    again = sampling.mode == "shuffle-once" and schedule.epochs > 1
+    return fits and (again or form == "newton")
+
+
+# What a coordinate run leaves behind, in the words that other runs use.
+
+
+def result_of(
+    training: "CoordinateTraining",
+    status: Status,
+    began: float,
+    setup: Mapping[str, float],
+) -> Result:
+    """The model and everything measured, alike on every rank."""
+    ready, view = training.ready, training.view
+    opened, config = ready.opened, ready.config
+    weights, beta = ready.form.model(training.descent.point)
+    if beta is not None and ready.centers is not None:
+        beta = beta - ready.centers.moved(ready.form.objective, weights)
+    classes = opened.loaded.columns
+    columns = Columns(opened.grid, opened.loaded.shard.parts, whole=False)
+    joined = columns.join(ready.nonempty.widen(weights))
+    facts = _facts(training, began, setup)
+    return Result(
+        status=status,
+        loss=float(view.loss),
+        weights=joined if classes > 1 else joined[:, 0],
+        intercept=beta if beta is None or classes > 1 else np.asarray(beta[0]),
+        iterations=view.steps,
+        exchanges=view.exchanges,
+        history=list(view.history),
+        ledger=opened.grid.world.ledger.as_dict(),
+        config=config.tables(),
+        report=facts,
+        preparation=opened.loaded.preparation,
+    )
+
+
+def _facts(
+    training: "CoordinateTraining", began: float, setup: Mapping[str, float]
+) -> dict[str, Any]:
+    ready, view = training.ready, training.view
+    grid, loaded, words = ready.opened.grid, ready.opened.loaded, ready.opened.words
+    schedule, clock = ready.config.schedule, ready.clock
+    phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
+    return {
+        "solver": "coordinate",
+        "coordinate": _ending(training),
+        "schedule": {
+            "batch": schedule.batch,
+            "steps": schedule.steps,
+            "period": schedule.period,
+            "epochs": schedule.epochs,
+            "global_batch": schedule.batch,
+        },
+        "grid": {"replicas": grid.replicas.size, "members": grid.members.size},
+        "ranks": grid.world.size,
+        "emulated_members": 0,
+        "products": "cached" if ready.is_cached else "gram",
+        "look_ahead": False,
+        "rows": loaded.shard.total_rows,
+        "columns": loaded.shard.total_columns,
+        "sparse": loaded.shard.is_sparse,
+        "density": loaded.density,
+        "classes": loaded.columns,
+        "labels": list(loaded.targets.labels),
+        "precision": dict(vars(words.precision)),
+        "precision_runs": ways(words.precision),
+        "clipped_scores": 0,
+        "mended_members": 0,
+        "events": list(view.events),
+        "seconds_total": view.seconds,
+        "seconds_setup": sum(setup.values()),
+        "seconds_evaluate": clock.seconds.get("evaluate", 0.0),
+        "seconds_wall": time.perf_counter() - began,
+        "seconds_by_phase": phases,
+        "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
+        **_of_all_ranks(training),
+        "transport": grid.world.transport,
+        "source": loaded.source,
+        **named(loaded),
+        "data_fingerprint": loaded.fingerprint,
+        "resumes": 0,
+        "checkpoints_written": 0,
+        "checkpoints_failed": 0,
+        **where_it_ran(),
+    }
+
+
+def _ending(training: "CoordinateTraining") -> dict[str, Any]:
+    """Which form it was, and why it went no further."""
+    seen = training.descent.seen
+    return {
+        "form": training.ready.form.name,
+        "columns": training.ready.form.objective.shard.total_columns,
+        "ended": training.ended,
+        "tol": training.ready.config.coordinate.tol,
+        "gap": None if seen is None else seen.gap,
+        "null_excess": training.ready.form.worst,
+        "gradient": None if seen is None else seen.gradient,
+    }
+
+
+def _of_all_ranks(training: "CoordinateTraining") -> dict[str, Any]:
+    """The largest resident set of any rank, and the energy of all, in one message."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    own *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+    world = training.ready.opened.grid.world
+    everyone = world.exchange_objects((own, training.meter.said()))
+    energy, why = total(said for _, said in everyone)
+    return {
+        "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
+        "energy": energy,
+        "energy_reason": why,
+    }
+
+
+# Epochs of exchanges, until a gap or a gradient says that it is enough.
+
+
+class Descent:
+    """Goes on from a point; the same one on all ranks."""
+
+    def __init__(self, ready: OpenedForm, point: CoordinatePoint) -> None:
+        self.ready = ready
+        self.point = point
+        self.epoch = self.exchanges = self.steps = 0
+        self.progress = 0, 1  # exchanges of this epoch: taken, and all of them
+        form, config = ready.form, ready.config
+        self.sampler = make_sampler(config.sampling, form.count, 0)
+        self.seen: FormModel | None = None
+        self.first_gradient = form.steep
+
+    def look(self) -> FormModel:
+        """At the point now; x is made the same bits everywhere."""
+        self.ready.opened.grid.world.broadcast(self.point.x, 0, "evaluate")
+        seen = self.seen = self.ready.form.look(self.point)
+        self.first_gradient = self.first_gradient or seen.gradient
+        return seen
+
+    def is_done(self, tol: float) -> bool:
+        """Whether what was seen last is as good as was asked for."""
+        seen = self.seen
+        if seen is None or not tol:
+            return False
+        if seen.gap is not None:
+            return seen.gap <= tol * self.ready.form.worst
+        return seen.gradient <= tol * self.first_gradient
+
+    def run_epoch(self, after: Callable[[], bool]) -> bool:
+        """The sweeps of one epoch; False where `after` an exchange says to stop."""
+        form, exchanges = self.ready.form, self.ready.exchanges
+        order = form.prepare(self.point, self.sampler.order(self.epoch))
+        if form.renews:
+            exchanges.known.clear()
+        steps = self._sweeps() if form.is_alone else self._exchanges(order)
+        goes_on = True
+        for blocks in steps:
+            self.exchanges += 1
+            self.steps += blocks
+            goes_on = after()
+            if not goes_on:
+                break
+        form.settle(self.point)
+        if goes_on:
+            self.epoch += 1
+        return goes_on
+
+    def _sweeps(self) -> Iterator[int]:
+        """The steps of each sweep that a rank takes by itself."""
+        form, clock = self.ready.form, self.ready.clock
+        clock.lap("gather")
+        for done in range(form.sweeps):
+            steps, goes_on = form.sweep(self.point)
+            clock.lap("inner")
+            self.progress = done + 1 if goes_on else form.sweeps, form.sweeps
+            yield steps
+            if not goes_on:
+                return
+
+    def _exchanges(self, order: Array) -> Iterator[int]:
+        """The blocks of each exchange of an epoch's sweeps."""
+        form, schedule = self.ready.form, self.ready.config.schedule
+        groups = plan_groups(len(order), schedule.batch, schedule.steps)
+        for sweep in range(form.sweeps):
+            first = 0
+            for number, sizes in enumerate(groups):
+                blocks = blocks_of(sizes)
+                items = np.ascontiguousarray(order[first : first + blocks.rows])
+                first += blocks.rows
+                self.ready.exchanges.advance(self.point, number, items, blocks, form)
+                done = sweep * len(groups) + number + 1
+                self.progress = done, len(groups) * form.sweeps
+                yield len(blocks.sizes)
+
+
+# The run of a coordinate form: what `train` does where the update is "coordinate".
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+
+
+class CoordinateRun(Session):
+    """A session without replicas that agree, checkpoints and fall-backs."""
+
+    def _until_done(self) -> Result:
+        world, config = self.world, self.config
+        world.watch(config.run.timeout)
+        with let_go(world.unwatch):
+            check_settings(config, world)
+            ready = open_form(config, world, self.reader, self.setup)
+            folder = RunFolder(config.run.out if world.rank == 0 else None)
+            with let_go(ready.close):
+                world.together(folder.claim)
+                try:
+                    result = self._in_the(folder, ready)
+                finally:
+                    folder.release()
+        ready.close()
+        world.unwatch()
+        return result
+
+    def _in_the(self, folder: RunFolder, ready: OpenedForm) -> Result:
+        world = ready.opened.grid.world
+        with world.working("preparing the run folder"):
+            world.together(lambda: folder.begin(ready.config, False))
+        callbacks = [History(folder.history), *self.callbacks]
+        training = CoordinateTraining(ready, callbacks, self._start(ready))
+        status = training.run()
+        result = result_of(training, status, self.began, self.setup.seconds)
+        with world.working("writing the result"):
+            unsaved = world.exchange_objects(folder.finish(result))[0]
+        if unsaved:
+            result.report["unsaved"] = unsaved
+            log.error("%s", unsaved, extra=ONCE)
+        return result
+
+    def _start(self, ready: OpenedForm) -> CoordinatePoint:
+        """The null model, or what stands for the weights that were given."""
+        if self.start is None or not self.start.weights.size:
+            return ready.form.begin()
+        given, loaded = self.start.weights, ready.opened.loaded
+        needed = (loaded.shard.total_columns, loaded.columns)
+        if given.shape != needed:
+            raise ConfigError(
+                f"start has weights of shape {given.shape} and these data need"
+                f" {needed}; give the model of the same columns"
+            )
+        own = given[loaded.shard.columns].astype(np.float64)
+        return ready.form.begin(ready.nonempty.narrow(own))
+
+
+class CoordinateTraining:
+    """Epochs, evaluations and callbacks around a descent."""
+
+    def __init__(
+        self, ready: OpenedForm, callbacks: list[Callback], point: CoordinatePoint
+    ) -> None:
+        self.ready = ready
+        self.callbacks = callbacks
+        self.descent = Descent(ready, point)
+        self.wish = Request.NONE  # of callbacks of this rank
+        self.granted = Request.NONE  # of all
+        self.ended = "epochs used up"
+        config, world = ready.config, ready.opened.grid.world
+        self.looks = PollSchedule(world, config.run.check_every)
+        self.meter = make_meter("")
+        planned = ready.exchanges_planned * config.schedule.epochs
+        self.view = View(
+            epochs=config.schedule.epochs,
+            exchanges_planned=planned,
+            total_rows=ready.opened.loaded.shard.total_rows,
+            words=lambda: world.ledger.words("products"),
+            phases=lambda: dict(ready.clock.seconds),
+            evaluations_planned=1 + config.schedule.epochs,
+        )
+
+    def run(self) -> Status:
+        """Train; how it ended."""
+        view = self.view
+        self._tell("on_start")
+        self._evaluate()
+        self.looks.begin(0, 0.0)
+        status = self._train()
+        if view.history[-1]["exchanges"] != view.exchanges:
+            self._evaluate()
+        self._say()
+        view.status = status.value
+        self._tell("on_end")
+        return status
+
+    def _train(self) -> Status:
+        config = self.ready.config
+        every, tol = config.run.evaluate_every, config.coordinate.tol
+        while self.descent.epoch < config.schedule.epochs:
+            if self.descent.is_done(tol):
+                self.ended = "converged"
+                break
+            self._count()
+            self.meter.resume()
+            went_on = self.descent.run_epoch(self._after)
+            self.meter.pause()
+            self.view.epoch = self.descent.epoch
+            if not went_on:
+                self.ended = "asked to stop"
+                return ENDINGS[self.granted]
+            if every and self.descent.epoch % every == 0:
+                self._evaluate()
+        if self.ended != "converged" and not self.descent.is_done(tol):
+            return Status.COMPLETED
+        self.ended = "converged"
+        return Status.CONVERGED
+
+    def _count(self) -> None:
+        """The time of training begins, or goes on."""
+        self.ready.clock.start()
+        self._began = perf_counter()
+
+    def _after(self) -> bool:
+        """After every exchange: where it stands, and whether all go on."""
+        view, done = self.view, self.descent.exchanges
+        view.exchanges, view.steps = done, self.descent.steps
+        done_in_epoch, in_epoch = self.descent.progress
+        view.rows = view.total_rows * self.descent.epoch
+        view.rows += view.total_rows * done_in_epoch // in_epoch
+        now = perf_counter()
+        view.seconds += now - self._began
+        self._tell("on_exchange")
+        if self.looks.is_due(done):
+            self.granted = Request(self.looks.ask(self.wish, done, view.seconds))
+        self._began = perf_counter()
+        return self.granted < Request.STOP
+
+    def _evaluate(self) -> None:
+        """Loss, gradient and gap, as a record of the history."""
+        view, clock = self.view, self.ready.clock
+        clock.start()
+        with np.errstate(all="ignore"):  # a figure that is not finite is reported
+            seen = self.descent.look()
+        clock.lap("evaluate")
+        view.loss = seen.loss
+        ledger = self.ready.opened.grid.world.ledger
+        view.history.append(
+            {
+                "epoch": view.epoch,
+                "exchanges": view.exchanges,
+                "iterations": view.steps,
+                "rows": view.rows,
+                "loss": seen.loss,
+                "gradient": seen.gradient,
+                "gap": seen.gap,
+                "seconds": view.seconds,
+                **ledger.sent(),
+            }
+        )
+        self._tell("on_evaluate")
+
+    def _say(self) -> None:
+        """How far it came, where that is not as far as was asked for."""
+        seen, tol = self.descent.seen, self.ready.config.coordinate.tol
+        if seen is None or self.ended != "epochs used up" or not tol:
+            return
+        what = "gap unknown" if seen.gap is None else f"gap {seen.gap:.2g}"
+        if not np.isfinite(seen.loss):
+            what = "the loss is not finite"
+        log.warning(
+            "%d epochs were not enough (%s, gradient %.2g); raise --epochs or"
+            " coordinate.tol%s",
+            *(self.view.epoch, what, seen.gradient, self._advice()),
+            extra=ONCE,
+        )
+
+    def _advice(self) -> str:
+        """One order for all epochs may be a bad one."""
+        fixed = self.ready.config.sampling.mode == "shuffle-once"
+        return ", or use --sampling reshuffle" if fixed else ""
+
+    def _tell(self, event: str) -> None:
+        for callback in self.callbacks:
+            answer: Any = getattr(callback, event)(self.view)
+            if answer:
+                self.wish = max(self.wish, wish_of(answer))
+
+
+# Many penalties, one after the other, on data that are opened and a Gram made once.
+
+
+def along(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+    problems: Callable[[float], Sequence[ProblemConfig]],
+    warm: bool = True,
+) -> Iterator[Result]:
+    """A result for every problem that `problems` makes of the steepest slope.
+
+    With `warm`, each begins where the one before it ended. The ledger of each result is
+    of that one alone.
+    """
+    setup = Clock()
+    ready = open_form(config, world, reader, setup)
+    steepest = ready.form.steepest()
+    point = ready.form.begin()
+    for problem in problems(steepest):
+        began, ready = time.perf_counter(), _under(ready, problem)
+        columns = ready.opened.loaded.shard
+        penalty = penalty_of(problem, columns.total_columns).of(columns.columns)
+        ready.form.become(ready.nonempty.penalty(penalty), point)
+        point = point if warm else ready.form.begin()
+        with lent(ready.opened.grid.world, config.run.reproducible):
+            training = CoordinateTraining(ready, [], point)
+            status = training.run()
+            result = result_of(training, status, began, setup.seconds)
+        yield result
+    ready.close()
+
+
+def _under(ready: OpenedForm, problem: ProblemConfig) -> OpenedForm:
+    """The same data and Gram for another problem."""
+    ready.clock.seconds.clear()
+    return replace(ready, config=replace(ready.config, problem=problem))

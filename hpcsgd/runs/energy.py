@@ -1,0 +1,255 @@
+"""Energy to solution, as processors and GPUs count it."""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from hpcsgd.comm.gpu import local_place
+
+# The energy that an NVIDIA GPU has used, as its driver's library counts it.
+
+LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, not with a package
+
+
+def gpu_counter(address: str, library: Any = None) -> Callable[[], int]:
+    """A reader of millijoules since the driver was loaded, of the whole GPU.
+
+    `address` is the GPU's on its bus; OSError says why there is no such counter.
+    """
+    nvml = library or open_library()
+    _check(nvml, nvml.nvmlInit_v2(), "opened")
+    handle = ctypes.c_void_p()
+    found = nvml.nvmlDeviceGetHandleByPciBusId_v2(
+        ctypes.c_char_p(address.encode()), ctypes.byref(handle)
+    )
+    _check(nvml, found, f"asked for the GPU {address}")
+
+    def read() -> int:
+        count = ctypes.c_ulonglong()
+        code = nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count))
+        _check(nvml, code, f"asked for the energy of the GPU {address}")
+        return int(count.value)
+
+    read()
+    return read
+
+
+def open_library() -> Any:
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise OSError(f"{LIBRARY} cannot be loaded ({error})") from error
+
+
+def _check(nvml: Any, code: int, what: str) -> None:
+    if code:
+        nvml.nvmlErrorString.restype = ctypes.c_char_p
+        said = nvml.nvmlErrorString(code)
+        raise OSError(f"{LIBRARY} cannot be {what}: {(said or b'').decode()}")
+
+
+# Energy to solution: what processors and GPUs count themselves, while a run trains.
+#
+# Every rank that reads says what each counter gained under the counter's own name;
+# ranks that read the same hardware say the same name, and it is taken once.
+
+POWERCAP = Path("/sys/class/powercap")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+# 2^32 counts of 61 microjoules are over after a quarter of an hour at 300 W.
+OFTEN = 20.0  # seconds between two readings, at most
+
+
+@dataclass(frozen=True)
+class Counter:
+    """One thing that counts the energy it has used."""
+
+    node: str
+    name: str  # with the node: the same wherever the same hardware is read
+    source: str  # rapl or nvml
+    read: Callable[[], int]
+    joules: float  # of one count
+    period: int = 0  # counts after which it begins again at 0; 0 = never
+
+    def gained(self, before: int, after: int) -> float:
+        """Joules between two readings; it may have begun again once."""
+        counts = after - before
+        if counts < 0:
+            if not self.period:
+                raise OSError(f"{self.name} went back from {before} to {after}")
+            counts += self.period
+        return counts * self.joules
+
+
+class EnergyMeter:
+    """Counts while the run trains; not while it evaluates or waits to begin."""
+
+    def __init__(
+        self,
+        counters: Sequence[Counter],
+        reason: str = "",
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.counters = tuple(counters)
+        self.reason = reason  # why nothing is counted, or nothing
+        self.joules = [0.0] * len(self.counters)
+        self.seconds = 0.0
+        self._clock = clock
+        self._read_at = 0.0
+        self._before: list[int] | None = None  # None: paused
+
+    def resume(self) -> None:
+        """Training begins, or goes on."""
+        self._before = self._read()
+        self._read_at = self._clock()
+
+    def pause(self) -> None:
+        """Training stops for a while, or ends."""
+        self._count()
+        self._before = None
+
+    def keep_up(self) -> None:
+        """Called now and then: no counter may begin again twice unseen."""
+        if self._before is not None and self._clock() - self._read_at > OFTEN:
+            self._count()
+
+    def said(self) -> "EnergyReport":
+        """What this rank knows, for the others."""
+        gains = [
+            Gain(c.node, c.name, c.source, joules)
+            for c, joules in zip(self.counters, self.joules, strict=True)
+        ]
+        return EnergyReport(tuple(gains), self.seconds, self.reason)
+
+    def _count(self) -> None:
+        if self._before is None:
+            return
+        after, now = self._read(), self._clock()
+        try:
+            for number, counter in enumerate(self.counters):
+                gained = counter.gained(self._before[number], after[number])
+                self.joules[number] += gained
+        except OSError as error:
+            self._give_up(str(error))
+        self.seconds += now - self._read_at
+        self._before, self._read_at = after[: len(self.counters)], now
+
+    def _read(self) -> list[int]:
+        try:
+            return [counter.read() for counter in self.counters]
+        except (OSError, ValueError) as error:
+            self._give_up(f"a counter of energy cannot be read any more ({error})")
+            return []
+
+    def _give_up(self, reason: str) -> None:
+        """A part of the energy is none."""
+        self.counters, self.joules, self.reason = (), [], reason
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one counter has gained."""
+
+    node: str
+    name: str
+    source: str
+    joules: float
+
+
+@dataclass(frozen=True)
+class EnergyReport:
+    """What one rank says at the end: nothing where it leaves reading to another."""
+
+    gains: tuple[Gain, ...]
+    seconds: float
+    reason: str
+
+
+def total(everyone: Iterable[EnergyReport]) -> tuple[dict[str, Any] | None, str]:
+    """Joules of all nodes, or None and the reason."""
+    ranks = list(everyone)
+    reasons = [said.reason for said in ranks if said.reason]
+    if reasons:
+        return None, reasons[0]  # the energy of some of the nodes is no energy
+    gains = {(g.node, g.name): g for said in ranks for g in said.gains}
+    if not gains:
+        return None, "no rank could read a counter of energy"
+    return {
+        "joules": sum(gain.joules for gain in gains.values()),
+        "source": "+".join(sorted({gain.source for gain in gains.values()})),
+        "nodes": len({gain.node for gain in gains.values()}),
+        "seconds": max(said.seconds for said in ranks),
+    }, ""
+
+
+def make_meter(
+    gpu: str = "",
+    environment: Mapping[str, str] = os.environ,
+    powercap: Path = POWERCAP,
+) -> EnergyMeter:
+    """The meter of this rank: one rank of a node reads its processors.
+
+    Parameters
+    ----------
+    gpu : address on the bus of the GPU that the rank uses, or nothing
+    environment : what the launcher left
+    powercap : where the system shows its counters
+    """
+    node = _node()
+    counters: list[Counter] = []
+    try:
+        if not local_place(environment)[0]:
+            counters += rapl(node, powercap)
+        if gpu:
+            read = gpu_counter(gpu)
+            counters.append(Counter(node, f"gpu {gpu}", "nvml", read, 1e-3))
+    except OSError as error:
+        return EnergyMeter((), str(error))
+    return EnergyMeter(counters)
+
+
+def rapl(node: str, powercap: Path = POWERCAP) -> list[Counter]:
+    """The processors' own counters, one for each package (or die) of the node."""
+    found: dict[str, Counter] = {}
+    for domain in sorted(powercap.glob("intel-rapl*:*")):
+        name = _text(domain / "name")
+        # A second interface to the same packages must not count them twice.
+        if name.startswith("package") and name not in found:
+            found[name] = _package(node, name, domain)
+    if not found:
+        raise OSError(f"this system shows no counter of energy in {powercap}")
+    return list(found.values())
+
+
+def _package(node: str, name: str, domain: Path) -> Counter:
+    file = domain / "energy_uj"
+
+    def read() -> int:
+        return int(file.read_text())
+
+    try:
+        read()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it holds no number"
+        raise OSError(
+            f"{file} cannot be read ({why}); ask who runs this machine for the right to"
+            f" (chmod a+r {file})"
+        ) from error
+    period = _text(domain / "max_energy_range_uj")
+    whole = int(period) if period.isdigit() else 0
+    return Counter(node, name, "rapl", read, 1e-6, whole)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _node() -> str:
+    """Equal for all containers of one machine: they share its counters."""
+    return _text(BOOT) or os.uname().nodename

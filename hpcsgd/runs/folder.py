@@ -1,0 +1,138 @@
+"""What a run leaves on disk; nothing of an earlier run is lost."""
+
+import os
+from pathlib import Path
+
+from hpcsgd.agreements.more.anybatch import NAME as ROUNDS
+from hpcsgd.agreements.more.anybatch import as_csv
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
+from hpcsgd.files import FolderLock, read_entry_text, reason, write_text
+from hpcsgd.runs.checkpoint import FOLDER, CheckpointStore
+from hpcsgd.runs.guards import NAME
+from hpcsgd.runs.progress import as_lines, in_order
+from hpcsgd.runs.result import Result, UnsavedFile, saving
+
+HISTORY = "history.jsonl"
+CERTIFICATE = "verification.json"  # written by hpcsgd verify
+SWEEP = ("sweep.csv", "sweep.json", "best")  # beside the result of a sweep
+FILES = (
+    "resolved.toml",
+    HISTORY,
+    "result.h5",
+    "result.json",
+    NAME,
+    CERTIFICATE,
+    FOLDER,
+    ROUNDS,
+    *SWEEP,
+    "weights.npy",  # of a run that keeps them on disk
+    "tiles",  # and its states
+)
+
+
+class RunFolder:
+    """resolved.toml, history.jsonl, checkpoints/, result.h5, result.json in one place.
+
+    Without a path, as on every rank but the first, it does nothing.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.path = Path(path) if path else None
+        self.lock: FolderLock | None = None
+
+    @property
+    def history(self) -> Path | None:
+        """Where the loss curve goes."""
+        return self.path / HISTORY if self.path else None
+
+    def claim(self) -> None:
+        """Make the folder and take it for this run; refused while another has it."""
+        if self.path is None:
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = FolderLock(self.path)
+            self.lock.take()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def begin(self, config: RunConfig, goes_on: bool) -> None:
+        """Put an earlier run aside, unless this one goes on with it; say what it is."""
+        if self.path is None:
+            return
+        try:
+            if not goes_on:
+                self._put_aside(self.path)
+            # A certificate says nothing of what is trained from here on.
+            (self.path / CERTIFICATE).unlink(missing_ok=True)
+            write_text(self.path / "resolved.toml", config.toml())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def finish(self, result: Result) -> str:
+        """Save the result; what could not be saved and why, or ""."""
+        if self.path is None:
+            return ""
+        # `save` would make a folder of which nothing but the result is left.
+        if not self.path.is_dir():
+            path = self.path / "result.h5"
+            return (
+                f"{path} cannot be written (its folder was removed, or replaced by a"
+                " file, during the run); keep the folder of a run that"
+                f" trains, {self._way_on()}"
+            )
+        try:
+            result.save(self.path)
+            self._complete_history(self.path / HISTORY, result)
+            self._write_rounds(self.path / ROUNDS, result)
+        except UnsavedFile as error:
+            return f"{error.cause}; make room or give write access, {self._way_on()}"
+        return ""
+
+    def release(self) -> None:
+        """Let the next run in."""
+        if self.lock is not None:
+            self.lock.release()
+
+    def _complete_history(self, path: Path, result: Result) -> None:
+        """Write it once more where a disk was full when a line came."""
+        lines = as_lines(in_order(result.history, result.events))
+        with saving(path):
+            if not path.is_file() or read_entry_text(path) != lines:
+                write_text(path, lines)
+
+    def _write_rounds(self, path: Path, result: Result) -> None:
+        """Where rounds are as long as there was time for."""
+        rounds = result.report.get("agreement", {}).get("rounds")
+        if rounds is not None:
+            with saving(path):
+                write_text(path, as_csv(rounds["chunks"], rounds["rows"]))
+
+    def _way_on(self) -> str:
+        """What to do about a result that is not on disk."""
+        try:
+            is_saved = self.path is not None and CheckpointStore(self.path, 1).paths()
+        except OSError:
+            is_saved = False
+        if not is_saved:
+            return "then train again"
+        return "then start the same command again with --resume auto"
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"cannot write into --out {self.path}: {reason(error)};"
+            " choose a folder that can be written"
+        )
+
+    def _put_aside(self, folder: Path) -> None:
+        found = [folder / name for name in FILES if os.path.lexists(folder / name)]
+        if not found:
+            return
+        number = 1
+        while os.path.lexists(folder / f"earlier-{number}"):
+            number += 1
+        earlier = folder / f"earlier-{number}"
+        earlier.mkdir()
+        for file in found:
+            file.rename(earlier / file.name)

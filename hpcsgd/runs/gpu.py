@@ -1,0 +1,274 @@
+"""The GPU of a run, and its product there."""
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hpcsgd.agreements.cuda import DeviceGradientAgreement, DeviceOffload, DeviceSharded
+from hpcsgd.agreements.gradient import Gradient
+from hpcsgd.agreements.more.tick_tock import TickTock
+from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.cuda.driver import shown
+from hpcsgd.backends.cuda.gram import allowed, bytes_asked
+from hpcsgd.backends.cuda.kernels import build_of
+from hpcsgd.backends.cuda.room import DeviceNeed, grams_bytes, room_of, rows_bytes
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.gpu import open_transport
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.products.base import Product, Task
+from hpcsgd.products.cuda import DeviceProduct, make_on_device
+from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
+from hpcsgd.products.direct import MicroBatches
+from hpcsgd.runs.live import Feed
+from hpcsgd.sparse import Csr
+
+# The GPU of this rank, and how arrays on it travel to those of others.
+
+log = logging.getLogger(__name__)
+NCCL, BY_HOST = "nccl", "mpi-host"
+SHARED = "share_gpus = true, and NCCL needs a GPU for each rank; leave it out"
+
+
+def take_gpu(share_gpus: bool) -> Device:
+    """Open it; ConfigError or MissingPackage say what is missing."""
+    from hpcsgd.backends.cuda.device import device_of_rank
+    from hpcsgd.backends.cuda.driver import count_gpus
+    from hpcsgd.comm.gpu import gpu_of_rank
+
+    number = gpu_of_rank(os.environ, count_gpus(), share_gpus=share_gpus)
+    device = device_of_rank(number)
+    # Every exchange needs it: what NVRTC lacks is heard of now, on all ranks.
+    device.kernel(build_of("sample", "fp32", device.arch))
+    return device
+
+
+def open_gpu(
+    config: RunConfig, world: Communicator
+) -> tuple[Device | None, Communicator]:
+    """The GPU of this rank, if one is asked for, and the world with arrays on GPUs.
+
+    Called by all ranks; what is missing on one is said on all.
+    """
+    run = config.run
+    if run.device != "cuda":
+        return None, world
+    if run.emulate_members:
+        raise ConfigError(
+            "--emulate-members times the kernels of a CPU; use --device cpu with it"
+        )
+    device = world.together(lambda: take_gpu(run.share_gpus))
+    device.is_shared |= run.share_gpus
+    if world.size == 1:
+        return device, world
+    kind = _transport(run.transport, run.share_gpus, device, world)
+    return device, open_transport(
+        kind, world, device.layer, stream=device.stream, share_gpus=run.share_gpus
+    )
+
+
+def check_room(
+    device: Device,
+    task: Task,
+    plans: Iterable[Sequence[int]],
+    world: Communicator,
+    sets: int = 1,
+    kept: int = 0,
+    held: int | None = None,
+    asked: int = 0,
+) -> int:
+    """Refuse a run that its GPU has no room for, before the matrix is sent.
+
+    Called by all ranks; those that share a GPU share what is free there. Exchanges have
+    so many `sets` of buffers; `kept` bytes are beside them, and those `asked` for by
+    what makes the Gram. `held`: bytes of weights and of what steps keep, where those
+    are not all columns. Returns what is left for a rank on the fullest GPU of all.
+    """
+    wide = task.columns * task.states
+    matrix = task.shard.matrix, plans, device.multiprocessors
+    need = room_of(*matrix, wide, sets, kept, held, asked)
+    free, total = device.memory()
+    place = device.layer.place
+    said = world.exchange_objects((place, need.total, free))
+    gpus: dict[str, list[tuple[int, int]]] = {}
+    for gpu, *sizes in said:
+        gpus.setdefault(gpu, []).append(tuple(sizes))
+    here = gpus[place]
+    needed, free = _needed_and_free(here)
+    if needed <= free:
+        return min(_left(ranks) for ranks in gpus.values())
+    who = f" by {len(here)} ranks" if len(here) > 1 else ""
+    parts = need.said(task.precision.matrix)
+    raise ConfigError(
+        f"the GPU {place} has no room: {shown(needed)} are needed{who} and"
+        f" {shown(free)} of {shown(total)} are free (one rank: {parts});"
+        f" {_smaller(need, task, len(here) > 1, held is not None)}"
+    )
+
+
+def _needed_and_free(ranks: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Of one GPU, by what its ranks said."""
+    return sum(need for need, _ in ranks), min(free for _, free in ranks)
+
+
+def _left(ranks: Sequence[tuple[int, int]]) -> int:
+    """For each rank of one GPU; negative where they need more than there is."""
+    needed, free = _needed_and_free(ranks)
+    return (free - needed) // len(ranks)
+
+
+def _smaller(need: DeviceNeed, task: Task, shared: bool, sliced: bool) -> str:
+    """The knob that turns the largest part."""
+    who = "replicas or members" if sliced else "members"
+    more = "start fewer ranks on each GPU, or " if shared else ""
+    halve = ", or halve it with --precision c" if _is_wide(task) else ""
+    return {
+        "matrix": f"{more}use more members on more GPUs (--grid){halve}",
+        "rows": f"{more}use more replicas on more GPUs (--grid)",
+        "exchange": f"{more}use a smaller --steps or --batch",
+        "weights": f"{more}use more {who} on more GPUs (--grid)",
+        "kept": f"{more}use [products] kind = 'gram', which keeps nothing",
+        "asked": f"{more}use [products] gram_kernel = 'auto'",
+    }[need.largest]
+
+
+def _is_wide(task: Task) -> bool:
+    return task.precision.matrix == "fp32"
+
+
+def _transport(
+    asked: str, share_gpus: bool, device: Device, world: Communicator
+) -> str:
+    """Return the transport: of `auto` NCCL where every rank has it, and its own GPU.
+
+    Ranks on several GPUs whose sums then go through the host are told why.
+    """
+    if asked != "auto":
+        return asked
+    why = SHARED if share_gpus else _why_no_nccl(device)
+    answers = world.exchange_objects((device.layer.place, why))
+    lacking = [rank for rank, (_, why) in enumerate(answers) if why]
+    if not lacking:
+        return NCCL
+    if world.rank == 0 and len({place for place, _ in answers}) > 1:
+        log.warning(
+            "arrays on GPUs travel through the host (transport = %s), which is slower"
+            " than NCCL: %s%s",
+            BY_HOST,
+            "" if share_gpus else f"rank {lacking[0]} has none: ",
+            answers[lacking[0]][1],
+            extra={"on_all_ranks": True},
+        )
+    return BY_HOST
+
+
+def _why_no_nccl(device: Device) -> str:
+    """Return why NCCL cannot be loaded, with the remedy; nothing where it can."""
+    try:
+        return "" if device.layer.nccl is not None else "CuPy finds none"
+    except MissingPackage as missing:
+        return str(missing)
+
+
+# The product of a run on the GPU of this rank.
+
+
+def make_on_gpu(
+    config: RunConfig,
+    name: str,
+    look_ahead: bool,
+    task: Task,
+    feed: Feed,
+    grid: Grid,
+    device: Device,
+) -> DeviceProduct:
+    """The product called `name`, if there is room for it; called by all ranks."""
+    plans = feed.plans
+    if name not in RECURS:  # steps one by one
+        plans = [(size,) for sizes in plans for size in sizes]
+    kept, sets = _kept(name, task, feed), 1 + look_ahead
+    asked = allowed(config.products.gram_kernel, config.run.reproducible)
+    takes = sets * _asked_bytes(asked, task, plans, device)
+    insists = 0 if asked == "auto" else takes
+    left = check_room(device, task, plans, grid.world, sets, kept, asked=insists)
+    may_ask = asked == "auto" and takes > 0  # the same on all ranks
+    if may_ask and not all(grid.world.exchange_objects(takes <= left)):
+        log.info("cuBLAS is not asked: %s for its squares are not free", shown(takes))
+        asked = "own"
+    product = make_on_device(name, task, device, look_ahead)
+    product.gram_asked = asked
+    return product
+
+
+def _asked_bytes(
+    kind: str, task: Task, plans: Iterable[Sequence[int]], device: Device
+) -> int:
+    """Of what another Gram than our plain one works in."""
+    shard = task.shard
+    if isinstance(shard.matrix, Csr):
+        return 0
+    sizes = {tuple(sizes) for sizes in plans}
+    return bytes_asked(kind, sizes, shard.width, task.precision.matrix, device)
+
+
+def make_gradient_on_gpu(
+    config: RunConfig,
+    task: Task,
+    feed: Feed,
+    grid: Grid,
+    device: Device,
+    gradient: Gradient,
+) -> DeviceGradient:
+    """What sums the gradients that replicas share; called by all ranks."""
+    plans = [(size,) for sizes in feed.plans for size in sizes]
+    if isinstance(gradient, DeviceSharded):
+        return _make_slices(task, feed, grid, device, gradient)
+    two = replace(task, states=2)  # as wide as weights and their gradient
+    own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
+    offloads = isinstance(gradient, DeviceOffload)
+    again = task.shard.width if isinstance(gradient, TickTock) else 0
+    kept = 4 * (own * offloads + again) * task.columns
+    check_room(device, two, plans, grid.world, kept=kept)
+    product = DeviceGradient(task, device, gradient)
+    product.holds_weights = offloads or isinstance(gradient, DeviceGradientAgreement)
+    return product
+
+
+def _make_slices(
+    task: Task, feed: Feed, grid: Grid, device: Device, gradient: DeviceSharded
+) -> DeviceSlices:
+    """Batches of an exchange are one where no gradient is whole to add them up in."""
+    plans = [(size,) for sizes in feed.plans for size in sizes]
+    if gradient.takes_at_once:
+        plans = [(sum(sizes),) for sizes in feed.plans]
+    one = replace(task, states=1)
+    held = gradient.bytes_there(task.shard.width)
+    gathers = gradient.stage == 3
+    kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
+    check_room(device, one, plans, grid.world, kept=kept, held=held)
+    product = DeviceSlices(task, device, gradient)
+    product.holds_weights, product.gathers = True, gathers
+    return product
+
+
+def on_gpu(product: Product) -> DeviceProduct | None:
+    """What of it computes on a GPU, if anything does."""
+    inner = product.product if isinstance(product, MicroBatches) else product
+    return inner if isinstance(inner, DeviceProduct) else None
+
+
+def _kept(name: str, task: Task, feed: Feed) -> int:
+    """Bytes of Grams or rows that are there beside those of this member."""
+    shard = task.shard
+    if name == "cached":
+        return grams_bytes(feed.plans, shard.width, task.columns * task.states)
+    if name not in GATHERS or task.members.size == 1:
+        return 0
+    item, total = shard.matrix.dtype.itemsize, shard.total_columns
+    most = max(sum(sizes) for sizes in feed.plans)
+    travel = most * (shard.width + total) * item
+    here = shard.height if name == "gather-once" else most
+    return travel + rows_bytes(here, total, item) + 4 * total * task.states

@@ -1,0 +1,217 @@
+"""Recordings of exchanges, and callbacks that end a run."""
+
+import logging
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.errors import DataError
+from hpcsgd.files import check_schema, read_sealed, write_sealed
+from hpcsgd.products.base import Array, State
+from hpcsgd.solvers.evaluation import Columns
+
+# A few exchanges of a run, kept whole: what `hpcsgd verify` replays.
+#
+# The state of replica 0 before and after the steps of an exchange, and before replicas
+# agree. Which exchanges depends on the seed and the length of the run alone.
+
+log = logging.getLogger(__name__)
+NAME, KIND, VERSION = "exchanges.h5", "exchanges", 1
+SCHEMA = {
+    "facts": {"fingerprint": str, "replicas": int, "sections": {...: dict}},
+    "numbers": [int],
+    "legs": [
+        {
+            "first": int,
+            "last": int,
+            "planned": int,
+            "members": int,
+            "product": str,
+            "look_ahead": bool,
+            "reproducible": bool,
+        }
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is in the file: legs are the parts between one start and its end."""
+
+    facts: dict[str, Any]
+    legs: list[dict[str, Any]]
+    states: dict[int, dict[str, Array]]  # exchange -> weights, intercept by moment
+
+
+def choose_exchanges(count: int, seed: int, total: int) -> frozenset[int]:
+    """`count` numbers of 1..total, the same ones for the same arguments."""
+    rng = np.random.default_rng((seed, total))
+    drawn = rng.choice(total, size=min(count, total), replace=False)
+    return frozenset((drawn + 1).tolist())
+
+
+@dataclass
+class Recorder:
+    """Every member of replica 0 calls it; only the rank with a path keeps and writes.
+
+    The gathers are booked as control, and copies alone are taken.
+    """
+
+    chosen: frozenset[int]  # empty: nothing is recorded, nothing is said
+    columns: Columns | None = None
+    to_host: Callable[[Array], Array] | None = None
+    path: Path | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    leg: dict[str, Any] = field(default_factory=dict)
+    states: dict[int, dict[str, Array]] = field(default_factory=dict)
+
+    def before(self, state: State, number: int) -> None:
+        """Ahead of the steps of exchange `number`."""
+        if number in self.chosen:
+            self._take(state, number, "before")
+
+    def after(self, state: State, number: int) -> None:
+        """Behind its steps, ahead of the agreement."""
+        if number in self.chosen:
+            self._take(state, number, "after")
+
+    def finish(self, first: int, last: int) -> None:
+        """Write what this leg of the run, exchanges `first` + 1 to `last`, recorded."""
+        if self.path is None:
+            return
+        earlier = self._earlier(first)
+        leg = {"first": first, "last": last, **self.leg}
+        found = Recording(
+            self.facts, [*earlier.legs, leg], earlier.states | self.states
+        )
+        try:
+            write_recording(self.path, found)
+        except OSError as error:
+            # The model is worth more than its certificate.
+            log.warning("%s cannot be written (%s)", self.path, error.strerror)
+
+    def _take(self, state: State, number: int, moment: str) -> None:
+        if self.columns is None or self.to_host is None:
+            return
+        weights = self.columns.join(self.to_host(state.look_at("weights")))
+        if self.path is None:
+            return
+        kept = self.states.setdefault(number, {})
+        kept[f"weights_{moment}"] = weights
+        intercept = state.look_at("intercept")
+        if intercept is not None:
+            kept[f"intercept_{moment}"] = intercept.copy()
+
+    def _earlier(self, first: int) -> Recording:
+        """What the legs before exchange `first` left, where they are of this run."""
+        nothing = Recording(self.facts, [], {})
+        if self.path is None or first == 0 or not self.path.exists():
+            return nothing
+        try:
+            found = read_recording(self.path)
+        except DataError as error:
+            log.warning("%s; the exchanges recorded before are lost", error)
+            return nothing
+        if found.facts != self.facts:
+            return nothing
+        legs = [g | {"last": min(g["last"], first)} for g in found.legs]
+        states = {n: s for n, s in found.states.items() if n <= first}
+        return Recording(self.facts, [g for g in legs if g["first"] <= first], states)
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+    """Write it whole or not at all."""
+    arrays = {
+        f"{name}_{number}": array
+        for number, state in recording.states.items()
+        for name, array in state.items()
+    }
+    document = {
+        "facts": recording.facts,
+        "numbers": sorted(recording.states),
+        "legs": recording.legs,
+    }
+    write_sealed(path, KIND, VERSION, document, arrays)
+
+
+def read_recording(path: Path) -> Recording:
+    """The recording, refused where it is not whole or not one."""
+    document, arrays = read_sealed(path, KIND, VERSION)
+    check_schema(path, document, SCHEMA)
+    states = {number: _state(path, number, arrays) for number in document["numbers"]}
+    return Recording(document["facts"], document["legs"], states)
+
+
+def _state(path: Path, number: int, arrays: dict[str, Array]) -> dict[str, Array]:
+    """The arrays of one exchange, equal in shape before and after."""
+    state: dict[str, Array] = {}
+    for kind, needed in (("weights", True), ("intercept", False)):
+        pair = [arrays.get(f"{kind}_{m}_{number}") for m in ("before", "after")]
+        before, after = pair
+        if not needed and before is None and after is None:
+            continue
+        if before is None or after is None or before.shape != after.shape:
+            raise DataError(
+                f"{path} holds no {kind} of exchange {number}; train the run again"
+            )
+        state |= {f"{kind}_before": before, f"{kind}_after": after}
+    return state
+
+
+# Members hold the same bits, or are mended.
+
+
+class MemberCheck:
+    """Compares what members hold in common every N exchanges, and mends it.
+
+    MPI does not promise that a sum gives every rank the same bits. Residuals that
+    differ let members drift apart; the replicated part of the state is then taken
+    from member 0, and because margins are summed anew from w in every exchange
+    the iteration goes on from there.
+    """
+
+    def __init__(self, members: Communicator, every: int, whole: bool) -> None:
+        self.members = members
+        self.every = every
+        self.whole = whole  # members hold all of w, not a slice each
+        self.mended = 0
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Compare when due."""
+        if not self.every or self.members.size == 1 or exchanges % self.every:
+            return
+        prints = self.members.exchange_objects(self._fingerprint(state))
+        if len(set(prints)) > 1:
+            self._mend(state, exchanges)
+
+    def _fingerprint(self, state: State) -> int:
+        parts = [
+            state.residuals,
+            state.look_at("intercept"),
+            state.look_at("weights") if self.whole else None,
+        ]
+        value = 0
+        for part in parts:
+            if part is not None:
+                value = zlib.crc32(part.tobytes(), value)
+        return value
+
+    def _mend(self, state: State, exchanges: int) -> None:
+        self.mended += 1
+        if state.intercept is not None:
+            self.members.broadcast(state.intercept, 0, "control")
+        if self.whole:
+            self.members.broadcast(state.weights, 0, "control")
+        if self.members.rank:
+            return  # all members of a replica know the same
+        log.warning(
+            "members differed after exchange %d and were mended from member 0"
+            " (%d times so far); --reproducible prevents it",
+            exchanges,
+            self.mended,
+        )

@@ -1,0 +1,294 @@
+"""A run that is put together: its parts, its choices, its batches."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hpcsgd.agreements.base import takes_gradients
+from hpcsgd.agreements.more.infinity.agreement import Infinity
+from hpcsgd.backends.base import Backend
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
+from hpcsgd.data.shard import split_range
+from hpcsgd.data.stream import Unheld
+from hpcsgd.glm.families import Family
+from hpcsgd.glm.updates import LinearUpdate, make_rate
+from hpcsgd.precision import Precision
+from hpcsgd.products.base import NO_MONITOR, Group, Planner, Product, State, Task
+from hpcsgd.products.cost import Choice
+from hpcsgd.products.direct import Stream
+from hpcsgd.products.tiled import TiledProduct
+from hpcsgd.runs.checkpoint import Capture, Checkpoint
+from hpcsgd.runs.load import LoadedRows
+from hpcsgd.runs.loop import Engine
+from hpcsgd.solvers.evaluation import Columns
+
+# The groups of a whole run, in order: sampling, rates and plans put together.
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one replica works through, epoch after epoch."""
+
+    sampler: Sampler
+    planner: Planner
+    plans: list[tuple[int, ...]]  # batch sizes of each exchange of an epoch
+    exchanges_per_epoch: int  # of the replica with most rows
+    epochs: int
+    follow: Callable[[int, int, int], None] | None = None  # told what comes next
+    one_step: bool = False  # the batches of an exchange are one step together
+
+    def groups(self, done: int = 0) -> Iterator[Group | None]:
+        """The groups after exchange `done`; None where this replica has no more rows.
+
+        The sequence depends on seed, epoch and replica alone, never on s, the product
+        or C: every member agrees on it without a message.
+        """
+        begun, skip = divmod(done, self.exchanges_per_epoch)
+        for epoch in range(begun, self.epochs):
+            yield from self._epoch(epoch, skip)
+            skip = 0
+
+    def progress(self, done: int) -> tuple[int, int]:
+        """Steps and rows behind this replica after exchange `done` of the run."""
+        epochs, rest = divmod(done, self.exchanges_per_epoch)
+        begun = self.plans[:rest]
+        count = len if self.one_step else steps_in
+        steps = epochs * count(self.plans) + count(begun)
+        return steps, epochs * rows_in(self.plans) + rows_in(begun)
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
+        order = self.sampler.order(epoch)
+        first, step = 0, epoch * steps_in(self.plans)
+        for index, sizes in enumerate(self.plans):
+            if index < skip:
+                first, step = first + sum(sizes), step + len(sizes)
+                continue
+            rows = order[first : first + sum(sizes)]
+            if self.follow is not None:
+                self.follow(epoch, first, len(rows))
+            yield self.planner.group(index, epoch, rows, sizes, step, order, first)
+            first, step = first + len(rows), step + len(sizes)
+        done = max(skip, len(self.plans))
+        yield from [None] * (self.exchanges_per_epoch - done)
+
+
+@dataclass(frozen=True)
+class RoundFeed(Feed):
+    """Rounds that take what they get to of a stream, which goes on in the next one."""
+
+    stream: Stream | None = None
+
+    def progress(self, done: int) -> tuple[int, int]:
+        """Rounds are steps; the stream knows its rows."""
+        stream = self.stream
+        return done, stream.rows_in(0, stream.taken) if stream is not None else 0
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
+        for index in range(skip, self.exchanges_per_epoch):
+            if not self.plans:
+                yield None
+                continue
+            nothing = np.empty(0, dtype=np.int64)
+            yield self.planner.group(index, epoch, nothing, self.plans[0], 0)
+
+
+def make_feed(
+    config: RunConfig,
+    planner: Planner,
+    rows: int,
+    replicas: int,
+    replica: int,
+    follow: Callable[[int, int, int], None] | None,
+) -> Feed:
+    """The feed of `replica`; `rows` are those of the whole data."""
+    schedule, sampling = config.schedule, config.sampling
+    part = split_range(rows, replicas, replica)
+    largest = split_range(rows, replicas, 0)
+    height = part.stop - part.start
+    feed = Feed(
+        sampler=make_sampler(sampling, height, replica),
+        planner=planner,
+        plans=plan_groups(height, schedule.batch, schedule.steps),
+        exchanges_per_epoch=len(
+            plan_groups(largest.stop, schedule.batch, schedule.steps)
+        ),
+        epochs=schedule.epochs,
+        follow=follow,
+        one_step=takes_gradients(config.agreement.kind),
+    )
+    if config.agreement.kind != "anybatch":
+        return feed
+    chunks = [size for (size,) in plan_groups(height, schedule.batch, 1)]
+    return RoundFeed(**vars(feed), stream=Stream(feed.sampler, planner, chunks))
+
+
+def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
+    """Return what gives the rate of the last step of exchange k = 1, 2, ... of a run.
+
+    `rows` are those of the largest replica. Models of a sweep have rates in one
+    proportion: theirs is that of `[rate] value`, or of 1 where it names none.
+    """
+    schedule, value = config.schedule, config.rate.value or 1.0
+    plans = plan_groups(rows, schedule.batch, schedule.steps)
+    each = steps_in(plans)
+    rate = make_rate(replace(config.rate, value=value), schedule.epochs * each)
+
+    def after(exchanges: int) -> float:
+        epoch, index = divmod(exchanges - 1, len(plans))
+        steps = epoch * each + steps_in(plans[: index + 1])
+        return float(rate.at(steps - 1, 1)[0])
+
+    return after
+
+
+def steps_in(plans: list[tuple[int, ...]]) -> int:
+    """SGD steps of an epoch."""
+    return sum(len(sizes) for sizes in plans)
+
+
+def rows_in(plans: list[tuple[int, ...]]) -> int:
+    """Rows of an epoch."""
+    return sum(sum(sizes) for sizes in plans)
+
+
+# What an engine is put together from.
+
+
+@dataclass(frozen=True)
+class ResolvedNames:
+    """The concrete things behind the names."""
+
+    world: Communicator  # behind the network that was asked for
+    members: int
+    family: Family
+    precision: Precision
+    backend: Backend
+    update: LinearUpdate
+    agreement: str
+    latency: float  # seconds a message takes at least, as far as is known
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the run that goes on had chosen."""
+
+    product: str
+    steps: int
+    look_ahead: bool
+    members: int
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """What will run, and what a step of it is expected to take."""
+
+    product: str
+    steps: int
+    look_ahead: bool
+    seconds: float = 0.0  # of a step, by the model; 0 = it was not asked
+    key: str = ""  # under which the machine file knows this kind of run
+    rival: Choice | None = None  # the best of the other products
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is there before the engine is."""
+
+    config: RunConfig
+    words: ResolvedNames
+    grid: Grid
+    loaded: LoadedRows
+    task: Task
+    product: Product
+    product_name: str
+    look_ahead: bool
+    feed: Feed
+    columns: Columns
+    undo: list[Callable[[], None]]  # what closes the groups that were opened
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at the recurrence."""
+        return self.task.monitor is not NO_MONITOR
+
+
+@dataclass(frozen=True)
+class AssembledRun:
+    """A run ready to go."""
+
+    config: RunConfig
+    grid: Grid
+    loaded: LoadedRows
+    task: Task
+    product: Product
+    chosen: RunChoice
+    feed: Feed
+    columns: Columns
+    capture: Capture
+    engine: Engine
+    state: State
+
+    @property
+    def product_name(self) -> str:
+        """Of the product that runs."""
+        return self.chosen.product
+
+    @property
+    def look_ahead(self) -> bool:
+        """Whether its Gram travels ahead of use."""
+        return self.chosen.look_ahead
+
+    def put_back(self, checkpoint: Checkpoint) -> None:
+        """Stand where the checkpoint stood."""
+        self.capture.put_back(
+            checkpoint, self.state, self.engine.view, self.feed.progress
+        )
+        trains, done = self.engine.agreement.trains, self.engine.view.exchanges
+        self.task.monitor.begin(done, self.feed.plans, trains)
+
+    def close(self) -> None:
+        """Let go of the file and of the groups, with all ranks; the world stays."""
+        if isinstance(self.loaded.shard.matrix, Unheld):
+            self.loaded.shard.matrix.close()
+        self.engine.agreement.close()
+        self.grid.close()
+        if isinstance(self.grid.world, CarriesArrays):
+            self.grid.world.carrier.close()  # the world below it goes on
+
+    def open(self) -> None:
+        """Make what a run that begins keeps on disk, if anything; it is gone on from
+        there even before the first checkpoint that is due.
+        """
+        agreement, engine = self.engine.agreement, self.engine
+        if isinstance(agreement, Infinity) and not agreement.is_open:
+            agreement.open()
+            engine.saver.save(self.state, engine.view)
+            engine.saver.finish()  # a first step without it could not be found
+
+    def release(self) -> None:
+        """Let go of files and threads, however the run ended; a local call."""
+        self.engine.agreement.release()
+
+    def warm_up(self) -> None:
+        """Touch the arrays and wake the libraries once, on copies, in silence."""
+        task, shard = self.task, self.task.shard
+        height = min(shard.height, self.config.schedule.batch)
+        numbers = np.arange(height, dtype=np.int64)
+        out = None
+        if isinstance(self.product, TiledProduct):
+            return  # nothing of it is there at a time
+        if not shard.is_sparse:
+            out = np.zeros((height, shard.width), dtype=task.precision.working)
+        if isinstance(shard.matrix, Unheld):
+            rows = out  # nothing of it is there yet
+        else:
+            rows = task.backend.gather(shard.matrix, numbers, out)
+        weights = task.backend.zeros((shard.width, task.columns))
+        margins = np.empty((height, task.columns), dtype=task.margin_dtype)
+        task.backend.scores(rows, weights, margins)
+        task.family.residual(margins, shard.targets[:height])

@@ -1,0 +1,535 @@
+"""From a reader to the shard of a rank: rows, weights, exponents."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.base import Backend, ColumnExponents, make_scaling
+from hpcsgd.backends.numpy_rows import all_finite, weigh
+from hpcsgd.comm.grid import Grid
+from hpcsgd.data.checksums import Fingerprint
+from hpcsgd.data.preparation import Preparation
+from hpcsgd.data.readers import (
+    CHUNK_BYTES,
+    DeviceBlock,
+    RowReader,
+    is_sparse,
+    load_block,
+    names_of,
+    pieces,
+    preparation_of,
+)
+from hpcsgd.data.sampling import FoldSplit
+from hpcsgd.data.shard import (
+    NARROW,
+    SQUARES,
+    Shard,
+    SmallValues,
+    column_peaks,
+    exact,
+    exact_columns,
+    load_csr,
+    sparse_pieces,
+    split_by_weight,
+    split_range,
+)
+from hpcsgd.data.stream import Route, StreamedMatrix, Unheld
+from hpcsgd.data.targets import Targets, encode_targets
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.formats import get_format
+from hpcsgd.glm.families import Family
+from hpcsgd.precision import Precision
+from hpcsgd.sparse import Csr
+
+# The exponents that a matrix with few of them is stored with, alike on all ranks.
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+
+
+def choose_exponents(
+    grid: Grid,
+    reader: RowReader,
+    rows: slice,
+    parts: tuple[slice, ...],
+    backend: Backend,
+    how: str,
+) -> None:
+    """Tell the backend the exponents of all columns, where the format has few."""
+    form = get_format(backend.precision.matrix)
+    if not form.wants_scale:
+        return
+    own, world = parts[grid.member], grid.world
+    found = world.together(lambda: column_peaks(reader, rows, own))
+    peaks = np.zeros(reader.cols)
+    for columns, some in world.exchange_objects((own, found)):
+        np.maximum(peaks[columns], some, out=peaks[columns])
+    # The values of sparse rows do not say which columns they are of.
+    how = "global" if is_sparse(reader) and how == "column" else how
+    backend.scaling = make_scaling(form, peaks, own, how)
+
+
+def say_lost(grid: Grid, scaling: ColumnExponents | None, cells: int) -> None:
+    """How many values a narrow matrix could not hold."""
+    if scaling is None:
+        return
+    counts = grid.world.exchange_objects((scaling.saturated, scaling.flushed))
+    saturated, flushed = (sum(column) for column in zip(*counts, strict=True))
+    scaling.saturated, scaling.flushed = saturated, flushed
+    scaling.counts = False  # rows that are streamed are stored again and again
+    log.log(
+        logging.WARNING if saturated else logging.INFO,
+        "X in %s: %d of %d values saturated, %d became 0",
+        *(scaling.form.name, saturated, cells, flushed),
+        extra=ONCE,
+    )
+
+
+# Dense rows that stay in their file, of which not even one is ever there whole.
+
+Array = NDArray[Any]
+NARROW_FORMATS = 4096  # columns of a file that are looked at together
+LOOKED = 2**20  # bytes of them
+
+
+def stream_tiles(
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    store: Callable[[Array], Array],
+    element: str,
+    seen: Fingerprint,
+    route: Callable[[int], Route | None],
+) -> Unheld:
+    """Every value is looked at once, and read again by those who want a tile of it."""
+    for first in range(columns.start, columns.stop, NARROW_FORMATS):
+        some = slice(first, min(first + NARROW_FORMATS, columns.stop))
+        looked = reader, rows, some, store, LOOKED, seen.add, all_finite
+        for _ in pieces(*looked):
+            continue
+
+    def take(part: slice, of: slice) -> Array:
+        own = slice(rows.start + part.start, rows.start + part.stop)
+        wanted = slice(columns.start + of.start, columns.start + of.stop)
+        return store(reader.read(own, wanted))
+
+    def fill(part: slice, out: Array) -> None:
+        out[...] = take(part, slice(0, columns.stop - columns.start))
+
+    shape = rows.stop - rows.start, columns.stop - columns.start
+    dtype = store(np.empty((0, shape[1]), dtype=np.float32)).dtype
+    return Unheld(fill, shape, dtype, read_some=take)
+
+
+# Which rows and which columns of the data each rank of a grid owns.
+
+
+def own_rows(grid: Grid, reader: RowReader) -> slice:
+    """The rows of this rank's replica, in equal numbers: each draws equal batches.
+
+    Refused where a replica would have no row, or a member no column.
+    """
+    replicas, members = grid.replicas.size, grid.members.size
+    if members > reader.cols:
+        raise ConfigError(
+            f"{members} members cannot share {reader.cols} columns; use at most"
+            f" {reader.cols} members and more replicas"
+            f" (--grid {-(-replicas * members // reader.cols)}x{reader.cols} or so)"
+        )
+    if replicas > reader.rows:
+        raise ConfigError(
+            f"{replicas} replicas cannot share {reader.rows} rows;"
+            f" use at most {reader.rows} replicas"
+        )
+    return split_range(reader.rows, replicas, grid.replica)
+
+
+def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, ...]:
+    """The columns of every member.
+
+    `partition` is "equal" (numbers of columns), "stored" (stored values), or "auto":
+    by stored values where the data is sparse. A reader that holds some columns alone
+    says which.
+    """
+    members = grid.members.size
+    given: tuple[slice, ...] | None = getattr(reader, "parts", None)
+    if given is not None:
+        return given
+    if members == 1 or partition == "equal" or not is_sparse(reader):
+        return tuple(split_range(reader.cols, members, c) for c in range(members))
+    return tuple(split_by_weight(_stored_by_column(grid, reader), members))
+
+
+def _stored_by_column(grid: Grid, reader: RowReader) -> NDArray[Any]:
+    """Stored values of every column of the data, counted by all ranks together."""
+    world = grid.world
+
+    def count() -> NDArray[Any]:
+        own = split_range(reader.rows, world.size, world.rank)
+        found = np.zeros(reader.cols)  # exact as float64, which every transport sums
+        for _, piece in sparse_pieces(reader, own, slice(0, reader.cols), CHUNK_BYTES):
+            found += np.bincount(piece.indices, minlength=reader.cols)
+        return found
+
+    return world.sum(world.together(count), "control")
+
+
+# Sample weights with mean 1, and rows that are not trained on as weights of 0.
+
+
+def keep_apart(
+    grid: Grid,
+    weights: Array | None,
+    split: FoldSplit,
+    rows: slice,
+    total_rows: int,
+    known: Array | None = None,
+) -> tuple[Array, Array]:
+    """Weights of rows that are trained on, with mean 1 each, and of those held out.
+
+    `known` are folds of all rows that somebody has drawn.
+    """
+    kept = split.kept_apart(rows, known)
+    each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
+    trained, held = each * ~kept, each * kept
+    counted = np.zeros((2, split.columns))
+    if not grid.member:  # each replica's count once
+        counted[...] = trained.sum(axis=0), held.sum(axis=0)
+    totals = sum(grid.world.exchange_objects(counted))
+    grid.world.together(lambda: split.check(*totals))
+    return trained * (total_rows / totals[0]), held
+
+
+def sum_over_replicas(grid: Grid, weights: Array | None) -> float:
+    """Σc over all rows: each replica's count once, however many members hold them."""
+    with np.errstate(over="ignore"):  # is refused on all ranks together
+        own = 0.0 if weights is None or grid.member else float(weights.sum())
+    return float(sum(grid.world.exchange_objects(own)))
+
+
+def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
+    """c_i with mean 1 over all rows: else F and the steps have other minimisers."""
+    if weights is None:
+        return None
+    if total <= 0.0:
+        raise DataError(
+            "sample_weight sums to zero; give at least one row a weight above 0"
+        )
+    if not np.isfinite(total):
+        raise DataError(
+            "sample_weight adds up to more than a float64 can hold; divide all of them"
+            " by the largest"
+        )
+    return weights * (rows / total)
+
+
+# From a reader to the shard of this rank, checked on all ranks together.
+
+SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
+# Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py: from which
+# density, and up to how many columns whatever the density.
+DENSE_PAYS = {"kernels": (0.2, 0), "SciPy": (0.05, 500)}
+
+
+# Targets and offsets whose squares are finite in float64, and exponents of e.
+LARGEST, MOST_EXPONENT = 1e150, 700.0
+
+WHOLE = FoldSplit()
+
+
+@dataclass(frozen=True)
+class LoadedRows:
+    """The shard, what its targets mean, and how to read its exact values."""
+
+    shard: Shard
+    judged: Shard  # with the exact side columns, for losses
+    targets: Targets
+    columns: int  # K
+    read_exact: Callable[[slice], Any]  # rows that multiply weights: dense, or sparse
+    read_some: Callable[[slice, slice], Any]  # of these rows, some of the columns
+    source: dict[str, Any]
+    fingerprint: str  # of every value of the data, whatever the grid
+    preparation: Preparation  # of the rows, before they came here
+    names: list[str] | None  # of the columns, where they have any
+    stored: int  # values of the whole data that are held; all of them if dense
+
+    @property
+    def density(self) -> float:
+        """The part of the matrix that is held."""
+        return self.stored / (self.shard.total_rows * self.shard.total_columns)
+
+
+def load(
+    grid: Grid,
+    reader: RowReader,
+    family: Family,
+    backend: Backend,
+    precision: Precision,
+    route: Callable[[int], Route | None] | None = None,
+    partition: str = "auto",
+    scale: str = "column",
+    split: FoldSplit = WHOLE,
+    by_tiles: bool = False,
+) -> LoadedRows:
+    """Read this rank's rows and columns; every rank raises what any rank found.
+
+    With a `route` (number of rows -> the way through them) the matrix is looked through
+    once and then streamed; where that is None, somebody else will hold it, or with
+    `by_tiles` nobody: rows are then read some columns at a time.
+    """
+    world = grid.world
+    rows, preparation, names = world.together(
+        lambda: (own_rows(grid, reader), preparation_of(reader), names_of(reader))
+    )
+    parts = column_parts(grid, reader, partition)
+    columns = parts[grid.member]
+    log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
+    sides = _read_sides(grid, reader, rows, split, family, precision.working)
+    known = getattr(reader, "labels", ())  # that the rows may lack
+    encoded, targets = encode_targets(
+        sides.y, family.targets, rows.start, world.exchange_objects, known
+    )
+    is_narrow = precision.matrix != "fp64" and backend.scaling is None
+    seen = SmallValues(columns, NARROW if is_narrow else SQUARES, weigh)
+    sides.show(seen, rows.start if grid.member == 0 else None)
+    choose_exponents(grid, reader, rows, parts, backend, scale)
+    look = stream_tiles if by_tiles else _stream
+    matrix = _stored(grid, reader, rows, columns, backend, seen, route, look)
+    seen.check(reader, rows, world.exchange_objects, world.max_flag, is_narrow)
+    working, keep = precision.working, grid.members.keep
+    shard = Shard(
+        matrix=matrix,
+        targets=keep(encoded.astype(working)),
+        rows=rows,
+        columns=columns,
+        parts=parts,
+        total_rows=reader.rows,
+        **{name: _kept(side, working, keep) for name, side in sides.given.items()},
+    )
+    return LoadedRows(
+        shard=shard,
+        judged=shard.unrounded(keep, {"targets": encoded, **sides.given}),
+        targets=targets,
+        columns=len(targets.labels) if family.targets == "classes" else 1,
+        read_exact=exact(reader, shard, precision),
+        read_some=exact_columns(reader, shard, precision),
+        source=reader.describe(),
+        preparation=preparation,
+        names=names,
+        stored=_count_stored(grid, shard, precision),
+        fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
+    )
+
+
+def _stored(
+    grid: Grid,
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    backend: Backend,
+    seen: Fingerprint,
+    route: Callable[[int], Route | None] | None,
+    look: Callable[..., Unheld],
+) -> Array | Csr | Unheld:
+    """This rank's block as the backend wants it, on all ranks or on none."""
+    # What a file holds is what is wanted only where nothing is scaled.
+    element = "" if backend.scaling else backend.precision.matrix
+    matrix = grid.world.together(
+        lambda: _read_matrix(
+            reader, rows, columns, backend.store, element, seen, route, look
+        )
+    )
+    say_lost(grid, backend.scaling, reader.rows * reader.cols)
+    return matrix
+
+
+def _ends(part: slice) -> str:
+    return f"{part.start} to {part.stop}"
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """What belongs to the rows besides the matrix, checked, in float64."""
+
+    y: Array
+    weights: Array | None  # as they are in the data
+    scaled: Array | None  # to mean 1 over all rows
+    held: Array | None  # of the rows that are not trained on
+    offsets: Array | None
+
+    @property
+    def given(self) -> dict[str, Array | None]:
+        """Those that a shard keeps beside its targets."""
+        return {"weights": self.scaled, "held": self.held, "offsets": self.offsets}
+
+    def show(self, seen: Fingerprint, first_row: int | None) -> None:
+        """Count them once: every member of a replica has read the same."""
+        if first_row is not None:
+            for number, column in enumerate((self.y, self.weights, self.offsets)):
+                seen.add_column(number, column, first_row)
+
+
+def _read_sides(
+    grid: Grid,
+    reader: RowReader,
+    rows: slice,
+    split: FoldSplit,
+    family: Family,
+    working: Any,
+) -> _Sides:
+    world = grid.world
+    most = min(LARGEST, float(np.finfo(working).max))
+
+    def read_targets() -> Any:
+        y = finite_column(reader.targets(rows), rows, "y")
+        if family.targets in ("real", "counts", "positive"):
+            _check_sizes(y, most, rows, "y", "divide the targets by a power of ten")
+        return y
+
+    def read_offsets() -> Any:
+        offsets = finite_column(reader.offset(rows), rows, "offset")
+        has_log_link = family.targets in ("counts", "positive")
+        bound = MOST_EXPONENT if has_log_link else most
+        remedy = "subtract a constant from all, which the intercept takes"
+        _check_sizes(offsets, bound, rows, "offset", remedy)
+        return offsets
+
+    y = world.together(read_targets)
+    weights = world.together(lambda: checked_weights(reader, rows))
+    if split.is_whole:
+        total = sum_over_replicas(grid, weights)
+        scaled = world.together(lambda: scale_to_mean_one(weights, reader.rows, total))
+        held = None
+    else:
+        known = getattr(reader, "fold_of", None)
+        scaled, held = keep_apart(grid, weights, split, rows, reader.rows, known)
+    offsets = world.together(read_offsets)
+    return _Sides(y, weights, scaled, held, offsets)
+
+
+def _kept(
+    column: Array | None, dtype: Any, keep: Callable[[Array], Array]
+) -> Array | None:
+    """A side column as the recurrence wants it, one copy a node."""
+    return (
+        None if column is None else keep(column.astype(dtype).reshape(len(column), -1))
+    )
+
+
+def _read_matrix(
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    store: Callable[[Array], Array],
+    element: str,
+    seen: Fingerprint,
+    route: Callable[[int], Route | None] | None,
+    look: Callable[..., Unheld],
+) -> Array | Csr | Unheld:
+    if route is not None:
+        return look(reader, rows, columns, store, element, seen, route)
+    if is_sparse(reader):
+        return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
+    return load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
+
+
+def _stream(
+    reader: RowReader,
+    rows: slice,
+    columns: slice,
+    store: Callable[[Array], Array],
+    element: str,
+    seen: Fingerprint,
+    route: Callable[[int], Route | None],
+) -> Unheld:
+    """Every value is looked at once, kept by nobody, and read again when it is due."""
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    for _ in pieces(reader, rows, columns, store, SCANNED, seen.add, all_finite):
+        continue
+
+    copy = getattr(reader, "filler_of_blocks", lambda _: None)(element)
+    take = getattr(reader, "reader_of_blocks", lambda: reader.read)()
+
+    def fill(part: slice, out: Array) -> None:
+        of_file = slice(rows.start + part.start, rows.start + part.stop)
+        if copy is not None:
+            copy(of_file, columns, out)
+        else:
+            out[...] = store(take(of_file, columns))
+
+    dtype = store(np.empty((0, width), dtype=np.float32)).dtype
+    way = route(height)
+    if way is not None:
+        return StreamedMatrix(fill, (height, width), dtype, way)
+    place = getattr(reader, "place_of_blocks", lambda _: None)(element)
+    known = None if place is None else (place, rows.start, columns)
+    unheld = Unheld(fill, (height, width), dtype, known)
+    there = getattr(reader, "block_there", lambda *_: None)(rows, columns, element)
+    return unheld if there is None else DeviceBlock(unheld, there)
+
+
+def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
+    """Stored values of all ranks, said where they are few enough to matter."""
+    cells = shard.total_rows * shard.total_columns
+    if not isinstance(shard.matrix, Csr):
+        return cells
+    stored = int(sum(grid.world.exchange_objects(shard.matrix.nnz)))
+    density = stored / cells
+    log.info(
+        "X is sparse: %d values, density %.3g %%%s",
+        *(stored, 100 * density),
+        _advice(density, shard.total_columns, precision),
+        extra=ONCE,
+    )
+    return stored
+
+
+def _advice(density: float, columns: int, precision: Precision) -> str:
+    """What to do where sparse storage costs more than it saves."""
+    has_kernels = compiled_calls.available() and precision.working == np.float32
+    least, narrow = DENSE_PAYS["kernels" if has_kernels else "SciPy"]
+    if density < least and columns > narrow:
+        return ""
+    where = f"; above about {100 * least:.3g} %"
+    where += f", or with up to {narrow} columns," if narrow else ""
+    return where + " dense rows train faster: store X as a dense array if it fits"
+
+
+def finite_column(values: Array | None, rows: slice, name: str) -> Any:
+    """`values`, refused where one is not finite."""
+    if values is None:
+        return None
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise DataError(
+            f"{name} has {values[bad[0]]} at row {rows.start + bad[0]};"
+            " clean the file or drop that row"
+        )
+    return values
+
+
+def _check_sizes(
+    values: Array | None, most: float, rows: slice, name: str, remedy: str
+) -> None:
+    """Raise DataError where a value is larger than a loss can be computed of."""
+    if values is None or not len(values) or np.abs(values).max() <= most:
+        return
+    row = int(np.argmax(np.abs(values) > most))
+    raise DataError(
+        f"{name} has {values[row]:g} at row {rows.start + row}, and losses overflow"
+        f" above {most:.3g}; {remedy}"
+    )
+
+
+def checked_weights(reader: RowReader, rows: slice) -> Any:
+    """The sample weights of these rows, refused where one is negative."""
+    values = finite_column(reader.sample_weight(rows), rows, "sample_weight")
+    if values is not None and (values < 0).any():
+        row = rows.start + int(np.argmax(values < 0))
+        raise DataError(f"sample_weight is negative at row {row}; use weights >= 0")
+    return values

@@ -1,0 +1,937 @@
+"""Memory that a run needs, and what the system leaves."""
+
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from hpcsgd.agreements.base import SHARDED, is_on_disk, takes_gradients
+from hpcsgd.agreements.buckets import MIB, bucket_count
+from hpcsgd.agreements.codecs import kept_bytes
+from hpcsgd.agreements.codecs.base import Bucket
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.cuda.device import PIECE
+from hpcsgd.backends.numpy_rows import HEAVY
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.messages import bytes_of_word
+from hpcsgd.config import RunConfig
+from hpcsgd.data.readers import CHUNK_BYTES, RowReader, element_of, is_sparse, stored_in
+from hpcsgd.data.shard import lengths
+from hpcsgd.data.stream import WINDOWS
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import ENCODED, get_format
+from hpcsgd.glm import ADAPTIVE
+from hpcsgd.precision import Precision
+from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.products.cost import CACHE_BUDGET
+from hpcsgd.runs.load import SCANNED
+from hpcsgd.solvers.lbfgs import depth_for
+from hpcsgd.solvers.objective import block_rows
+
+# What agreements and their codecs hold: states, and what lies beside them.
+
+# Words a weight of what is sent, what comes, and what neighbours are.
+MIXED = {"decentralized": 2, "decentralized-low": 8}
+ASIDE = 6  # of an average that comes late: what was said, the sum, and both saved
+
+
+def of_state(
+    config: RunConfig, held: int, states: int, copies: int, precision: Precision
+) -> int:
+    """Weights with what steps keep beside them, copies of both, and the gradient."""
+    word = get_format(precision.weights).carrier.itemsize
+    if config.agreement.kind not in SHARDED:
+        return held * states * word * copies
+    is_offload = config.agreement.kind == "offload"
+    stage, replicas = config.agreement.stage, max(config.grid.replicas, 1)
+    stage = 2 if is_offload else stage
+    own = -(-held // replicas)
+    tile = min(int(config.agreement.bucket * MIB), held * word)
+    weights = own if stage == 3 else held
+    kept = own * (states - 1 + ADAPTIVE.get(config.update.kind, 0))
+    # The host's weights and the gradient there, and one that is late.
+    kept += is_offload * own * (2 + (config.agreement.delay_after >= 0))
+    gradient = held if stage == 1 else own
+    # The last good weights; good states that a run falls back to.
+    beside = weights + 4 * config.run.fall_back * (weights + kept)
+    return word * (weights + kept + gradient + beside) + 4 * tile
+
+
+def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
+    """Columns of sparse rows that are worked on together."""
+    asked, word = config.agreement, get_format(precision.weights).carrier.itemsize
+    if asked.kind not in SHARDED or config.grid.replicas < 2:
+        return held
+    return -(-held // bucket_count(held, 1, word, asked.bucket))
+
+
+def at_once(config: RunConfig) -> int:
+    """Batches that are one where replicas hold slices of their gradient."""
+    asked = config.agreement
+    is_whole = asked.kind == "sharded" and asked.stage == 1
+    return asked.accumulate if asked.kind in SHARDED and not is_whole else 1
+
+
+def of_slow(config: RunConfig, held: int, precision: Precision) -> int:
+    """Slow momentum's x_old and u with their copies; averages that come late."""
+    asked = config.agreement
+    each = held * get_format(precision.weights).carrier.itemsize
+    if asked.kind == "async-average":
+        return ASIDE * each
+    if asked.kind != "slowmo":
+        return 0
+    parts = config.grid.replicas if asked.slow_sharded else 1
+    # Parts are put together where a checkpoint is made.
+    return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
+
+
+def of_gradients(config: RunConfig) -> int:
+    """The buffer that gradients are summed in; with a codec what is said and heard.
+
+    Rules that keep moments have them beside it.
+    """
+    if not takes_gradients(config.agreement.kind):
+        return 0
+    if config.agreement.kind == "anybatch":
+        return _of_mixing(config)
+    codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
+    if config.update.bits == 8:  # a quarter of a word each, momentum too
+        moments = 1
+    moments += MIXED.get(config.agreement.kind, 0)
+    if config.agreement.kind == "ticktock":
+        return moments + 2 + (config.agreement.mode == "delayed")
+    return moments + (1 if codec == "identity" else 3)
+
+
+def of_codec(
+    config: RunConfig, grid: Grid, held: int, precision: Precision, sparse: bool
+) -> int:
+    """What codecs keep, in all buckets, and its copies in states and checkpoints."""
+    asked, copies = config.agreement, 2 + 4 * config.run.fall_back
+    if not takes_gradients(asked.kind) or grid.replicas.size == 1:
+        return 0
+    dtype = get_format(precision.weights).carrier
+    count = 1 if sparse else bucket_count(held, 1, dtype.itemsize, asked.bucket)
+    kept = 0
+    for number, columns in enumerate(lengths(held, count)):
+        bucket = Bucket(number, columns, 1, dtype)
+        kept += kept_bytes(asked.codec, bucket, config.codec, config.accordion)
+    if asked.kind == "growing":
+        kept += held * dtype.itemsize
+    return kept * copies
+
+
+def _of_mixing(config: RunConfig) -> int:
+    """What a map keeps, the gradient, and words of neighbours, mixed in float64."""
+    travels = {"entropy": 1, "eg": 2}.get(config.mirror.kind, 0)
+    kept = 2 if config.mirror.kind == "diagonal" else travels
+    few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
+    peers = config.grid.replicas - 1
+    if travels:  # logarithms have no sum: all peers of a full graph
+        del few["full"]
+    peers = min(peers, few.get(config.agreement.graph, peers))
+    return 1 + kept + max(travels, 1) * (3 * peers + 5)
+
+
+# What the system leaves of memory, and which ranks have to share it.
+#
+# The machine, control groups and Slurm limit all ranks of a node that they hold,
+# together; `ulimit -v` limits each process by itself.
+
+ROOT = Path("/")
+NO_LIMIT = 2**60  # what control groups say where there is none, and more
+AT_ONCE = 2**16  # bytes of a file
+# Where there is no telling: the one group of a container.
+UNKNOWN = "0::/\n0:memory:/"
+# Limits, what is used, and the part of that which the kernel drops when asked to.
+GROUP_FILES = (
+    (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+    (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Bytes that all processes of a node that name the same `holder` may still take."""
+
+    holder: str
+    free: int
+    where: str  # for a sentence: "1 GiB are free" and this
+    held: int = 0  # of this process, not yet taken off `free`
+    raise_it: str = ""  # how to get more
+    shared: bool = True  # by all ranks of a node and the files the system keeps
+    whole: bool = False  # `free` is for whole processes, and what they hold counts
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one rank needs beside what its process holds, and the limits it is under."""
+
+    node: str
+    process: int
+    need: int
+    limits: Sequence[Limit]
+    holds: int = 0  # of the process, whatever the rank needs
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What is left under one limit, and what the ranks that share it need."""
+
+    limit: Limit
+    free: int
+    needs: Sequence[int]
+
+    @property
+    def lacks(self) -> int:
+        """Bytes that are missing; negative where some would be left."""
+        return sum(self.needs) - self.free
+
+
+def tightest(own: Claim, claims: Sequence[Claim], share: float = 1.0) -> MemoryBudget:
+    """Of the limits of one rank the one that lacks most, or leaves least.
+
+    Of what ranks share with the files that the system keeps, they may have `share`.
+    """
+    near = [claim for claim in claims if claim.node == own.node]
+    budgets = [_budget(limit, near, share) for limit in own.limits]
+    return max(budgets, key=lambda budget: budget.lacks)
+
+
+def _budget(limit: Limit, claims: Sequence[Claim], share: float) -> MemoryBudget:
+    sharers = [
+        (c, own) for c in claims for own in c.limits if own.holder == limit.holder
+    ]
+    held = {claim.process: own.held for claim, own in sharers}
+    # Ranks may be threads of one process: what that holds counts once, for the first.
+    holds = {claim.process: claim.holds for claim, own in sharers if own.whole}
+    free = max(min(own.free for _, own in sharers) - sum(held.values()), 0)
+    return MemoryBudget(
+        limit=limit,
+        free=int(free * share) if limit.shared else free,
+        needs=[claim.need + holds.pop(claim.process, 0) for claim, _ in sharers],
+    )
+
+
+def system_limits(
+    root: Path = ROOT, environ: Mapping[str, str] = os.environ
+) -> list[Limit]:
+    """All that hold for this process, with what is left now."""
+    return [
+        *_of_machine(root),
+        *_of_groups(root),
+        *_of_slurm(root, environ),
+        *_of_process(root),
+    ]
+
+
+def resident_bytes(root: Path = ROOT) -> int:
+    """Return what this process holds in memory now; where it is unknown, its peak."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _pages(root, 1) or peak * (1 if sys.platform == "darwin" else 1024)
+
+
+def _of_machine(root: Path) -> Iterator[Limit]:
+    free = _field(root / "proc/meminfo", "MemAvailable:")
+    if free is not None:
+        yield Limit("machine", free * 1024, "on this machine")
+        return
+    size = NO_LIMIT
+    with suppress(OSError, ValueError, AttributeError):
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield Limit("machine", size, "on this machine")
+
+
+def _of_groups(root: Path) -> Iterator[Limit]:
+    """A group is bound by its own limit and by those of all groups around it."""
+    for folder, name in _groups(root):
+        free = _left_in(folder)
+        if free is not None:
+            yield Limit(f"group {folder}", free, f"in control group {name}")
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, str]]:
+    """Folder and name of every control group that this process is in."""
+    mount = root / "sys/fs/cgroup"
+    for line in (_text(root / "proc/self/cgroup") or UNKNOWN).splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if not controllers:
+            yield from _upwards(mount, path)
+            yield from _upwards(mount / "unified", path)  # beside version 1
+        elif "memory" in controllers.split(","):
+            yield from _upwards(mount / "memory", path)
+
+
+def _upwards(mount: Path, path: str) -> Iterator[tuple[Path, str]]:
+    """From a group to the root of its tree.
+
+    In a container the path may be that of the host, and what is mounted the
+    container's own group: then that is all there is to see.
+    """
+    parts = PurePosixPath(path).parts[1:]
+    folder = mount.joinpath(*parts)
+    if ".." in parts or not folder.is_dir():
+        folder, parts = mount, ()
+    for depth in range(len(parts), -1, -1):
+        yield mount.joinpath(*parts[:depth]), "/" + "/".join(parts[:depth])
+
+
+def _left_in(folder: Path) -> int | None:
+    """What a control group leaves, counting files it keeps only as long as it can."""
+    for names, used, droppable in GROUP_FILES:
+        said = [_number(folder / name) for name in names]
+        limit = min((n for n in said if n is not None), default=NO_LIMIT)
+        if limit < NO_LIMIT:
+            taken = _number(folder / used) or 0
+            cached = _field(folder / "memory.stat", droppable) or 0
+            return min(max(limit - taken + cached, 0), limit)
+    return None
+
+
+def _of_slurm(root: Path, environ: Mapping[str, str]) -> Iterator[Limit]:
+    """What the job asked for, which Slurm may watch without a control group."""
+    per_node = _megabytes(environ, "SLURM_MEM_PER_NODE")
+    per_cpu = _megabytes(environ, "SLURM_MEM_PER_CPU")
+    cpus = _count(environ, "SLURM_CPUS_ON_NODE")
+    for size, name, flag in (
+        (per_node, "SLURM_MEM_PER_NODE", "--mem"),
+        (per_cpu * cpus, "SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE", "--mem-per-cpu"),
+    ):
+        if size:
+            yield Limit(
+                holder=f"{name} of job {environ.get('SLURM_JOB_ID', '')}",
+                free=size,
+                where=f"under {name}",
+                held=_pages(root, 1),
+                raise_it=f"ask Slurm for more ({flag})",
+            )
+
+
+def _of_process(root: Path) -> Iterator[Limit]:
+    """`ulimit -v` counts what is mapped, used or not, but no files that are read."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        yield Limit(
+            holder=f"process {os.getpid()}",
+            free=max(soft - _pages(root, 0), 0),
+            where="under ulimit -v",
+            raise_it="raise ulimit -v",
+            shared=False,
+        )
+
+
+def _pages(root: Path, field: int) -> int:
+    """Bytes of this process: mapped (0) or resident (1)."""
+    with suppress(IndexError, ValueError):
+        pages = int(_text(root / "proc/self/statm").split()[field])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _megabytes(environ: Mapping[str, str], name: str) -> int:
+    """Slurm's megabytes in bytes; 0 where it says nothing, or that all may be taken."""
+    return _count(environ, name) * MIB
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    said = environ.get(name, "")
+    return int(said) if said.isdecimal() else 0
+
+
+def _text(path: Path) -> str:
+    """Read without ceremony: every run asks for some twenty files of the system."""
+    with suppress(OSError, ValueError):
+        number, parts = os.open(path, os.O_RDONLY), [b""]
+        try:
+            while part := os.read(number, AT_ONCE):
+                parts.append(part)
+        finally:
+            os.close(number)
+        return b"".join(parts).decode()
+    return ""
+
+
+def _number(path: Path) -> int | None:
+    """None where there is no file, or "max" in it."""
+    with suppress(ValueError):
+        return int(_text(path))
+    return None
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number behind `name` in a file of names and numbers."""
+    for line in _text(path).splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdecimal():
+            return int(words[1])
+    return None
+
+
+# What one exchange holds: sampled rows, their Gram, the messages, and workspaces.
+#
+# Buffers are made once for each number of rows. An epoch has two of them, m = b·s and
+# what remains of its rows; both stay, and multiplying rows takes more for a moment:
+#
+#     bytes = max(held(m) + workspace(m), held(m) + held(rest) + workspace(rest))
+
+COLUMN = 4  # bytes of a column number
+COPIES = 8  # of sampled sparse values, with their columns and places, in words
+VECTORS = 4  # margins, residuals, scaled ones, targets: words of a row and state
+# Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
+# rounds in place.
+ROUNDED, ROUNDED_IN_PLACE = 6, 3
+
+
+@dataclass(frozen=True)
+class ExchangeSizes:
+    """The sizes of an exchange of one rank."""
+
+    config: RunConfig
+    precision: Precision
+    members: int
+    rows: int  # m, of all batches that are taken together
+    rows_of_gram: int  # m, of the batches of one recurrence
+    rest: int  # rows of the last exchange of an epoch, where they are fewer
+    count: int  # exchanges of all epochs
+    cols: int  # of this member
+    columns: int  # of all members
+    states: int
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        precision: Precision,
+        grid: Grid,
+        rows: int,
+        cols: int,
+        columns: int,
+        states: int,
+    ) -> "ExchangeSizes":
+        """The exchange of a rank that has so many local rows and columns."""
+        schedule = config.schedule
+        of_gram = max(min(schedule.batch * schedule.most_steps, rows), 1)
+        m = max(min(of_gram * at_once(config), rows), 1)
+        return cls(
+            config=config,
+            precision=precision,
+            members=grid.members.size,
+            rows=m,
+            rows_of_gram=of_gram,
+            rest=rows % m,
+            count=schedule.epochs * -(-rows // m),
+            cols=cols,
+            columns=columns,
+            states=states,
+        )
+
+    @property
+    def looks(self) -> bool:
+        """True where a run is long enough that the recurrence is checked."""
+        every = self.config.run.gap_every
+        return self._has_gram and 0 < every <= self.count
+
+    @property
+    def gram(self) -> int:
+        """Bytes of one packed Gram."""
+        word = get_format(self.precision.gram_wire).carrier.itemsize
+        return self._words(self.rows_of_gram) * word
+
+    def of_dense(self) -> int:
+        """Bytes of an exchange of dense rows."""
+        return self._of_both(self._dense_rows, self._workspace)
+
+    def of_sparse(self, density: float, marked: int) -> int:
+        """Bytes of an exchange of sparse rows that touch some of `marked` columns."""
+        # A mark for each column and its place among those that are touched.
+        marks = marked * (1 + COLUMN)
+        return marks + self._of_both(
+            lambda m: self._sparse_rows(m, density),
+            lambda m: self._sparse_workspace(m, density),
+        )
+
+    def sampled(self, density: float) -> int:
+        """Stored values of the sampled rows."""
+        return self._stored(self.rows, density)
+
+    @property
+    def _gathers(self) -> bool:
+        """True where every member receives all columns of the sampled rows."""
+        return self.config.products.kind in GATHERS
+
+    @property
+    def _is_open(self) -> bool:
+        """True where members may gather rows or sum a Gram, as is chosen later."""
+        return self.config.products.kind == "auto" and self.members > 1
+
+    @property
+    def _has_gram(self) -> bool:
+        """True where there is a Gram, or may be one.
+
+        A member alone has nothing to sum; on a GPU a Gram pays there too.
+        """
+        kind, on_gpu = self.config.products.kind, self.config.run.device == "cuda"
+        return kind in RECURS or self._is_open or (kind == "auto" and on_gpu)
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """True where the next exchange may be prepared while one is under way."""
+        products = self.config.products
+        is_open = self._is_open and products.look_ahead == "auto"
+        return products.look_ahead == "on" or is_open
+
+    @property
+    def _has_sparse_kernels(self) -> bool:
+        """True where kernels make the Gram of sparse rows where they are stored."""
+        form = self.precision
+        is_narrow = form.working == np.float32 and form.is_uniform
+        fits = is_narrow and form.matrix in ("fp32", "bf16")
+        return fits and compiled_calls.available()
+
+    def _of_both(
+        self, rows_of: Callable[[int], int], workspace: Callable[[int], int]
+    ) -> int:
+        """Bytes of the exchanges of an epoch, of m rows and of those that remain."""
+
+        def held(m: int) -> int:
+            return rows_of(m) + self._messages(m) + self._vectors(m)
+
+        first = held(self.rows)
+        peak = first + workspace(self.rows)
+        if self.rest:
+            peak = max(peak, first + held(self.rest) + workspace(self.rest))
+        # A look repeats the recurrence in float64, a block row of the Gram at a time.
+        return peak + self.looks * self.gram * 3 // 2
+
+    def _words(self, m: int) -> int:
+        """Words of the packed Gram of m rows."""
+        if not self._has_gram:
+            return 0
+        return m * max(m - self.config.schedule.batch, 0) // 2
+
+    def _messages(self, m: int) -> int:
+        """Bytes of what members sum, as far as this rank touches them."""
+        wire = self.precision.gram_wire
+        word = float(bytes_of_word(wire, self.members))
+        ahead = 2 * word if self._looks_ahead else 0.0
+        if self.members > 1 and word == get_format(wire).carrier.itemsize:
+            # In memory that ranks of a node share: this rank's slot, the total, and a
+            # slice of the slots of all others.
+            word *= 3 - 1 / self.members
+        return int(self._words(min(m, self.rows_of_gram)) * max(word, ahead))
+
+    def _vectors(self, m: int) -> int:
+        return VECTORS * m * self.states * self.precision.working.itemsize
+
+    def _dense_rows(self, m: int) -> int:
+        """Bytes of m sampled rows: as they are stored, as received, and widened."""
+        stored = get_format(self.precision.matrix).dtype.itemsize
+        wide = self.precision.working.itemsize
+        own = self.cols * (wide + (stored if stored < wide else 0))
+        own *= 2 if self._looks_ahead else 1
+        gathered = self.cols * stored + self.columns * (2 * stored + wide)
+        if self._gathers:
+            return m * gathered
+        return m * (max(own, gathered) if self._is_open else own)
+
+    def _workspace(self, m: int) -> int:
+        """Bytes that a Gram of m dense rows takes beside its own.
+
+        It is made by halves, squares of m/2, m/4, ... rows; an emulated accumulator
+        goes through all m x m words at once, and G is then rounded in a copy.
+        """
+        form = self.precision
+        m = min(m, self.rows_of_gram)
+        words, wide = self._words(m), form.working.itemsize
+        if not words:
+            return 0
+        if form.is_uniform:
+            return m * m * wide // 3
+        in_place = form.gram_sum == "bf16" and compiled_calls.available()
+        arrays = ROUNDED_IN_PLACE if in_place else ROUNDED
+        return max(arrays * m * m, words) * wide
+
+    def _sparse_rows(self, m: int, density: float) -> int:
+        """Bytes of the stored values of m sampled rows, their columns and places."""
+        stored = self._stored(m, density)
+        return 2 * COPIES * stored * self.precision.working.itemsize
+
+    def _sparse_workspace(self, m: int, density: float) -> int:
+        """Bytes that a Gram of m sparse rows takes beside its own.
+
+        Columns that many rows share become a dense panel. The others are multiplied
+        as sparse rows: one square of m x m words where they share little, else halves,
+        each as a sparse array and as a dense one.
+        """
+        wide = self.precision.working.itemsize
+        m = min(m, self.rows_of_gram)
+        if not self._words(m) or self._has_sparse_kernels:
+            return 0
+        # A heavy column has at least HEAVY·m values, which bounds how many there are.
+        panel = min(int(self._stored(m, density) / HEAVY), m * self.cols) * wide
+        light = max(m * m * wide, m * m * (2 * wide + COLUMN) // 3)
+        return panel + max(self._workspace(m), light)
+
+    def _stored(self, m: int, density: float) -> int:
+        """Stored values of m sampled rows."""
+        return int(m * (self.columns if self._gathers else self.cols) * density)
+
+
+# What reading rows holds beside them: pieces of the file, rounded ones, and copies.
+
+ROUNDING = 8 * ENCODED  # what rounding so many bytes takes, several arrays of them
+WIDE = 8  # bytes of a float64
+
+
+def is_shared(reader: RowReader, cols: int, precision: Precision) -> bool:
+    """True where rows are taken where they lie in the memory of the caller.
+
+    They have to be one array of this format, aligned to its words, of which all columns
+    belong to this rank.
+    """
+    if is_sparse(reader) or not getattr(reader, "is_in_memory", False):
+        return False
+    form = get_format(precision.matrix)
+    X = reader.X  # type: ignore[attr-defined]
+    is_whole = cols == reader.cols and X.flags.c_contiguous and X.flags.aligned
+    return bool(is_whole and form.is_wide and X.dtype == form.dtype)
+
+
+def reading_of_dense(
+    reader: RowReader, rows: int, cols: int, precision: Precision
+) -> int:
+    """Bytes of a piece as it is read and as it is stored, while the matrix fills up.
+
+    The last piece fills the rest of the matrix: what it has not filled when the one
+    before is read is not counted twice.
+    """
+    form = get_format(precision.matrix)
+    if is_shared(reader, cols, precision):
+        return 0
+    in_memory = getattr(reader, "is_in_memory", False)
+    chunk = min(getattr(reader, "best_piece", CHUNK_BYTES), CHUNK_BYTES)
+    words = chunk // WIDE
+    element = element_of(reader)
+    read = 0 if in_memory else words * element.itemsize
+    is_copied = in_memory or not form.is_wide or element != form.dtype
+    stored = words * form.dtype.itemsize if is_copied else 0
+    if not form.is_wide:
+        stored += ROUNDING
+    pieces, rest = divmod(rows * cols, words)
+    share = rest / words  # of a piece, the last one
+    if not pieces:
+        return int(share * (read + stored))
+    unfilled = share * words * form.dtype.itemsize
+    return int(max(read + stored - unfilled, share * (read + stored)))
+
+
+def reading_of_sparse(matrix: int, own: int, rows: int) -> int:
+    """Bytes of the pieces beside the whole that they are put together to.
+
+    What reading `own` values took stays with the process meanwhile: the arrays are so
+    small that the C library keeps them.
+    """
+    return matrix + 2 * min(CHUNK_BYTES, 16 * (own + rows))
+
+
+def losses_of(
+    reader: RowReader,
+    rows: int,
+    cols: int,
+    precision: Precision,
+    is_held: bool = True,
+) -> int:
+    """Bytes of the rows that are looked at together for a loss.
+
+    They are read again where the matrix does not hold the values of the data, and
+    become float64.
+    """
+    form, element = get_format(precision.matrix), element_of(reader)
+    exact = is_held and form.is_wide and np.can_cast(element, form.dtype, "safe")
+    read = 0 if exact else element.itemsize
+    values = form.dtype if exact else element
+    wide = 0 if values == np.float64 else WIDE
+    return min(block_rows(reader.cols), rows) * cols * (read + wide)
+
+
+# What one rank will hold at most: predicted from sizes, and what it holds already.
+#
+#     total = process + matrix + columns + weights + max(loading, training)
+#     loading = reading
+#     training = exchange + kept + max(losses, finisher)
+#
+# The process is measured: its interpreter, libraries and the arrays given to it. The
+# rest follows from sizes. While the matrix is read there is no exchange yet, and when
+# training begins the pieces that were read are gone: only the larger of the two counts.
+
+# Bytes of a process that come after the check: modules that a run imports then, the
+# workspace of BLAS, and small objects.
+LATER = 8 * MIB
+LOADING = ("reading",)
+TRAINING = ("exchange", "kept", "losses", "finisher")
+EITHER = ("losses", "finisher")  # of which one is there at a time
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes of one rank, by what they are for."""
+
+    process: int  # interpreter, libraries and arrays of the caller: there already
+    matrix: int  # 0 where rows of the caller are taken where they lie
+    columns: int  # targets, weights, offsets, row order
+    exchange: int  # gathered rows, Gram, margins, and what multiplying them takes
+    kept: int
+    weights: int  # the state, its copies, a checkpoint on its way
+    reading: int  # pieces beside the matrix, while it is read
+    losses: int = 0  # rows that are looked at together for a loss
+    finisher: int = 0  # scores and pairs of vectors, after the last step
+
+    @property
+    def total(self) -> int:
+        """Bytes of the process at its peak."""
+        return sum(self.counted.values())
+
+    @property
+    def claim(self) -> int:
+        """Bytes that the process does not hold yet."""
+        return self.total - self.process
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The parts that make the total: of loading and training the larger one."""
+        parts = vars(self)
+        largest = max(EITHER, key=lambda name: parts[name])
+        training = [n for n in TRAINING if n not in EITHER or n == largest]
+        phases = (LOADING, tuple(training))
+        peak = max(phases, key=lambda names: sum(parts[name] for name in names))
+        absent = {*LOADING, *TRAINING} - {*peak}
+        return {name: size for name, size in parts.items() if name not in absent}
+
+
+def process_bytes() -> int:
+    """Bytes that this process holds, and what it takes whatever the sizes are."""
+    return resident_bytes() + LATER
+
+
+def predict(
+    grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
+) -> MemoryNeed:
+    """What this rank will hold at most, from sizes and what its process holds now.
+
+    Stored values of a sparse matrix are taken to lie evenly over its rows and columns.
+    """
+    schedule = config.schedule
+    rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
+    cols = lengths(reader.cols, grid.members.size)[grid.member]
+    working, word = precision.working.itemsize, _bytes(precision.matrix)
+    exchange = ExchangeSizes.of(
+        config, precision, grid, rows, cols, reader.cols, states
+    )
+    kind = config.products.kind
+    held = reader.cols if kind in GATHERS else cols
+    again = config.sampling.mode == "shuffle-once" and schedule.epochs > 1
+    keeps = {
+        "cached": exchange.gram * -(-rows // exchange.rows_of_gram),
+        "gather-once": rows * reader.cols * word,
+    }
+    kept = keeps.get(kind, 0)
+    if kind == "auto" and again and grid.members.size > 1:
+        kept = min(max(keeps.values()), CACHE_BUDGET)
+    # Good states, the one that a checkpoint is made of, and the walk of a look.
+    copies = 2 + 4 * config.run.fall_back + 3 * exchange.looks
+    copies += of_gradients(config)
+    need = MemoryNeed(
+        process=process_bytes(),
+        matrix=0 if is_shared(reader, cols, precision) else rows * cols * word,
+        columns=rows * (3 * working + 8),
+        exchange=0,
+        kept=kept,
+        weights=of_state(config, held, states, copies, precision)
+        + 2 * reader.cols * states * 8
+        + of_slow(config, held, precision)
+        + of_codec(config, grid, held, precision, is_sparse(reader)),
+        reading=reading_of_dense(reader, rows, cols, precision),
+        losses=losses_of(reader, rows, cols, precision),
+        finisher=_of_finisher(config, rows, cols, reader.cols),
+    )
+    if not is_sparse(reader):
+        return _by_tiles(replace(need, exchange=exchange.of_dense()), config, 0)
+    density = stored_in(reader) / (reader.rows * reader.cols)
+    own = int(rows * cols * density)
+    matrix = own * (word + COLUMN) + 8 * rows
+    marked = tile_of(config, held, precision)
+    need = replace(
+        need,
+        matrix=matrix,
+        exchange=exchange.of_sparse(density, marked),
+        reading=reading_of_sparse(matrix, own, rows),
+        losses=int(losses_of(reader, rows, cols, precision) * density),
+    )
+    return _by_tiles(need, config, exchange.sampled(density) * working)
+
+
+def streamed(
+    need: MemoryNeed,
+    grid: Grid,
+    reader: RowReader,
+    config: RunConfig,
+    precision: Precision,
+) -> MemoryNeed:
+    """The same where only windows of the matrix are held.
+
+    A window is read beside the others while steps are taken: it counts with losses.
+    """
+    if is_on_disk(config.agreement.kind):  # of rows no more than a tile is there
+        return replace(need, matrix=0, reading=SCANNED // 2, losses=SCANNED // 2)
+    rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
+    cols = lengths(reader.cols, grid.members.size)[grid.member]
+    sampling, word = config.sampling, _bytes(precision.matrix)
+    losses = losses_of(reader, rows, cols, precision, is_held=False)
+    reading = 3 * SCANNED
+    if config.run.device == "cuda":  # all of it is there, two pieces of it here
+        matrix = 2 * max(PIECE, cols * word)
+        reading = max(reading, PIECE * (1 + 8 // word))
+    else:
+        matrix = WINDOWS * sampling.block * sampling.window * cols * word
+        losses += sampling.block * cols * (8 + word)
+    return replace(need, matrix=matrix, reading=reading, losses=losses)
+
+
+def _by_tiles(need: MemoryNeed, config: RunConfig, sampled: int) -> MemoryNeed:
+    """The same where weights are on disk, and `sampled` bytes of stored values here."""
+    if not is_on_disk(config.agreement.kind):
+        return need
+    tile = int(config.agreement.tile * MIB)
+    return replace(need, weights=tile, exchange=2 * COPIES * sampled)
+
+
+def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
+    """Scores, residuals and what a pass makes of them; pairs of vectors, and more."""
+    if config.polish.kind == "none":
+        return 0
+    return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
+def _bytes(name: str) -> int:
+    return int(get_format(name).dtype.itemsize)
+
+
+# Whether what a run will hold fits: held against every limit of every node.
+
+GIB = 2**30
+
+
+def check_memory(
+    grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
+) -> bool:
+    """True where blocks have to be streamed because they do not fit on some node.
+
+    Where they cannot be, or not even a window of them fits, the run is refused; the
+    same answer on every rank.
+    """
+    schedule, sampling = config.schedule, config.sampling
+    need = grid.world.together(lambda: predict(grid, reader, config, precision, states))
+    on_gpu = config.run.device == "cuda"
+    on_disk = is_on_disk(config.agreement.kind)
+    by_blocks = sampling.mode == "blocks" and not (on_gpu or on_disk)
+    may_stream = (by_blocks or on_gpu or on_disk) and not is_sparse(reader)
+    # What is streamed leaves room for the file in the system's own memory.
+    share = 0.5 if may_stream and by_blocks else 1.0
+    budget = _tightest(grid, need, config, share)
+    if not grid.world.max_flag(int(budget.lacks > 0)):
+        return False
+    if may_stream:
+        need = streamed(need, grid, reader, config, precision)
+        budget = _tightest(grid, need, config, share)
+
+    def refuse() -> None:
+        if budget.lacks > 0:
+            raise ConfigError(_sentence(need, budget, config))
+        m, held = schedule.batch * schedule.most_steps, sampling.block * sampling.window
+        if m > held and by_blocks:
+            raise ConfigError(
+                f"an exchange of {m} rows needs a window of as many, and sampling.block"
+                f" x sampling.window is {held}; use a larger window or fewer --steps"
+            )
+
+    grid.world.together(refuse)
+    return True
+
+
+def _tightest(
+    grid: Grid, need: MemoryNeed, config: RunConfig, share: float
+) -> MemoryBudget:
+    """The limit that this rank meets first, with what it and its like need."""
+    limits = system_limits()
+    if config.run.memory:
+        by_hand = int(config.run.memory * GIB)
+        limits, share = [Limit("run", by_hand, "under run.memory", whole=True)], 1.0
+    own = Claim(
+        node=socket.gethostname(),
+        process=os.getpid(),
+        need=need.claim,
+        limits=limits,
+        holds=need.process,
+    )
+    return tightest(own, grid.world.exchange_objects(own), share)
+
+
+def _sentence(need: MemoryNeed, budget: MemoryBudget, config: RunConfig) -> str:
+    count, limit = len(budget.needs), budget.limit
+    parts = _parts(need, limit)
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
+    shown = ", ".join(f"{name} {_gib(size)}" for name, size in largest)
+    who = f"{count} ranks of this node need" if count > 1 else "this rank needs"
+    more = f"{limit.raise_it}, or " if limit.raise_it else ""
+    return (
+        f"out of memory before anything was allocated: {who} {_gib(sum(budget.needs))}"
+        f" and {_gib(budget.free)} are free {limit.where} (one rank: {shown});"
+        f" {more}{_remedy(parts, config, limit.shared)}"
+    )
+
+
+def _parts(need: MemoryNeed, limit: Limit) -> dict[str, int]:
+    """The parts that count under a limit: most leave what the process holds out."""
+    return {
+        name: size
+        for name, size in need.counted.items()
+        if limit.whole or name != "process"
+    }
+
+
+def _remedy(parts: dict[str, int], config: RunConfig, shared: bool) -> str:
+    """The knob that turns the largest part."""
+    largest = max(parts, key=lambda name: parts[name])
+    steps = config.schedule.most_steps
+    apart = " on more nodes" if shared else ""  # from others under the same limit
+    return {
+        "process": "put fewer ranks on a node, or set a larger run.memory",
+        "matrix": (
+            "use a smaller sampling.window"
+            if config.sampling.mode == "blocks"
+            else f"use more ranks{apart}, halve it with --precision c, or"
+            " stream it with --sampling blocks"
+        ),
+        "columns": f"use more replicas{apart} (--grid)",
+        "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",
+        "kept": "use --products gram, or gather for narrow data, which keep nothing",
+        "weights": f"use more members{apart} (--grid)",
+        "losses": f"use more members{apart} (--grid)",
+        "finisher": f"use more ranks{apart}, or set polish.kind = 'none'",
+        "reading": "put fewer ranks on a node" if shared else "use more ranks",
+    }[largest]
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB"
+
+
+# Whether a run fits into memory, predicted from sizes before anything is allocated.
+
+__all__ = ["MemoryNeed", "check_memory", "predict"]

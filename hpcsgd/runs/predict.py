@@ -1,0 +1,531 @@
+"""Predictions and measures of a trained model on data."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hpcsgd.backends.threads import one_thread
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.data.frames import to_matrix
+from hpcsgd.data.preparation import RAW, Preparation
+from hpcsgd.data.readers import (
+    CHUNK_BYTES,
+    MemoryReader,
+    RowReader,
+    check_names,
+    is_sparse,
+    load_block,
+    names_of,
+    open_reader,
+    preparation_of,
+    prepare,
+    row_words,
+)
+from hpcsgd.data.shard import load_csr, split_range
+from hpcsgd.data.targets import LABELLED, Targets, encode_known
+from hpcsgd.errors import ConfigError, DataError, HpcsgdError
+from hpcsgd.glm import get_family
+from hpcsgd.glm.families import Family, least_losses
+from hpcsgd.glm.penalties import Penalty
+from hpcsgd.runs.load import checked_weights, finite_column
+from hpcsgd.runs.result import Result
+
+# What a trained model says about rows: scores, means, classes, probabilities.
+#
+# t_i = a_i·w + intercept + offset_i, in float64; the rest is the family's.
+
+Array = NDArray[Any]
+log = logging.getLogger(__name__)
+TRAINING = "train.h5"  # how a remedy names the file of the training, if nobody knows it
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A result as arithmetic needs it: w (d, K) and intercept (K,) in float64."""
+
+    family: Family
+    weights: Array
+    intercept: Array | None
+    targets: Targets
+    penalty: Penalty  # without bounds, which add nothing
+    preparation: Preparation | None = RAW  # of the rows trained on; None: unknown
+    names: list[str] | None = None  # of their columns
+    trained_on: str | None = None  # the file of the training
+
+    @property
+    def is_classifier(self) -> bool:
+        """True where targets are labels."""
+        return self.family.targets in LABELLED
+
+    @one_thread()
+    def scores(self, X: Any, offset: Array | None) -> Array:
+        """t (m, K) of m rows."""
+        scores: Array = X @ self.weights
+        if self.intercept is not None:
+            scores += self.intercept
+        if offset is not None:
+            scores += offset[:, None]
+        return scores
+
+    def places(self, scores: Array) -> Array:
+        """The number of each row's likeliest label, (m,)."""
+        if scores.shape[1] > 1:
+            return np.asarray(scores.argmax(axis=1))
+        return np.asarray(scores[:, 0] >= 0).astype(np.intp)
+
+
+def model_of(result: Result) -> TrainedModel:
+    """The model that a run has left behind."""
+    if "models" in result.report:
+        raise ConfigError(
+            f"these are the {len(result.report['models'])} models of a sweep; take one"
+            " of them: its best lies in best/ of the run folder, others are"
+            " hpcsgd.load_sweep(folder).result(number)"
+        )
+    problem = result.config["problem"]
+    family = get_family(problem["family"])
+    weights = np.asarray(result.weights, dtype=np.float64)
+    intercept = None
+    if result.intercept is not None:
+        intercept = np.asarray(result.intercept, dtype=np.float64).reshape(-1)
+    return TrainedModel(
+        family=family,
+        weights=weights.reshape(len(weights), -1),
+        intercept=intercept,
+        targets=Targets(family.targets, tuple(result.report["labels"])),
+        penalty=Penalty(*(float(problem.get(name, 0.0)) for name in ("l2", "l1"))),
+        preparation=result.preparation,
+        names=result.feature_names,
+        trained_on=_file_of(result),
+    )
+
+
+def _file_of(result: Result) -> str | None:
+    """The HDF5 file that a run was trained on."""
+    source = result.report.get("source")
+    path = source.get("path") if isinstance(source, dict) else None
+    return path if isinstance(path, str) else None
+
+
+def _means(model: TrainedModel, scores: Array) -> Array:
+    return _flat(model.family.mean(scores))
+
+
+def _scores(model: TrainedModel, scores: Array) -> Array:
+    return _flat(scores)
+
+
+def _classes(model: TrainedModel, scores: Array) -> Array:
+    return np.asarray(model.targets.labels)[model.places(scores)]
+
+
+def _probabilities(model: TrainedModel, scores: Array) -> Array:
+    if scores.shape[1] > 1:
+        return model.family.mean(scores)
+    # The links of two classes are symmetric: no 1 - p, which loses the small ones.
+    return np.hstack([model.family.mean(-scores), model.family.mean(scores)])
+
+
+def _flat(values: Array) -> Array:
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+# what -> how it comes from the scores
+KINDS: dict[str, Callable[[TrainedModel, Array], Array]] = {
+    "mean": _means,
+    "score": _scores,
+    "class": _classes,
+    "probability": _probabilities,
+}
+
+
+def check_what(model: TrainedModel, what: str) -> None:
+    """Refuse what this model cannot say."""
+    name = model.family.name
+    if what not in KINDS:
+        raise ConfigError(f"unknown prediction: {what!r}; known: {list(KINDS)}")
+    if what in ("class", "probability") and not model.is_classifier:
+        raise ConfigError(
+            f"a {name} model has no {what}; ask for 'mean' or 'score' (--what)"
+        )
+    if what == "probability" and model.targets.kind == "signed":
+        raise ConfigError(
+            f"a {name} model has no probabilities; ask for 'class' or 'score' (--what)"
+        )
+
+
+def column_names(model: TrainedModel, what: str) -> list[str]:
+    """A name for each column that `predict` gives."""
+    labels = [f"{label:g}" for label in model.targets.labels]
+    many = model.weights.shape[1] > 1 and what != "class"
+    if what == "probability" or many:
+        return [f"{what}_{label}" for label in labels]
+    return [what]
+
+
+def rows_for(model: TrainedModel, reader: RowReader) -> tuple[RowReader, str]:
+    """Return the rows as the model was trained on them, and a sentence that says how.
+
+    Raw rows are scaled with the column means and scales of the training data. Columns
+    of other names, in another order or of another number are refused, and so are rows
+    that were scaled otherwise.
+    """
+    check_names(model.names, names_of(reader), _in_order(model, reader))
+    if reader.cols != len(model.weights):
+        raise DataError(
+            f"the data has {reader.cols} columns and the model was trained on"
+            f" {len(model.weights)}; give data with the columns of the training"
+        )
+    if model.preparation is None:
+        _warn_of_earlier(model, reader)
+    return prepare(reader, model.preparation, model.trained_on or TRAINING)
+
+
+def _in_order(model: TrainedModel, reader: RowReader) -> str:
+    """How to bring columns into the order of the training."""
+    if getattr(reader, "is_in_memory", False):
+        return "give them in the order of the training, which feature_names says"
+    like = model.trained_on or TRAINING
+    return f"write them in order with: hpcsgd data convert --like {like}"
+
+
+def _warn_of_earlier(model: TrainedModel, reader: RowReader) -> None:
+    """Say where a run of an earlier version, which kept no moments, had other rows."""
+    if model.trained_on is None:
+        return
+    try:
+        trained = open_reader(Path(model.trained_on))
+    except HpcsgdError:
+        return  # nobody knows
+    then, now = preparation_of(trained), preparation_of(reader)
+    trained.close()
+    if not then.scales_as(now) or then.unit_rows != now.unit_rows:
+        fact = now.text if now.text != then.text else f"{now.text} otherwise"
+        log.warning(
+            "the rows of %s, which this model was trained on, are %s and these are %s:"
+            " what follows is of other rows; train again, or convert these with"
+            " --like %s",
+            *(model.trained_on, then.text, fact, model.trained_on),
+            extra={"on_all_ranks": True},
+        )
+
+
+def blocks_of(rows: slice, words: int, budget: int | None = None) -> Iterator[slice]:
+    """`rows` of so many float64 words cut so that a block is about `budget` bytes."""
+    step = max((budget or CHUNK_BYTES) // (8 * max(words, 1)), 1)
+    for start in range(rows.start, rows.stop, step):
+        yield slice(start, min(start + step, rows.stop))
+
+
+def block_scores(model: TrainedModel, reader: RowReader, rows: slice) -> Array:
+    """The scores of these rows, with the offsets of the data."""
+    X: Any
+    if is_sparse(reader):
+        X = load_csr(reader, rows, slice(0, reader.cols), _exact).to_scipy()
+    else:
+        X = load_block(reader, rows, slice(0, reader.cols), _exact)
+    return model.scores(X, finite_column(reader.offset(rows), rows, "offset"))
+
+
+def _exact(piece: Array) -> Array:
+    return piece.astype(np.float64, copy=False)
+
+
+def predict_blocks(
+    result: Result, reader: RowReader, what: str = "mean", budget: int | None = None
+) -> Iterator[Array]:
+    """Predict the rows of a reader, one block after the other.
+
+    Parameters
+    ----------
+    result : Result, a trained model
+    reader : RowReader, whose columns are those of the training and which are prepared
+        alike or raw; for example `hpcsgd.data.readers.open_reader(path)`
+    what : "mean", "score", "class" or "probability", as `predict` has them
+    budget : bytes of float64 rows that are held at once; 64 MiB if None
+
+    Yields
+    ------
+    ndarray, (m,) or (m, K), float64, the predictions of the next m rows
+    """
+    model = model_of(result)
+    check_what(model, what)
+    prepared, _ = rows_for(model, reader)
+    yield from predict_prepared(model, prepared, what, budget)
+
+
+def predict_prepared(
+    model: TrainedModel, reader: RowReader, what: str, budget: int | None = None
+) -> Iterator[Array]:
+    """Predict the rows that `rows_for` has returned, one block after the other."""
+    for rows in blocks_of(slice(0, reader.rows), row_words(reader), budget):
+        with np.errstate(over="ignore", under="ignore"):
+            yield KINDS[what](model, block_scores(model, reader, rows))
+
+
+def predict(
+    result: Result,
+    X: Any,
+    offset: ArrayLike | None = None,
+    what: str = "mean",
+    *,
+    scaled: bool = False,
+) -> Array:
+    """Predict rows that are in memory.
+
+    Parameters
+    ----------
+    result : Result, a trained model
+    X : array, frame or scipy.sparse matrix, (n, d), rows with the columns of the
+        training; names of a frame must be those of the training, in their order
+    offset : ndarray, (n,), added to every score
+    what : what is asked:
+
+        * "mean": μ(t), the family's mean; of a squared-hinge model the sign of t
+        * "score": t = X w + intercept + offset
+        * "class": the likeliest label, as the training data had it
+        * "probability": a column for each label, in ascending order of labels
+    scaled : False where the rows of X are raw: of a model that was trained on scaled
+        columns they are scaled with the means and scales of the training data; True
+        where X is scaled with these already
+
+    Returns
+    -------
+    ndarray, (n,), or (n, K) where there is a column for each label; float64
+
+    Examples
+    --------
+    >>> import numpy as np, hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> y = np.where(X[:, 0] > 0, 7, 4)
+    >>> result = hpcsgd.train({"rate": {"value": 0.5}}, X=X, y=y)
+    >>> hpcsgd.predict(result, [[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]], what="class")
+    array([7., 4.])
+    """
+    reader = open_rows(result, X, offset=offset, scaled=scaled)
+    return np.concatenate(list(predict_blocks(result, reader, what)))
+
+
+def open_rows(
+    result: Result,
+    X: Any,
+    y: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    scaled: bool = False,
+) -> MemoryReader:
+    """Return the reader of rows in memory: an array, a frame or a sparse matrix."""
+    matrix = to_matrix(X)
+    if matrix.path is not None:
+        raise DataError(
+            f"X is a path ({matrix.path}) and has to be rows in memory; use hpcsgd"
+            " predict and hpcsgd evaluate for files, or hpcsgd.predict_blocks"
+        )
+    preparation = result.preparation if scaled else RAW
+    names, columns = matrix.names, (y, sample_weight, offset)
+    return MemoryReader(matrix.X, *columns, names, preparation or RAW)
+
+
+# How good a model is on data: the objective of training, and what people ask for.
+#
+# F(w) = (1/Σc_i) Σ c_i ℓ(t_i, y_i) + l1‖w‖₁ + (l2/2)‖w‖², in float64. Two passes:
+# targets alone, which gives Σc and the mean of y and finds strange labels early; then
+# the rows.
+
+
+@dataclass(frozen=True)
+class RankEvaluator:
+    """The rows of one rank, seen through a model."""
+
+    model: TrainedModel
+    reader: RowReader
+    rows: slice
+    preparation: str = ""  # a sentence on what was done to the rows, if anything
+
+    def columns(self, rows: slice) -> tuple[Array, Array]:
+        """Encoded targets and weights of these rows, (m,) each."""
+        raw = self.reader.targets(rows)
+        y = encode_known(raw, self.model.targets, rows.start)[:, 0]
+        weights = checked_weights(self.reader, rows)
+        return y, np.ones(len(y)) if weights is None else weights
+
+    def targets_sums(self) -> Array:
+        """Σc and Σcy."""
+        sums = np.zeros(2)
+        for rows in blocks_of(self.rows, 1):
+            y, c = self.columns(rows)
+            sums += c.sum(), c @ y
+        return sums
+
+    def blocks(self) -> Iterator[tuple[Array, Array, Array]]:
+        """(scores, targets, weights) of one block after the other."""
+        for rows in blocks_of(self.rows, row_words(self.reader)):
+            y, c = self.columns(rows)
+            yield block_scores(self.model, self.reader, rows), y, c
+
+    def loss_sums(self, scores: Array, y: Array, c: Array) -> list[float]:
+        """Σcℓ, and the scores beyond the range of exp."""
+        family = self.model.family
+        losses = family.loss(scores, y[:, None])[:, 0]
+        return [float(c @ losses), float(family.clipped(scores))]
+
+    def label_sums(self, mean: float) -> Array:
+        """Σcℓ, clips, then rows of each label, then those that were taken wrong."""
+        count = len(self.model.targets.labels)
+        sums = np.zeros(2 + 2 * count)
+        for scores, y, c in self.blocks():
+            true = _place(y, self.model)
+            wrong = true[self.model.places(scores) != true]
+            sums[:2] += self.loss_sums(scores, y, c)
+            sums[2 : 2 + count] += np.bincount(true, minlength=count)
+            sums[2 + count :] += np.bincount(wrong, minlength=count)
+        return sums
+
+    def value_sums(self, mean: float) -> Array:
+        """Σcℓ, clips, Σc(y − μ)², Σc(y − ȳ)², Σc min ℓ."""
+        family, sums = self.model.family, np.zeros(5)
+        for scores, y, c in self.blocks():
+            least = least_losses(family, y)
+            around_model = (y - family.mean(scores)[:, 0]) ** 2
+            sums[:2] += self.loss_sums(scores, y, c)
+            sums[2:] += (
+                c @ around_model,
+                c @ (y - mean) ** 2,
+                c @ least,
+            )
+        return sums
+
+
+def _place(y: Array, model: TrainedModel) -> Array:
+    """Encoded targets as the numbers of their labels."""
+    places = (y + 1) / 2 if model.targets.kind == "signed" else y
+    return np.asarray(places).astype(np.intp)
+
+
+@one_thread()
+def evaluate_reader(
+    result: Result, open_data: Callable[[], RowReader], world: Communicator
+) -> dict[str, Any]:
+    """`evaluate` on a file: each rank of `world` takes a part of its rows.
+
+    Every rank gets the same figures, and raises what any rank has found.
+    """
+    judge = world.together(lambda: _judge(result, open_data, world))
+    total, sum_y = world.sum(world.together(judge.targets_sums), "evaluate")
+    if total <= 0.0:
+        raise _on_all_ranks("sample_weight sums to zero; at least one row must count")
+    sums_of = judge.label_sums if judge.model.is_classifier else judge.value_sums
+    with np.errstate(all="ignore"):  # a figure that is not finite says so itself
+        sums = world.together(lambda: sums_of(float(sum_y / total)))
+    figures = _figures(judge, float(total), world.sum(sums, "evaluate"))
+    judge.reader.close()
+    return figures
+
+
+def _judge(
+    result: Result, open_data: Callable[[], RowReader], world: Communicator
+) -> RankEvaluator:
+    model = model_of(result)
+    reader, said = rows_for(model, open_data())
+    return RankEvaluator(
+        model, reader, split_range(reader.rows, world.size, world.rank), said
+    )
+
+
+def _on_all_ranks(sentence: str) -> DataError:
+    error = DataError(sentence)
+    error.on_all_ranks = True
+    return error
+
+
+def _figures(judge: RankEvaluator, total: float, sums: Array) -> dict[str, Any]:
+    model = judge.model
+    loss, penalty = float(sums[0]) / total, model.penalty.value(model.weights)
+    figures = {
+        "family": model.family.name,
+        "rows": judge.reader.rows,
+        **({"preparation": judge.preparation} if judge.preparation else {}),
+        "mean_loss": loss,
+        "penalty": penalty,
+        "objective": loss + penalty,
+        "clipped_scores": int(sums[1]),
+    }
+    if model.is_classifier:
+        return figures | _label_figures(model, sums[2:])
+    return figures | _value_figures(loss, total, sums[2:])
+
+
+def _label_figures(model: TrainedModel, sums: Array) -> dict[str, Any]:
+    rows, wrong = np.split(sums.astype(np.int64), 2)
+    labels = [f"{label:g}" for label in model.targets.labels]
+    by_label = {
+        label: {"rows": int(n), "errors": int(k)}
+        for label, n, k in zip(labels, rows, wrong, strict=True)
+    }
+    right = 1.0 - wrong.sum() / rows.sum()
+    return {
+        "accuracy": float(right),
+        "errors": int(wrong.sum()),
+        "errors_by_label": by_label,
+    }
+
+
+def _value_figures(loss: float, total: float, sums: Array) -> dict[str, Any]:
+    around_model, around_mean, least = (float(value) for value in sums)
+    return {
+        "r2": 1.0 - around_model / around_mean if around_mean > 0.0 else None,
+        "mean_deviance": 2.0 * (loss - least / total),
+    }
+
+
+@one_thread()
+def evaluate(
+    result: Result,
+    X: Any,
+    y: ArrayLike,
+    sample_weight: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    world: Communicator | None = None,
+    *,
+    scaled: bool = False,
+) -> dict[str, Any]:
+    """Say how good a model is on rows that are in memory.
+
+    Parameters
+    ----------
+    result : Result, a trained model
+    X : array, frame or scipy.sparse matrix, (n, d), rows with the columns of the
+        training; names of a frame must be those of the training, in their order
+    y : ndarray, (n,), targets; labels must be among those of the training
+    sample_weight : ndarray, (n,), c_i >= 0; accuracy and errors count rows alone
+    offset : ndarray, (n,), added to every score
+    world : Communicator, ranks that share the rows; this one alone if None
+    scaled : False where the rows of X are raw: of a model that was trained on scaled
+        columns they are scaled with the means and scales of the training data; True
+        where X is scaled with these already
+
+    Returns
+    -------
+    dict with family, rows, mean_loss (1/Σc) Σ c_i ℓ_i, penalty l1‖w‖₁ + (l2/2)‖w‖²,
+    objective (their sum, what training calls loss) and clipped_scores; preparation, a
+    sentence, where the training data was scaled; classifiers add
+    accuracy, errors and errors_by_label, the others r2 = 1 − Σc(y − μ)²/Σc(y − ȳ)²
+    and mean_deviance = (2/Σc) Σ c_i (ℓ_i − min_t ℓ(t, y_i))
+
+    Examples
+    --------
+    >>> import numpy as np, hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> result = hpcsgd.train({"rate": {"value": 0.5}}, X=X, y=X[:, 0] > 0)
+    >>> hpcsgd.evaluate(result, X, X[:, 0] > 0)["accuracy"] > 0.9
+    True
+    """
+    ranks = world if world is not None else SerialCommunicator()
+    reader = open_rows(result, X, y, sample_weight, offset, scaled)
+    return evaluate_reader(result, lambda: reader, ranks)

@@ -1,0 +1,360 @@
+"""Progress and history of a run, and a forecast of its end."""
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.files import open_entry
+from hpcsgd.runs.result import finite
+from hpcsgd.solvers.callbacks import Callback, Request, View
+
+# The loss curve as JSON lines in the run folder.
+
+log = logging.getLogger(__name__)
+
+
+class History(Callback):
+    """One record for each evaluation, written and flushed as it comes; and for events.
+
+    Training is worth more than its history: what cannot be written (a full disk, a
+    quota) is said once, and follows as soon as it can be.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.lines = 0  # records that are in the file
+        self.end = 0  # bytes of these; what lies behind is a line that broke off
+        self.failed = False
+
+    def on_start(self, view: View) -> None:
+        """Begin with what is known: nothing, or the record that a checkpoint kept."""
+        self.lines = self.end = 0
+        self._catch_up(view)
+
+    def on_evaluate(self, view: View) -> None:
+        """Add the newest."""
+        self._catch_up(view)
+
+    def on_end(self, view: View) -> None:
+        """Once more for what could not be written, and for the last events."""
+        if self.lines < len(view.history) + len(view.events):
+            self._catch_up(view)
+
+    def _catch_up(self, view: View) -> None:
+        """Add all records that are not in the file yet."""
+        if self.path is None:
+            return
+        try:
+            self._write(self.path, in_order(view.history, view.events))
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.path, self.end)
+            self._warn(error)
+
+    def _write(self, path: Path, records: Sequence[dict[str, Any]]) -> None:
+        number = open_entry(path, os.O_RDWR | os.O_CREAT)
+        with open(number, "r+b") as file:
+            if file.seek(0, os.SEEK_END) < self.end:  # somebody has emptied it
+                self.lines = self.end = 0
+            file.truncate(self.end)
+            file.seek(self.end)
+            file.write(as_lines(records[self.lines :]).encode())
+            file.flush()
+            end = file.tell()
+        # Some file systems notice only when it is closed that there is no room.
+        self.lines, self.end = len(records), end
+
+    def _warn(self, error: OSError) -> None:
+        if self.failed:
+            return
+        self.failed = True
+        log.warning(
+            "%s cannot be written (%s); training goes on, and what is missing follows"
+            " when there is room",
+            self.path,
+            error.strerror or error,
+        )
+
+
+def in_order(
+    history: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """All records, each event between the losses that it came between."""
+    found: list[dict[str, Any]] = []
+    waiting = list(events)
+    for number, record in enumerate(history):
+        while waiting and waiting[0]["evaluations"] <= number:
+            found.append(waiting.pop(0))
+        found.append(record)
+    return found + waiting
+
+
+def as_lines(records: Sequence[dict[str, Any]]) -> str:
+    """The text of the file."""
+    return "".join(json.dumps(finite(record)) + "\n" for record in records)
+
+
+# What watches a run without changing it.
+
+__all__ = ["Callback", "History", "View", "Request"]
+
+
+# How the time of the last while was split, and how long a run will still take.
+
+COMMUNICATE = ("communicate", "agreement")
+WORK = ("gather", "gram", "scores", "inner", "update", "steps")
+
+
+class TimeShares:
+    """Shares of work, network and the rest since the last look."""
+
+    def __init__(self) -> None:
+        self.seen = (0.0, 0.0, 0.0)
+
+    def since_last(self, view: View) -> str:
+        """work, net, other in per cent, or nothing where nothing was measured."""
+        phases = view.phases()
+        work = sum(phases.get(name, 0.0) for name in WORK)
+        net = sum(phases.get(name, 0.0) for name in COMMUNICATE)
+        now = (work, net, max(view.seconds - work - net, 0.0))
+        spent = [max(n - s, 0.0) for n, s in zip(now, self.seen, strict=True)]
+        total, self.seen = sum(spent), now
+        if total <= 0.0:
+            return ""
+        work_share, net_share = (round(100 * part / total) for part in spent[:2])
+        other = max(100 - work_share - net_share, 0)
+        return f"work {work_share} net {net_share} other {other} %"
+
+
+class Forecast:
+    """Time left, from decayed sums of what was done and how long it took.
+
+    A sum that forgets with the time spent cannot jump: one slow exchange among many
+    moves the rate by its own share only.
+    """
+
+    MEMORY = 20.0  # seconds of training after which a third of a measurement is left
+
+    def __init__(self) -> None:
+        self.exchanges, self.seconds = 0, 0.0  # at the last look
+        self.done, self.spent = 0.0, 0.0  # decayed sums
+        self.evaluations = 0
+
+    def evaluated(self) -> None:
+        """Count a full loss."""
+        self.evaluations += 1
+
+    def update(self, view: View) -> None:
+        """Take in what was done since the last look."""
+        done = view.exchanges - self.exchanges
+        spent = view.seconds - self.seconds
+        if done <= 0 or spent <= 0.0:
+            return
+        keep = math.exp(-spent / self.MEMORY)
+        self.done, self.spent = keep * self.done + done, keep * self.spent + spent
+        self.exchanges, self.seconds = view.exchanges, view.seconds
+
+    def seconds_left(self, view: View) -> float:
+        """Exchanges and evaluations to come; nan before anything is known."""
+        if self.done <= 0.0:
+            return math.nan
+        exchanges = max(view.exchanges_planned - view.exchanges, 0)
+        looks = max(view.evaluations_planned - self.evaluations, 0)
+        evaluating = view.phases().get("evaluate", 0.0)
+        each = evaluating / self.evaluations if self.evaluations else 0.0
+        return exchanges * self.spent / self.done + looks * each
+
+    def left(self, view: View) -> str:
+        """The same for a person."""
+        return in_words(self.seconds_left(view))
+
+
+def in_words(seconds: float) -> str:
+    """ "45 s left", "2 min 10 s left", "about 3 h left": no finer than it is known."""
+    if not math.isfinite(seconds):
+        return ""
+    if seconds < 57.5:
+        return _seconds(seconds)
+    if seconds < 595:
+        minutes, rest = divmod(10 * round(seconds / 10), 60)
+        return f"{minutes} min {rest} s left" if rest else f"{minutes} min left"
+    if seconds < 3570:
+        return f"{round(seconds / 60)} min left"
+    if seconds < 2 * 3600 - 300:
+        minutes = 10 * round(seconds / 600) - 60
+        return f"about 1 h {minutes} min left" if minutes else "about 1 h left"
+    if seconds < 47.5 * 3600:
+        return f"about {round(seconds / 3600)} h left"
+    return f"about {round(seconds / 86400)} days left"
+
+
+def _seconds(seconds: float) -> str:
+    """Single seconds at the end, five at a time before."""
+    if seconds < 1:
+        return "almost done"
+    whole = round(seconds)
+    return f"{whole if whole <= 10 else 5 * round(seconds / 5)} s left"
+
+
+# What a person sees while it runs: a bar on a terminal, plain lines elsewhere.
+
+TERMINAL = "HPCSGD_TERMINAL"  # columns of the terminal at the other end of mpiexec
+
+
+def make_progress(seconds: float) -> list[Callback]:
+    """A bar when standard error is a terminal, else a line every `seconds`.
+
+    mpiexec puts a pipe between the ranks and the terminal; whoever started it says
+    what is at the other end.
+    """
+    behind = os.environ.get(TERMINAL, "")
+    if sys.stderr.isatty() or behind.isdigit():
+        return [ProgressBar(int(behind) if behind.isdigit() else None)]
+    return [ProgressLines(seconds)] if seconds > 0 else []
+
+
+class ProgressDisplay(Callback):
+    """Looks at the run now and then, and shows what it sees."""
+
+    every = 0.0  # seconds between looks
+    wide = True  # room for everything
+
+    def __init__(self) -> None:
+        self.split, self.forecast = TimeShares(), Forecast()
+        self.last = time.monotonic()
+
+    def on_start(self, view: View) -> None:
+        """The clock starts with the run."""
+        self.split, self.forecast = TimeShares(), Forecast()
+        self.last = time.monotonic()
+
+    def on_evaluate(self, view: View) -> None:
+        """One full loss fewer to come."""
+        self.forecast.evaluated()
+
+    def on_exchange(self, view: View) -> None:
+        """Look, when it is time."""
+        now = time.monotonic()
+        if now - self.last >= self.every:
+            self.last = now
+            self.forecast.update(view)
+            parts = [*figures(view, self.wide), self.split.since_last(view)]
+            self.show(view, "  ".join(filter(None, parts)))
+
+    def show(self, view: View, said: str) -> None:
+        """Put `said` before the user."""
+
+
+class ProgressLines(ProgressDisplay):
+    """One plain line every so often, so that a log file stays readable."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.every = seconds
+
+    def show(self, view: View, said: str) -> None:
+        """Say where the run stands, and how long it will still take."""
+        share = 100 * view.exchanges / max(view.exchanges_planned, 1)
+        line = f"hpcsgd: {share:.0f} %  {said}  {self.forecast.left(view)}\n"
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+
+class ProgressBar(ProgressDisplay):
+    """A bar with loss, rows a second, words a step, split of the time and time left."""
+
+    every = 0.1  # seconds between redraws: more would cost the run, not help the eye
+    ROOM = 120  # columns from which everything fits beside a bar
+
+    def __init__(self, columns: int | None = None) -> None:
+        super().__init__()
+        self.columns = columns  # of a terminal that is not ours to ask
+        self.bar: Any = None
+        self.job: Any = None
+
+    def on_start(self, view: View) -> None:
+        """Draw it."""
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        super().on_start(view)
+        console = Console(
+            stderr=True,
+            width=self.columns,
+            force_terminal=True if self.columns else None,
+        )
+        self.wide = console.width >= self.ROOM
+        bar = (BarColumn(bar_width=10),) if self.wide else ()
+        self.bar = Bar(
+            TextColumn("{task.fields[said]}"),
+            *bar,
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+        )
+        planned = view.exchanges_planned
+        self.job = self.bar.add_task("", total=planned, said="", left="")
+        self.bar.start()
+        self.last = -math.inf  # the first exchange is shown at once
+
+    def show(self, view: View, said: str) -> None:
+        """Move it."""
+        left = self.forecast.left(view)
+        self.bar.update(self.job, completed=view.exchanges, said=said, left=left)
+
+    def on_end(self, view: View) -> None:
+        """Take it away."""
+        self.bar.stop()
+
+
+def figures(view: View, wide: bool = True) -> list[str]:
+    """Loss, rate of rows, and words a step where there is room."""
+    rate = view.rows / view.seconds if view.seconds > 0 else 0.0
+    words = view.words() / view.steps if view.steps else 0.0
+    said = [f"loss {view.loss:.6g}", f"{rate:.3g} rows/s", f"{words:.0f} words/step"]
+    return said if wide else said[:2]
+
+
+# Whether a run takes what it was expected to take: said once, nothing is changed.
+
+PATIENCE = 1.0  # seconds of training after which a step's time is known well enough
+SETTLED = 4  # epochs after which the first one, in which all is kept, counts little
+MUCH = 1.25  # times what the rival was expected to take
+
+
+class SlowerThanExpected(Callback):
+    """Tells of a product that turns out slower than another was expected to be.
+
+    The run keeps what it has: another product or another s has other bits, and a run
+    that was stopped could not be repeated. A machine file takes it in at the end.
+    """
+
+    def __init__(self, chosen: Any, keeps: bool) -> None:
+        self.chosen = chosen
+        self.epochs = SETTLED if keeps else 0
+        self.is_open = True
+
+    def on_exchange(self, view: View) -> None:
+        """Once, when enough is known."""
+        if not self.is_open or view.seconds < PATIENCE or view.epoch < self.epochs:
+            return
+        self.is_open = False
+        each, rival = view.seconds / max(view.steps, 1), self.chosen.rival
+        if each > MUCH * rival.seconds and each > MUCH * self.chosen.seconds:
+            log.info(
+                "a step of %s with s = %d takes %.1f µs and was expected to take %.1f;"
+                " --products %s --steps %d may be faster (%.1f expected). This run"
+                " goes on as it is: its bits depend on it",
+                *(self.chosen.product, self.chosen.steps),
+                *(1e6 * each, 1e6 * self.chosen.seconds),
+                *(rival.product, rival.steps, 1e6 * rival.seconds),
+            )

@@ -1,0 +1,282 @@
+"""The rate of a run that leaves it open: 1/L, with L from the rows themselves.
+
+A step on one batch is A_kᵀ D A_k / b away from the one before, D = diag(c_i κ_i) with
+κ_i a bound on the curvature of the loss in its score. With L = λ_max of that, + λ, the
+rate 1/L is half of what is stable. Two figures for it:
+
+    rows       max_i c_i κ_i (‖a_i‖² + 1)                    no batch has a larger one
+    batches    max over sampled batches of λ_max(A_kᵀ D A_k) / b, where the longest of
+               its rows gives way to the longest of all
+
+The 1 is that of the intercept. The first needs one sum of n words over members, n the
+rows of a replica; the second b words more for every row it samples. Momentum adds up
+1/(1 − μ) steps, so that its rate is (1 − μ)/L; gradients that are one step late
+(`offload` with a delay) are stable half as far, and take half of either.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import floor, log10
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.agreements.base import batches_together, takes_gradients
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig, UpdateConfig
+from hpcsgd.errors import DataError
+from hpcsgd.glm import ADAPTIVE
+from hpcsgd.glm.families import Family
+from hpcsgd.runs.load import LoadedRows
+from hpcsgd.solvers.objective import block_rows
+
+Array = NDArray[Any]
+log = logging.getLogger(__name__)
+SAMPLED = 1024  # rows of a replica from which batches are made
+SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
+GROWS = "growing"  # the agreement whose steps have more rows later, at a larger rate
+GATHERING = ("momentum", "nesterov", "nesterov-classic")  # updates with a velocity
+BOLDER = "; rate.norm = 'batches' takes the L of sampled batches, which is smaller"
+DIGITS = 3  # of the rate: sums of other grids differ in the last ones
+
+
+def settle_rate(
+    config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
+) -> RunConfig:
+    """`config` with the rate that its data ask for, the same on all ranks."""
+    if config.rate.per_batch:
+        return _scaled(config, _steepness(config, grid, loaded, family))
+    if not config.rate.is_open:
+        return config
+    steepness = _steepness(config, grid, loaded, family)
+    slowed = _slowed(config) / growth(config)
+    value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
+    return replace(config, rate=replace(config.rate, value=value))
+
+
+def rows_of_step(config: RunConfig) -> int:
+    """Rows that all replicas together see before they step."""
+    agreement, batch = config.agreement, config.schedule.batch
+    if not takes_gradients(agreement.kind):
+        return batch
+    together = 1 if agreement.kind == GROWS else batches_together(agreement)
+    return batch * config.grid.replicas * together
+
+
+def ignores_length(update: UpdateConfig) -> str:
+    """What makes steps as long as the rate says, whatever L is; or nothing."""
+    if update.kind in ADAPTIVE:
+        return f"kind = {update.kind!r}"
+    return "normalise = true" if update.normalise else ""
+
+
+def growth(config: RunConfig) -> int:
+    """How many times the first rate a run takes in the end."""
+    grows = config.agreement.kind == GROWS and config.accordion.scale_rate
+    return config.agreement.accumulate if grows else 1
+
+
+def _scaled(config: RunConfig, steepness: float) -> RunConfig:
+    """The linear rule: k times the rows, k times the rate; but never above 2/L.
+
+    L is the larger of what single rows have, or of sampled batches (`norm`), and never
+    a mean of it: a batch that one epoch meets once may be the one that diverges.
+
+    Unlike losses of deep networks, those of linear models have an L that no batch
+    makes smaller: beyond 2/L full gradients diverge.
+    """
+    rate = config.rate
+    slowed = _slowed(config)
+    asked = rate.value * rows_of_step(config) / rate.per_batch
+    is_bounded = steepness > 0.0 and not ignores_length(config.update)
+    most = 2.0 * slowed / growth(config) / steepness if is_bounded else asked
+    if asked > most:
+        log.warning(
+            "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and may"
+            " diverge; it is %.3g, so fewer replicas or smaller batches lose nothing%s",
+            *(asked, rate.per_batch, rows_of_step(config), most),
+            "" if rate.norm == "batches" else BOLDER,
+            extra={"on_all_ranks": True},
+        )
+    settled = replace(rate, value=min(asked, most), per_batch=0)
+    return replace(config, rate=settled)
+
+
+def _steepness(
+    config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
+) -> float:
+    """L, from the rows and the penalty."""
+    # Of several models the one with the largest penalty bends most.
+    l2 = max(config.sweep.l2, default=config.problem.l2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        steepness = smoothness(config, grid, loaded, family) + l2
+    if not np.isfinite(steepness):
+        error = DataError(
+            "X is too large for a rate from the data: the squares of a row overflow;"
+            " divide its columns by a power of ten, or give --rate"
+        )
+        error.on_all_ranks = True
+        raise error
+    return steepness
+
+
+def _slowed(config: RunConfig) -> float:
+    """What momentum adds up, and what is late, take from the rate."""
+    update, agreement = config.update, config.agreement
+    slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
+    # A gradient that is one step late is stable half as far.
+    is_late = (agreement.kind == "offload" and agreement.delay_after >= 0) or (
+        agreement.kind,
+        agreement.mode,
+    ) == ("ticktock", "delayed")
+    return 0.5 * slowed if is_late else slowed
+
+
+def rounded_down(value: float) -> float:
+    """To `DIGITS` figures."""
+    unit = 10.0 ** (floor(log10(value)) - DIGITS + 1)
+    return float(f"{floor(value / unit * (1 + 1e-9)) * unit:.{DIGITS}g}")
+
+
+def smoothness(
+    config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
+) -> float:
+    """L without the penalty, the largest of all replicas."""
+    ones = float(config.problem.intercept)
+    bends = curvatures(grid, loaded, family)
+    looked = _look(loaded, config.schedule.batch, config.rate.norm == "batches")
+    grid.members.sum(looked.squares, "control")
+    longest = float(np.max(bends * (looked.squares + ones), initial=0.0))
+    found = longest
+    if looked.grams is not None:
+        grid.members.sum(looked.grams, "control")
+        found = _of_batches(looked, bends, ones, longest)
+    return float(np.max(grid.world.exchange_objects(found)))
+
+
+@dataclass(frozen=True)
+class _PassResult:
+    """What one pass over this rank's block has found."""
+
+    squares: Array  # ‖a_i‖² of every row, of these columns
+    chosen: Array  # (batches, b) local numbers of the rows that were sampled
+    grams: Array | None  # (batches, b, b) of them, of these columns
+
+
+def _look(loaded: LoadedRows, batch: int, wants_batches: bool) -> _PassResult:
+    """One pass over the rows."""
+    shard = loaded.shard
+    squares = np.zeros(shard.height)
+    chosen = _sampled(shard.height, batch, shard.total_columns)
+    taken: list[Any] = []
+    for rows in _blocks(shard.height, shard.total_columns):
+        block = loaded.read_exact(rows)
+        squares[rows] = row_squares(block)
+        if wants_batches:
+            inside = np.sort(chosen, axis=None)
+            inside = inside[(inside >= rows.start) & (inside < rows.stop)]
+            taken.append(block[inside - rows.start])
+    grams = _grams(taken, chosen) if wants_batches else None
+    return _PassResult(squares, chosen, grams)
+
+
+def _blocks(height: int, columns: int) -> Iterator[slice]:
+    step = block_rows(columns)
+    for start in range(0, height, step):
+        yield slice(start, min(start + step, height))
+
+
+def _sampled(height: int, batch: int, columns: int) -> Array:
+    """Rows from all over, dealt to batches so that neighbours are never together."""
+    batch = min(batch, height)
+    most = max(min(SAMPLED, SAMPLED_VALUES // columns) // batch, 1)
+    count = min(most, height // batch)
+    rows = np.linspace(0, height, count * batch, endpoint=False).astype(np.int64)
+    return rows.reshape(batch, count).T
+
+
+def _grams(taken: list[Any], chosen: Array) -> Array:
+    """Of each batch; `taken` are the rows of all, in ascending order."""
+    place = {row: number for number, row in enumerate(np.sort(chosen, axis=None))}
+    grams = np.empty((*chosen.shape, chosen.shape[1]))
+    whole = _stacked(taken)
+    for number, rows in enumerate(chosen):
+        part = whole[[place[row] for row in rows]]
+        product = part @ part.T
+        grams[number] = product.toarray() if hasattr(product, "tocsr") else product
+    return grams
+
+
+def _stacked(taken: list[Any]) -> Any:
+    if hasattr(taken[0], "tocsr"):
+        from scipy.sparse import vstack
+
+        return vstack(taken).tocsr().astype(np.float64)
+    return np.concatenate(taken).astype(np.float64)
+
+
+def row_squares(block: Any) -> Array:
+    """‖a_i‖² of some rows, dense or sparse, in float64."""
+    if hasattr(block, "tocsr"):
+        squares: Array = block.astype(np.float64).power(2).sum(axis=1)
+        return np.asarray(squares).reshape(-1)
+    wide = np.asarray(block, dtype=np.float64)
+    found: Array = np.einsum("ij,ij->i", wide, wide)
+    return found
+
+
+def _of_batches(
+    looked: _PassResult, bends: Array, ones: float, longest: float
+) -> float:
+    """The largest of the sampled batches, with the longest row of all in it."""
+    assert looked.grams is not None
+    if not (np.isfinite(longest) and np.isfinite(looked.grams).all()):
+        return float("inf")
+    scale = np.sqrt(bends[looked.chosen])
+    grams = (looked.grams + ones) * scale[:, :, None] * scale[:, None, :]
+    batch = grams.shape[1]
+    largest = float(np.linalg.eigvalsh(grams)[:, -1].max()) / batch
+    known = float(np.max(np.einsum("kii->ki", grams)))
+    return float(largest + max(longest - known, 0.0) / batch)
+
+
+def curvatures(grid: Grid, loaded: LoadedRows, family: Family) -> Array:
+    """c_i κ_i of every local row.
+
+    A family without a bound on its curvature (log links) has that of the null model or
+    that of the score which fits the row, whichever is larger: what a good model passes.
+    """
+    shard = loaded.shard
+    weights = np.ones(shard.height)
+    if shard.weights is not None:
+        weights = shard.weights.max(axis=1).astype(np.float64)  # of any model
+    if np.isfinite(family.curvature):
+        return weights * family.curvature
+    targets = shard.targets.astype(np.float64)
+    offsets = np.zeros_like(targets)
+    if shard.offsets is not None:
+        offsets = shard.offsets.astype(np.float64)
+    null = offsets + _null_score(grid, weights, targets, offsets)
+    fitting = np.log(np.where(targets > 0.0, targets, 1.0))
+    fitting = np.where(targets > 0.0, fitting, null)
+    bends = [_bend(family, t, targets) for t in (null, fitting)]
+    found: Array = weights * np.maximum(*bends)[:, 0]
+    return found
+
+
+def _null_score(grid: Grid, weights: Array, targets: Array, offsets: Array) -> float:
+    """log of Σc y / Σc e^o: the best score that all rows can share."""
+    sums = np.array([weights @ targets[:, 0], weights @ np.exp(offsets[:, 0])])
+    own = sums if grid.member == 0 else np.zeros(2)
+    total, exposed = np.sum(grid.world.exchange_objects(own), axis=0)
+    return float(np.log(total / exposed)) if total > 0.0 else 0.0
+
+
+def _bend(family: Family, scores: Array, targets: Array, step: float = 1e-3) -> Array:
+    """∂r/∂t, by a difference."""
+    above = family.residual(scores + step, targets)
+    below = family.residual(scores - step, targets)
+    found: Array = np.maximum(above - below, 0.0) / (2.0 * step)
+    return found

@@ -1,0 +1,336 @@
+"""Falling back after a divergence, damaged memory, lost ranks, signals."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.backends.emulated import Compact
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.config import RunConfig, RunSection
+from hpcsgd.data.sampling import plan_groups
+from hpcsgd.data.shard import split_range
+from hpcsgd.data.stream import Unheld
+from hpcsgd.errors import DeviceLost, HpcsgdError
+from hpcsgd.formats import get_format, wider
+from hpcsgd.precision import Precision
+from hpcsgd.products import RECURS
+from hpcsgd.runs.checkpoint import ASKED, Checkpoint, CheckpointStore
+from hpcsgd.runs.live import AssembledRun
+from hpcsgd.runs.loop import FallbackLevel
+from hpcsgd.runs.result import Status
+from hpcsgd.solvers.callbacks import Callback, Request, View
+
+# More careful settings, one rung at a time: what a run falls back to.
+#
+# First fewer steps in an exchange, until there is one; then wider formats, field by
+# field. Every rung can be taken once, so there are not many.
+
+RAISED = ("inner", "gram_wire", "margin", "matrix")  # in this order
+NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
+
+
+def next_rung(config: RunConfig, product: str) -> FallbackLevel | None:
+    """What to change next, None at the top; `config` has its steps decided."""
+    schedule, recurs = config.schedule, product in RECURS
+    if recurs and schedule.steps > 1:
+        fewer = fewer_steps(schedule.steps)
+        changed = replace(config, schedule=replace(schedule, steps=fewer))
+        return FallbackLevel(changed, "schedule.steps", schedule.steps, fewer)
+    precision = config.precision.resolve()
+    widest = widest_format(precision)
+    for name in RAISED:
+        before = getattr(precision, name)
+        is_used = recurs or name not in NOT_OF_GRAMS
+        if is_used and wider(before, widest) != before:
+            raised: dict[str, Any] = {name: widest}
+            section = replace(config.precision, **raised)
+            changed = replace(config, precision=section)
+            return FallbackLevel(changed, f"precision.{name}", before, widest)
+    return None
+
+
+def fewer_steps(steps: int) -> int:
+    """The largest divisor of s that is at most s/2: groups begin where they began."""
+    return max(n for n in range(1, steps // 2 + 1) if steps % n == 0)
+
+
+def widest_format(precision: Precision) -> str:
+    """That of the arithmetic, fp32 at least."""
+    known = {*precision.arithmetic, "fp32"}
+    return min(known, key=lambda name: get_format(name).unit_roundoff)
+
+
+def moved(checkpoint: Checkpoint, before: RunConfig, after: RunConfig) -> Checkpoint:
+    """The checkpoint as one of a run with the settings `after`.
+
+    Exchange k of s steps is exchange k·s/s' of s' steps; what is counted in exchanges
+    stays a count of exchanges.
+    """
+    document = deepcopy(checkpoint.document)
+    s, fewer = before.schedule.steps, after.schedule.steps
+    epochs, rest = divmod(document["exchanges"], document["exchanges_per_epoch"])
+    largest = split_range(document["rows"], document["replicas"], 0).stop
+    each = len(plan_groups(largest, after.schedule.batch, fewer))
+    document |= {
+        "exchanges": epochs * each + rest * s // fewer,
+        "exchanges_per_epoch": each,
+        "config": after.tables(),
+        # It is the same leg: `put_back` counts one more.
+        "resumes": document["resumes"] - 1,
+    }
+    measured = document["evaluation"]["measured_at"]
+    same = measured == checkpoint.exchanges
+    document["evaluation"]["measured_at"] = document["exchanges"] if same else -1
+    return Checkpoint(document, checkpoint.arrays)
+
+
+def going_on(config: RunConfig, document: Mapping[str, Any]) -> RunConfig:
+    """`config` with what the run of a checkpoint fell back to, where it asks the same.
+
+    Whoever asks for something else than that run did gets what is asked for.
+    """
+    then = document.get(ASKED)
+    if not then:
+        return config
+    now, fell = config.tables(), document["config"]
+    tables = {name: dict(now[name]) for name in ("schedule", "precision")}
+    kept = ("recipe", *RAISED)
+    for name, key in (("schedule", "steps"), *(("precision", f) for f in kept)):
+        if now[name].get(key) == then[name].get(key) and key in fell.get(name, {}):
+            tables[name][key] = fell[name][key]
+    merged = RunConfig.parse(now | tables)
+    return replace(config, schedule=merged.schedule, precision=merged.precision)
+
+
+# After a divergence: is it the rate, or did the memory of some rank go bad?
+
+log = logging.getLogger(__name__)
+ROWS_AT_ONCE = 1024
+
+
+def find_damage(live: AssembledRun) -> str:
+    """The first non-finite value of any rank's block, as a sentence; "" if none.
+
+    The data was finite when it was read, so such a value came later: from faulty
+    memory, or from code that wrote where it should not. Called on all ranks.
+    """
+    said = live.grid.world.exchange_objects(_first_bad(live))
+    places = [(rank, place) for rank, place in enumerate(said) if place]
+    if not places:
+        return ""
+    rank, (row, column) = places[0]
+    sentence = (
+        f"the memory of rank {rank} holds a value that is no number at row {row},"
+        f" column {column}, where the data had one when it was read; check that"
+        " machine's memory, then go on with --resume auto"
+    )
+    if live.grid.world.rank == 0:
+        log.error("%s", sentence)
+    return sentence
+
+
+def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
+    """Row and column of the whole data, or None."""
+    task, shard = live.task, live.task.shard
+    if shard.is_sparse:
+        return _first_bad_stored(live)
+    if isinstance(shard.matrix, Unheld):
+        return None  # what is in memory now is not what it was then
+    for start in range(0, shard.height, ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
+        out = np.empty((len(rows), shard.width), dtype=task.precision.working)
+        stored = task.backend.pick(shard.matrix, rows)
+        bad = ~np.isfinite(task.backend.widen(stored, out))
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            return (
+                shard.rows.start + start + int(row),
+                shard.columns.start + int(column),
+            )
+    return None
+
+
+def _first_bad_stored(live: AssembledRun) -> tuple[int, int] | None:
+    """The same among the stored values of a sparse block."""
+    task, shard = live.task, live.task.shard
+    for start in range(0, shard.height, ROWS_AT_ONCE):
+        numbers = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
+        found = _place_in(task.backend.gather(shard.matrix, numbers, None))
+        if found is not None:
+            row, column = found
+            return shard.rows.start + start + row, shard.columns.start + column
+    return None
+
+
+def _place_in(part: Any) -> tuple[int, int] | None:
+    """Where sampled sparse rows have what is no number: as stored, or as `Compact`."""
+    if isinstance(part, Compact):
+        places = np.argwhere(~np.isfinite(part.dense))
+        if not len(places):
+            return None
+        row, column = places[0]
+        return int(row), int(part.touched[column])
+    bad = np.flatnonzero(~np.isfinite(part.csr.data))
+    return part.csr.place(int(bad[0])) if len(bad) else None
+
+
+# Going on with the ranks that are left: their grid, and the state they all know.
+
+
+def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
+    """As many replicas as before if the ranks can be dealt to them, else fewer."""
+    replicas = config.grid.replicas
+    while ranks % replicas:
+        replicas -= 1
+    grid = replace(config.grid, replicas=replicas, members=ranks // replicas)
+    return replace(config, grid=grid)
+
+
+def last_common(world: Communicator, known: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The newest state that every rank has kept: some may have missed the last one."""
+    said = world.exchange_objects([checkpoint.exchanges for checkpoint in known])
+    common = set(said[0]).intersection(*said[1:])
+    if not common:
+        return None
+    return next(c for c in known if c.exchanges == max(common))
+
+
+def ended_by(
+    error: DeviceLost, rank: int | None, live: AssembledRun | None, run: RunSection
+) -> DeviceLost:
+    """A GPU's end as the end of a run: how far it was, what is saved, how to go on.
+
+    Nothing is asked of the GPU. `rank` is None where another one has said so.
+    """
+    where = "before the first exchange"
+    if live is not None:
+        live.engine.saver.finish()
+        where = f"after exchange {live.engine.view.exchanges}"
+    who = "" if rank is None else f" by rank {rank}"
+    said = DeviceLost(f"{error}, noticed{who} {where}; {_way_on(run)}")
+    said.on_all_ranks = error.on_all_ranks
+    return said
+
+
+def _way_on(run: RunSection) -> str:
+    if not run.out:
+        return "nothing was saved: start again, with --out DIR to keep what is done"
+    try:
+        found = CheckpointStore(Path(run.out), 1).newest()
+    except (HpcsgdError, OSError):
+        found = None
+    if found is None:
+        # Another rank may be writing the first one: what it saves is to be taken.
+        return (
+            f"no checkpoint is in {run.out} yet: start the same command again with"
+            " --resume auto"
+        )
+    return (
+        f"{found[0]} has the state after exchange {found[1].exchanges}: start the same"
+        " command again with --resume auto"
+    )
+
+
+# Signals as wishes: the exchange is finished, the state saved, the code says why.
+#
+# SIGINT once: save and end with 130; twice: at once. SIGTERM and SIGUSR2 (which Slurm
+# sends ahead of a time limit): save and end with the code that asks for a requeue.
+
+WISHES = {
+    signal.SIGINT: Request.INTERRUPT,
+    signal.SIGTERM: Request.PREEMPT,
+    signal.SIGUSR2: Request.PREEMPT,
+}
+CODES = {
+    Request.INTERRUPT: Status.INTERRUPTED.exit_code,
+    Request.PREEMPT: Status.PREEMPTED.exit_code,
+}
+
+
+class Signals(Callback):
+    """Installed for the length of a `with`; a callback of the run inside it.
+
+    Before training there is nothing to save: a signal then ends the program at once,
+    on all ranks: one that just left would wait for the others when MPI is finalised,
+    and they for it. Slurm sends its notice to every rank of a step, and each of them
+    leaves by itself: an MPI_Abort would make srun kill ranks that are about to leave
+    and report 137, which asks for no requeue.
+    """
+
+    def __init__(
+        self,
+        end_all: Callable[[int], Any] = sys.exit,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.end_all = end_all  # the `abort` of the world, where there is one
+        self.leave = leave  # how a program ends that must not wait for anything
+        self.wish = Request.NONE
+        self.started = False
+        self._pipe = (-1, -1)
+        self._before: dict[int, Any] = {}
+        self._wakeup_before = -1
+
+    def on_start(self, view: View) -> Request:
+        """From now on a signal is a wish, and never more than that."""
+        self.started = True
+        return self.wish
+
+    def on_exchange(self, view: View) -> Request:
+        """What was asked for so far."""
+        return self.wish
+
+    def on_evaluate(self, view: View) -> Request:
+        """The same: passes of a finisher are evaluations, with no exchange between."""
+        return self.wish
+
+    def __enter__(self) -> "Signals":
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        # Python's handlers wait until the main thread is back from a collective;
+        # this pipe is written at once, so a second Ctrl-C works even in a deadlock.
+        self._wakeup_before = signal.set_wakeup_fd(
+            self._pipe[1], warn_on_full_buffer=False
+        )
+        threading.Thread(
+            target=self._listen, args=(self._pipe[0],), daemon=True
+        ).start()
+        for number in WISHES:
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._pipe[1])  # the listener reads the end and closes its own side
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        wish = WISHES[signal.Signals(number)]
+        self.wish = max(self.wish, wish)
+        if not self.started:
+            if wish is Request.PREEMPT and "SLURM_STEP_ID" in os.environ:
+                self.leave(CODES[wish])
+            self.end_all(CODES[wish])
+
+    def _listen(self, end: int) -> None:
+        interrupts = 0
+        while said := os.read(end, 64):
+            interrupts += said.count(signal.SIGINT)
+            if interrupts > 1:
+                self.leave(CODES[Request.INTERRUPT])
+        os.close(end)

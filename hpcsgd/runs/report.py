@@ -1,0 +1,376 @@
+"""From a finished run to its result."""
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hpcsgd
+from hpcsgd.agreements.more.infinity.agreement import Infinity, OnDisk
+from hpcsgd.agreements.more.infinity.tiles import no_room
+from hpcsgd.backends.base import ways
+from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.files import CREATE, check_entry, open_entry
+from hpcsgd.products.base import Array, State
+from hpcsgd.runs.energy import total
+from hpcsgd.runs.live import AssembledRun
+from hpcsgd.runs.load import LoadedRows
+from hpcsgd.runs.result import ON_FILE, Result, Status
+from hpcsgd.solvers.evaluation import Columns
+
+# Where the time of a run went: mean over ranks, the slowest, and its number.
+
+Section = dict[str, dict[str, Any]]  # what took time -> its figures
+
+
+def profile(live: AssembledRun, setup: Mapping[str, float]) -> dict[str, Section]:
+    """The sections of the profile, from what all ranks measured.
+
+    whole: set-up, training, evaluations; training: by phase; communication: by the
+    purpose of the words, evaluations and control included; set-up: by its parts.
+    """
+    world, exchanges = live.grid.world, live.engine.view.exchanges
+    everyone = world.exchange_objects(measured(live, setup))
+    return {
+        section: compare_ranks([own[section] for own in everyone], exchanges)
+        for section in everyone[0]
+    }
+
+
+def measured(
+    live: AssembledRun, setup: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """section -> name -> seconds of this rank."""
+    clock, total = dict(live.task.clock.seconds), live.engine.view.seconds
+    evaluate = clock.pop("evaluate", 0.0)
+    # Agreement, checks and callbacks between the laps of the products.
+    clock["other"] = max(total - sum(clock.values()), 0.0)
+    entries = live.grid.world.ledger.entries
+    return {
+        "whole": {
+            "setup": sum(setup.values()),
+            "training": total,
+            "evaluate": evaluate,
+        },
+        "training": clock,
+        "communication": {name: e.seconds for name, e in entries.items()},
+        "setup": dict(setup),
+    }
+
+
+def compare_ranks(ranks: list[dict[str, float]], exchanges: int) -> Section:
+    """One row for each name that any rank measured."""
+    rows = {name: _row([r.get(name, 0.0) for r in ranks]) for name in _names(ranks)}
+    total = sum(row["seconds"] for row in rows.values())
+    for row in rows.values():
+        row["share"] = row["seconds"] / total if total > 0 else 0.0
+        row["us_per_exchange"] = 1e6 * row["seconds"] / max(exchanges, 1)
+    return rows
+
+
+def _names(ranks: Iterable[dict[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for rank in ranks for name in rank))
+
+
+def _row(seconds: list[float]) -> dict[str, Any]:
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    return {
+        "seconds": sum(seconds) / len(seconds),
+        "slowest_seconds": seconds[slowest],
+        "slowest_rank": slowest,
+    }
+
+
+# The model of a run whose weights are on disk: a file, of which an array is a view.
+
+NAME = "weights.npy"
+
+
+class ModelFile:
+    """(d, K) words that are written tile by tile.
+
+    A write that fails is told at the end: other ranks are waiting for the next tile.
+    """
+
+    def __init__(
+        self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> None:
+        self.path, self.width = path, shape[1]
+        self.failure: OSError | None = None
+        try:
+            with open(open_entry(path, CREATE), "wb") as file:
+                said = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, said)
+                self.first = file.tell()
+        except OSError as error:
+            self.failure = error
+
+    def put(self, column: int, words: Array) -> None:
+        """These columns and those that follow."""
+        flat = np.ascontiguousarray(words).reshape(-1).view(np.uint8)
+        if self.failure is not None:
+            return
+        try:
+            number = open_entry(self.path, os.O_RDWR)
+            with open(number, "r+b", buffering=0) as file:
+                file.seek(self.first + column * self.width * words.itemsize)
+                left = memoryview(flat.data)
+                while left:
+                    left = left[file.write(left) :]
+        except OSError as error:
+            self.failure = error
+
+    def finish(self) -> None:
+        """Raise what has failed."""
+        if self.failure is not None:
+            raise no_room(self.path, self.failure, self.path.stat().st_size)
+
+
+def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) -> Path:
+    """All columns of w by tiles; every rank writes a file of its own.
+
+    Members hold other columns of them, and some have fewer tiles than others.
+    """
+    K, parts, world = weights.columns, columns.parts, columns.grid.world
+    file = ModelFile(folder / NAME, (columns.total, K), weights.dtype)
+    tiles = weights.tiles("control")
+    nothing = slice(0), np.empty((0, K), weights.dtype)
+    for number in range(-(-max(part.stop - part.start for part in parts) // height)):
+        _, own = next(tiles, nothing)
+        pieces = [_piece(part, number * height, height) for part in parts]
+        for piece, words in zip(pieces, _all(own, pieces, columns, K), strict=True):
+            file.put(piece.start, words)
+    weights.check_reads()
+    world.together(file.finish)
+    return file.path
+
+
+def open_model(path: Path, budget: float) -> Array:
+    """In memory where it is no larger than the budget, in MiB; else a view of it."""
+    check_entry(path)
+    weights: Array = np.load(path, mmap_mode="r")
+    return np.array(weights) if weights.nbytes <= budget * 2**20 else weights
+
+
+def _piece(part: slice, first: int, height: int) -> slice:
+    """Of all columns, those of a member's tile that begins `first` into its part."""
+    start = min(part.start + first, part.stop)
+    return slice(start, min(start + height, part.stop))
+
+
+def _all(own: Array, pieces: list[slice], columns: Columns, K: int) -> list[Array]:
+    """The tiles of all members."""
+    if columns.grid.members.size == 1:
+        return [own]
+    counts = [(piece.stop - piece.start) * K for piece in pieces]
+    out = np.empty(sum(counts), dtype=own.dtype)
+    flat = np.ascontiguousarray(own).reshape(-1)
+    columns.grid.members.gather(flat, counts, out, "control")
+    return np.split(out, np.cumsum(counts)[:-1])
+
+
+def model_of(live: AssembledRun) -> Array:
+    """The weights of all members, on every rank."""
+    agreement = live.engine.agreement
+    assert isinstance(agreement, Infinity)
+    weights: Any = live.state.weights
+    folder = agreement.store.folder
+    path = write_model(weights, live.columns, folder, agreement.height)
+    return open_model(path, agreement.means.settings.tile)
+
+
+# From the live parts to a Result, once the last exchange is done.
+
+
+def report(
+    live: AssembledRun,
+    state: State,
+    status: Status,
+    began: float,
+    setup: Mapping[str, float],
+    more: Mapping[str, Any],
+) -> Result:
+    """Gather the weights and everything measured; every rank gets the same model."""
+    columns = live.task.columns
+    if isinstance(live.engine.agreement, Infinity):
+        weights = model_of(live)
+    else:
+        held = live.task.backend.to_host(state.weights[:, :columns])
+        weights = live.columns.join(live.engine.agreement.joined(held))
+    intercept = None if state.intercept is None else state.intercept[0].copy()
+    # Several models stay side by side, whatever each of them has.
+    scalar = live.task.family.targets != "classes" and live.task.models is None
+    loss, history = float(live.engine.view.loss), list(live.engine.view.history)
+    if live.config.run.emulate_members:  # what others would have said was made up
+        loss, history, weights = float("nan"), [], np.full_like(weights, np.nan)
+    return Result(
+        status=status,
+        loss=loss,
+        weights=weights[:, 0] if scalar else weights,
+        intercept=intercept[0] if scalar and intercept is not None else intercept,
+        iterations=live.engine.view.steps,
+        exchanges=live.engine.view.exchanges,
+        history=history,
+        ledger=live.grid.world.ledger.as_dict(),
+        config=live.config.tables(),
+        preparation=live.loaded.preparation,
+        report=_facts(live, began, setup)
+        | ({ON_FILE: NAME} if isinstance(weights, np.memmap) else {})
+        | _judged(live)
+        | _polished(live)
+        | dict(more),
+    )
+
+
+def _judged(live: AssembledRun) -> dict[str, Any]:
+    """The models of a sweep with their losses, and the loss of rows held out."""
+    models, history = live.task.models, live.engine.view.history
+    made_up = live.config.run.emulate_members  # then nobody knows a loss
+    found = {} if made_up else dict(live.engine.view.more)
+    if models is None:
+        return found
+    first = history[0]["losses"] if history and not made_up else []
+    known = {"models": [vars(m) for m in models.each], "first_losses": first}
+    return {"losses": [None] * len(models)} | found | known
+
+
+def _facts(
+    live: AssembledRun, began: float, setup: Mapping[str, float]
+) -> dict[str, Any]:
+    config, view, clock = live.config, live.engine.view, live.task.clock
+    grid, batch = live.grid, config.schedule.batch
+    evaluate = clock.seconds.get("evaluate", 0.0)
+    phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
+    return {
+        "schedule": {
+            "batch": batch,
+            "steps": config.schedule.steps,
+            "period": config.schedule.period,
+            "epochs": config.schedule.epochs,
+            "global_batch": batch * grid.replicas.size * config.agreement.accumulate,
+        },
+        "grid": {"replicas": grid.replicas.size, "members": grid.members.size},
+        "ranks": grid.world.size,
+        "emulated_members": config.run.emulate_members,
+        "products": live.product_name,
+        "look_ahead": live.look_ahead,
+        "gram_kernel": getattr(live.product, "gram_kernel", ""),
+        "rows": live.loaded.shard.total_rows,
+        "columns": live.loaded.shard.total_columns,
+        "sparse": live.loaded.shard.is_sparse,
+        "density": live.loaded.density,
+        "classes": live.loaded.columns,
+        "labels": list(live.loaded.targets.labels),
+        "precision": _precision(live),
+        "precision_runs": ways(live.task.precision),
+        **_casts(live),
+        "clipped_scores": live.engine.evaluation.clipped,
+        "mended_members": live.engine.guard.mended,
+        "events": list(view.events),
+        **live.engine.hooks.facts(),
+        "gap_looks": live.task.monitor.looks,
+        "seconds_total": view.seconds,
+        "seconds_setup": sum(setup.values()),
+        "seconds_evaluate": evaluate,
+        "seconds_wall": time.perf_counter() - began,
+        "seconds_by_phase": phases,
+        "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
+        "agreement": _agreement(live),
+        **_of_all_ranks(live),
+        "transport": grid.world.transport,
+        "source": live.loaded.source,
+        **named(live.loaded),
+        "data_fingerprint": live.loaded.fingerprint,
+        "resumes": live.capture.resumes,
+        "checkpoints_written": live.engine.saver.written,
+        "checkpoints_failed": live.engine.saver.failed,
+        **_where(),
+        **({"profile": profile(live, setup)} if config.run.profile else {}),
+    }
+
+
+def _agreement(live: AssembledRun) -> dict[str, Any]:
+    """How replicas agreed, and what that says of itself."""
+    asked = {name: getattr(live.config.agreement, name) for name in ("kind", "method")}
+    return {**asked, **live.engine.agreement.facts()}
+
+
+def _polished(live: AssembledRun) -> dict[str, Any]:
+    """What came after the last step, if anything did."""
+    facts = live.engine.finisher.facts
+    found = {} if facts is None else {"polish": facts}
+    return found if live.engine.has_minimum else {**found, "has_minimum": False}
+
+
+def _precision(live: AssembledRun) -> dict[str, str]:
+    return dict(vars(live.task.precision))
+
+
+def _casts(live: AssembledRun) -> dict[str, int | float]:
+    """What became of values that a narrow format could not hold."""
+    backend = live.task.backend
+    found: dict[str, int | float] = {}
+    if live.task.clip is not None:
+        found["clipped_updates"] = live.task.clip.clipped
+    if backend.scaling is not None:
+        found |= {
+            "matrix_saturated": backend.scaling.saturated,
+            "matrix_flushed": backend.scaling.flushed,
+        }
+    if isinstance(backend, RoundedBackend) and backend.loss_scale is not None:
+        scale = backend.loss_scale
+        found |= {"loss_scale": scale.value, "skipped_exchanges": scale.skipped}
+    return found
+
+
+def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
+    """The largest resident set of any rank, and the energy of all, in one message."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts KiB, macOS bytes.
+    own *= 1 if sys.platform == "darwin" else 1024
+    everyone = live.grid.world.exchange_objects((own, live.engine.meter.said()))
+    energy, why = total(said for _, said in everyone)
+    return {
+        "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
+        "energy": energy,
+        "energy_reason": why,
+    }
+
+
+def _where() -> dict[str, Any]:
+    """The machine of this rank, and what ran on it."""
+    return {
+        "host": platform.node(),
+        "cores": os.cpu_count() or 1,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    import scipy
+
+    from hpcsgd.backends import compiled_calls
+
+    return {
+        "hpcsgd": hpcsgd.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "kernels": compiled_calls.instructions() or "NumPy",
+    }
+
+
+def named(loaded: LoadedRows) -> dict[str, Any]:
+    """The names of the columns, where the data has any."""
+    return {} if loaded.names is None else {"feature_names": loaded.names}
+
+
+def where_it_ran() -> dict[str, Any]:
+    """The machine of this rank, and what ran on it."""
+    return _where()

@@ -1,0 +1,396 @@
+"""How a run ended, and its weights in a file."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from enum import Enum
+from os.path import realpath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.config import without_retired
+from hpcsgd.data.preparation import Preparation, preparation_from
+from hpcsgd.errors import DataError
+from hpcsgd.files import (
+    check_entry,
+    check_schema,
+    read_sealed,
+    write_sealed,
+    write_text,
+)
+
+# Weights in a file of their own beside a result, and whether they are its own.
+#
+# They may be larger than memory: a view of the file is all that anybody holds.
+
+Array = NDArray[Any]
+WORDS_AT_ONCE = 2**16  # of weights that may be a view of a file
+HASH = "weights_sha256"  # of those, in the document of a result
+ON_FILE = "weights_file"  # in its report: the name of the file
+
+
+def fingerprint(weights: Array, intercept: Array | None) -> str:
+    """The SHA-256 of a model's bits, some of them at a time."""
+    digest = hashlib.sha256()
+    each = max(WORDS_AT_ONCE // max(weights[:1].size, 1), 1)
+    for first in range(0, len(weights), each):
+        part = np.ascontiguousarray(weights[first : first + each])
+        digest.update(part.reshape(-1).view(np.uint8).data)
+    if intercept is not None:
+        digest.update(np.ascontiguousarray(intercept).tobytes())
+    return digest.hexdigest()
+
+
+def put_beside(weights: Array, path: Path) -> None:
+    """The file that these weights are a view of, once more at `path`."""
+    own = Path(str(weights.filename))  # type: ignore[attr-defined]
+    if path.exists() and path.samefile(own):
+        return
+    path.unlink(missing_ok=True)
+    try:
+        os.link(own, path)
+    except OSError:  # another drive, or one without links
+        shutil.copyfile(own, path)
+
+
+def read_beside(path: Path, columns: int | None) -> Array:
+    """A view of the weights of so many columns; None: of any."""
+    try:
+        check_entry(path)
+        found: Array = np.load(path, mmap_mode="r")
+        if columns is not None and len(found) != columns:
+            raise ValueError(f"{len(found)} columns, not {columns}")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} holds no weights, and the result beside it needs them; bring the"
+            " file back, or train again"
+        ) from error
+    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+
+
+def other_values(path: Path) -> DataError:
+    """One sentence for a file that is not what the run has written."""
+    return DataError(
+        f"{path} holds other values than the run has written (their SHA-256 is not"
+        " that of the result beside it); bring the file back, or train again"
+    )
+
+
+# How a run ended, and what it leaves behind.
+
+KIND, VERSION = "result", 2
+
+
+class Status(Enum):
+    """Endings carry advice."""
+
+    COMPLETED = "completed"
+    CONVERGED = "converged"
+    STOPPED = "stopped"
+    PREEMPTED = "preempted"
+    INTERRUPTED = "interrupted"
+    DIVERGED = "diverged"
+
+    @property
+    def advice(self) -> str:
+        """What to do now, or nothing."""
+        return _ADVICE[self]
+
+    @property
+    def exit_code(self) -> int:
+        """What the command line ends with."""
+        return _EXIT_CODES.get(self, 0)
+
+    @property
+    def is_finished(self) -> bool:
+        """False where somebody ended it in a hurry: no time for a last loss."""
+        return self.is_good or self is Status.STOPPED
+
+    @property
+    def is_good(self) -> bool:
+        """True where it went as it was meant to: to the last epoch, or to its goal."""
+        return self in (Status.COMPLETED, Status.CONVERGED)
+
+
+WORSE = "worse"  # what tables call runs that went to their end, which lies above
+ROUNDING = 1e-6  # of a loss: weights in float32 are no closer
+
+REQUEUE = 75  # start me again: what sysexits.h calls a temporary failure
+
+_EXIT_CODES = {
+    Status.DIVERGED: 1,
+    Status.PREEMPTED: REQUEUE,
+    Status.INTERRUPTED: 130,
+}
+
+_ADVICE = {
+    Status.COMPLETED: "",
+    Status.CONVERGED: "",
+    Status.STOPPED: "a callback asked to stop; the weights are those of that moment",
+    Status.PREEMPTED: (
+        "the system asked for an early end; start the same command again with --resume"
+        " auto to go on; the loss is that of the last evaluation"
+    ),
+    Status.INTERRUPTED: (
+        "start the same command again with --resume auto to go on; the loss is that of"
+        " the last evaluation"
+    ),
+    Status.DIVERGED: (
+        "the loss grew without bound or is not finite; lower the rate"
+        " (--rate, try a tenth; hpcsgd precision names the largest safe one) or widen"
+        " the precision; the weights kept are the last ones with a good loss"
+    ),
+}
+
+
+def is_worse(loss: float, first: float) -> bool:
+    """Return whether a run whose loss was `first` ended above that, at `loss`.
+
+    By more than `ROUNDING` of it; losses that are not finite are no answer.
+    """
+    return bool(np.isfinite(loss) and loss - first > ROUNDING * abs(first))
+
+
+class UnsavedFile(DataError):
+    """A file of a result that cannot be written."""
+
+    cause = ""  # the file and the reason, without the remedy
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """`with` it around the writing of `path`: what fails becomes one sentence."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or repr(error)
+        cause = f"{path} cannot be written ({reason})"
+        unsaved = UnsavedFile(f"{cause}; make room or choose another folder")
+        unsaved.cause = cause
+        raise unsaved from error
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trained model with everything needed to judge and repeat it.
+
+    Attributes
+    ----------
+    weights : ndarray, (d,) or (d, K)
+    intercept : ndarray, () or (K,); None without one
+    loss : float, the full objective on all rows in float64
+    history : list of dicts, one for each evaluation
+    ledger : purpose -> calls, words, bytes, wire_bytes, seconds of rank 0
+    preparation : what was done to the rows of the training before they were stored:
+        means and scales of their columns, unit rows; None where that is not known
+    """
+
+    status: Status
+    loss: float
+    weights: Array
+    intercept: Array | None
+    iterations: int
+    exchanges: int
+    history: list[dict[str, Any]]
+    ledger: dict[str, dict[str, Any]]
+    config: dict[str, dict[str, Any]]
+    report: dict[str, Any]  # seconds, grid, classes, versions, what ran how
+    preparation: Preparation | None = None
+
+    @property
+    def feature_names(self) -> list[str] | None:
+        """Names of the columns, where the data of the training had any."""
+        names: list[str] | None = self.report.get("feature_names")
+        return names
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Alarms, and what was done about them."""
+        found = self.report.get("events")
+        return list(found) if isinstance(found, list) else []
+
+    @property
+    def is_worse(self) -> bool:
+        """True where it went to its end, and F there is above F where it began."""
+        if not self.status.is_good or not self.history:
+            return False
+        first = self.history[0]["loss"]  # None in a file where it was not finite
+        return first is not None and is_worse(self.loss, first)
+
+    @property
+    def advice(self) -> str:
+        """What to do now, or nothing; after fall-backs that did not help, which."""
+        said = self.status.advice
+        if self.status is not Status.DIVERGED:
+            return said or str(self.report.get("advice", ""))
+        tried = [e["change"] for e in self.events if e.get("event") == "fall-back"]
+        return f"{said}; tried before: {', '.join(tried)}" if tried else said
+
+    @property
+    def weights_sha256(self) -> str:
+        """A fingerprint of the model's bits."""
+        return fingerprint(self.weights, self.intercept)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the arrays, ready for JSON."""
+        return {
+            "status": self.status.value,
+            "advice": self.advice,
+            "loss": self.loss,
+            "iterations": self.iterations,
+            "exchanges": self.exchanges,
+            **self.report,
+            "preparation": self._prepared(),
+            "ledger": self.ledger,
+            "weights_sha256": self.weights_sha256,
+            "history": self.history,
+            "config": self.config,
+        }
+
+    def _prepared(self) -> dict[str, Any] | None:
+        """What was done to the rows, without the moments."""
+        return None if self.preparation is None else self.preparation.describe()
+
+    def json(self) -> str:
+        """One document; a number that is not finite is written as null."""
+        return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write result.h5 and result.json into `folder`, each whole or not at all."""
+        folder = Path(folder)
+        path, said = folder / "result.h5", folder / "result.json"
+        with saving(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            if ON_FILE in self.report:
+                put_beside(self.weights, folder / self.report[ON_FILE])
+            write_sealed(path, KIND, VERSION, self.document(), self.arrays())
+        try:
+            with saving(said):
+                write_text(said, self.json() + "\n")
+        except UnsavedFile:
+            # One that was there speaks of another model.
+            with suppress(OSError):
+                said.unlink(missing_ok=True)
+            raise
+        return path
+
+    def document(self) -> dict[str, Any]:
+        """Everything but the arrays, as a sealed file holds it."""
+        document = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("weights", "intercept"):
+            del document[name]
+        document["status"] = self.status.value
+        document[PREPARATION] = self._prepared()
+        if ON_FILE in self.report:  # a seal is of what it holds, and these lie beside
+            document[HASH] = self.weights_sha256
+        return document
+
+    def arrays(self) -> dict[str, Array]:
+        """The weights, unless they have a file of their own, the intercept, and the
+        means and scales of columns.
+        """
+        arrays = {} if ON_FILE in self.report else {"weights": self.weights}
+        if self.preparation is not None:
+            arrays |= self.preparation.arrays()
+        if self.intercept is not None:
+            arrays["intercept"] = np.asarray(self.intercept)
+        return arrays
+
+
+PREPARATION = "preparation"  # in its document; earlier versions did not write it
+
+# What a result's document holds besides the arrays.
+SCHEMA = {
+    "status": str,
+    "loss": float,
+    "iterations": int,
+    "exchanges": int,
+    "history": [dict],
+    "ledger": {...: dict},
+    "config": {...: dict},
+    "report": dict,
+}
+
+
+def load_result(path: str | Path) -> Result:
+    """Read a result back from result.h5 or from the folder that holds it."""
+    path = Path(path)
+    # A name that the user gives may be a link; an entry of a folder may not.
+    path = path / "result.h5" if path.is_dir() else Path(realpath(path))
+    if not path.exists():
+        raise DataError(f"{path} does not exist; name a run folder or its result.h5")
+    return restore(path, *read_sealed(path, KIND, VERSION))
+
+
+def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
+    """The result of which a sealed file at `path` holds these."""
+    check_schema(path, document, SCHEMA)
+    kept = {key: document[key] for key in SCHEMA}
+    kept["config"] = without_retired(kept["config"])
+    status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")
+    weights, beside = arrays.get("weights"), kept["report"].get(ON_FILE)
+    if beside is not None:
+        columns = kept["report"].get("columns")
+        weights = read_beside(path.parent / str(beside), columns)
+    if weights is None or not _fits(weights, intercept):
+        raise DataError(f"{path} holds no weights that make a model; train it again")
+    result = Result(
+        status=status,
+        weights=weights,
+        intercept=intercept,
+        preparation=_preparation(path, document, arrays, len(weights)),
+        **kept,
+    )
+    said = None if beside is None else document.get(HASH)  # earlier ones do not say
+    if said is not None and result.weights_sha256 != said:
+        raise other_values(path.parent / str(beside))
+    return result
+
+
+def _preparation(
+    path: Path, document: Any, arrays: Mapping[str, Array], columns: int
+) -> Preparation | None:
+    """What was done to the rows; None of a result that does not say."""
+    said = document.get(PREPARATION)
+    if said is None:
+        return None
+    check_schema(path, document, {PREPARATION: {"columns": str, "unit_rows": bool}})
+    found = preparation_from(arrays, said["unit_rows"])
+    moments = found.arrays().values()
+    if found.columns != said["columns"] or any(len(a) != columns for a in moments):
+        raise DataError(f"{path} lacks means and scales of its columns; train it again")
+    return found
+
+
+def _status(path: Path, name: str) -> Status:
+    try:
+        return Status(name)
+    except ValueError as error:
+        raise DataError(f"{path} has an unknown status; train it again") from error
+
+
+def _fits(weights: Array, intercept: Array | None) -> bool:
+    """w is (d,) with a scalar intercept, or (d, K) with K of them."""
+    if weights.dtype.kind != "f" or weights.ndim not in (1, 2):
+        return False
+    return intercept is None or (
+        intercept.dtype.kind == "f" and intercept.shape == weights.shape[1:]
+    )
+
+
+def finite(value: Any) -> Any:
+    """`value` with every float that JSON cannot say turned into None."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,287 @@
+"""Going on from a checkpoint: which one, and whether it belongs to this run."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from os.path import realpath
+from pathlib import Path
+from stat import S_ISDIR
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.base import FREE, is_alike
+from hpcsgd.agreements.gradient import OF_CODECS
+from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.config import RunConfig, RunSection, is_read
+from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.files import unreadable
+from hpcsgd.runs.checkpoint import (
+    ASKED,
+    FOLDER,
+    MEMORY,
+    PRECISION_AUTO,
+    SHARED,
+    Checkpoint,
+    CheckpointStore,
+    read_checkpoint,
+)
+from hpcsgd.runs.live import AssembledRun, Earlier
+from hpcsgd.runs.recovery import going_on
+
+log = logging.getLogger(__name__)
+# Sections that decide the iterates: other values are another run.
+FIXED = (
+    *("problem", "schedule", "update", "rate", "sampling", "sweep", "precision"),
+    *("agreement", "codec", "mirror", "accordion", "average"),
+)
+
+WHERE = ("tile", "store", "sync", "direct")
+
+
+def resume(
+    config: RunConfig, live: AssembledRun, known: Checkpoint | None = None
+) -> bool:
+    """Put a run back to its checkpoint, if there is one, on all ranks together.
+
+    True on rank 0 where the run folder holds this very run: a checkpoint may also have
+    been brought from elsewhere. Rank 0 reads, everybody checks, and nobody starts
+    before all have agreed. Survivors of a failure have the checkpoint in memory: all
+    of them `known` the same one.
+    """
+    world, checkpoint, path = live.grid.world, known, None
+    if known is None:
+        found = world.together(lambda: _find(config.run) if world.rank == 0 else None)
+        path, own = found or (None, None)
+        checkpoint = _share(world, own)
+    if checkpoint is None:
+        return False
+    world.together(lambda: _check(config, live, checkpoint))
+    world.together(lambda: _check_place(config, live, path))
+    live.put_back(checkpoint)
+    if world.rank == 0:
+        _say(checkpoint, live)
+    return known is not None or _is_own(config.run, path)
+
+
+def earlier_choice(
+    config: RunConfig, world: Communicator, known: Checkpoint | None
+) -> Earlier | None:
+    """What a run that goes on had chosen, where this one leaves it open.
+
+    It goes on bit for bit, so nothing is chosen anew.
+    """
+    open_ended = config.products.kind == "auto" or not config.schedule.steps
+    if not open_ended or (known is None and config.run.resume == "no"):
+        return None
+
+    def look() -> Earlier | None:
+        found = known
+        if found is None and world.rank == 0:
+            found = (_find(config.run) or (None, None))[1]
+        return None if found is None else _choice_of(found.document)
+
+    own = world.together(look)
+    earlier: Earlier | None = world.exchange_objects(own)[0]
+    return earlier
+
+
+def earlier_run(run: RunSection) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What a run that goes on was to do before it fell back, and how it was chosen.
+
+    On one rank.
+    """
+    found = _find(run)
+    if found is None:
+        return None
+    said = found[1].document
+    known = {PRECISION_AUTO: said[PRECISION_AUTO]} if PRECISION_AUTO in said else {}
+    return dict(said.get(ASKED) or said["config"]), known
+
+
+def as_it_fell(config: RunConfig, world: Communicator) -> RunConfig:
+    """`config` with what the run that is gone on with had fallen back to."""
+    if config.run.resume == "no":
+        return config
+    own = world.together(lambda: _document(config.run) if world.rank == 0 else None)
+    said = world.exchange_objects(own)[0]
+    return config if said is None else going_on(config, said)
+
+
+def _document(run: RunSection) -> dict[str, Any] | None:
+    """What decides settings in the newest whole checkpoint; `resume` says the rest."""
+    path = Path(run.out or "") if run.resume == "auto" else Path(run.resume)
+    with suppress(OSError):
+        paths = (
+            CheckpointStore(path, 1).paths()
+            if path.is_dir()
+            else [Path(realpath(path))]
+        )
+        for one in paths:
+            with suppress(DataError):
+                said = read_checkpoint(one).document
+                return {k: said[k] for k in (ASKED, "config") if k in said}
+    return None
+
+
+def _choice_of(document: Mapping[str, Any]) -> Earlier:
+    return Earlier(
+        product=document["product"],
+        steps=document["config"]["schedule"]["steps"],
+        look_ahead=document.get("look_ahead", False),
+        members=document.get("members", 0),
+    )
+
+
+def _find(run: RunSection) -> tuple[Path, Checkpoint] | None:
+    """The checkpoint that `resume` names, or the newest whole one of the run folder."""
+    if run.resume == "no":
+        return None
+    if run.resume == "auto":
+        if not run.out:
+            raise ConfigError("--resume auto looks into the run folder; add --out DIR")
+        return CheckpointStore(Path(run.out), 1).newest(tidies=True)
+    path = Path(run.resume)
+    if not _is_folder(path):
+        return path, read_checkpoint(Path(realpath(path)))
+    # The folder of another run is read, not written.
+    found = CheckpointStore(path, 1).newest(tidies=_is_same(path, run.out))
+    if found is None:
+        raise ConfigError(
+            f"--resume {path} holds no checkpoints; name a run folder that does"
+        )
+    return found
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"--resume {path} does not exist; name a checkpoint, a run folder, or auto"
+        ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _is_own(run: RunSection, path: Path | None) -> bool:
+    """Whether the checkpoint at `path` is one of the run folder."""
+    if path is None or not run.out:
+        return False
+    return _is_same(path.resolve().parent, Path(run.out) / FOLDER)
+
+
+def _is_same(folder: Path, other: Path | str | None) -> bool:
+    try:
+        return other is not None and folder.samefile(other)
+    except OSError:
+        return False
+
+
+def _share(world: Communicator, found: Checkpoint | None) -> Checkpoint | None:
+    """What rank 0 has read, on every rank: one reader, not a thousand."""
+    outline = None
+    if found is not None:
+        shapes = {name: (a.shape, a.dtype.str) for name, a in found.arrays.items()}
+        outline = (found.document, shapes)
+    outline = world.exchange_objects(outline)[0]
+    if outline is None:
+        return None
+    document, shapes = outline
+    arrays = {}
+    for name, (shape, dtype) in shapes.items():
+        own = found.arrays[name] if found is not None else np.empty(shape, dtype)
+        arrays[name] = world.broadcast(np.ascontiguousarray(own), 0)
+    return Checkpoint(document, arrays)
+
+
+def _check(config: RunConfig, live: AssembledRun, checkpoint: Checkpoint) -> None:
+    """Refuse to go on as another run than the one that was saved."""
+    said = checkpoint.document
+    if said["fingerprint"] != live.loaded.fingerprint:
+        raise DataError(
+            f"the data is not what this run was started on (now"
+            f" {live.loaded.fingerprint}, then {said['fingerprint']}); bring the file"
+            " back, or start anew with --resume no"
+        )
+    now, usual = config.tables(), RunConfig().tables()
+    for section in FIXED:  # older ones lack newer settings
+        then = usual[section] | said["config"].get(section, {})
+        _check_section(section, then, now[section], config)
+    _check_arrays(live, checkpoint)
+
+
+def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> None:
+    """States on disk lie in the folder of their run, and not in that of another."""
+    if path is None or config.agreement.store or _is_own(config.run, path):
+        return
+    if isinstance(live.state.weights, OnDisk):
+        run = path.resolve().parent.parent
+        raise ConfigError(
+            f"the states of this run are on disk in {run}, and go on there: use --out"
+            f" {run} --resume auto, or name their folder with agreement.store"
+        )
+
+
+def _check_section(
+    section: str, then: Mapping[str, Any], now: Mapping[str, Any], config: RunConfig
+) -> None:
+    for key in sorted({*then, *now}, key=lambda key: (key != "kind", key)):
+        if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
+            continue  # a run may be made longer
+        if section == "agreement" and key in FREE and is_alike(then, now):
+            continue  # the same steps, by other hands
+        if section == "agreement" and key in WHERE:
+            continue  # where states lie, and in what pieces, decides nothing
+        if not is_read(f"{section}.{key}", config):
+            continue  # earlier versions let such values pass
+        if then.get(key) != now.get(key):
+            raise ConfigError(
+                f"[{section}] {key} = {now.get(key)!r} and the checkpoint was made with"
+                f" {then.get(key)!r}; use that value, or start anew with --resume no"
+            )
+
+
+def _check_arrays(live: AssembledRun, checkpoint: Checkpoint) -> None:
+    """The state of this problem, not of one that merely has the same settings."""
+    then = checkpoint.document["config"].get("grid", {}).get("replicas", 0)
+    for name, shape in _wanted(live, checkpoint).items():
+        array = checkpoint.arrays.get(name)
+        if array is None and then == 1 and name.startswith(MEMORY + OF_CODECS):
+            continue  # one replica encodes nothing, and owes nothing
+        if array is None or array.shape[-len(shape) :] != shape:
+            raise DataError(
+                f"the checkpoint holds no {name} of shape {shape}; it belongs to"
+                " another run, start anew with --resume no"
+            )
+
+
+def _wanted(live: AssembledRun, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """The last axes of every array that will be read; copies of replicas aside."""
+    if isinstance(live.state.weights, OnDisk):
+        return {}
+    columns, state = live.task.shard.total_columns, live.state
+    agreement = live.engine.agreement
+    wanted: dict[str, tuple[int, ...]] = {"weights": (columns, agreement.width(state))}
+    for name, width in agreement.widths(state).items():
+        wanted[MEMORY + name] = (columns, width)
+    for name, kept in state.shared.items():
+        wanted[SHARED + name] = kept.shape
+    if state.intercept is not None:
+        wanted["intercept"] = state.intercept.shape
+        if "good_weights" in checkpoint.arrays:
+            wanted["good_intercept"] = state.intercept.shape
+    return wanted
+
+
+def _say(checkpoint: Checkpoint, live: AssembledRun) -> None:
+    said, replicas = checkpoint.document, live.grid.replicas.size
+    log.info("going on after exchange %d", checkpoint.exchanges)
+    if said["replicas"] != replicas:
+        log.warning(
+            "the checkpoint was made by %d replicas and this run has %d: it goes on"
+            " from their mean, with other batches than before",
+            said["replicas"],
+            replicas,
+        )

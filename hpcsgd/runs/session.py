@@ -1,0 +1,356 @@
+"""A run on the ranks of a world, and what happens when ranks are lost."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hpcsgd.agreements.base import check_plan, check_same
+from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.backends.base import emulated
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.grid import let_go
+from hpcsgd.comm.ledger import Clock, Ledger
+from hpcsgd.config import RunConfig
+from hpcsgd.data.readers import RowReader
+from hpcsgd.errors import ConfigError, DeviceLost
+from hpcsgd.products import KEEPS
+from hpcsgd.products.base import Array
+from hpcsgd.runs.build import build
+from hpcsgd.runs.checkpoint import ASKED, PRECISION_AUTO, Checkpoint
+from hpcsgd.runs.choose import note_measured
+from hpcsgd.runs.energy import EnergyMeter, make_meter
+from hpcsgd.runs.folder import RunFolder
+from hpcsgd.runs.gpu import on_gpu
+from hpcsgd.runs.live import AssembledRun
+from hpcsgd.runs.loop import Cause, FallbackLevel, fallen
+from hpcsgd.runs.progress import History, SlowerThanExpected
+from hpcsgd.runs.recovery import (
+    ended_by,
+    find_damage,
+    last_common,
+    moved,
+    next_rung,
+    smaller_grid,
+)
+from hpcsgd.runs.report import report
+from hpcsgd.runs.result import Result, Status
+from hpcsgd.runs.resume import as_it_fell, resume
+from hpcsgd.solvers.callbacks import Callback, Request
+
+# Where a run begins, if not at zero.
+
+
+@dataclass(frozen=True)
+class Start:
+    """All columns of the weights, with all states of the update, and the intercept."""
+
+    weights: Array  # (d, states x K)
+    intercept: Array | None  # (states, K)
+
+    def put_into(self, live: AssembledRun) -> None:
+        """On every rank: its columns, in the format that its weights have."""
+        state, precision = live.state, live.task.precision
+        if isinstance(state.weights, OnDisk):
+            raise begins_at_zero()
+        live.engine.agreement.put_whole(state, self.weights[live.columns.own])
+        live.task.backend.round(state.weights, precision.weights)
+        if state.intercept is not None:
+            state.intercept[...] = self.intercept
+
+
+def begins_at_zero() -> ConfigError:
+    """Weights on disk are not put in from memory."""
+    return ConfigError(
+        "[agreement] kind = 'infinity' begins at zero and initial weights were given;"
+        " leave them out, or use --agreement gradient"
+    )
+
+
+# What all ranks of a run must have been told alike: it decides what is sent.
+
+OWN = (
+    "data.path",
+    "run.out",
+    "run.memory",
+    "agreement.store",
+)  # where a rank reads and writes
+
+
+def check_settings(config: RunConfig, world: Communicator) -> None:
+    """Refuse ranks that were given different settings; two words, before all else."""
+    check_same(world, settings_of(config))
+
+
+def check_live(live: AssembledRun) -> None:
+    """Refuse replicas whose agreements were planned unlike; before the first."""
+    check_plan(live.grid, live.engine.agreement.plan_in_words(live.state))
+
+
+def settings_of(config: RunConfig) -> dict[str, str]:
+    """The settings that decide what is sent, by name."""
+    said = {
+        f"{section}.{key}": repr(value)
+        for section, table in config.tables().items()
+        for key, value in table.items()
+    }
+    # Whoever has a folder takes part in what is written there.
+    kept = "no folder" if config.run.out is None else "a folder"
+    return {n: v for n, v in said.items() if n not in OWN} | {"run.out": kept}
+
+
+# One run on the ranks of a world, from a configuration to a result.
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+
+
+class Session:
+    """The run of one call, which may outlive some of its ranks."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: Communicator,
+        reader: Callable[[Communicator], RowReader],
+        callbacks: list[Callback],
+        began: float,
+        setup: Clock,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.notes = notes or {}  # what was found before, for the report
+        self.config = config
+        self.world = world
+        self.reader = reader
+        self.callbacks = callbacks
+        self.began = began
+        self.setup = setup
+        self.live: AssembledRun | None = None
+        self.last: Checkpoint | None = None  # what survivors go on from
+        self.lost = 0  # ranks
+        self.asked: RunConfig | None = None  # before the first fall-back
+        self.start: Start | None = None  # None: at zero, or at a checkpoint
+        self.wish = Request.NONE  # of callbacks, in the leg before
+        self.meter: EnergyMeter | None = None  # of energy, over all legs
+
+    def run(self) -> Result:
+        """Train; a rank that leaves takes all others along."""
+        try:
+            with lent(self.world, self.config.run.reproducible):
+                return self._until_done()
+        except SystemExit as leaving:
+            # No hook sees this one; the others would wait for this rank for ever.
+            world = self.world
+            if world.size > 1:
+                print(f"hpcsgd: rank {world.rank} leaves the run", file=sys.stderr)
+                world.abort(leaving.code if isinstance(leaving.code, int) else 1)
+            raise
+
+    def _until_done(self) -> Result:
+        while True:
+            try:
+                result = self._watched()
+                if result is not None:
+                    return result
+            except DeviceLost as error:
+                self._without_gpu(error)
+            except (Exception, KeyboardInterrupt) as error:
+                if self.live is not None:  # whoever catches this may go on from there
+                    self.live.engine.saver.finish()
+                shrinks = self.config.run.on_failure == "shrink"
+                if not (shrinks and self.world.has_lost_ranks(error)):
+                    raise
+                self._go_on_without_them()
+
+    def _without_gpu(self, error: DeviceLost) -> NoReturn:
+        """The end of this rank: weights that were on its GPU are gone."""
+        own = None if error.on_all_ranks else self.world.rank
+        said = ended_by(error, own, self.live, self.config.run)
+        shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
+        if shrinks and own is not None:
+            log.error("%s; this rank leaves, the others may go on", said)
+            self.world.vanish()
+        raise said from error
+
+    def _go_on_without_them(self) -> None:
+        """Survivors become the world, with the last state that all of them know."""
+        before, live = self.world.size, self.live
+        self.world = self.world.survivors()
+        self.lost += before - self.world.size
+        self.config = smaller_grid(self.config, self.world.size)
+        known = [] if live is None else list(live.engine.saver.remembered)
+        self.last = last_common(self.world, known) or self.last
+        for callback in self.callbacks:
+            if live is not None:
+                callback.on_end(live.engine.view)
+        if self.world.rank == 0:
+            log.warning(
+                "%d of %d ranks were lost; the others go on as %d x %d %s",
+                before - self.world.size,
+                before,
+                self.config.grid.replicas,
+                self.world.size // self.config.grid.replicas,
+                "from the start"
+                if self.last is None
+                else f"after exchange {self.last.exchanges}",
+            )
+
+    def _watched(self) -> Result | None:
+        """The result; None where it goes on with more careful settings."""
+        world, self.live = self.world, None
+        world.watch(self.config.run.timeout)
+        if self.last is None:
+            self.config = as_it_fell(self.config, world)
+        config = self.config
+        folder = RunFolder(config.run.out if world.rank == 0 else None)
+        callbacks = [History(folder.history), *self.callbacks]
+        with let_go(world.unwatch):
+            check_settings(config, world)
+            own = (config, world, self.reader, callbacks, self.setup, self.last)
+            self.live = build(*own)
+            with let_go(self.live.close):
+                check_live(self.live)
+                world.together(folder.claim)
+                try:
+                    result = self._in_folder(self.live, folder)
+                finally:
+                    self.live.release()
+                    folder.release()
+        live, self.live = self.live, None
+        live.close()  # an MPI has some two thousand communicators, not more
+        del live
+        world.unwatch()
+        return result
+
+    def _in_folder(self, live: AssembledRun, folder: RunFolder) -> Result | None:
+        """Go on or begin, train, and leave everything where it belongs."""
+        config, world, setup = live.config, live.grid.world, self.setup
+        with world.working("preparing the run folder"):
+            goes_on = resume(config, live, self.last)
+            world.together(lambda: folder.begin(config, goes_on))
+            # Not over what a checkpoint, or a leg before a fall-back, has put there.
+            if self.start is not None and not live.engine.view.exchanges:
+                self.start.put_into(live)
+        self._take_over(live)
+        live.open()
+        log.info(*_chosen(live), extra=ONCE)
+        made_up = emulated(live.task.precision)
+        if made_up:
+            log.info(
+                "emulated, so that times mean nothing: %s",
+                ", ".join(f"{name} in {form}" for name, form in made_up.items()),
+                extra=ONCE,
+            )
+        live.warm_up()
+        world.max_flag(0)
+        setup.lap("warm_up")
+        log.debug("set-up: %s", setup)
+        self.meter = live.engine.meter = self.meter or make_meter(_gpu(live))
+        groups = live.feed.groups(live.engine.view.exchanges)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            state, status = live.engine.run(live.state, groups)
+        log.debug("training: %s", live.task.clock)
+        damage = find_damage(live) if status is Status.DIVERGED else ""
+        if status is Status.DIVERGED and not damage and self._falls_back(live):
+            return None
+        more = {"damage": damage, "lost_ranks": self.lost, **self.notes}
+        result = report(live, state, status, self.began, setup.seconds, more)
+        total = result.report["seconds_total"]
+        each = total / max(result.iterations, 1)
+        note_measured(config, live.chosen, each, world.rank, total)
+        with world.working("writing the result"):
+            unsaved = world.exchange_objects(folder.finish(result))[0]
+        if unsaved:
+            # The model is there; a disk must not take it away from the caller.
+            result.report["unsaved"] = unsaved
+            log.error("%s", unsaved, extra=ONCE)
+        return result
+
+    def _falls_back(self, live: AssembledRun) -> bool:
+        """Stand where all was well, with the next rung of settings, if there is one."""
+        engine = live.engine
+        if not engine.falls_back:
+            return False
+        rung = next_rung(live.config, live.product_name)
+        alarm, states = engine.alarm, engine.states
+        kept = states.after_alarm() if alarm else states.after_divergence()
+        if rung is None or kept is None:
+            return False
+        stopped = engine.view.exchanges
+        kept.put_back(live.state, engine.view)
+        self._change(live, rung, alarm, stopped)
+        return True
+
+    def _change(
+        self, live: AssembledRun, rung: FallbackLevel, cause: Cause, stopped: int
+    ) -> None:
+        """From the state of the engine on, other settings."""
+        engine = live.engine
+        if rung.config.schedule.steps != live.config.schedule.steps:
+            # The number of the exchange changes, and would not say any more that
+            # replicas are apart.
+            engine.agreement.settle(live.state, engine.view.exchanges)
+        taken = live.capture.take(live.state, engine.view)
+        self.last = moved(taken, live.config, rung.config)
+        self.last.document["events"].append(
+            fallen(engine.view, rung, cause, stopped, self.last.exchanges)
+        )
+        self.asked = self.asked or self.config
+        self.config, self.wish = rung.config, engine.wish
+        # Put back with the state: what was sent for nothing was sent, too.
+        live.grid.world.ledger.entries = Ledger().entries
+
+    def _take_over(self, live: AssembledRun) -> None:
+        """What a leg after a fall-back has from the one before it."""
+        if PRECISION_AUTO in self.notes:
+            live.capture.facts[PRECISION_AUTO] = self.notes[PRECISION_AUTO]
+        if live.chosen.rival is not None and self.world.rank == 0:
+            keeps = live.product_name in KEEPS
+            live.engine.callbacks.append(SlowerThanExpected(live.chosen, keeps))
+        if self.asked is None:
+            return
+        engine = live.engine
+        live.capture.facts.setdefault(ASKED, self.asked.tables())
+        engine.wish, self.wish = max(engine.wish, self.wish), Request.NONE
+        # At once: what is on disk was made with the settings that failed.
+        engine.saver.save(live.state, engine.view)
+
+
+def _gpu(live: AssembledRun) -> str:
+    """Where on its bus the GPU is that this rank uses, or nothing."""
+    product = on_gpu(live.product)
+    return str(product.device.layer.place).split()[1] if product else ""
+
+
+@contextmanager
+def lent(world: Communicator, reproducible: bool) -> Iterator[None]:
+    """The world counts from nothing and sums as this run asks; then as it did before.
+
+    The ledger stays the same object: groups and wrappers of the world share it.
+    """
+    ledger, before, counted = world.ledger, world.reproducible, world.ledger.as_dict()
+    ledger.entries = Ledger().entries
+    world.reproducible = before or reproducible
+    try:
+        yield
+    finally:
+        world.reproducible = before
+        ledger.add(counted)
+
+
+def _chosen(live: AssembledRun) -> tuple[Any, ...]:
+    """What runs, for the log: a format and its values."""
+    config, grid, shard = live.config, live.grid, live.loaded.shard
+    return (
+        "%d x %d on %d rank%s as %d x %d, %s: %s by %s%s, batch %d, steps %d, %s",
+        *(shard.total_rows, shard.total_columns, grid.world.size),
+        "" if grid.world.size == 1 else "s",
+        *(grid.replicas.size, grid.members.size, grid.world.transport),
+        *(config.problem.family, live.product_name),
+        " with look-ahead" if live.look_ahead else "",
+        *(config.schedule.batch, config.schedule.steps, config.precision.recipe),
+    )

@@ -1,0 +1,1 @@
+"""Solvers: what is minimised, and how."""

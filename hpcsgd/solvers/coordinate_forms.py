@@ -1,0 +1,1117 @@
+"""Forms of the problem for coordinate descent: primal, dual, proximal Newton."""
+
+import ctypes
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.data.shard import Shard
+from hpcsgd.files import load
+from hpcsgd.glm.families import least_losses
+from hpcsgd.glm.penalties import Penalty
+from hpcsgd.solvers.coordinate import Array, CoordinatePoint, Items, SampledItems
+from hpcsgd.solvers.full_passes import bends, gap_of, level, open_rows
+from hpcsgd.solvers.objective import BLOCK_ROWS, Objective, Slope
+from hpcsgd.sparse import Csr
+
+# What both coordinate forms give to the descent: items, ψ, and how good a point is.
+
+
+@dataclass(frozen=True)
+class FormModel:
+    """A model, and what is known of it, alike on all ranks."""
+
+    loss: float  # F on the exact values of the data
+    gradient: float  # norm of F's smallest subgradient
+    gap: float | None  # no less than F − F*; None: no bound is known
+
+
+class Form(ABC):
+    """One of the two, on the data that this rank holds."""
+
+    name: str
+    items: Items
+    members: Communicator  # the ranks that share the items
+    scale: float  # σ
+    separable: Any  # ψ
+    objective: Objective
+    worst: float  # F of the null model, less the least F of all: a gap's yardstick
+    steep: float = 0.0  # the gradient there; 0: that of the first look is taken
+    sweeps: int = 1  # over the items in an epoch
+    renews: bool = False  # items are others in every epoch
+
+    @abstractmethod
+    def begin(self, weights: Array | None = None) -> CoordinatePoint:
+        """The null model, or the point that stands for this rank's w, (d_c, K)."""
+
+    @abstractmethod
+    def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
+        """Go on with another penalty; the point stays the same, as far as it can."""
+
+    @abstractmethod
+    def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
+        """This rank's columns of w, (d_c, 1), and the intercept, (1,)."""
+
+    def steepest(self) -> float:
+        """The largest slope of a column at the null model: an l1 that large holds all.
+
+        One pass over the rows, in float64, on exact values.
+        """
+        slope = self.objective.slope(*self.model(self.begin()))
+        own = float(np.abs(slope.weights).max(initial=0.0))
+        return float(max(self.objective.grid.world.exchange_objects(own)))
+
+    @property
+    def count(self) -> int:
+        """Return the number of items, N."""
+        return self.items.count
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether whole sweeps of this epoch need no exchange each."""
+        return False
+
+    def prepare(self, point: CoordinatePoint, order: Array) -> Array:
+        """Begin an epoch; return those items of `order` that its sweeps are over."""
+        return order
+
+    def sweep(self, point: CoordinatePoint) -> tuple[int, bool]:
+        """Take a whole sweep over the items of the epoch, or more, where `is_alone`.
+
+        Return its steps, and whether another one would still move the items.
+        """
+        raise NotImplementedError
+
+    def settle(self, point: CoordinatePoint) -> None:  # noqa: B027
+        """After them."""
+
+    @abstractmethod
+    def look(self, point: CoordinatePoint) -> FormModel:
+        """Its loss, subgradient and gap."""
+
+
+# ψ: what is added for every unknown by itself, with its proximal step.
+#
+# `step` gives the x that minimises  g (x − x₀) + (L/2)(x − x₀)² + ψ(x),  and
+# `conjugate` is ψ*(u) = max over x of u x − ψ(x).
+
+
+class Separable(Protocol):
+    """Of all unknowns; `numbers` say which of them are meant."""
+
+    def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
+        """Where the proximal step from x ends."""
+
+    def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
+        """The same for a single unknown, without arrays."""
+
+
+@dataclass(frozen=True)
+class ElasticNet:
+    """l1|x| + (l2/2)x² within bounds: the unknowns are weights."""
+
+    penalty: Penalty
+
+    def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
+        """clip(S(L x − g, l1) / (L + l2)); a column of zeros goes to the least ψ."""
+        penalty = self.penalty
+        if curvature + penalty.l2 == 0.0:
+            end = np.zeros_like(x) if penalty.l1 else x.copy()
+        else:
+            end = curvature * x - slope
+            end -= np.clip(end, -penalty.l1, penalty.l1)
+            end /= curvature + penalty.l2
+        if self.is_bounded:
+            lower, upper = self.bounds(numbers)
+            np.minimum(np.maximum(end, lower, out=end), upper, out=end)
+        return end
+
+    def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
+        """As `step`."""
+        l1, total = self.penalty.l1, curvature + self.penalty.l2
+        if total == 0.0:
+            end = 0.0 if l1 else x
+        else:
+            end = curvature * x - slope
+            end = (max(end - l1, 0.0) if end > 0.0 else min(end + l1, 0.0)) / total
+        if self.is_bounded:
+            lower, upper = self.bounds(number)
+            end = min(max(end, float(lower)), float(upper))
+        return end
+
+    @cached_property
+    def is_bounded(self) -> bool:
+        """Asked for in every step."""
+        return self.penalty.is_bounded
+
+    def bounds(self, numbers: Any) -> tuple[Any, Any]:
+        """Of these columns."""
+        own = self.penalty.of(numbers)
+        return own.lower, own.upper
+
+    def conjugate(self, u: Array) -> Array:
+        """ψ*(u), inf where nothing holds x."""
+        lower, upper = self.bounds(slice(None))
+        over = u - np.clip(u, -self.penalty.l1, self.penalty.l1)
+        if self.penalty.l2:
+            best = over / self.penalty.l2
+        else:
+            best = np.where(over > 0.0, np.inf, np.where(over < 0.0, -np.inf, 0.0))
+        best = np.clip(best, lower, upper)
+        away = np.isinf(best)
+        best = np.where(away, 0.0, best)
+        l1, l2 = self.penalty.l1, self.penalty.l2
+        value = u * best - l1 * np.abs(best) - l2 / 2 * np.square(best)
+        return np.where(away, np.inf, value)
+
+
+@dataclass(frozen=True)
+class SquaredHingeDual:
+    """α²/(2c) − e α, α ≥ 0: the unknowns are dual, one for each row."""
+
+    weights: Array  # c, mean 1
+    margins: Array  # e = 1 − y · offset
+
+    def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
+        """max(0, (L α − g + e) / (L + 1/c)); a row without weight has none."""
+        c = self.weights[numbers]
+        end = (curvature * x - slope + self.margins[numbers]) * c
+        end /= curvature * c + 1.0
+        return np.maximum(end, 0.0, out=end)
+
+    def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
+        """As `step`."""
+        c, e = float(self.weights[number]), float(self.margins[number])
+        return max((curvature * x - slope + e) * c / (curvature * c + 1.0), 0.0)
+
+
+# Least squares with l1, l2 and bounds, column by column; ranks hold rows.
+#
+# With C = diag(c), mean 1, the intercept is minimised over exactly and for good:
+# columns and targets are centred by their weighted means ā and ȳ,
+#
+#     F(w) = ‖ρ‖² / (2n) + l1‖w‖₁ + (l2/2)‖w‖²,    ρ = C^½ [(A − 1āᵀ) w − (y − o − ȳ)]
+#     β = ȳ − āᵀw
+#
+# so an item is a column of C^½(A − 1āᵀ), and v = ρ/n. The means take one sum of d + 1
+# words before the first exchange. Without an intercept ā = 0 and ȳ = 0.
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class WeightedMeans:
+    """Over all rows, weighted: what an intercept takes off."""
+
+    columns: Array  # ā, (d,)
+    target: float  # ȳ, offsets taken off
+
+
+class Primal(Form):
+    """Every rank holds w whole, and the residuals of its rows."""
+
+    name = "primal"
+
+    def __init__(self, objective: Objective, intercept: bool) -> None:
+        shard, grid = objective.shard, objective.grid
+        self.objective = objective
+        self.members = grid.replicas
+        self.rows = shard.total_rows
+        self.scale = 1.0 / shard.total_rows
+        self.separable: ElasticNet = ElasticNet(objective.penalty)
+        self.intercept = intercept
+        self.means = self._means(shard)
+        roots = np.sqrt(weights_of(shard))
+        self.items = _items(
+            shard,
+            None if shard.weights is None else roots,
+            self.means.columns if intercept else None,
+        )
+        self.target = roots * (_plain_targets(shard) - self.means.target)
+        word = np.array([self.target @ self.target])
+        self.members.sum(word, "control")
+        self.worst = float(word[0]) / (2 * self.rows)
+
+    def begin(self, weights: Array | None = None) -> CoordinatePoint:
+        """w = 0, or these weights, or as near to them as the bounds let it."""
+        x = np.zeros(self.items.count) if weights is None else weights[:, 0].copy()
+        self.objective.penalty.prox(x, 0.0)
+        v = -self.scale * self.target
+        if x.any():
+            v += self.scale * self.items.combined(x)
+        return CoordinatePoint(x, v)
+
+    def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
+        """w and its residuals do not depend on the penalty."""
+        self.objective = replace(self.objective, penalty=penalty)
+        self.separable = ElasticNet(penalty)
+
+    def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
+        """w, and the β that goes with it."""
+        if not self.intercept:
+            return point.x[:, None], None
+        shift = self.means.target - self.means.columns @ point.x
+        return point.x[:, None], np.array([shift])
+
+    def look(self, point: CoordinatePoint) -> FormModel:
+        """By one pass over the rows, in float64, on exact values."""
+        weights, intercept = self.model(point)
+        slope = self.objective.slope(weights, intercept)
+        gradient = self.objective.norm(slope)
+        gap = self._gap(point.x, slope)
+        return FormModel(slope.loss, gradient, gap)
+
+    def _gap(self, w: Array, slope: Slope) -> float | None:
+        """F(w) − D(θ) at θ = τ · residuals, with the τ that makes D finite and large.
+
+        P = R/2 + Σψ(w) and D(τ) = −τ²R/2 + τ(R − g·w) − Σψ*(−τg), where R = ‖ρ‖²/n
+        and g is the slope of the squares.
+        """
+        penalty = self.objective.penalty
+        drift = 0.0 if slope.intercept is None else float(slope.intercept[0])
+        added = penalty.value(w)
+        squares = 2 * (slope.loss - added) - drift**2  # R of the best intercept
+        g = slope.weights[:, 0] - penalty.l2 * w
+        if slope.intercept is not None:
+            g = g - self.means.columns * drift
+        tau = self._largest_scale(g)
+        if tau == 0.0:
+            return None  # without l1, l2 and bounds no θ is known to be feasible
+        free = squares - float(g @ w)
+        if penalty.l2 == 0.0 and squares > 0.0:  # D is a parabola where ψ* is 0
+            tau = min(tau, max(free / squares, 0.0)) if not penalty.is_bounded else tau
+        conjugate = float(np.sum(self.separable.conjugate(-tau * g)))
+        dual = -(tau**2) * squares / 2 + tau * free - conjugate
+        gap = max(slope.loss - dual, EPS * slope.loss)  # no fewer digits than F has
+        if not penalty.l2:
+            return gap
+        # F is convex by l2 at least, and there no digits cancel.
+        least = penalty.least(w, g + penalty.l2 * w)
+        return min(gap, float(least @ least) / (2 * penalty.l2) + drift**2 / 2)
+
+    def _largest_scale(self, g: Array) -> float:
+        """τ ≤ 1 for which ψ*(−τg) is finite in every column."""
+        penalty = self.objective.penalty
+        if penalty.l2:
+            return 1.0
+        lower, upper = self.separable.bounds(slice(None))
+        endless = ((g < 0.0) & np.isinf(upper)) | ((g > 0.0) & np.isinf(lower))
+        largest = float(np.abs(g[endless]).max(initial=0.0))
+        # One digit inside: what is scaled to the edge may be rounded over it.
+        return 1.0 if largest <= penalty.l1 else penalty.l1 / largest * (1 - 1e-15)
+
+    def _means(self, shard: Shard) -> WeightedMeans:
+        sums = np.zeros(shard.width + 1)
+        if not self.intercept:
+            return WeightedMeans(sums[:-1], 0.0)
+        c, matrix = weights_of(shard), _as_matrix(shard.matrix)
+        for first in range(0, shard.height, BLOCK_ROWS):
+            rows = slice(first, first + BLOCK_ROWS)
+            sums[:-1] += matrix[rows].T.astype(np.float64) @ c[rows]
+        sums[-1] = c @ _plain_targets(shard)
+        self.members.sum(sums, "control")
+        sums /= shard.total_rows
+        return WeightedMeans(sums[:-1], float(sums[-1]))
+
+
+def _as_matrix(matrix: Any) -> Any:
+    return matrix.to_scipy() if isinstance(matrix, Csr) else matrix
+
+
+def _plain_targets(shard: Shard) -> Array:
+    """y − o of this rank's rows, in float64."""
+    targets: Array = shard.targets[:, 0].astype(np.float64)
+    return targets if shard.offsets is None else targets - shard.offsets[:, 0]
+
+
+def weights_of(shard: Shard) -> Array:
+    """c of this rank's rows, in float64."""
+    if shard.weights is None:
+        return np.ones(shard.height)
+    weights: Array = shard.weights[:, 0].astype(np.float64)
+    return weights
+
+
+def columns_of(shard: Shard) -> Any:
+    """The columns as rows, in the dtype that they have; sparse ones stay sparse."""
+    matrix = _as_matrix(shard.matrix)
+    if isinstance(shard.matrix, Csr):
+        return matrix.T.tocsr()
+    return np.array(matrix.T, order="C")  # a copy, whatever the shape
+
+
+def _items(shard: Shard, roots: Array | None, means: Array | None) -> Items:
+    """The columns as items: dense ones are centred and weighted once and for all."""
+    turned = columns_of(shard)
+    if isinstance(shard.matrix, Csr):
+        return Items(turned, means, roots)
+    if means is not None:
+        np.subtract(turned, means[:, None], out=turned, casting="same_kind")
+    if roots is not None:
+        np.multiply(turned, roots.astype(turned.dtype), out=turned)
+    return Items(turned)
+
+
+# The squared-hinge machine by its dual, row by row; ranks hold columns.
+#
+#   F(w) = (1/n) Σ c_i max(0, 1 − y_i (a_i·w + o_i))² / 2 + (λ/2)‖w‖²
+#   D(α) = (1/n) Σ (e_i α_i − α_i² / (2 c_i)) − (λ/2)‖w‖²,   α ≥ 0,   e_i = 1 − y_i o_i
+#   w = (1/(λ n)) Σ α_i y_i a_i
+#
+# An item is y_i a_i, and v is w itself: up to date on every rank, for its columns.
+# There is no intercept: F leaves it unpenalised, which would tie all α together, Σ α y
+# = 0.
+
+
+class Dual(Form):
+    """Every rank holds α whole, and its columns of w."""
+
+    name = "dual"
+
+    def __init__(self, objective: Objective) -> None:
+        shard, grid = objective.shard, objective.grid
+        self.objective = objective
+        self.members = grid.members
+        self.rows = shard.total_rows
+        signs = shard.targets[:, 0].astype(np.float64)
+        c, e = np.ones(self.rows), np.ones(self.rows)
+        if shard.weights is not None:
+            c = shard.weights[:, 0].astype(np.float64)
+        if shard.offsets is not None:
+            e -= signs * shard.offsets[:, 0]
+        self.separable: SquaredHingeDual = SquaredHingeDual(c, e)
+        self.items = Items(_signed(shard.matrix, signs))
+        self.scale = 1.0 / (objective.penalty.l2 * self.rows)
+        self.worst = float(c @ np.square(np.maximum(e, 0.0))) / (2 * self.rows)
+
+    def begin(self, weights: Array | None = None) -> CoordinatePoint:
+        """α = 0, and so is w; or the α that the scores of these weights call for."""
+        x, v = np.zeros(self.items.count), np.zeros(self.items.width)
+        if weights is None:
+            return CoordinatePoint(x, v)
+        scores = self.items.products(weights[:, 0])
+        self.members.sum(scores, "control")
+        hinge = self.separable
+        x = hinge.weights * np.maximum(hinge.margins - scores, 0.0)
+        return CoordinatePoint(x, self.scale * self.items.combined(x))
+
+    def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
+        """α stays, and w goes with λ."""
+        point.v *= self.objective.penalty.l2 / penalty.l2
+        self.objective = replace(self.objective, penalty=penalty)
+        self.scale = 1.0 / (penalty.l2 * self.rows)
+
+    def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
+        """w, and no intercept."""
+        return point.v[:, None], None
+
+    def look(self, point: CoordinatePoint) -> FormModel:
+        """By one pass over the rows, in float64, on exact values.
+
+        The gap is F(w) − D(α) at the α that the scores of w call for, α_i = c_i max(0,
+        1 − y_i t_i): it is ‖∇F‖² / (2λ), and holds for exact values where α was found
+        on rounded ones.
+        """
+        slope = self.objective.slope(point.v[:, None], None)
+        gradient = self.objective.norm(slope)
+        return FormModel(
+            slope.loss, gradient, gradient**2 / (2 * self.objective.penalty.l2)
+        )
+
+
+def _signed(matrix: Any, signs: Array) -> Array:
+    """The rows y_i a_i, in the dtype that they have."""
+    if isinstance(matrix, Csr):
+        data = matrix.data * np.repeat(signs, matrix.lengths).astype(matrix.data.dtype)
+        signed: Array = matrix.with_data(data).to_scipy()
+        return signed
+    turned: Array = matrix * signs.astype(matrix.dtype)[:, None]
+    return turned
+
+
+# Items of a model with K scores a row: weights (j, k), as vectors of n K numbers.
+#
+# With the shares p_i of the classes and the weight c_i of row i, the curvature in its
+# scores is H_i = c_i (diag(p_i) − p_i p_iᵀ) = R_iᵀ R_i where
+#
+#     R_i = √c_i diag(√p_i) (1 − 1 p_iᵀ)
+#
+# so that item (j, k) has a_ij R_i e_k in the K places of row i, and inner products of
+# items are those of the quadratic model. The intercept takes K such vectors, R_i e_l.
+
+
+@dataclass(frozen=True)
+class SampledClasses(SampledItems):
+    """Some items, of which several vectors are taken off.
+
+    `shift` is (m, K), and `along` is (n K, K).
+    """
+
+    def gram(self) -> Array:
+        """Return this rank's part of the inner products of all pairs, (m, m)."""
+        product = self.wide @ self.wide.T
+        gram = np.asarray(product.toarray() if hasattr(product, "tocsr") else product)
+        if self.shift is None:
+            return gram
+        crossed = self.shift @ (self.wide @ self.along).T
+        square = self.shift @ (self.along.T @ self.along) @ self.shift.T
+        return np.asarray(gram - (crossed + crossed.T - square))
+
+    def products(self, vector: Array) -> Array:
+        """Return this rank's part of the inner products with `vector`, (m,)."""
+        found: Array = self.wide @ vector
+        if self.shift is not None:
+            found = found - self.shift @ (self.along.T @ vector)
+        return found
+
+    def combined(self, factors: Array) -> Array:
+        """Return Σ_i factors_i item_i, (n K,)."""
+        found: Array = self.wide.T @ factors
+        if self.shift is not None:
+            found = found - self.along @ (factors @ self.shift)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassItems(Items):
+    """Items (j, k) by their number j K + k; none is made before it is taken.
+
+    Parameters
+    ----------
+    matrix : the columns of the data, (d, n)
+    shift : ndarray, (m K, K), of the items of m columns, or None
+    roots : ndarray, (n, K), √(c p)
+    shares : ndarray, (n, K), p
+    columns : ndarray, (m,), the columns that `shift` is of, ascending
+    """
+
+    roots: Array
+    shares: Array
+    columns: Array
+
+    @property
+    def count(self) -> int:
+        """Return d K."""
+        return int(self.matrix.shape[0]) * int(self.shares.shape[1])
+
+    @property
+    def width(self) -> int:
+        """Return n K, for the rows of this rank."""
+        return int(self.shares.size)
+
+    def vectors(self) -> Array:
+        """Return R_i e_l of all rows i, (n K, K)."""
+        eye = np.eye(self.shares.shape[1])
+        whole = self.roots[:, :, None] * (eye[None] - self.shares[:, None, :])
+        return whole.reshape(self.width, -1)
+
+    def take(self, numbers: Any) -> SampledClasses:
+        """Return the items of these numbers."""
+        classes = self.shares.shape[1]
+        columns, k = np.divmod(np.asarray(numbers), classes)
+        rows = self.matrix[columns]
+        wide = self._lifted(rows, k)
+        if self.shift is None:
+            return SampledClasses(wide, wide, None, np.empty(0))
+        places = np.searchsorted(self.columns, columns) * classes + k
+        return SampledClasses(wide, wide, self.shift[places], self.vectors())
+
+    def _lifted(self, rows: Any, k: Array) -> Any:
+        """Return a_ij R_i e_k, (m, n K), from a_ij, (m, n)."""
+        classes = self.shares.shape[1]
+        eye = np.eye(classes)
+        if not hasattr(rows, "tocsr"):
+            turned = self.shares.T[k][:, :, None]  # p_ik of every item, (m, n, 1)
+            lift = self.roots[None] * (eye[k][:, None, :] - turned)
+            return (np.asarray(rows, np.float64)[:, :, None] * lift).reshape(len(k), -1)
+        from scipy.sparse import csr_array
+
+        rows = rows.tocsr()
+        item = np.repeat(np.arange(len(k)), np.diff(rows.indptr))
+        i = rows.indices
+        lift = self.roots[i] * (eye[k[item]] - self.shares[i, k[item]][:, None])
+        data = (rows.data.astype(np.float64)[:, None] * lift).reshape(-1)
+        places = i.astype(np.int64)[:, None] * classes + np.arange(classes)
+        edges = rows.indptr.astype(np.int64) * classes
+        return csr_array((data, places.reshape(-1), edges), (len(k), self.width))
+
+
+# Sweeps over the columns of a quadratic model on one process, compiled.
+#
+# One process has no message to save: instead of a Gram, the residuals are kept up to
+# date after every single step, and a column costs as much as it has values
+# (`kernels/cpu/sweep.c`). The iterates are those of exchanges with blocks of one.
+
+KINDS = {"f": "f32", "d": "f64"}
+_POINTERS = (
+    *("edges", "rows", "values", "h", "shares", "v", "moves", "mixed", "shift"),
+    *("bends", "means", "curvatures", "x", "lower", "upper"),
+)
+
+
+class _Quadratic(ctypes.Structure):
+    """The struct `quadratic` of kernels/cpu/sweep.c."""
+
+    _fields_ = (
+        ("height", ctypes.c_int64),
+        ("classes", ctypes.c_int64),
+        ("columns", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        ("scale", ctypes.c_double),
+        ("l1", ctypes.c_double),
+        ("l2", ctypes.c_double),
+    )
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """Return the compiled sweeps, or None."""
+    found, _ = load(Path(__file__).parent, "_sweep", "NumPy")
+    if found is None:
+        return None
+    place, count = ctypes.c_void_p, ctypes.c_int64
+    for kind in KINDS.values():
+        sweep = getattr(found, f"hpcsgd_sweep_{kind}")
+        sweep.argtypes, sweep.restype = (place, place, count), ctypes.c_double
+        squares = getattr(found, f"hpcsgd_curvatures_{kind}")
+        squares.argtypes, squares.restype = (place, place, count, place), None
+    return found
+
+
+def available() -> bool:
+    """Return whether the compiled sweeps are in use."""
+    return library() is not None
+
+
+@dataclass(frozen=True)
+class Values:
+    """The columns of the data, one behind the other.
+
+    Parameters
+    ----------
+    values : ndarray, (stored,), or (d, n) where they are dense; float32 or float64
+    edges : ndarray of int64, (d + 1,), where each column begins; None: dense
+    rows : ndarray of int32, (stored,), the row of each value; None: dense
+    """
+
+    values: Array
+    edges: Array | None
+    rows: Array | None
+
+
+def values_of(columns: Any) -> Values:
+    """Return the values of columns that are held as rows, dense or SciPy CSR."""
+    if not hasattr(columns, "tocsr"):
+        return Values(np.ascontiguousarray(columns), None, None)
+    edges = columns.indptr.astype(np.int64)
+    return Values(columns.data, edges, columns.indices.astype(np.int32, copy=False))
+
+
+@dataclass(frozen=True)
+class QuadraticModel:
+    """A quadratic model about a point, for m columns with K items each.
+
+    Parameters
+    ----------
+    columns : ndarray of int64, (m,), their numbers in the data
+    residuals : ndarray, (n, K), c r
+    h : ndarray, (n, K), ∂r/∂t times c; of classes c p
+    shares : ndarray, (n, K), p of classes; None: one score a row
+    bends : ndarray, (m K, K), Σ_i a_ij H_i e_k; zeros without an intercept
+    means : ndarray, (m K, K), S⁺ of them
+    pull : ndarray, (K,), what the intercept gives up where nothing else moves
+    """
+
+    columns: Array
+    residuals: Array
+    h: Array
+    shares: Array | None
+    bends: Array
+    means: Array
+    pull: Array
+
+
+class Sweeper:
+    """Steps over the items of a model, one exact minimum after the other.
+
+    Parameters
+    ----------
+    values : Values
+    model : Model
+    x : ndarray, (m K,), where the items begin; changed in place
+    penalty : Penalty, of all items of the model
+    scale : float, σ
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        model: QuadraticModel,
+        x: Array,
+        penalty: Penalty,
+        scale: float,
+    ) -> None:
+        height, classes = model.residuals.shape
+        self._kind = KINDS[values.values.dtype.char]
+        empty = np.empty(0)
+        is_one = model.shares is None
+        self._arrays: dict[str, Array | None] = {
+            "columns": model.columns,
+            "edges": values.edges,
+            "rows": values.rows,
+            "values": values.values,
+            "h": np.ascontiguousarray(model.h),
+            "shares": model.shares,
+            "v": np.array(model.residuals, order="C"),
+            "moves": empty if is_one else np.zeros((height, classes)),
+            "mixed": empty if is_one else np.zeros(height),
+            "shift": -model.pull,
+            "bends": np.ascontiguousarray(model.bends),
+            "means": np.ascontiguousarray(model.means),
+            "curvatures": np.empty(len(x)),
+            "x": x,
+            "lower": self._bound(penalty.lower, len(x)),
+            "upper": self._bound(penalty.upper, len(x)),
+        }
+        places = {
+            name: None if array is None else array.ctypes.data
+            for name, array in self._arrays.items()
+        }
+        self._quadratic = _Quadratic(
+            height=height,
+            classes=classes,
+            scale=scale,
+            l1=penalty.l1,
+            l2=penalty.l2,
+            **places,
+        )
+        self._find_curvatures(model)
+
+    def _find_curvatures(self, model: QuadraticModel) -> None:
+        """Σ a² h less what centring takes off, and never below 0."""
+        h = model.h if model.shares is None else model.h * (1.0 - model.shares)
+        h = np.ascontiguousarray(h)
+        found = self._arrays["curvatures"]
+        assert found is not None
+        squares = getattr(library(), f"hpcsgd_curvatures_{self._kind}")
+        place = ctypes.byref(self._quadratic)
+        squares(place, h.ctypes.data, len(model.columns), found.ctypes.data)
+        found -= np.einsum("ij,ij->i", model.bends, model.means)
+        np.maximum(found, 0.0, out=found)
+
+    def sweep(self, order: Array) -> float:
+        """Take a step over each of these items (int64, contiguous) in turn.
+
+        Return the largest move times its curvature.
+        """
+        run = getattr(library(), f"hpcsgd_sweep_{self._kind}")
+        place = ctypes.byref(self._quadratic)
+        return float(run(place, order.ctypes.data, len(order)))
+
+    @staticmethod
+    def _bound(bound: Any, count: int) -> Array | None:
+        if np.ndim(bound) == 0 and np.isinf(bound):
+            return None
+        return np.broadcast_to(np.asarray(bound, dtype=np.float64), count).copy()
+
+
+# Sweeps over a few items whose whole Gram every rank has: one message for all.
+
+MOST_SWEEPS = 500  # where a sweep sends nothing
+STILL = 1e-2  # of the first sweep's moves: another sweep adds little
+
+
+@dataclass(frozen=True)
+class WholeGram:
+    """The quadratic model of some items, on every rank.
+
+    Parameters
+    ----------
+    order : ndarray of int64, (m,), the items
+    gram : ndarray, (m, m), their inner products over all ranks
+    slopes : ndarray, (m,), those of the model where none has moved
+    """
+
+    order: Array
+    gram: Array
+    slopes: Array
+
+    def sweep(self, x: Array, separable: ElasticNet, scale: float) -> int:
+        """Change x of the items, sweep after sweep; return the number of steps."""
+        slopes, first, sweeps = self.slopes.copy(), 0.0, 0
+        curvatures = scale * np.diag(self.gram)
+        for _ in range(MOST_SWEEPS):
+            sweeps += 1
+            farthest = 0.0
+            for place, item in enumerate(self.order.tolist()):
+                before, curvature = float(x[item]), float(curvatures[place])
+                slope = float(slopes[place])
+                move = separable.step_one(item, before, slope, curvature) - before
+                if move:
+                    x[item] = before + move
+                    slopes += (scale * move) * self.gram[place]
+                    farthest = max(farthest, curvature * abs(move))
+            first = max(first, farthest)
+            if farthest <= STILL * first:
+                break
+        return sweeps * len(self.order)
+
+
+def sum_gram(
+    members: Communicator, sampled: SampledItems, order: Array, v: Array
+) -> WholeGram:
+    """Return the Gram of these items and their slopes. Collective; one message.
+
+    The lower triangle travels: m (m + 1)/2 + m words for m items.
+    """
+    m = len(order)
+    triangle = np.tril_indices(m)
+    words = np.concatenate([sampled.products(v), sampled.gram()[triangle]])
+    members.sum(words, "products")
+    gram = np.empty((m, m))
+    gram[triangle] = words[m:]
+    gram.T[triangle] = words[m:]
+    return WholeGram(order, gram, words[:m].copy())
+
+
+# Any family with l1, l2 and bounds: a quadratic model again and again.
+#
+# About weights w and intercept β, with scores t, residuals r and curvatures H = ∂r/∂t
+# (K × K for K classes, one number otherwise) of the rows,
+#
+#   F(u, γ) ≈ (1/n) Σ c_i (r_i·δ_i + δ_i·H_i δ_i/2) + penalty(u),  δ = A(u − w) + γ − β
+#
+# is least squares with weights c H (proximal Newton: Lee, Sun and Saunders, 2014, SIAM
+# J. Optim. 24(3), section 2). Its items are the weights (j, k), less what the intercept
+# takes of them: with H_i the curvature of a row, weights included,
+#
+#     b = Σ_i a_ij H_i e_k      S = Σ_i H_i      γ − β = −S⁺ (Σ_i c_i r_i + Σ b (u − w))
+#
+# An epoch makes the model (one sum of m K² + K² + K words for m columns), takes
+# `SWEEPS` sweeps over items, and goes from w towards where they end, as far as F falls
+# (one sum of `TRIALS` + 2 words, and a word that says how far).
+#
+# With l1 an epoch takes a working set alone: the weights that are not 0, and those
+# whose slope is above `NEAR` l1. Every other weight is 0 and meets the condition of a
+# minimum; as the slopes of all weights are looked at in every epoch, none is missed
+# (the check of the strong rules: Tibshirani et al., 2012, J. R. Stat. Soc. B 74(2),
+# section 7). The Gram of a working set of up to `MOST_GRAM` items is one message for
+# all sweeps of an epoch (m (m + 1)/2 + m words), whatever the number of steps.
+
+SWEEPS = 4  # larger = better steps, more messages for each
+MOST_GRAM = 2048  # items of a working set whose Gram is summed at once
+TRIALS = 12  # lengths 1, 1/2, 1/4, ... of a step
+ENOUGH = 1e-2  # of the fall that the model promises
+SLACK = 1e-14  # of F: what rounding hides
+KINKED = ("huber", "squared-hinge")  # losses that are straight where ∂r/∂t is 0
+LEAST_BEND = 1e-3  # of their largest curvature: rows beyond a kink still count
+FLOOR = 1e-10  # of the largest curvature
+LEAST_SHARE = 1e-12  # of a class: what keeps its curvature off zero
+SINGULAR = 1e-12  # of the largest curvature of the intercept
+FEW = 256  # weights up to which a working set costs more messages than it saves
+NEAR = 0.9  # of l1: weights at 0 with such a slope may leave it next
+
+
+class NewtonForm(Form):
+    """Every rank holds w whole, and the scores of its rows."""
+
+    name = "newton"
+    sweeps = SWEEPS
+    renews = True
+
+    def __init__(
+        self, objective: Objective, intercept: bool, classes: int, one_by_one: bool
+    ) -> None:
+        shard, grid = objective.shard, objective.grid
+        self.objective = objective
+        self.members = grid.replicas
+        self.scale = 1.0 / shard.total_rows
+        self.classes = classes
+        self.separable: ElasticNet = ElasticNet(_of_items(objective.penalty, classes))
+        self.intercept = intercept
+        self.weights = weights_of(shard)
+        self.targets = shard.targets.astype(np.float64)
+        self.columns = Items(columns_of(shard))
+        self.items = self.columns
+        self.values: Values | None = None
+        if one_by_one and self.members.size == 1 and available():
+            self.values = values_of(self.columns.matrix)
+            self.sweeps = MOST_SWEEPS
+        self.one_by_one = one_by_one
+        self.whole: WholeGram | None = None  # of the working set, over several ranks
+        self.slope: Array | None = None  # of the smooth part, (d, K), where it is known
+        point = self.begin()
+        slope = self.objective.slope(*self.model(point))
+        self.worst = slope.loss - self._least()
+        # Of the mean loss: what l1 holds of it would be another yardstick for each l1.
+        self.steep = self.objective.norm(replace(slope, least=None))
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether this rank knows all that sweeps of the epoch take."""
+        return self.values is not None or self.whole is not None
+
+    @property
+    def count(self) -> int:
+        """Return the number of items, d K."""
+        return self.columns.count * self.classes
+
+    def _least(self) -> float:
+        """The mean of the least losses there can be: below 0 for log links."""
+        least = least_losses(self.objective.family, self.targets[:, 0])
+        word = np.array([self.weights @ least])
+        self.members.sum(word, "control")
+        return float(word[0]) * self.scale
+
+    def begin(self, weights: Array | None = None) -> CoordinatePoint:
+        """These weights, or 0, with the best intercept for them."""
+        shape = (self.columns.count, self.classes)
+        x = np.zeros(shape) if weights is None else weights.copy()
+        self.objective.penalty.prox(x, 0.0)
+        self._stand(x, np.zeros(self.classes))
+        if self.intercept:
+            rows = open_rows(self.objective, self.classes)
+            self._stand(x, level(rows, self.scores).shift)
+        width = self.columns.width * self.classes
+        return CoordinatePoint(x.reshape(-1), np.zeros(width))
+
+    def _stand(self, weights: Array, shift: Array) -> None:
+        """At these weights and intercept, with the scores of this rank's rows."""
+        self.shift = shift
+        self.scores = self.columns.combined(weights) + shift
+        if self.objective.shard.offsets is not None:
+            self.scores += self.objective.shard.offsets
+
+    def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
+        """Neither weights nor scores depend on the penalty."""
+        self.objective = replace(self.objective, penalty=penalty)
+        self.separable = ElasticNet(_of_items(penalty, self.classes))
+        self.slope = None
+
+    def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
+        """Where the last epoch ended."""
+        intercept = self.shift.copy() if self.intercept else None
+        return point.x.reshape(-1, self.classes).copy(), intercept
+
+    def look(self, point: CoordinatePoint) -> FormModel:
+        """One pass for the loss and the gradient; two more for a gap."""
+        weights, intercept = self.model(point)
+        slope = self.objective.slope(weights, intercept)
+        self.slope = slope.weights
+        gap = None
+        penalty = self.objective.penalty
+        if penalty.l2 or penalty.l1:
+            gap = gap_of(self.objective, weights, intercept).gap
+        return FormModel(slope.loss, self.objective.norm(slope), gap)
+
+    def prepare(self, point: CoordinatePoint, order: Array) -> Array:
+        """Make the model about the point; the items of this epoch, in their order."""
+        self.anchor = point.x.reshape(-1, self.classes).copy()
+        family, c = self.objective.family, self.weights[:, None]
+        with np.errstate(all="ignore"):
+            residuals = c * family.residual(self.scores.copy(), self.targets)
+        self.residuals = residuals
+        order = self._working_set(order)
+        self.chosen = np.unique(order // self.classes)
+        shares = self._shares()
+        h = self._curvatures() if shares is None else c * shares
+        bends, self.means, self.pull = self._centre(h, shares)
+        if self.values is not None:
+            numbers = self._numbers()
+            self.x = point.x[numbers]
+            model = QuadraticModel(
+                self.chosen, residuals, h, shares, bends, self.means, self.pull
+            )
+            penalty = self.separable.penalty.of(numbers)
+            self.sweeper = Sweeper(self.values, model, self.x, penalty, self.scale)
+            self.order = np.searchsorted(numbers, order)
+            self.farthest = 0.0
+            return order
+        roots = np.sqrt(h)
+        wanted = np.divide(residuals, roots, out=np.zeros_like(h), where=h > 0.0)
+        if shares is None:
+            self.items = Items(self.columns.matrix, self._shift(), roots[:, 0])
+            wanted -= self.pull * roots
+        else:
+            items = ClassItems(
+                matrix=self.columns.matrix,
+                shift=self.means if self.intercept else None,
+                roots=roots,
+                shares=shares,
+                columns=self.chosen,
+            )
+            self.items = items
+            wanted -= (items.vectors() @ self.pull).reshape(wanted.shape)
+        point.v[...] = self.scale * wanted.reshape(-1)
+        self.whole = None
+        if self.one_by_one and self._chooses and 0 < len(order) <= MOST_GRAM:
+            self.whole = sum_gram(self.members, self.items.take(order), order, point.v)
+        return order
+
+    def sweep(self, point: CoordinatePoint) -> tuple[int, bool]:
+        """Take a step over every item; with a Gram of all, until they move no more."""
+        if self.whole is not None:
+            return self._sweep_gram(self.whole, point), False
+        farthest = self.sweeper.sweep(self.order)
+        point.x[self._numbers()] = self.x
+        self.farthest = max(farthest, self.farthest)
+        return len(self.order), farthest > STILL * self.farthest
+
+    def _sweep_gram(self, whole: WholeGram, point: CoordinatePoint) -> int:
+        """Sweeps of rank 0, which all ranks take over."""
+        words = np.empty(len(whole.order) + 1)
+        if self.members.rank == 0:
+            words[-1] = whole.sweep(point.x, self.separable, self.scale)
+            words[:-1] = point.x[whole.order]
+        self.members.broadcast(words, 0, "products")
+        point.x[whole.order] = words[:-1]
+        return int(words[-1])
+
+    @property
+    def _chooses(self) -> bool:
+        """Return whether an epoch is about a working set."""
+        return bool(self.objective.penalty.l1) and self.count > FEW
+
+    def _working_set(self, order: Array) -> Array:
+        """The items of `order` that a sweep may move, alike on all ranks."""
+        if not self._chooses:
+            return order
+        slope = self._slope()
+        near = np.abs(slope) >= NEAR * self.objective.penalty.l1
+        taken = (near | (self.anchor != 0.0)).reshape(-1)
+        chosen: Array = order[taken[order]]
+        if self.members.size == 1:
+            return chosen
+        count = np.array([float(len(chosen))])
+        self.members.broadcast(count, 0, "products")
+        numbers = np.zeros(int(count[0]))
+        if self.members.rank == 0:
+            numbers[...] = chosen
+        if len(numbers):
+            self.members.broadcast(numbers, 0, "products")
+        return numbers.astype(np.int64)
+
+    def _slope(self) -> Array:
+        """∇ of the smooth part at the point, (d, K); where a look has it, that one."""
+        if self.slope is not None:
+            return self.slope
+        sums = self.columns.products(self.residuals)
+        self.members.sum(sums, "products")
+        return self.scale * sums + self.objective.penalty.l2 * self.anchor
+
+    def _numbers(self) -> Array:
+        """All items of the chosen columns."""
+        every = np.arange(self.classes)
+        numbers: Array = (self.chosen[:, None] * self.classes + every).reshape(-1)
+        return numbers
+
+    def _curvatures(self) -> Array:
+        """c ∂r/∂t of one score a row, kept off zero; (n, 1)."""
+        family, c = self.objective.family, self.weights[:, None]
+        with np.errstate(all="ignore"):
+            h: Array = bends(family, self.scores, self.targets)[:, :, 0]
+        if family.name in KINKED:
+            h += LEAST_BEND * family.curvature
+        h = c * h
+        top = h.max(initial=0.0)
+        least = FLOOR * top + np.finfo(float).tiny
+        return np.where(c > 0.0, np.maximum(h, least), 0.0)
+
+    def _shares(self) -> Array | None:
+        """p of classes, kept off zero, (n, K); None: one score a row."""
+        if self.objective.family.targets != "classes":
+            return None
+        shares = np.maximum(self.objective.family.mean(self.scores), LEAST_SHARE)
+        shares /= shares.sum(axis=1, keepdims=True)
+        return shares
+
+    def _centre(self, h: Array, shares: Array | None) -> tuple[Array, Array, Array]:
+        """b and S⁺ b of the items of chosen columns, (m K, K), and S⁺ Σ c r."""
+        m, K = len(self.chosen), self.classes
+        if not self.intercept:
+            nothing = np.zeros((m * K, K))
+            return nothing, nothing, np.zeros(K)
+        sums = np.empty(m * K * K + K + K * K)
+        bends = sums[: m * K * K].reshape(m, K, K)
+        total = sums[m * K * K + K :].reshape(K, K)
+        columns = self._chosen_columns()
+        for k in range(K):
+            row = h[:, k : k + 1]
+            if shares is not None:
+                row = row * (np.eye(K)[k] - shares)  # H_i e_k of all rows
+            bends[:, k] = columns.products(row)
+            total[k] = row.sum(axis=0)
+        sums[m * K * K : m * K * K + K] = self.residuals.sum(axis=0)
+        self.members.sum(sums, "products")
+        pull = sums[m * K * K : m * K * K + K]
+        flat = bends.reshape(m * K, K)
+        if K == 1:
+            return flat, flat / total, pull / total[0]
+        inverse = np.linalg.pinv(total, SINGULAR, hermitian=True)
+        return flat, flat @ inverse, inverse @ pull
+
+    def _chosen_columns(self) -> Items:
+        """Those that this epoch is about."""
+        if len(self.chosen) == self.columns.count:
+            return self.columns
+        return Items(self.columns.matrix[self.chosen])
+
+    def _shift(self) -> Array | None:
+        """The means of columns, as items want them; those not chosen are not read."""
+        if not self.intercept:
+            return None
+        whole = np.zeros(self.columns.count)
+        whole[self.chosen] = self.means[:, 0]
+        return whole
+
+    def settle(self, point: CoordinatePoint) -> None:
+        """From the anchor towards the point, as far as F falls; x is what was taken."""
+        end = point.x.reshape(self.anchor.shape).copy()
+        move = end - self.anchor
+        few = move[self.chosen]
+        lift = np.zeros(self.classes)
+        if self.intercept:
+            lift = -(few.reshape(-1) @ self.means + self.pull)
+        away = self._chosen_columns().combined(few) + lift
+        length = self._length(end, move, away)
+        self.shift = self.shift + length * lift
+        self.scores += length * away
+        if length != 1.0:  # else zeros and bounds stay exact
+            end = self.anchor + length * move
+        point.x[...] = end.reshape(-1)
+        self.slope = None
+
+    def _length(self, end: Array, move: Array, away: Array) -> float:
+        """The largest of the lengths at which F has fallen enough; the same on all."""
+        penalty, family = self.objective.penalty, self.objective.family
+        lengths = 0.5 ** np.arange(TRIALS)
+        words = np.empty(TRIALS + 2)
+        with np.errstate(all="ignore"):
+            for number, length in enumerate((*lengths, 0.0)):
+                scores = self.scores + length * away
+                words[number] = self.weights @ family.loss(scores, self.targets)[:, 0]
+        words[-1] = np.vdot(self.residuals, away)
+        self.members.sum(words, "products")
+        words *= self.scale
+        added = [penalty.value(self.anchor + length * move) for length in lengths]
+        here = words[TRIALS] + penalty.value(self.anchor)
+        promised = words[-1] + penalty.value(end) - penalty.value(self.anchor)
+        limits = here + ENOUGH * lengths * min(promised, 0.0) + SLACK * abs(here)
+        good = np.flatnonzero(words[:TRIALS] + added <= limits)
+        chosen = np.array([lengths[good[0]] if len(good) else 0.0])
+        self.members.broadcast(chosen, 0, "products")
+        return float(chosen[0])
+
+
+def _of_items(penalty: Penalty, classes: int) -> Penalty:
+    """Return the penalty with a bound for every item (j, k) instead of every column."""
+    bounds: list[Any] = [
+        bound if np.ndim(bound) == 0 else np.repeat(bound, classes)
+        for bound in (penalty.lower, penalty.upper)
+    ]
+    return Penalty(penalty.l2, penalty.l1, bounds[0], bounds[1])

@@ -1,0 +1,635 @@
+"""Losses along the way, stopping, averages of iterates, the best weights."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.agreements.base import Agreement
+from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.backends.base import Backend, LossScale
+from hpcsgd.backends.numpy_rows import all_finite
+from hpcsgd.comm.grid import Grid
+from hpcsgd.errors import ConfigError
+from hpcsgd.products.base import Array, Group, State
+from hpcsgd.products.hooks import Hook
+from hpcsgd.solvers.callbacks import View
+from hpcsgd.solvers.full_passes import (
+    gap_limit,
+    gap_of,
+    gradient_of,
+    is_separated,
+    may_lack_minimum,
+    open_rows,
+)
+from hpcsgd.solvers.lbfgs import null_excess
+from hpcsgd.solvers.objective import Losses, Objective, Slope
+
+# Full losses along the way, and the last weights that had a good one.
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # the loss is that of all ranks together
+BLOW_UP = 1e3  # times the scale of the first loss: no useful step goes that far up
+
+
+class Evaluation:
+    """Measures the model that a run would return now."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        agreement: Agreement,
+        columns: int,
+        own: slice,
+        takes: str = "loss",
+        has_intercept: bool = False,
+    ) -> None:
+        self.objective = objective
+        self.has_intercept = has_intercept
+        self._null_excess: float | None = None
+        self.known: Slope | None = None  # at the last evaluation, where it was taken
+        self.takes = takes  # gradient, gap: what is taken beside the loss
+        self.agreement = agreement
+        self.columns = columns  # K
+        self.own = own  # this member's columns within the weights it holds
+        self.first_loss: float | None = None
+        self.good: tuple[Array, Array | None, float] | None = None
+        self.measured_at = -1
+        self.clipped = 0  # scores beyond the range of exp at the last look
+
+    def measure(self, state: State, view: View) -> bool:
+        """Put the loss into the view; False when it says that the run diverged."""
+        seen = self.agreement.consensus(state, view.exchanges).glance()
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        own = seen.weights[self.own, : self.columns]
+        with np.errstate(all="ignore"):
+            found = self._losses(own, intercept)
+            self._show(found, view)
+            view.more |= self._optimality(own, intercept)
+        if self.clipped and view.exchanges:
+            log.warning(
+                "%d scores lie beyond the range of exp and were clipped;"
+                " lower the rate or scale the columns",
+                self.clipped,
+                extra=ONCE,
+            )
+        said = (view.epoch, view.exchanges, view.loss)
+        log.debug("epoch %d, exchange %d: loss %.8g", *said, extra=ONCE)
+        self.measured_at = view.exchanges
+        if self.first_loss is None:
+            self.first_loss = view.loss
+        good = is_good(view.loss, self.first_loss)
+        if good:
+            kept = None if seen.intercept is None else seen.intercept.copy()
+            self.good = (seen.weights.copy(), kept, view.loss)
+        return good
+
+    def _losses(self, own: Array, intercept: Array | None) -> Losses:
+        """F, by the pass that takes its gradient where that is asked for."""
+        self.known = None
+        if self.takes != "gradient" or self.objective.shard.held is not None:
+            return self.objective.measure(own, intercept)
+        slope = self.known = self.objective.slope(own, intercept)
+        return Losses(np.array([slope.loss]), None, slope.clips)
+
+    def slope_of(self, state: State, exchanges: int) -> tuple[State, Slope]:
+        """What replicas agree on now, and F with its gradient there.
+
+        Where the last evaluation was of this state and took the gradient, no pass is
+        made for it.
+        """
+        seen = self.agreement.consensus(state, exchanges).glance()
+        if self.known is not None and self.measured_at == exchanges:
+            return seen, self.known
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        own = seen.weights[self.own, : self.columns]
+        return seen, self.objective.slope(own, intercept)
+
+    def _optimality(self, own: Array, intercept: Array | None) -> dict[str, Any]:
+        """What was asked for beside the loss, each with its own pass over the rows."""
+        if self.takes == "loss":
+            return {}
+        if self.known is not None:
+            return {"gradient": self.objective.norm(self.known)}
+        if self.takes == "gradient":
+            return gradient_of(self.objective, own, intercept).as_dict(with_gap=False)
+        return gap_of(self.objective, own, intercept).as_dict(with_gap=True)
+
+    def null_excess(self) -> float:
+        """Return F of the null model less the least that F could be, taken once.
+
+        Collective: a few words, and no pass over the rows.
+        """
+        if self._null_excess is None:
+            rows = open_rows(self.objective, self.columns)
+            self._null_excess = null_excess(rows, self.has_intercept)
+        return self._null_excess
+
+    def lacks_minimum(self, state: State, exchanges: int) -> bool:
+        """Return whether F has no minimum, since the model makes no error on any row.
+
+        Collective. One pass over the rows, where nothing holds the weights back.
+        """
+        objective = self.objective
+        is_plain = type(objective) is Objective and objective.models is None
+        if not is_plain or not may_lack_minimum(
+            objective.family.name, objective.penalty
+        ):
+            return False
+        seen = self.agreement.consensus(state, exchanges).glance()
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        rows = open_rows(objective, self.columns)
+        own = seen.weights[self.own, : self.columns].astype(np.float64)
+        return is_separated(rows, rows.start(own, intercept))
+
+    def _show(self, found: Losses, view: View) -> None:
+        """Of several models the least loss stands for all: it is their best that a run
+        goes on for.
+        """
+        self.clipped = found.clips
+        finite = found.each[np.isfinite(found.each)]
+        is_one = self.objective.models is None
+        view.loss = float(found.each[0] if is_one else min(finite, default=np.nan))
+        view.more = {} if is_one else {"losses": numbers(found.each)}
+        if found.held is not None:
+            held = numbers(found.held)
+            view.more["held"] = held[0] if is_one else held
+
+    def are_broken(self, weights: Array) -> bool:
+        """Whether nothing is left to train: a NaN, in each of several models."""
+        models = self.objective.models
+        if isinstance(weights, OnDisk):
+            return weights.is_broken
+        if models is None:
+            return not all_finite(weights)  # without a mask as long as they are
+        states = weights.shape[1] // self.columns
+        return not models.are_finite(weights, states).any()
+
+    def is_fresh(self, view: View) -> bool:
+        """True where the loss in the view is that of the state now."""
+        return self.measured_at == view.exchanges
+
+    def restore(self, state: State) -> float:
+        """Put the last good weights back; their loss."""
+        if self.good is None:
+            return math.nan
+        weights, intercept, loss = self.good
+        state.weights[...] = weights
+        if state.intercept is not None and intercept is not None:
+            state.intercept[...] = intercept
+        return loss
+
+
+def is_good(loss: float, first: float | None) -> bool:
+    """Whether a run whose first loss was `first` has not blown up."""
+    first = first or 0.0
+    return math.isfinite(loss) and loss - first <= BLOW_UP * (1.0 + abs(first))
+
+
+def numbers(values: Array) -> list[float | None]:
+    """For a record; None where there is no number."""
+    return [float(one) if math.isfinite(one) else None for one in values]
+
+
+# When to stop: what an evaluation has to say for a run to have reached its goal.
+
+GOALS = ("none", "gradient", "gap", "loss", "validation")
+MEASURES = ("loss", "gradient", "gap")  # what an evaluation takes; each has the former
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """An end before the last epoch, at an evaluation that finds the goal reached."""
+
+    on: str = "none"  # gradient, gap: at the optimum; loss: when it falls no more
+    tol: float = 1e-4  # relative; smaller = later
+    patience: int = 5  # evaluations without a fall; for `loss` and `validation`
+
+    def __post_init__(self) -> None:
+        if self.on not in GOALS:
+            raise ConfigError(f"[stop] on = {self.on!r}; known: {', '.join(GOALS)}")
+        if not 0.0 <= self.tol < 1.0:
+            raise ConfigError(
+                f"[stop] tol = {self.tol!r} must be at least 0 and below 1; 1e-4 is"
+                " usual"
+            )
+        if self.patience < 1:
+            raise ConfigError(
+                f"[stop] patience = {self.patience} must be at least 1; 5 is usual"
+            )
+
+    def is_reached(
+        self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
+    ) -> bool:
+        """Return whether the last of these records reaches the goal.
+
+        `null_excess` is F₀ of `gap_limit`, for a gap.
+        """
+        if self.on == "none" or not history:
+            return False
+        if self.on == "loss":
+            return self._falls_no_more([float(one["loss"]) for one in history])
+        if self.on == "validation":
+            return self._falls_no_more([_held_goal(one) for one in history])
+        found = history[-1].get(self.on)
+        return found is not None and float(found) <= self.limit(history, null_excess)
+
+    def limit(
+        self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
+    ) -> float:
+        """Return what the gradient, or the gap, has to come down to."""
+        if self.on == "gap":
+            return gap_limit(self.tol, float(history[-1]["loss"]), null_excess)
+        return self.tol * max(1.0, float(history[0].get("gradient") or 0.0))
+
+    def _falls_no_more(self, losses: Sequence[float]) -> bool:
+        """No fall by tol, relative, below the best of `patience` looks ago."""
+        if len(losses) <= self.patience:
+            return False
+        before, since = losses[: -self.patience], losses[-self.patience :]
+        best = min((one for one in before if math.isfinite(one)), default=math.inf)
+        return min(since) >= best - self.tol * abs(best)
+
+    def warn(
+        self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
+    ) -> None:
+        """Say that the epochs are over and the goal is not reached."""
+        remedy = (
+            "raise --epochs, lower the rate, or go on to the optimum with --polish or"
+            " --update svrg"
+        )
+        if self.on in ("loss", "validation"):
+            log.warning(
+                "the loss still falls after the last epoch; %s",
+                remedy,
+                extra=ONCE,
+            )
+            return
+        found = history[-1].get(self.on) if history else None
+        if found is None:
+            remedy = "a gap needs a ridge penalty (--l2); stop on the gradient instead"
+        log.warning(
+            "the goal is not reached: %s %s, not %.3g; %s",
+            self.on,
+            "is not known" if found is None else f"{found:.3g}",
+            self.limit(history, null_excess) if history else self.tol,
+            remedy,
+            extra=ONCE,
+        )
+
+
+def _held_goal(record: Mapping[str, Any]) -> float:
+    """The loss of rows that are not trained on."""
+    found = record.get("held")
+    return math.inf if found is None else float(found)
+
+
+# The weights that rows which were held out liked best: what an early stop returns.
+
+WEIGHTS, INTERCEPT = "best_held", "best_held_intercept"  # in `state.memory`
+
+
+@dataclass
+class BestWeights(Hook):
+    """A copy of the weights at the evaluation with the least loss on held-out rows."""
+
+    evaluation: Evaluation
+    columns: int  # K
+    history: Sequence[Mapping[str, Any]]  # of the run, also where it goes on
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def prepare(self, state: State) -> None:
+        """Kept in the memory of the state, so that checkpoints hold it."""
+        height = len(state.weights)
+        state.memory[WEIGHTS] = np.zeros((height, self.columns))
+        if state.intercept is not None:
+            state.memory[INTERCEPT] = np.zeros((height, self.columns))
+
+    def after_evaluation(self, state: State, view: View) -> None:
+        """Kept where the newest record is the best of all."""
+        good, newest = self.evaluation.good, self.history[-1]
+        if self._best() is not newest or good is None:
+            return
+        weights, intercept, _ = good
+        state.memory[WEIGHTS][...] = weights[:, : self.columns]
+        if intercept is not None:
+            state.memory[INTERCEPT][...] = intercept[:1]
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """Back to the best, where it is not the last."""
+        best = self._best()
+        if best is None:
+            return
+        is_seen = self.evaluation.measured_at == exchanges  # and not averaged since
+        unseen = None if is_seen else self._held_now(state)
+        if unseen is not None and unseen < best["held"]:
+            self.said |= {"held": unseen}
+            return
+        self.said |= {"epoch": best["epoch"], "held": best["held"]}
+        if is_seen and best["exchanges"] == exchanges:
+            return
+        state.weights[:, : self.columns] = state.memory[WEIGHTS]
+        if state.intercept is not None:
+            state.intercept[:1] = state.memory[INTERCEPT][:1]
+        self.evaluation.measured_at = -1  # the loss at hand is not of these
+
+    def _held_now(self, state: State) -> float | None:
+        """Of weights that no evaluation has seen yet, as rank 0 has it."""
+        known = self.evaluation
+        seen = state.glance()
+        intercept = None if seen.intercept is None else seen.intercept[0]
+        weights = seen.weights[known.own, : self.columns]
+        with np.errstate(all="ignore"):
+            held = known.objective.measure(weights, intercept).held
+        own = None if held is None else float(held[0])
+        found: float | None = known.objective.grid.world.exchange_objects(own)[0]
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """When it was."""
+        return {"best_held": dict(self.said)} if self.said else {}
+
+    def _best(self) -> Mapping[str, Any] | None:
+        """The first record with the least loss on held-out rows, as rank 0 sees it:
+        sums need not give all ranks the same last bits, and all must keep one model.
+        """
+        losses = [_held(record) for record in self.history]
+        own = int(np.argmin(losses)) if min(losses, default=inf) < inf else None
+        number = self.evaluation.objective.grid.world.exchange_objects(own)[0]
+        return None if number is None else self.history[number]
+
+
+def _held(record: Mapping[str, Any]) -> float:
+    found = record.get("held")
+    return float(found) if found is not None and isfinite(found) else inf
+
+
+# The mean of the last iterates: less noise than any of them, at no message.
+#
+# With a constant rate SGD ends by wandering around the optimum; the mean over the last
+# part of a run lies closer to its middle. It is one more array beside the weights, and
+# a run keeps whichever has the lower F, the mean or the last iterate.
+
+KINDS = ("none", "tail")
+AVERAGED_WEIGHTS, AVERAGED_INTERCEPT = (
+    "average",
+    "average_intercept",
+)  # in `state.memory`
+COUNT = "averaged"  # there, too: a run that goes on may have become longer or shorter
+
+
+@dataclass(frozen=True)
+class AverageConfig:
+    """Which iterates are averaged."""
+
+    kind: str = "none"  # tail: those of the last part of the run
+    share: float = 0.5  # that part; larger = less noise, more of the way there
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"[average] kind = {self.kind!r}; known: {', '.join(KINDS)}"
+            )
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError(
+                f"[average] share = {self.share!r} must be above 0 and at most 1;"
+                " 0.5 averages the last half of a run"
+            )
+
+
+@dataclass
+class TailAverage(Hook):
+    """Averages the weights after each exchange in which replicas agreed."""
+
+    evaluation: Evaluation
+    backend: Backend
+    first: int  # exchanges that are left out
+    every: int  # exchanges between two iterates of the mean
+    columns: int  # K
+    own: slice  # this member's columns within the weights it holds
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def prepare(self, state: State) -> None:
+        """Kept in the memory of the state, so that checkpoints hold it.
+
+        An intercept is a row of its own in every column, as all memory is.
+        """
+        height = len(state.weights)
+        state.memory[AVERAGED_WEIGHTS] = np.zeros((height, self.columns))
+        state.memory[COUNT] = np.zeros((height, 1))
+        if state.intercept is not None:
+            state.memory[AVERAGED_INTERCEPT] = np.zeros((height, self.columns))
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """mean ← mean + (w − mean) / count."""
+        place = self._place(exchanges)
+        if not place or exchanges % self.every:
+            return
+        self.evaluation.agreement.arrive(state)
+        count = 1 if place == 1 else self._count(state) + 1
+        state.memory[COUNT][...] = count
+        seen = state.glance()
+        _move(
+            state.memory[AVERAGED_WEIGHTS], seen.weights[:, : self.columns], 1.0 / count
+        )
+        if seen.intercept is not None:
+            _move(state.memory[AVERAGED_INTERCEPT], seen.intercept[:1], 1.0 / count)
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """The mean for the last iterate, in every model whose F says so."""
+        if not self._place(exchanges) or not self._count(state):
+            return
+        weights, intercept = self._rounded(state)
+        last = self._losses_now(state, exchanges)
+        mean = self._losses(weights, intercept)
+        better = self._alike(np.isfinite(mean) & ~(mean >= last))
+        self._tell(better, mean, last, self._count(state))
+        if not better.any():
+            return
+        chosen = np.flatnonzero(np.repeat(better, self.columns // len(better)))
+        state.weights[:, chosen] = weights[:, chosen]
+        if state.intercept is not None and intercept is not None:
+            state.intercept[0, chosen] = intercept[0, chosen]
+        self.evaluation.measured_at = -1  # the loss at hand is not of these
+
+    def facts(self) -> dict[str, Any]:
+        """Which of both was kept."""
+        return {"average": dict(self.said)}
+
+    def _alike(self, better: Array) -> Array:
+        """As rank 0 sees it: where both are as good, last bits differ among ranks."""
+        found = self.evaluation.objective.grid.world.exchange_objects(better)
+        return np.asarray(found[0])
+
+    def _count(self, state: State) -> int:
+        """Iterates in the mean."""
+        return int(state.memory[COUNT][0, 0])
+
+    def _place(self, exchanges: int) -> int:
+        """The how manieth of the last part it is; 0: that has not begun."""
+        return max(exchanges // self.every - self.first // self.every, 0)
+
+    def _rounded(self, state: State) -> tuple[Array, Array | None]:
+        """The mean as the weights are stored, which is what F is asked of."""
+        weights = state.memory[AVERAGED_WEIGHTS].astype(state.weights.dtype)
+        self.backend.round(weights, self.backend.precision.weights)
+        if state.intercept is None:
+            return weights, None
+        return weights, state.memory[AVERAGED_INTERCEPT][:1].copy()
+
+    def _losses_now(self, state: State, exchanges: int) -> Array:
+        """F of the last iterate, which is known where it was just taken."""
+        known = self.evaluation
+        is_one = known.objective.models is None
+        if is_one and known.measured_at == exchanges and known.good is not None:
+            return np.array([known.good[2]])
+        seen = state.glance()
+        return self._losses(seen.weights[:, : self.columns], seen.intercept)
+
+    def _losses(self, weights: Array, intercept: Array | None) -> Array:
+        """Of every model."""
+        first = None if intercept is None else intercept[0]
+        with np.errstate(all="ignore"):
+            return self.evaluation.objective.measure(weights[self.own], first).each
+
+    def _tell(self, better: Array, mean: Array, last: Array, count: int) -> None:
+        kept = ["mean" if one else "last" for one in better]
+        found: dict[str, Any] = {"kept": kept, "loss_of_mean": numbers(mean)}
+        found["loss_of_last"] = numbers(last)
+        if self.evaluation.objective.models is None:
+            found = {name: values[0] for name, values in found.items()}
+        self.said |= {"iterates": count, **found}
+
+
+def _move(mean: Array, towards: Array, share: float) -> None:
+    mean += share * (towards - mean)
+
+
+# Arrays with one row a column of the data: from members' slices to whole, and back.
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns are held on this grid."""
+
+    grid: Grid
+    parts: tuple[slice, ...]  # of all members
+    whole: bool  # every member holds all of them, not a slice each
+
+    @property
+    def total(self) -> int:
+        """Columns of the data."""
+        return int(self.parts[-1].stop)
+
+    @property
+    def own(self) -> slice:
+        """The columns that this member's arrays hold."""
+        if self.whole:
+            return slice(0, self.total)
+        return self.parts[self.grid.member]
+
+    def join(self, own: Array) -> Array:
+        """(total, k) of this replica from the (columns held, k) of its members."""
+        own = np.ascontiguousarray(own)
+        members, width = self.grid.members, own.shape[1]
+        if self.whole or members.size == 1:
+            return own.copy()
+        counts = [(part.stop - part.start) * width for part in self.parts]
+        out = np.empty(self.total * width, dtype=own.dtype)
+        members.gather(own.reshape(-1), counts, out, "control")
+        return out.reshape(self.total, width)
+
+    def of_all_replicas(self, own: Array) -> Array:
+        """(R, ...) from the equal-shaped arrays of all replicas."""
+        replicas = self.grid.replicas
+        out = np.empty((replicas.size, *own.shape), dtype=own.dtype)
+        flat, counts = out.reshape(-1), [own.size] * replicas.size
+        replicas.gather(np.ascontiguousarray(own).reshape(-1), counts, flat, "control")
+        return out
+
+
+# Snapshots of SVRG: where the run stands, with the gradient of all rows there.
+
+
+class Snapshots(Hook):
+    """Taken before the first exchange of every so many epochs.
+
+    The gradient is that of the exact values in float64, whatever the steps compute in:
+    what rounding does to r(w) − r(w̃) goes away as both come together, and where they
+    rest it is μ̃ that decides. Replicas take it at the mean of their weights, alike.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        exchanges_per_epoch: int,
+        evaluation: Evaluation,
+        columns: Columns,
+    ) -> None:
+        self.every = every
+        self.exchanges_per_epoch = exchanges_per_epoch
+        self.evaluation = evaluation
+        self.columns = columns
+        self.kept: tuple[Array, Array | None] | None = None
+
+    def before_epoch(self, state: State, epoch: int) -> None:
+        """w̃ ← w,  μ̃ ← ∂F/∂w − λw."""
+        if epoch % self.every:
+            return
+        K, evaluation = self.evaluation.columns, self.evaluation
+        seen, slope = evaluation.slope_of(state, epoch * self.exchanges_per_epoch)
+        own = seen.weights[evaluation.own, :K].astype(np.float64)
+        data = slope.weights - evaluation.objective.penalty.l2 * own
+        if self.columns.whole:
+            grid, parts = self.columns.grid, self.columns.parts
+            data = Columns(grid, parts, whole=False).join(data)
+        state.weights[:, K : 2 * K] = seen.weights[:, :K]
+        state.weights[:, 2 * K :] = data
+        if state.intercept is not None and seen.intercept is not None:
+            state.intercept[1] = seen.intercept[0]
+            state.intercept[2] = slope.intercept
+
+    def after_steps(self, state: State, group: Group | None) -> None:
+        """What replicas hold alike is not to be averaged: sums round."""
+        if self.columns.grid.replicas.size == 1:
+            return
+        rest = slice(self.evaluation.columns, None)
+        intercept = None if state.intercept is None else state.intercept[1:].copy()
+        self.kept = state.weights[:, rest].copy(), intercept
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Put it back."""
+        if self.kept is None:
+            return
+        weights, intercept = self.kept
+        state.weights[:, self.evaluation.columns :] = weights
+        if state.intercept is not None:
+            state.intercept[1:] = intercept
+
+
+# The scale of narrow residuals goes on where it was, where it is a replica's own.
+
+NAME = "loss_scale"
+
+
+@dataclass
+class ReplicaLossScale(Hook):
+    """Where replicas do not decide about it together, and say so themselves."""
+
+    scale: LossScale
+
+    def prepare(self, state: State) -> None:
+        """Room beside the state, which is saved with it."""
+        state.kept[NAME] = self.scale.kept()
+
+    def start(self, state: State) -> None:
+        """As it was saved."""
+        self.scale.put_back(state.kept[NAME])
+
+    def after_steps(self, state: State, group: Group | None) -> None:
+        """As the steps have left it."""
+        state.kept[NAME][...] = self.scale.kept()

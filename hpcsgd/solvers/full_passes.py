@@ -1,0 +1,613 @@
+"""Full passes over all rows: gradients, curvature, scaling, optimality."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.numpy_rows import exact_scores
+from hpcsgd.comm.grid import Grid
+from hpcsgd.glm.families import Family, least_losses
+from hpcsgd.glm.penalties import Penalty
+from hpcsgd.solvers.objective import Objective, block_rows
+
+# All rows of the data as two products, in float64 on their exact values.
+#
+# Each is one pass over the rows of this rank. Scores are summed over members, gradients
+# over replicas; both are booked as "evaluate", as every look at all rows is.
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WeightedMoments:
+    """What columns look like under row weights h: sums over all rows."""
+
+    first: Array  # Σ h a, (d_c, K)
+    second: Array  # Σ h a², (d_c, K)
+    total: Array  # Σ h, (K,)
+
+
+@dataclass(frozen=True)
+class AllRows:
+    """The rows of the objective, with what belongs to them."""
+
+    objective: Objective
+    columns: int  # K
+    targets: Array  # (n, 1)
+    share: Array  # c / Σc, the sum over all rows: a mean is a sum of these; (n, 1)
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks that hold them."""
+        return self.objective.grid
+
+    @property
+    def height(self) -> int:
+        """Rows of this replica."""
+        return self.objective.shard.height
+
+    @property
+    def width(self) -> int:
+        """Columns of this member."""
+        return self.objective.shard.width
+
+    def residuals(self, scores: Array) -> Array:
+        """c ∂ℓ/∂t / Σc at these scores: a gradient is Aᵀ of it, over all rows."""
+        family = self.objective.family
+        found: Array = self.share * family.residual(scores, self.targets)
+        return found
+
+    def loss(self, scores: Array) -> float:
+        """Σ c ℓ / Σc of the local rows."""
+        losses = self.objective.family.loss(scores, self.targets)
+        return float((self.share * losses).sum())
+
+    def start(self, weights: Array, intercept: Array | None) -> Array:
+        """t = A w + β + offset of the local rows, (n, K)."""
+        scores, _ = self.scores(weights, np.empty(0))
+        if intercept is not None:
+            scores += intercept
+        if self.objective.shard.offsets is not None:
+            scores += self.objective.shard.offsets
+        return scores
+
+    def scores(self, weights: Array, words: Array) -> tuple[Array, Array]:
+        """A w of the local rows, and the sum over members of a few `words`.
+
+        One pass, and one message of nK words and these.
+        """
+        buffer = np.empty(self.height * self.columns + words.size)
+        scores = buffer[: self.height * self.columns].reshape(self.height, -1)
+        for rows in self.blocks():
+            scores[rows] = exact_scores(self.objective.read(rows), weights)
+        buffer[scores.size :] = words
+        self.grid.members.sum(buffer, "evaluate")
+        return scores, buffer[scores.size :]
+
+    def gradient(self, residuals: Array) -> tuple[Array, Array]:
+        """(Aᵀr, 1ᵀr) over all rows: one pass, and one message of d_c·K + K words."""
+        buffer = np.zeros((self.width + 1, residuals.shape[1]))
+        buffer[-1] = residuals.sum(axis=0)
+        for rows in self.blocks():
+            buffer[:-1] += self.objective.read(rows).T @ residuals[rows]
+        self.grid.replicas.sum(buffer, "evaluate")
+        return buffer[:-1], buffer[-1]
+
+    def moments(self, h: Array) -> WeightedMoments:
+        """Of the columns, under weights h (n, K): one pass, 2 d_c·K + K words."""
+        buffer = np.zeros((2 * self.width + 1, self.columns))
+        first, second = buffer[: self.width], buffer[self.width : -1]
+        buffer[-1] = h.sum(axis=0)
+        for rows in self.blocks():
+            block = self.objective.read(rows)
+            first += block.T @ h[rows]
+            second += _squares(block).T @ h[rows]
+        self.grid.replicas.sum(buffer, "evaluate")
+        return WeightedMoments(first, second, buffer[-1])
+
+    def blocks(self) -> Iterator[slice]:
+        """The local rows that are looked at together, one block after the other."""
+        objective = self.objective
+        step = objective.block or block_rows(objective.shard.total_columns)
+        for start in range(0, self.height, step):
+            yield slice(start, min(start + step, self.height))
+
+
+def open_rows(objective: Objective, columns: int) -> AllRows:
+    """The rows of an objective with K = `columns` scores each; one word is summed."""
+    shard = objective.shard
+    weights = np.ones((shard.height, 1)) if shard.weights is None else shard.weights
+    total = np.array([weights.sum(dtype=np.float64)])
+    objective.grid.replicas.sum(total, "evaluate")
+    share = weights.astype(np.float64) / total[0]
+    return AllRows(objective, columns, shard.targets.astype(np.float64), share)
+
+
+def _squares(block: Any) -> Any:
+    """a², in float64: values of float32 may be too large for their own squares."""
+    wide = block.astype(np.float64)
+    return np.square(wide) if isinstance(wide, np.ndarray) else wide.power(2)
+
+
+# The best intercept for the scores at hand: Newton on K numbers, no pass over rows.
+#
+# F is convex in β, so along each Newton step the slope is looked at, and a step is
+# halved until it goes down. A look is 1 + K + K² words over all ranks.
+
+LOOKS = 60
+DONE = 1e-14  # of the mean residual's size: what its sum over all rows is worth
+SINGULAR = 1e-7  # of the largest curvature: what a difference makes of none
+STEP = 1e-5  # of the difference quotient for the curvature
+GRAIN = 2.0**10  # units in the last place of a score, which that step is at least
+REACH = 10.0  # of the first step
+FURTHER = 8.0  # so many times as far after a step that was cut
+
+
+@dataclass(frozen=True)
+class InterceptLevel:
+    """What the intercept has to move by, and what F gains."""
+
+    shift: Array  # β* − β, (K,)
+    gain: float  # F(w, β) − F(w, β*), at least 0
+    is_found: bool  # False: there is no best one, or it was not reached
+
+
+@dataclass(frozen=True)
+class _LevelTrial:
+    loss: float
+    slope: Array  # Σ p r, (K,)
+    bend: Array  # ∂ of it, (K, K)
+    worth: float  # what rounding leaves of a slope that is 0
+
+
+def level(rows: AllRows, scores: Array) -> InterceptLevel:
+    """The best shift of all scores (n, K) by the same K numbers."""
+    shift = np.zeros(scores.shape[1])
+    first = here = _look(rows, scores, shift)
+    reach = REACH
+    for _ in range(LOOKS):
+        if _is_flat(here):
+            break
+        step = _newton(here, reach)
+        ahead = _look(rows, scores, shift + step)
+        while not _is_lower(ahead, here, step) and np.abs(step).max() >= 1e-16:
+            reach = 0.5 * float(np.abs(step).max())
+            step = 0.5 * step
+            ahead = _look(rows, scores, shift + step)
+        shift, here = shift + step, ahead
+        if np.abs(step).max() < 1e-16:  # no step is better: from here it is the same
+            break
+        if np.abs(step).max() >= reach:  # targets may be of any size
+            reach *= FURTHER
+    return InterceptLevel(shift, max(first.loss - here.loss, 0.0), _is_flat(here))
+
+
+def _is_flat(look: _LevelTrial) -> bool:
+    return bool(np.abs(look.slope).max() <= look.worth)
+
+
+def _is_lower(ahead: _LevelTrial, before: _LevelTrial, step: Array) -> bool:
+    """Not so far past the point where the slope along the step turns."""
+    if not np.isfinite(ahead.loss):
+        return False
+    there, here = float(ahead.slope @ step), abs(float(before.slope @ step))
+    # Residuals that are all at an end are as large on both sides.
+    return abs(there) <= (here if there <= 0.0 else 0.5 * here)
+
+
+def _newton(look: _LevelTrial, reach: float) -> Array:
+    """The step; of classes, none where all scores grow alike."""
+    if not look.bend.any():  # all residuals are at an end: as far as it goes
+        downhill: Array = -look.slope * (reach / np.abs(look.slope).max())
+        return downhill
+    step = -np.linalg.pinv(look.bend, SINGULAR, hermitian=True) @ look.slope
+    return np.clip(step, -reach, reach)
+
+
+def _look(rows: AllRows, scores: Array, shift: Array) -> _LevelTrial:
+    columns, moved = len(shift), scores + shift
+    words = np.zeros(2 + columns + columns * columns)
+    if rows.grid.member == 0:
+        residuals = rows.residuals(moved)
+        bend, rounding = _bend(rows, moved)
+        words[0] = rows.loss(moved)
+        words[1] = 10 * DONE * np.abs(residuals).sum() + rounding + _cancelled(rows)
+        words[2 : 2 + columns] = residuals.sum(axis=0)
+        words[2 + columns :] = bend.reshape(-1)
+    rows.grid.world.sum(words, "evaluate")
+    bend = words[2 + columns :].reshape(columns, columns)
+    return _LevelTrial(
+        float(words[0]), words[2 : 2 + columns], (bend + bend.T) / 2, float(words[1])
+    )
+
+
+def _cancelled(rows: AllRows) -> float:
+    """Return what the rounding of μ − y, near y, makes of Σ p r: no residual of a
+    row that fits is more exact than its target.
+    """
+    is_label = rows.objective.family.targets == "classes"  # whose y are indicators
+    size = 1.0 if is_label else np.abs(rows.targets)
+    return float(np.finfo(float).eps * (rows.share * size).sum())
+
+
+def _bend(rows: AllRows, scores: Array) -> tuple[Array, float]:
+    """∂(Σ p r)/∂β by differences, and what the rounding of scores makes of Σ p r."""
+    columns = scores.shape[1]
+    found, rounding = np.empty((columns, columns)), 0.0
+    width = max(STEP, GRAIN * float(np.spacing(np.abs(scores).max(initial=0.0))))
+    for k in range(columns):
+        away = np.zeros(columns)
+        away[k] = width
+        ahead = rows.residuals(scores + away) - rows.residuals(scores - away)
+        found[k] = ahead.sum(axis=0) / (2 * width)
+        rounding += float(np.abs(ahead * np.spacing(scores)).sum()) / (2 * width)
+    return found, rounding
+
+
+# Other variables, in which badly scaled columns are no harder than good ones.
+#
+# Where the objective is about quadratic its curvature along a column is that of the
+# column's weighted values: with h = c ∂r/∂t / Σc, e = Σh and the mean m = Σ h a / e,
+#
+#   D = Σ h a² − e m² + λ        (columns centred by the intercept, where there is one)
+#
+# so that u = √D w and ν = √e (β + m·w) see a curvature of about 1 in every direction.
+# With these variables L-BFGS begins as if all columns were standardised, sparse ones
+# too: nothing is subtracted from the matrix. No message is needed to change gradients:
+#
+#     ∂F/∂u = (∂F/∂w − m ∂F/∂β) / √D        ∂F/∂ν = ∂F/∂β / √e
+
+SCALING_STEP = 1e-3  # of the difference quotient that curvatures are taken by
+LEAST = 1e-3  # of the family's largest curvature: rows beyond a kink still count
+FLOOR = 1e-10  # of a column's second moment: what centring leaves of a constant
+
+
+@dataclass(frozen=True)
+class VariableScaling:
+    """The change of variables; `centers` are zero where there is no intercept."""
+
+    roots: Array  # √D, (d_c, K)
+    centers: Array  # m, (d_c, K)
+    level: Array  # √e, (K,)
+
+    def gradient(self, weights: Array, intercept: Array) -> tuple[Array, Array]:
+        """That of the new variables."""
+        return (weights - self.centers * intercept) / self.roots, intercept / self.level
+
+    def weights(self, moved: Array) -> Array:
+        """What a move of u is in w."""
+        return moved / self.roots
+
+    def pull(self, weights: Array) -> Array:
+        """This member's part of m·w, (K,): what a move of w takes from β."""
+        taken: Array = np.sum(self.centers * weights, axis=0)
+        return taken
+
+
+def make_scaling(
+    moments: WeightedMoments, l2: float, has_intercept: bool
+) -> VariableScaling:
+    """The one for these moments of curvature-weighted columns."""
+    total = np.maximum(moments.total, np.finfo(float).tiny)
+    centers = moments.first / total * has_intercept
+    second = moments.second - total * np.square(centers)
+    spread = np.maximum(second, FLOOR * moments.second) + l2
+    # A column of zeros has no curvature, and no gradient either.
+    spread[spread == 0.0] = 1.0
+    return VariableScaling(np.sqrt(spread), centers, np.sqrt(total))
+
+
+def bends(family: Family, scores: Array, targets: Array) -> Array:
+    """∂r_k/∂t_q about these scores, (n, K, K)."""
+    if family.targets == "classes":
+        mean = family.mean(scores)
+        found: Array = -mean[:, :, None] * mean[:, None, :]
+        diagonal = np.arange(scores.shape[1])
+        found[:, diagonal, diagonal] += mean
+        return found
+    return _quotient(family, scores, targets)[:, :, None]
+
+
+def _quotient(family: Family, scores: Array, targets: Array) -> Array:
+    ahead = family.residual(scores + SCALING_STEP, targets)
+    found: Array = (ahead - family.residual(scores - SCALING_STEP, targets)) / (
+        2 * SCALING_STEP
+    )
+    return found
+
+
+def curvatures(
+    family: Family, scores: Array, targets: Array, floor: float = LEAST
+) -> Array:
+    """Return ∂r_k/∂t_k about these scores, (n, K).
+
+    All are raised by `floor` times the family's largest curvature.
+    """
+    found: Array
+    if family.targets == "classes":
+        mean = family.mean(scores)
+        # Alike for all classes: scores that all grow by the same change nothing, and
+        # a scaling of each class for itself would lead gradients that way.
+        each = (mean * (1.0 - mean)).mean(axis=1, keepdims=True)
+        found = np.broadcast_to(each, scores.shape).copy()
+    else:
+        found = _quotient(family, scores, targets)
+    if np.isfinite(family.curvature):
+        found += floor * family.curvature
+    return found
+
+
+# How far weights are from the optimum: the norm of ∇F, and a bound of F − F*.
+#
+# Every loss lies above its tangents: with p_i = c_i/Σc, residuals r and g = Σ p_i r_i
+# a_i
+#
+#     F(u, γ) ≥ Σ p_i ℓ_i(t_i) + g·(u − w) + (Σ p_i r_i)·(γ − β) + penalty(u)
+#
+# for all u, γ. Where Σ p_i r_i = 0 the right side has a minimum in u, column by column:
+# a bound of F* from below. With a ridge alone it says F − F* ≤ ‖∇_w F‖²/(2λ). It is the
+# dual of Fenchel at θ = r. An intercept that is not penalised is first moved to its own
+# optimum β* on the scores at hand, which takes no pass over the matrix:
+#
+#     F(w, β) − F*  ≤  F(w, β) − F(w, β*)  +  Σ_j [φ_j(w_j) − min_u φ_j(u)]   at β*
+#     φ_j(u) = g_j u + (λ/2) u² + l1 |u|    within the bounds of column j
+#
+# Without a ridge the minimum may be −∞, where a column without an end has |g_j| > l1.
+# The dual point θ = τ r with τ = l1 / max |g_j| is feasible then, and the bound at β*
+# is
+#
+#     Σ p_i B_i(τ) + Σ_j [l1 |w_j| + τ g_j w_j + max_u (−τ g_j u − l1 |u|)]
+#     B_i(τ) = ℓ_i(t_i) + ℓ_i*(τ r_i) − τ r_i t_i  ≤  (1 − τ) (ℓ_i(t_i) − min ℓ_i)
+#
+# with ℓ* the conjugate of the loss (Ndiaye, Fercoq, Gramfort and Salmon, 2017, JMLR
+# 18(128), scale a dual point so). B_i is convex in τ, 0 at τ = 1 and ℓ_i − min ℓ_i at
+# τ = 0: the chord bounds it for every family, and vanishes as τ comes to 1. Without l1
+# no τ above 0 is feasible: no gap is known.
+
+NULL_SHARE = 1e-3  # of F of the null model above its bound: what counts as F at least
+FINEST = 1e-13  # gap, relative to F, that float64 sums can show
+
+
+@dataclass(frozen=True)
+class Optimality:
+    """What is known of weights, the same on all ranks."""
+
+    gradient: float  # ‖∇F‖; of its smallest subgradient where l1 or bounds bend F
+    gap: float | None = None  # F − F* is at most that; None: nothing is known
+
+    def as_dict(self, with_gap: bool) -> dict[str, float | None]:
+        """What a record of the history says of it."""
+        own: dict[str, float | None] = {"gradient": self.gradient}
+        return own | ({"gap": self.gap} if with_gap else {})
+
+
+def gradient_of(
+    objective: Objective, weights: Array, intercept: Array | None
+) -> Optimality:
+    """The gradient alone: one pass."""
+    return Optimality(objective.norm(objective.slope(weights, intercept)))
+
+
+def gap_limit(tol: float, loss: float, null_excess: float) -> float:
+    """Return the largest certified gap F − F* that counts as converged.
+
+        tol · max(|F|, 1e-3 · F₀)
+
+    F₀, the `null_excess`, is F of the null model less the least that F could be. It
+    keeps the limit above zero where F itself vanishes, as on separable data.
+    """
+    return max(tol, FINEST) * max(abs(loss), NULL_SHARE * null_excess)
+
+
+def gap_of(objective: Objective, weights: Array, intercept: Array | None) -> Optimality:
+    """Gradient and gap: two passes, one for the scores and one for both gradients."""
+    rows = open_rows(objective, weights.shape[1])
+    weights = weights.astype(np.float64)
+    return gap_at(rows, weights, intercept, rows.start(weights, intercept))
+
+
+def gap_at(
+    rows: AllRows,
+    weights: Array,
+    intercept: Array | None,
+    scores: Array,
+    exact: Array | None = None,
+) -> Optimality:
+    """Return gradient and gap where the local scores (n, K) are known: one pass.
+
+    The tangents may touch at any scores. Scores that were added up step by step differ
+    from the `exact` ones of the weights by rounding, and huge rows multiply that in the
+    gradient at the exact ones. With r at the given scores t̂ the bound grows by
+    Σ p_i [ℓ_i(t_i) − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone.
+    """
+    objective = rows.objective
+    best = None if intercept is None else level(rows, scores)
+    residuals = rows.residuals(scores)
+    both = [residuals]
+    if best is not None:
+        both.append(rows.residuals(scores + best.shift))
+    slope, drift = rows.gradient(np.hstack(both))
+    penalty, columns = objective.penalty, weights.shape[1]
+    here, there = slope[:, :columns], slope[:, -columns:]
+    least = penalty.least(weights, here + penalty.l2 * weights)
+    words = np.array([np.sum(np.square(least)), above_least(penalty, weights, there)])
+    objective.grid.members.sum(words, "evaluate")
+    if intercept is not None:
+        words[0] += np.sum(np.square(drift[:columns]))
+    above = float(words[1])
+    touched = scores if best is None else scores + best.shift
+    if not np.isfinite(above):
+        above = _scaled_gap(rows, weights, touched, there)
+    if exact is not None:
+        above += _above_tangents(rows, exact, touched)
+    elif best is not None:
+        above += best.gain
+    gap: float | None = above
+    if not np.isfinite(above) or (best is not None and not best.is_found):
+        gap = None
+    return Optimality(float(np.sqrt(words[0])), gap)
+
+
+def _above_tangents(rows: AllRows, exact: Array, scores: Array) -> float:
+    """Return Σ p [ℓ(t) − ℓ(t̂) − r(t̂)·(t − t̂)] of all rows, at least 0. One message."""
+    word = np.zeros(1)
+    if rows.grid.member == 0:
+        family, targets = rows.objective.family, rows.targets
+        above = family.loss(exact, targets) - family.loss(scores, targets)
+        residuals = family.residual(scores, targets)
+        above -= (residuals * (exact - scores)).sum(axis=1, keepdims=True)
+        word[0] = float((rows.share * np.maximum(above, 0.0)).sum())
+    rows.grid.world.sum(word, "evaluate")
+    return float(word[0])
+
+
+def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> float:
+    """The bound at θ = τ r; inf: no τ is feasible. No pass over the matrix."""
+    objective = rows.objective
+    penalty, grid = objective.penalty, objective.grid
+    lower, upper = penalty.bounds(weights)
+    endless = ((slope < 0.0) & np.isinf(upper)) | ((slope > 0.0) & np.isinf(lower))
+    largest = np.abs(slope[endless]).max(initial=0.0)
+    steepest = max(grid.members.exchange_objects(float(largest), "evaluate"))
+    if penalty.l1 == 0.0 or not np.isfinite(steepest):
+        return float("inf")
+    # One digit inside: what is scaled to the edge may be rounded over it.
+    tau = 1.0 if steepest <= penalty.l1 else penalty.l1 / steepest * (1 - 1e-15)
+    words = np.zeros(2)
+    words[0] = above_least(penalty, weights, tau * slope)
+    if grid.member == 0:
+        least = least_losses(objective.family, rows.targets)
+        words[1] = rows.loss(scores) - float((rows.share * least).sum())
+    grid.members.sum(words[:1], "evaluate")
+    grid.world.sum(words[1:], "evaluate")
+    return float(words[0] + (1.0 - tau) * words[1])
+
+
+def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
+    """Σ_j [φ_j(w_j) − min φ_j] of these columns, each at least 0; inf: no minimum.
+
+    With u the minimum and v = g + λu each is
+    v(w − u) + l1(|w| − |u|) + (λ/2)(w − u)². Written so, small gaps keep their digits.
+    """
+    best = penalty.minimum(weights, slope)
+    if not np.isfinite(best).all():
+        return float("inf")
+    away = weights - best
+    tangent = (slope + penalty.l2 * best) * away
+    tangent += penalty.l1 * (np.abs(weights) - np.abs(best))
+    if penalty.is_smooth:
+        tangent = np.zeros_like(away)  # v is 0 there, whatever rounding makes of it
+    return float(np.sum(np.maximum(tangent, 0.0) + 0.5 * penalty.l2 * np.square(away)))
+
+
+# Columns far from zero, which lose their digits unless a constant is subtracted.
+#
+# Scores of a column with mean m and standard deviation σ lose log10(|m|/σ) digits to
+# m·w, which the intercept only takes back. Where |m| > 1000 σ for a dense column, and
+# there is an intercept, the finisher works on
+#
+#     a' = a − m,   β' = β + m·w        the same F, the same w
+#
+# Columns that are constant up to rounding become zeros, as they are for the best
+# intercept. Sparse rows are left as they are: subtracting would fill them.
+
+FAR = 1e3  # standard deviations from zero: three digits of every score are lost
+CONSTANT = 16 * float(np.finfo(np.float64).eps)  # of |m|: a deviation of rounding
+
+
+@dataclass(frozen=True)
+class Centers:
+    """What is subtracted from this member's columns."""
+
+    means: Array  # (d_c,), 0 where nothing is subtracted
+    is_constant: Array  # (d_c,), columns that become zeros
+
+    def centred(self, block: Array) -> Array:
+        """Return a' of some rows, in float64."""
+        found = block.astype(np.float64)
+        found -= self.means
+        found[:, self.is_constant] = 0.0
+        return found
+
+    def moved(self, objective: Objective, weights: Array) -> Array:
+        """Return m·w over the columns of all members, (K,). Collective."""
+        words = np.zeros(weights.shape[1])
+        words += self.means @ weights.astype(np.longdouble)
+        objective.grid.members.sum(words, "evaluate")
+        return words
+
+
+def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
+    """Return what to subtract, by the moments of the columns; None: nothing.
+
+    Collective: a flag, and where it is set a pass over the rows and a second flag.
+    """
+    world = rows.grid.world
+    total = np.maximum(moments.total, np.finfo(float).tiny)
+    means = (moments.first / total)[:, 0]
+    far = _are_far(means, (moments.second / total)[:, 0] - np.square(means))
+    if not world.max_flag(int(far.any() and not rows.objective.shard.is_sparse)):
+        return None
+    found = Centers(np.where(far, means, 0.0), np.zeros(len(means), dtype=bool))
+    centred = replace(rows, objective=centre(rows.objective, found))
+    exact = centred.moments(np.broadcast_to(rows.share, (rows.height, rows.columns)))
+    spread = np.maximum(exact.second[:, 0] - np.square(exact.first[:, 0]), 0.0)
+    is_constant = far & (np.sqrt(spread) <= CONSTANT * np.abs(means))
+    if not world.max_flag(int((far & ~is_constant).any())):
+        return None
+    # The means of the centred columns are what cancellation left of the first ones.
+    return Centers(np.where(far, means + exact.first[:, 0], 0.0), is_constant)
+
+
+def _are_far(means: Array, variances: Array) -> Array:
+    squares = FAR * FAR * np.maximum(variances, 0.0)
+    far: Array = (np.square(means) > squares) & (means != 0.0)
+    return far
+
+
+def centre(objective: Objective, centers: Centers) -> Objective:
+    """Return the objective of the centred rows."""
+    read: Callable[[slice], Any] = objective.read
+    return replace(objective, read=lambda rows: centers.centred(read(rows)))
+
+
+# Data that a model tells apart without an error, whose F has no minimum.
+#
+# Where every row of weight c_i > 0 is on the side of its own class by the score less
+# its offset, so it is for any multiple of the weights: the loss falls to 0 as they
+# grow, and no finite weights reach that. A penalty, or bounds, give F a minimum again.
+
+# Losses of these families are above 0 at every score.
+ENDLESS = ("logistic", "probit", "softmax")
+NO_MINIMUM = (
+    "the columns tell the classes apart without an error, so that F has no minimum: the"
+    " coefficients grow without end; give a penalty"
+)
+
+
+def may_lack_minimum(family: str, penalty: Penalty) -> bool:
+    """Return whether F may have no minimum: nothing holds the weights."""
+    return family in ENDLESS and penalty.is_nothing and not penalty.is_bounded
+
+
+def is_separated(rows: AllRows, scores: Array) -> bool:
+    """Return whether each local score (n, K) is on its side, on all ranks. Collective.
+
+    One flag over all ranks; no pass over the matrix.
+    """
+    offsets = rows.objective.shard.offsets
+    own = scores if offsets is None else scores - offsets
+    counts = rows.share[:, 0] > 0.0
+    if rows.objective.family.targets == "classes":
+        label = rows.targets.astype(np.intp)
+        mine = np.take_along_axis(own, label, axis=1)
+        others = own.copy()
+        np.put_along_axis(others, label, -np.inf, axis=1)
+        margins = mine[:, 0] - others.max(axis=1)
+    else:
+        margins = ((2.0 * rows.targets - 1.0) * own)[:, 0]
+    is_wrong = bool((counts & ~(margins > 0.0)).any())
+    return not rows.grid.world.max_flag(int(is_wrong))

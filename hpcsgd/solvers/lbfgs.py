@@ -1,0 +1,732 @@
+"""L-BFGS on all rows, and what certifies its end."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm.families import least_losses
+from hpcsgd.solvers.full_passes import (
+    LEAST,
+    AllRows,
+    Array,
+    Centers,
+    VariableScaling,
+    WeightedMoments,
+    centre,
+    curvatures,
+    find_centers,
+    gap_at,
+    gap_limit,
+    level,
+    make_scaling,
+)
+
+# The two-loop recursion of L-BFGS on inner products alone.
+#
+# The direction is a combination of 2M + 1 vectors: the last M moves s, the changes y of
+# the gradient over them, and the gradient g. Each rank holds its part of these; the
+# recursion needs nothing but their inner products, of which an iteration has 3(2M + 1)
+# new ones, in one message (Chen, Wang, Zhou 2014).
+
+CURVED = 1e-14  # of ‖s‖‖y‖: a pair with a smaller s·y says nothing
+
+
+class Memory:
+    """The vectors as this rank holds them, and the inner products of the whole ones.
+
+    Slots 0..M−1 are moves, M..2M−1 changes, and the last is the gradient.
+    """
+
+    def __init__(self, depth: int, length: int) -> None:
+        self.depth = depth
+        self.vectors = np.zeros((2 * depth + 1, length))
+        self.products = np.zeros((2 * depth + 1, 2 * depth + 1))
+        self.order: list[int] = []  # slots of good pairs, the oldest first
+        self.slot = 0  # of the newest pair
+
+    @property
+    def words(self) -> int:
+        """Of new inner products, in one iteration."""
+        return 3 * len(self.vectors)
+
+    @property
+    def gradient(self) -> Array:
+        """The vector g."""
+        found: Array = self.vectors[-1]
+        return found
+
+    @property
+    def square(self) -> float:
+        """g·g."""
+        return float(self.products[-1, -1])
+
+    def begin(self, gradient: Array) -> None:
+        """The first one."""
+        self.vectors[-1] = gradient
+
+    def put(self, move: Array, gradient: Array) -> None:
+        """One iteration more: s, and y from the gradients."""
+        self.slot = (self.slot + 1) % self.depth
+        if self.slot in self.order:
+            self.order.remove(self.slot)
+        self.vectors[self.slot] = move
+        self.vectors[self.depth + self.slot] = gradient - self.gradient
+        self.vectors[-1] = gradient
+
+    def parts(self, own: slice) -> Array:
+        """What `own` of these vectors adds to the new inner products, flat."""
+        newest = self.vectors[[self.slot, self.depth + self.slot, -1], own]
+        parts: Array = self.vectors[:, own] @ newest.T
+        return parts.reshape(-1)
+
+    def hear(self, total: Array) -> None:
+        """Put the sum of these parts over all members where it belongs."""
+        new = total.reshape(len(self.vectors), 3)
+        for column, number in enumerate((self.slot, self.depth + self.slot, -1)):
+            self.products[number] = self.products[:, number] = new[:, column]
+        s, y = self.slot, self.depth + self.slot
+        size = np.sqrt(self.products[s, s] * self.products[y, y])
+        if self.products[s, y] > CURVED * size:
+            self.order.append(s)
+
+    def forget(self) -> None:
+        """Begin again with the gradient alone."""
+        self.order.clear()
+
+    def direction(self) -> tuple[Array, float]:
+        """p = −H g, this rank's part of it, and g·p of the whole."""
+        found = self._coefficients()
+        return found @ self.vectors, float(found @ self.products[-1])
+
+    def _coefficients(self) -> Array:
+        """Of the vectors in the direction: Nocedal's two loops."""
+        found, products = np.zeros(len(self.vectors)), self.products
+        found[-1] = -1.0
+        shares = {}
+        for s in reversed(self.order):
+            y = self.depth + s
+            shares[s] = found @ products[:, s] / products[s, y]
+            found[y] -= shares[s]
+        if self.order:
+            s, y = self.order[-1], self.depth + self.order[-1]
+            found *= products[s, y] / products[y, y]
+        for s in self.order:
+            y = self.depth + s
+            found[s] += shares[s] - found @ products[:, y] / products[s, y]
+        return found
+
+
+# How far to go along a direction: no trial reads the matrix.
+#
+# Scores are linear, t(a) = t + a q, and the objective is convex along the line, so the
+# search is for a root of its slope. A trial costs n exponentials and a few words.
+
+STEEP = 0.5  # of the first slope: where it is flatter than that the search ends
+TRIALS = 40
+LONGER = 10.0  # at most so many times the step before
+MARGIN = 0.1  # of a bracket that the next trial keeps off its ends
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The objective at t + a q."""
+
+    step: float  # a
+    value: float
+    slope: float
+    noise: float  # differences of values below it mean nothing
+
+    @property
+    def is_finite(self) -> bool:
+        """False where the step was so long that a number overflowed."""
+        return bool(np.isfinite(self.value) and np.isfinite(self.slope))
+
+
+def search(look: Callable[[float], Trial], begin: Trial) -> tuple[Trial | None, int]:
+    """A step with a flat enough slope and no higher value; None: there is none.
+
+    The second number is that of trials. The first of them is 1.
+    """
+    low, high, step = begin, None, 1.0
+    for count in range(1, TRIALS + 1):
+        trial = look(step)
+        if _too_far(trial, begin):
+            high = trial
+        elif trial.slope < STEEP * begin.slope:
+            low = trial
+        else:
+            return trial, count
+        step = _next(begin, low, high)
+        if step in (low.step, 0.0 if high is None else high.step):
+            return None, count
+    return None, TRIALS
+
+
+def _too_far(trial: Trial, begin: Trial) -> bool:
+    if not trial.is_finite:
+        return True
+    rises = trial.value > begin.value + begin.noise
+    return rises or trial.slope > -STEEP * begin.slope
+
+
+def _next(begin: Trial, low: Trial, high: Trial | None) -> float:
+    """Where the slope is zero if it is a straight line, kept within reason."""
+    if high is None:
+        share = begin.slope / min(begin.slope - low.slope, begin.slope / LONGER)
+        return low.step * max(share, 2.0)
+    width = high.step - low.step
+    if not high.is_finite or high.slope <= low.slope:
+        return low.step + MARGIN * width
+    share = -low.slope / (high.slope - low.slope)
+    return low.step + width * min(max(share, MARGIN), 1.0 - MARGIN)
+
+
+# Where the finisher stands, and what it may see from there.
+
+NOISE = 1e-14  # of the mean size of the losses: what a sum of them is worth
+
+
+@dataclass
+class RefinementPoint:
+    """Weights with their scores and residuals; the gradient that belongs to them."""
+
+    weights: Array  # w, (d_c, K)
+    intercept: Array  # β, (K,); zeros where there is none
+    scores: Array  # t of the local rows, (n, K)
+    residuals: Array  # ∂ℓ/∂t there
+    slope: Array  # ∂F/∂w
+    drift: Array  # ∂F/∂β; zeros where there is no intercept
+
+
+@dataclass(frozen=True)
+class SearchDirection:
+    """A move of the point, what it does to scores, and the ridge along it."""
+
+    weights: Array  # p
+    intercept: Array
+    scores: Array  # q = A p + that of the intercept
+    ridge: tuple[float, float, float]  # λ w·w / 2, λ w·p, λ p·p / 2
+
+
+class Landscape:
+    """F and its gradient around points, with their messages."""
+
+    def __init__(self, rows: AllRows, l2: float, has_intercept: bool) -> None:
+        self.rows = rows
+        self.family = rows.objective.family
+        self.l2 = l2
+        self.has_intercept = has_intercept
+        grid = rows.grid
+        self.world = grid.world
+        self.speaks = grid.member == 0  # for the rows of its replica
+        self.is_first = self.speaks and grid.replica == 0
+
+    def centred(self, centers: Centers) -> "Landscape":
+        """Return the landscape over the rows less `centers`: the same F of w."""
+        objective = centre(self.rows.objective, centers)
+        return Landscape(replace(self.rows, objective=objective), self.l2, True)
+
+    def stand(self, weights: Array, intercept: Array | None) -> RefinementPoint:
+        """Begin at these weights: two passes."""
+        scores = self.rows.start(weights, intercept)
+        columns = weights.shape[1]
+        own = np.zeros(columns) if intercept is None else intercept
+        nothing = np.empty(0)
+        point = RefinementPoint(weights, own, scores, nothing, nothing, nothing)
+        self.look_around(point)
+        return point
+
+    def look_around(self, point: RefinementPoint) -> None:
+        """Take residuals and the gradient: one pass."""
+        point.residuals = self.family.residual(point.scores, self.rows.targets)
+        slope, drift = self.rows.gradient(point.residuals * self.rows.share)
+        point.slope = slope + self.l2 * point.weights
+        point.drift = drift * self.has_intercept
+
+    def along(
+        self, point: RefinementPoint, weights: Array, intercept: Array, pull: Array
+    ) -> SearchDirection:
+        """The direction of a move; `pull` is this member's part of what β gives up.
+
+        One pass; what the ridge needs travels with the scores, and so does the move
+        of β, which one member says for all: no two of them may round it differently.
+        """
+        own = [np.vdot(point.weights, v) for v in (point.weights, weights)]
+        given = intercept * self.speaks - pull
+        words = np.array([*own, np.vdot(weights, weights), *given])
+        scores, total = self.rows.scores(weights, words)
+        moved = total[3:] * self.has_intercept
+        scores += moved
+        ridge = total[:3] * self.l2 * np.array([0.5, 1.0, 0.5])
+        return SearchDirection(weights, moved, scores, (ridge[0], ridge[1], ridge[2]))
+
+    def look(
+        self, point: RefinementPoint, direction: SearchDirection, step: float
+    ) -> Trial:
+        """F and its slope at one step: three words over the world, no pass."""
+        words = np.zeros(3)
+        if self.speaks:
+            scores = point.scores + step * direction.scores
+            words[:] = self._seen(scores, direction.scores)
+        if self.is_first:
+            still, first, second = direction.ridge
+            words[0] += still + step * first + step * step * second
+            words[1] += first + 2.0 * step * second
+        # One sum over all ranks: what is decided by it is decided alike.
+        self.world.sum(words, "evaluate")
+        value, slope, size = (float(word) for word in words)
+        return Trial(step, value, slope, NOISE * (size + abs(value)))
+
+    def go(
+        self, point: RefinementPoint, direction: SearchDirection, step: float
+    ) -> None:
+        """Move there, and look around."""
+        point.weights = point.weights + step * direction.weights
+        point.intercept = point.intercept + step * direction.intercept
+        point.scores = point.scores + step * direction.scores
+        self.look_around(point)
+
+    def nowhere(self, point: RefinementPoint) -> SearchDirection:
+        """The direction in which nothing changes, for F where it stands."""
+        still = np.zeros_like(point.weights)
+        size = np.array([np.vdot(point.weights, point.weights)])
+        self.rows.grid.members.sum(size, "evaluate")
+        none = np.zeros_like(point.intercept)
+        ridge = (0.5 * self.l2 * float(size[0]), 0.0, 0.0)
+        return SearchDirection(still, none, np.zeros_like(point.scores), ridge)
+
+    def _seen(self, scores: Array, along: Array) -> tuple[float, float, float]:
+        """Σ c ℓ, Σ c r·q and Σ c |ℓ| of the local rows, c as shares of all."""
+        share, targets = self.rows.share, self.rows.targets
+        losses = share * self.family.loss(scores, targets)
+        residuals = self.family.residual(scores, targets)
+        slope = np.vdot(share * residuals, along)
+        return float(losses.sum()), float(slope), float(np.abs(losses).sum())
+
+
+# What is asked of the finisher.
+
+KINDS = ("none", "lbfgs", "newton", "auto")
+
+
+@dataclass(frozen=True)
+class PolishConfig:
+    """From where the steps ended to the optimum, with gradients of all rows."""
+
+    # auto: go on to the optimum, by lbfgs, and where that takes long by newton.
+    kind: str = "none"
+    passes: int = 200  # gradients at most; each reads the rows twice
+    tol: float = 1e-8  # of the gradient, relative to the residuals; smaller = closer
+    # With a ridge a certified bound of F − F* decides, for 3 passes more; without one
+    # the fall that a step of Newton expects, where columns are few.
+    gap: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"[polish] kind = {self.kind!r}; known: {', '.join(KINDS)}"
+            )
+        if self.passes < 1:
+            raise ConfigError(
+                f"[polish] passes = {self.passes} must be at least 1; 200 is usual,"
+                ' and kind = "none" takes none'
+            )
+        if not 0.0 <= self.tol < 1.0:
+            raise ConfigError(
+                f"[polish] tol = {self.tol!r} must be at least 0 and below 1; 1e-8 is"
+                " usual, 0 goes on to the last digit"
+            )
+
+
+# Whether weights are at the optimum, by a certified gap.
+#
+# A point is converged where a bound of F(w) − F* from duality (`full_passes.py`) is
+#
+#     gap ≤ tol · max(|F|, 1e-3 · F₀),    F₀ = F(null model) − mean of min_t ℓ(t, y_i)
+#
+# The null model has no weights, but the best intercept. F₀ takes no pass over the rows,
+# and is taken only where |F| alone does not show that the gap is small enough.
+
+
+class GapCertificate:
+    """Certified gaps of points, and the limit that they have to meet."""
+
+    def __init__(self, tol: float) -> None:
+        self.tol = tol
+        self.gap: float | None = None  # at the point that was judged last
+        self.limit: float | None = None  # that a gap there has to meet
+        self._null_excess: float | None = None
+
+    def judge(
+        self, land: Landscape, point: RefinementPoint, loss: float
+    ) -> bool | None:
+        """Return whether the gap at a point meets its limit; None: there is no bound.
+
+        Collective. One pass over the rows, since the scores are known; the answer is
+        the same on all ranks.
+        """
+        intercept = point.intercept if land.has_intercept else None
+        gap = gap_at(land.rows, point.weights, intercept, point.scores).gap
+        return self.meets(land, gap, loss)
+
+    def meets(self, land: Landscape, gap: float | None, loss: float) -> bool | None:
+        """Return whether this gap meets its limit on every rank; None: there is none.
+
+        Collective, for flags and perhaps for F₀.
+        """
+        self.gap = gap
+        self.limit = None if gap is None else gap_limit(self.tol, loss, 0.0)
+        if gap is None or self.limit is None:
+            return None
+        if land.world.max_flag(int(not gap <= self.limit)):
+            if self._null_excess is None:
+                self._null_excess = null_excess(land.rows, land.has_intercept)
+            self.limit = gap_limit(self.tol, loss, self._null_excess)
+            return not land.world.max_flag(int(not gap <= self.limit))
+        return True
+
+
+def null_excess(rows: AllRows, has_intercept: bool) -> float:
+    """Return F of the null model less the mean of the least losses there can be.
+
+    Collective: two words over all ranks, and the looks of `level` for the intercept.
+    """
+    scores = np.zeros((rows.height, rows.columns))
+    if rows.objective.shard.offsets is not None:
+        scores += rows.objective.shard.offsets
+    if has_intercept:
+        scores += level(rows, scores).shift
+    sums = np.zeros(2)
+    if rows.grid.member == 0:
+        least: Array = least_losses(rows.objective.family, rows.targets)
+        sums[:] = rows.loss(scores), float((rows.share * least).sum())
+    rows.grid.world.sum(sums, "evaluate")
+    return float(sums[0] - sums[1])
+
+
+# L-BFGS on the grid of ranks: from wherever the steps ended to the optimum.
+#
+# An iteration takes two passes over the rows, A p for the scores of its direction and
+# Aᵀr for the gradient where it arrives, and these messages ("evaluate"):
+#
+#     over members     nK + K + 3 words    scores of the direction
+#     over all ranks   3 words a trial     the value and slope of the line search
+#     over replicas    (d_c + 1) K words   the direction, and again for the gradient
+#     over all ranks   3(2M + 1) + 6 words inner products, and who wants to stop
+#
+# The scaling of the variables is that of the point where it was taken. It is taken anew
+# after 50, 100, 200, ... iterations, and where the gradient is small but the certified
+# gap is not: the pairs of the old variables are forgotten then.
+
+DEPTH = 20  # pairs that are kept; larger = fewer passes, more memory
+LEAST_DEPTH = 5
+KEPT_WORDS = 2**25  # of all pairs together, over all columns: fewer of wide ones
+STALE = 40  # iterations without a gain that a float64 can show
+RESCALED_FIRST = 50  # iterations before the first look at the scaling; then doubled
+RESCALED_BY = 4.0  # change of a column's curvature for which the scaling is replaced
+REFINEMENTS = 6  # of a point whose certified gap is above its limit
+TIGHTER = 0.1  # of a gradient that a refinement begins with
+SHRINKS = 0.5  # of the gap: a refinement that leaves more of it was the last
+STUCK = 1e-6  # of the residuals: a gradient above it is no matter of rounding
+EPS = float(np.finfo(np.float64).eps)
+
+
+class StopReason(Enum):
+    """Why it went no further."""
+
+    CONVERGED = "converged"
+    ROUNDING = "at rounding"
+    STUCK = "stuck"
+    PASSES = "passes used up"
+    UNCERTIFIED = "gap above its limit"
+    HIDDEN = "small gradient, but F would fall"
+    ASKED = "asked to stop"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether this is the optimum, as far as float64 can tell."""
+        return self in (StopReason.CONVERGED, StopReason.ROUNDING)
+
+
+@dataclass(frozen=True)
+class LbfgsStatus:
+    """What is known after an iteration, the same on all ranks."""
+
+    passes: int
+    trials: int
+    loss: float
+    gradient: float  # ‖∇F‖
+    relative: float  # ‖g‖ of the scaled variables, over the size of the residuals
+    floor: float  # of the latter: below it there are no digits
+    wishes: tuple[int, ...]  # how many ranks have each of them
+
+
+# What a rank wishes after an iteration, one word for each wish; all ranks are asked.
+Ask = Callable[[LbfgsStatus, RefinementPoint], tuple[int, ...]]
+
+
+def depth_for(columns: int) -> int:
+    """How many pairs are kept of so many variables; the same on all ranks."""
+    return max(LEAST_DEPTH, min(DEPTH, KEPT_WORDS // (2 * columns)))
+
+
+class Lbfgs:
+    """One run of it; `ask` says what this rank wishes, after every iteration."""
+
+    fall: GapCertificate | None = (
+        None  # what a step of Newton expects, where one is tried
+    )
+
+    def __init__(
+        self,
+        land: Landscape,
+        settings: PolishConfig,
+        ask: Ask,
+        certificate: GapCertificate | None = None,
+    ) -> None:
+        self.land = land
+        self.settings = settings
+        self.ask = ask
+        self.certificate = certificate  # None: the gradient alone decides
+        self.tol = settings.tol  # refinements lower it
+        self.refined_at: list[float] = []  # how far above points were that were refined
+        self.rescaled_at = RESCALED_FIRST
+        self.centers: Centers | None = None  # what the columns of `land` lack
+        self.wishes: tuple[int, ...] = (0, 0, 0)
+        self.passes = self.trials = 0
+
+    def run(
+        self, weights: Array, intercept: Array | None
+    ) -> tuple[RefinementPoint, StopReason]:
+        """Return the optimum reached from weights (d_c, K) and intercept (K,)."""
+        point = self._begin(weights, intercept)
+        stand = self.first = self._hear(point)
+        best = _Best(stand, self.here.noise)
+        while True:
+            ending = self._ending(stand, best)
+            if ending is None and not self._step(point):
+                ending = _given_up(stand)
+            if ending is None:
+                if self.passes == self.rescaled_at:
+                    self.rescaled_at *= 2
+                    self._rescale(point, at_least=RESCALED_BY)
+                stand = self._hear(point)
+                best.look(stand, self.here.noise)
+                continue
+            ending = self._certified(point, stand, ending)
+            if ending is not None:
+                self.last = stand
+                return point, ending
+            stand = self._hear(point)
+            # A point that looked optimal has to move on in the new variables.
+            self.tol = min(self.tol, TIGHTER * stand.relative)
+            best = _Best(stand, self.here.noise)
+
+    def _begin(self, weights: Array, intercept: Array | None) -> RefinementPoint:
+        point = self.land.stand(weights, intercept)
+        moments = self._moments_at(point)
+        if intercept is not None:
+            self.centers = find_centers(self.land.rows, moments)
+        if intercept is not None and self.centers is not None:
+            self.land = self.land.centred(self.centers)
+            moved = self.centers.moved(self.land.rows.objective, weights)
+            point = self.land.stand(weights, intercept + moved)
+            moments = self._moments_at(point)
+        self.scaling = make_scaling(moments, self.land.l2, self.land.has_intercept)
+        self._forget(point)
+        self.here = self.land.look(point, self.land.nowhere(point), 0.0)
+        return point
+
+    def _moments_at(
+        self, point: RefinementPoint, floor: float = LEAST
+    ) -> WeightedMoments:
+        """Return the moments of columns under the curvatures at a point: one pass."""
+        rows = self.land.rows
+        h = curvatures(self.land.family, point.scores, rows.targets, floor)
+        return rows.moments(h * rows.share)
+
+    def _forget(self, point: RefinementPoint) -> None:
+        """Begin the memory with the gradient at a point in the variables of now."""
+        rows, gradient = self.land.rows, self._scaled(point)
+        total = rows.objective.shard.total_columns * rows.columns
+        self.memory = Memory(depth_for(total), len(gradient))
+        self.memory.begin(gradient)
+
+    def _rescale(self, point: RefinementPoint, at_least: float = 1.0) -> None:
+        """Take variables for the curvatures at a point, where they have changed.
+
+        With a ridge no row's curvature needs a floor: λ keeps every column off zero.
+        """
+        moments = self._moments_at(point, 0.0 if self.land.l2 else LEAST)
+        fresh = make_scaling(moments, self.land.l2, self.land.has_intercept)
+        change = np.square(np.log(fresh.roots / self.scaling.roots)).max(initial=0.0)
+        change = max(change, np.square(np.log(fresh.level / self.scaling.level)).max())
+        is_changed = bool(2.0 * np.sqrt(change) >= np.log(at_least))
+        if self.land.world.max_flag(int(is_changed)):
+            self.scaling = fresh
+            self._forget(point)
+
+    def _certified(
+        self, point: RefinementPoint, stand: LbfgsStatus, ending: StopReason
+    ) -> StopReason | None:
+        """Return how a run ends by the certified gap of its point; None: it goes on.
+
+        The gap decides wherever there is one. The gradient is relative to residuals,
+        which mislead where a few rows are huge, and vanish on separable data.
+        """
+        if self.certificate is None or ending is StopReason.ASKED:
+            return ending
+        is_met = self.certificate.judge(self.land, point, stand.loss)
+        if is_met is None or (is_met and ending.is_good):
+            return ending
+        if is_met:
+            return StopReason.CONVERGED
+        if ending is StopReason.PASSES:
+            return ending
+        if not self._goes_on(self.certificate.gap):
+            return StopReason.UNCERTIFIED if ending.is_good else ending
+        self._rescale(point)
+        return None
+
+    def _goes_on(self, gap: float | None) -> bool:
+        """Return whether a point this far above the optimum is refined. Collective."""
+        gap, refined = gap or 0.0, self.refined_at
+        gains = not refined or gap <= SHRINKS * refined[-1]
+        goes_on = gains and len(refined) < REFINEMENTS
+        goes_on &= self.passes < self.settings.passes
+        if self.land.world.max_flag(int(not goes_on)):
+            return False
+        refined.append(gap)
+        return True
+
+    def _scaled(self, point: RefinementPoint) -> Array:
+        """The gradient in the scaled variables, flat: this member's part, then ν's."""
+        parts = self.scaling.gradient(point.slope, point.drift)
+        return np.concatenate([part.reshape(-1) for part in parts])
+
+    def _step(self, point: RefinementPoint) -> bool:
+        """One iteration; False where no step leads down that float64 can show."""
+        self.passes += 1
+        for move, slope in self._directions(point):
+            found = self._walk(point, move, slope) if slope < 0.0 else None
+            if found is not None:
+                self.memory.put(found.step * move, self._scaled(point))
+                return True
+        return False
+
+    def _directions(self, point: RefinementPoint) -> Iterator[tuple[Array, float]]:
+        """What to try, one after the other: p, this rank's part of it, and g·p."""
+        yield self._combined()
+        if self.memory.order:
+            self.memory.forget()
+            yield self._combined()
+
+    def _combined(self) -> tuple[Array, float]:
+        """That of the memory, the same bits for all replicas.
+
+        Where columns are nearly alike, steps are long: what differs by rounding at
+        first would be another model soon.
+        """
+        move, slope = self.memory.direction()
+        return self.land.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
+
+    def _walk(self, point: RefinementPoint, move: Array, slope: float) -> Trial | None:
+        """Go along the move as far as is good; None: nowhere."""
+        land, width = self.land, point.weights.size
+        weights = self.scaling.weights(move[:width].reshape(point.weights.shape))
+        intercept = move[width:] / self.scaling.level
+        way = land.along(point, weights, intercept, self.scaling.pull(weights))
+        begin = Trial(0.0, self.here.value, slope, self.here.noise)
+        found, trials = search(lambda step: land.look(point, way, step), begin)
+        self.trials += trials
+        if found is not None:
+            land.go(point, way, found.step)
+            self.here = found
+        return found
+
+    def _hear(self, point: RefinementPoint) -> LbfgsStatus:
+        """Inner products, sizes and wishes, in one message to all ranks."""
+        words = self.memory.words
+        message = np.zeros(words + 3 + len(self.wishes))
+        message[words : words + 3] = self._sizes(point)
+        message[words + 3 :] = self.wishes
+        if self.land.rows.grid.replica == 0:
+            message[:words] = self.memory.parts(self._own(point))
+        self.land.world.sum(message, "evaluate")
+        self.memory.hear(message[:words])
+        stand = self._judged(message[words:])
+        self.wishes = self.ask(stand, point)
+        return stand
+
+    def _own(self, point: RefinementPoint) -> slice:
+        """This rank's part of the vectors: the intercept counts once."""
+        return slice(None) if self.land.is_first else slice(point.weights.size)
+
+    def _sizes(self, point: RefinementPoint) -> tuple[float, float, float]:
+        """‖∇F‖², and in the units of scaled gradients residuals² and scores²."""
+        square = residuals = scores = 0.0
+        if self.land.rows.grid.replica == 0:
+            square = float(np.vdot(point.slope, point.slope))
+        if self.land.is_first:
+            square += float(np.vdot(point.drift, point.drift))
+        if self.land.speaks:
+            share, level = self.land.rows.share, np.square(self.scaling.level)
+            residuals = float((share * np.square(point.residuals) / level).sum())
+            scores = float((share * np.square(point.scores) * level).sum())
+        return square, residuals, scores
+
+    def _judged(self, heard: Array) -> LbfgsStatus:
+        square, residuals, scores = (float(np.sqrt(max(v, 0.0))) for v in heard[:3])
+        size = max(residuals, np.finfo(float).tiny)
+        return LbfgsStatus(
+            passes=self.passes,
+            trials=self.trials,
+            loss=self.here.value,
+            gradient=square,
+            relative=float(np.sqrt(max(self.memory.square, 0.0))) / size,
+            floor=4.0 * EPS * (1.0 + scores / size),
+            wishes=tuple(int(count) for count in heard[3:]),
+        )
+
+    def _ending(self, stand: LbfgsStatus, best: "_Best") -> StopReason | None:
+        if stand.relative <= self.tol:
+            return StopReason.CONVERGED
+        if stand.relative <= stand.floor:
+            return StopReason.ROUNDING
+        if best.age >= STALE:
+            return _given_up(stand)
+        if any(stand.wishes):
+            return StopReason.ASKED
+        return StopReason.PASSES if self.passes >= self.settings.passes else None
+
+
+def _given_up(stand: LbfgsStatus) -> StopReason:
+    return StopReason.ROUNDING if stand.relative <= STUCK else StopReason.STUCK
+
+
+class _Best:
+    """How long ago there was a gain."""
+
+    def __init__(self, stand: LbfgsStatus, noise: float) -> None:
+        self.loss, self.relative, self.age = stand.loss, stand.relative, 0
+
+    def look(self, stand: LbfgsStatus, noise: float) -> None:
+        """After an iteration."""
+        self.age += 1
+        if stand.loss < self.loss - noise:
+            self.loss, self.age = stand.loss, 0
+        if stand.relative < 0.9 * self.relative:
+            self.relative, self.age = stand.relative, 0
+
+
+__all__ = [
+    "DEPTH",
+    "StopReason",
+    "Lbfgs",
+    "VariableScaling",
+    "LbfgsStatus",
+    "depth_for",
+]

@@ -1,0 +1,526 @@
+"""Newton's method on all rows, and the refinement after the last step."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.comm.ledger import Entry
+from hpcsgd.data.shard import split_range
+from hpcsgd.errors import ConfigError
+from hpcsgd.products.base import State
+from hpcsgd.solvers.callbacks import Request, View
+from hpcsgd.solvers.evaluation import Columns, Evaluation
+from hpcsgd.solvers.full_passes import (
+    NO_MINIMUM,
+    VariableScaling,
+    bends,
+    gap_at,
+    is_separated,
+    may_lack_minimum,
+    open_rows,
+)
+from hpcsgd.solvers.lbfgs import (
+    EPS,
+    Array,
+    Ask,
+    GapCertificate,
+    Landscape,
+    Lbfgs,
+    LbfgsStatus,
+    PolishConfig,
+    RefinementPoint,
+    StopReason,
+)
+
+# ∇²F in the scaled variables, of few columns: each rank adds up some of the rows.
+#
+# With ã = (a − m)/√D, and 1/√e in the intercept's place, F'' = Σ_i ã_i B_i ã_iᵀ + λ/D
+# where B_i is ∂r/∂t of row i, K × K, times its share. Members hold columns, so they
+# exchange pieces of each block of rows: each then has all columns of its part of them.
+# One sum over all ranks has P² + P words for P variables, the gradient's among them.
+
+
+@dataclass(frozen=True)
+class WholeScaling:
+    """The scaling of all columns, on every rank."""
+
+    roots: Array  # (d, K)
+    centers: Array
+    level: Array  # (K,)
+
+
+class Hessian:
+    """Of a landscape, in the variables (u, ν) flattened as gradients are."""
+
+    def __init__(self, land: Landscape, scaling: VariableScaling) -> None:
+        self.land = land
+        self.rows = land.rows
+        parts = self.rows.objective.shard.parts
+        self.parts = parts
+        self.columns = self.rows.columns
+        self.variables = (parts[-1].stop + land.has_intercept) * self.columns
+        self.scaling = WholeScaling(
+            self._joined(scaling.roots), self._joined(scaling.centers), scaling.level
+        )
+
+    def take(self, point: RefinementPoint, gradient: Array) -> tuple[Array, Array]:
+        """(F'', g) of the whole at a point; `gradient` is this member's, flat."""
+        P = self.variables
+        words = np.zeros(P * P + P)
+        whole = words[: P * P].reshape(P, P)
+        h = bends(self.land.family, point.scores, self.rows.targets)
+        h *= self.rows.share[:, :, None]
+        for rows in self.rows.blocks():
+            block, own = self._own_rows(rows)
+            if len(block):
+                self._add(whole, block, h[rows][own])
+        words[P * P :] = self._own_part(gradient, point.weights.size)
+        self.land.world.sum(words, "evaluate")
+        ridge = self.land.l2 / np.square(self.scaling.roots).reshape(-1)
+        whole[np.arange(len(ridge)), np.arange(len(ridge))] += ridge
+        return whole, words[P * P :]
+
+    def _own_part(self, gradient: Array, width: int) -> Array:
+        """This rank's part of the whole gradient, zero elsewhere."""
+        found, grid = np.zeros(self.variables), self.rows.grid
+        if grid.replica == 0:
+            first = self.parts[grid.member].start * self.columns
+            found[first : first + width] = gradient[:width]
+        if self.land.is_first and self.land.has_intercept:
+            found[-self.columns :] = gradient[width:]
+        return found
+
+    def _add(self, whole: Array, block: Array, h: Array) -> None:
+        """whole ← whole + Σ ã B ãᵀ over some rows, class by class."""
+        K = self.columns
+        sides = [self._scaled(block, k) for k in range(K)]
+        for k in range(K):
+            for q in range(K):
+                whole[k::K, q::K] += (sides[k] * h[:, k, q, None]).T @ sides[q]
+
+    def _scaled(self, block: Array, k: int) -> Array:
+        """Return ã of some rows for class k, (m, P / K), in float64."""
+        scaling, width = self.scaling, block.shape[1]
+        found = np.empty((len(block), width + self.land.has_intercept))
+        columns = found[:, :width]
+        np.subtract(block, scaling.centers[:, k], out=columns)
+        columns /= scaling.roots[:, k]
+        found[:, width:] = 1.0 / scaling.level[k]
+        return found
+
+    def _own_rows(self, rows: slice) -> tuple[Array, slice]:
+        """All columns of this member's part of these rows, and which part that is."""
+        members = self.rows.grid.members
+        block = dense(self.rows.objective.read(rows))
+        shares = [split_range(len(block), members.size, r) for r in range(members.size)]
+        own = shares[members.rank]
+        if members.size == 1:
+            return block, own
+        widths = [part.stop - part.start for part in self.parts]
+        room = np.zeros((len(block), max(widths)))  # pieces are of one width
+        room[:, : block.shape[1]] = block
+        counts = [(part.stop - part.start) * max(widths) for part in shares]
+        out = np.empty(members.size * counts[members.rank])
+        members.exchange_pieces(room.reshape(-1), counts, out, "evaluate")
+        pieces = out.reshape(members.size, own.stop - own.start, max(widths))
+        sides = [piece[:, :w] for piece, w in zip(pieces, widths, strict=True)]
+        return np.hstack(sides), own
+
+    def _joined(self, own: Array) -> Array:
+        """(d, K) from the members' (d_c, K)."""
+        members, K = self.rows.grid.members, self.columns
+        counts = [(part.stop - part.start) * K for part in self.parts]
+        out = np.empty(sum(counts))
+        members.gather(np.ascontiguousarray(own).reshape(-1), counts, out, "evaluate")
+        return out.reshape(-1, K)
+
+
+def dense(block: Any) -> Array:
+    """Return rows as an array, sparse ones in float64: their columns are few."""
+    if isinstance(block, np.ndarray):
+        return block
+    found: Array = block.astype(np.float64).toarray()
+    return found
+
+
+# Newton's steps for few columns: where L-BFGS would take long, ten passes do.
+#
+# Columns that are nearly combinations of others make L-BFGS slow, whatever their scale.
+# The Hessian of P variables costs n P² operations and P² words; the system is solved by
+# one rank, by eigenvalues, so that what is flat stays where it is.
+#
+# Without a ridge no gap bounds F − F*, and a small gradient may hide a large one: a row
+# 1e7 times as long as the others scales their part of the gradient away. The fall that
+# a step of Newton expects, g·H⁺g/2, does not depend on any scale, and is held to the
+# limit of a gap there. It is an estimate, exact for least squares, and certifies
+# nothing.
+
+MOST = 1024  # variables of which a Hessian is taken
+DOUBT = 16.0  # times the curvature that is rounding: what sums over rows add to it
+NOISE = 100.0  # roundings of a gradient's size that its sums may leave
+TINY = float(np.finfo(float).tiny)
+PATIENCE = 30  # passes of L-BFGS before: most problems are done by then
+
+
+def is_small(columns: int, scores: int) -> bool:
+    """Whether a Hessian is taken of so many columns with K scores a row."""
+    return (columns + 1) * scores <= MOST
+
+
+class NewtonSolver(Lbfgs):
+    """L-BFGS whose directions are Newton's, from pass `after` on."""
+
+    after = 0
+    hessian: Hessian | None = None
+
+    def _rescale(self, point: RefinementPoint, at_least: float = 1.0) -> None:
+        """Change the variables, which those of the Hessian have to follow."""
+        super()._rescale(point, at_least)
+        self.hessian = None
+        if self.refined_at:
+            self.after = self.passes
+
+    def _certified(
+        self, point: RefinementPoint, stand: LbfgsStatus, ending: StopReason
+    ) -> StopReason | None:
+        """Return how a run ends by its gap, else by the fall that Newton expects."""
+        ended = super()._certified(point, stand, ending)
+        has_rule = self.land.l2 == 0.0 and self.settings.gap
+        if ended is None or not (ended.is_good and has_rule):
+            return ended
+        self.fall = GapCertificate(self.settings.tol)
+        fall = self._expected_fall(point, stand)
+        is_met = self.fall.meets(self.land, fall, stand.loss)
+        if is_met is not False:
+            return ended
+        if not self._goes_on(self.fall.gap):
+            return StopReason.HIDDEN
+        self.after = self.passes
+        return None
+
+    def _expected_fall(
+        self, point: RefinementPoint, stand: LbfgsStatus
+    ) -> float | None:
+        """Return g·H⁺g/2, the same on all ranks; None: H is not finite. Collective."""
+        whole, gradient = self._whole(point)
+        word = np.zeros(1)
+        if self.land.world.rank == 0:
+            size = float(np.linalg.norm(gradient)) / max(stand.relative, TINY)
+            word[0] = expected_fall(whole, gradient, NOISE * EPS * size)
+        self.land.world.broadcast(word, 0, "evaluate")
+        return None if np.isnan(word[0]) else float(word[0])
+
+    def _whole(self, point: RefinementPoint) -> tuple[Array, Array]:
+        """Return Hessian and gradient of all variables at a point. Collective."""
+        if self.hessian is None:
+            self.hessian = Hessian(self.land, self.scaling)
+        return self.hessian.take(point, self._scaled(point))
+
+    def _directions(self, point: RefinementPoint) -> Iterator[tuple[Array, float]]:
+        """Newton's, then those of L-BFGS where it leads nowhere."""
+        if self.passes > self.after:
+            yield self._newton(point)
+        yield from super()._directions(point)
+
+    def _newton(self, point: RefinementPoint) -> tuple[Array, float]:
+        world = self.land.world
+        whole, gradient = self._whole(point)
+        words = np.zeros(len(gradient) + 1)
+        if world.rank == 0:
+            words[:-1] = downhill(whole, gradient)
+            words[-1] = words[:-1] @ gradient
+        world.broadcast(words, 0, "evaluate")
+        columns = self.land.rows.columns
+        own = self.land.rows.objective.shard.columns
+        parts = [words[own.start * columns : own.stop * columns]]
+        if self.land.has_intercept:
+            parts.append(words[-1 - columns : -1])
+        else:
+            parts.append(np.zeros(columns))
+        return np.concatenate(parts), float(words[-1])
+
+
+def downhill(whole: Array, gradient: Array) -> Array:
+    """−H⁺ g, without the directions in which H is nothing but rounding."""
+    if not np.isfinite(whole).all():
+        return np.zeros_like(gradient)
+    values, vectors = np.linalg.eigh(whole)
+    floor = least_curvature(values)
+    inverse = np.where(values > floor, 1.0 / np.maximum(values, floor), 0.0)
+    step: Array = -vectors @ (inverse * (vectors.T @ gradient))
+    return step
+
+
+def expected_fall(whole: Array, gradient: Array, noise: float) -> float:
+    """Return g·H⁺g/2, how much lower F is at the end of Newton's step.
+
+    A direction in which H is nothing but rounding counts by the least curvature that
+    is more. Where the gradient along such directions is more than `noise`, nothing is
+    known of the fall: inf. NaN: H is not finite.
+    """
+    if not np.isfinite(whole).all():
+        return float("nan")
+    values, vectors = np.linalg.eigh(whole)
+    along = np.square(vectors.T @ gradient)
+    least = max(DOUBT * least_curvature(values), TINY)
+    if along[values <= least].sum() > noise**2:
+        return float("inf")
+    return float(np.sum(along / np.maximum(values, least))) / 2.0
+
+
+def least_curvature(values: Array) -> float:
+    """Return the curvature below which eigenvalues of H are rounding."""
+    return len(values) * EPS * abs(float(values[-1]))
+
+
+# What comes after the last step: the optimum itself, where that is asked for.
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+WISHES = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
+Tell = Callable[[dict[str, Any]], Request]
+
+REMEDY = {
+    StopReason.PASSES: (
+        "%d passes were not enough (gradient %.2g of the residuals, not %.2g); raise"
+        " polish.passes, or set a ridge penalty (--l2)"
+    ),
+    StopReason.UNCERTIFIED: (
+        "after %d passes the gradient is small (%.2g of the residuals, tol %.2g), but F"
+        " may be %.2g above its optimum, and not %.2g; rows or columns of very"
+        " different size hide it: scale them, or raise the ridge penalty (--l2)"
+    ),
+    StopReason.HIDDEN: (
+        "after %d passes the gradient is small (%.2g of the residuals, tol %.2g), but a"
+        " step of Newton would lower F by %s, and not %.2g; rows or columns of very"
+        " different size hide it: scale them, or set a ridge penalty (--l2)"
+    ),
+    StopReason.STUCK: (
+        "after %d passes no lower loss was found (gradient %.2g of the residuals, not"
+        " %.2g); scores may lie beyond the range of exp: scale the columns, or lower"
+        " the rate"
+    ),
+}
+
+
+class NoFinisher:
+    """The protocol, and what a run has that ends with its last step."""
+
+    facts: dict[str, Any] | None = None  # of what was done, for the report
+    has_minimum = True  # False: F falls without end
+
+    def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Request]:
+        """The state to return, and the wish that ended it early.
+
+        `tell` takes what a record of the history says of a pass, and gives back what
+        callbacks of this rank wish.
+        """
+        return state, Request.NONE
+
+
+UNFINISHED = NoFinisher()
+
+
+class Finisher(NoFinisher):
+    """L-BFGS or Newton from the last step's weights, in float64 on exact values."""
+
+    def __init__(
+        self,
+        settings: PolishConfig,
+        evaluation: Evaluation,
+        columns: Columns,
+        bounds_passes: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.evaluation = evaluation
+        self.columns = columns
+        self.bounds_passes = bounds_passes  # every pass has a gap, and costs one more
+        self.gap: float | None = None  # where it was asked for, and is known
+
+    def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Request]:
+        """The optimum; every pass is told as an evaluation."""
+        evaluation, settings = self.evaluation, self.settings
+        said = evaluation.objective.grid.world.ledger.entries["evaluate"]
+        before = Entry(said.calls, said.words)
+        columns, objective = evaluation.columns, evaluation.objective
+        weights, intercept = _begin(state, evaluation)
+        land = Landscape(
+            open_rows(objective, columns), objective.penalty.l2, intercept is not None
+        )
+
+        def ask(stand: LbfgsStatus, point: RefinementPoint) -> tuple[int, ...]:
+            """Tell of a pass; what this rank wishes, one word for each wish."""
+            if not stand.passes:
+                return tuple(0 for _ in WISHES)
+            view.loss = stand.loss
+            known = {"gradient": stand.gradient, **self._bound(steps.land, point)}
+            wish = tell({**known, "passes": stand.passes})
+            return tuple(int(wish is one) for one in WISHES)
+
+        certificate = GapCertificate(settings.tol) if self._has_gap else None
+        steps = make_steps(land, settings, ask, certificate)
+        point, ending = steps.run(weights, intercept)
+        final = self._settled(point, steps)
+        self._measure(final, point, steps, view)
+        if certificate is not None and ending.is_good:
+            # The judge is the gap of the weights as they are returned.
+            is_met = certificate.meets(steps.land, self.gap, view.loss)
+            ending = StopReason.UNCERTIFIED if is_met is False else ending
+        penalty, family = objective.penalty, objective.family.name
+        endless = may_lack_minimum(family, penalty) and is_separated(
+            steps.land.rows, point.scores
+        )
+        limit = None if certificate is None else certificate.limit
+        more = {"gap": self.gap} if self._has_gap else {}
+        self.facts = _facts(steps, ending, view, self.gradient) | {
+            "messages": said.calls - before.calls,
+            "words": said.words - before.words,
+            **more,
+            **({"gap_limit": limit} if self._has_gap else {}),
+            **_expected(steps),
+        }
+        self.has_minimum = not endless
+        if endless:
+            log.warning("polish: %s (--l2)", NO_MINIMUM, extra=ONCE)
+        else:
+            self._say(steps, ending, limit)
+        tell({"gradient": self.gradient, **more, "passes": steps.passes})
+        return final, _granted(
+            steps.last
+        ) if ending is StopReason.ASKED else Request.NONE
+
+    @property
+    def _has_gap(self) -> bool:
+        has_ridge = self.evaluation.objective.penalty.l2 > 0.0
+        return (self.settings.gap and has_ridge) or self.bounds_passes
+
+    def _bound(self, land: Landscape, point: RefinementPoint) -> dict[str, Any]:
+        """The gap of a pass, where it was asked for: one pass more."""
+        if not self.bounds_passes:
+            return {}
+        intercept = point.intercept if land.has_intercept else None
+        return {"gap": gap_at(land.rows, point.weights, intercept, point.scores).gap}
+
+    def _settled(self, point: RefinementPoint, steps: Lbfgs) -> State:
+        """Return the point as a state, its intercept the same bits on all ranks."""
+        weights, grid = point.weights, self.columns.grid
+        own = point.intercept
+        if steps.centers is not None:
+            own = own - steps.centers.moved(self.evaluation.objective, weights)
+        if self.columns.whole:
+            weights = Columns(grid, self.columns.parts, whole=False).join(weights)
+        intercept = grid.world.broadcast(own, 0, "evaluate")
+        return State(weights, intercept[None, :] if steps.land.has_intercept else None)
+
+    def _measure(
+        self, final: State, point: RefinementPoint, steps: Lbfgs, view: View
+    ) -> None:
+        """Take F, ‖∇F‖ and the gap of the weights as they are returned.
+
+        The gap is that of the weights with the tangents at the point's scores.
+        """
+        rows = steps.land.rows
+        objective, weights = rows.objective, final.weights[self.evaluation.own]
+        intercept = None if final.intercept is None else final.intercept[0]
+        if intercept is not None and steps.centers is not None:
+            intercept = intercept + steps.centers.moved(objective, weights)
+        slope = objective.slope(weights, intercept)
+        self.gradient, view.loss = objective.norm(slope), slope.loss
+        if self._has_gap:
+            exact = rows.start(weights, intercept)
+            self.gap = gap_at(rows, weights, intercept, point.scores, exact).gap
+        self.evaluation.clipped = slope.clips
+
+    def _say(self, steps: Lbfgs, ending: StopReason, limit: float | None) -> None:
+        stand = steps.last
+        if ending in REMEDY:
+            figures: tuple[Any, ...] = (stand.passes, stand.relative, self.settings.tol)
+            if ending is StopReason.UNCERTIFIED:
+                figures += self.gap, limit
+            elif steps.fall is not None and ending is StopReason.HIDDEN:
+                figures += amount(_fall_of(steps)), steps.fall.limit
+            log.warning(f"polish: {REMEDY[ending]}", *figures, extra=ONCE)
+        else:
+            said = ("polish: %s after %d passes", ending.value, stand.passes)
+            log.info(*said, extra=ONCE)
+
+
+def make_steps(
+    land: Landscape,
+    settings: PolishConfig,
+    ask: Ask,
+    certificate: GapCertificate | None,
+) -> Lbfgs:
+    """Return steps of the kind that was asked for; `auto` where there may be both."""
+    columns, scores = land.rows.objective.shard.total_columns, land.rows.columns
+    small = is_small(columns, scores)
+    if settings.kind == "newton" and not small:
+        raise ConfigError(
+            f"[polish] kind = 'newton' takes at most {MOST} variables, and here"
+            f" are {(columns + 1) * scores}; use kind = 'lbfgs'"
+        )
+    if settings.kind == "lbfgs" or not small:
+        return Lbfgs(land, settings, ask, certificate)
+    steps = NewtonSolver(land, settings, ask, certificate)
+    steps.after = 0 if settings.kind == "newton" else PATIENCE
+    return steps
+
+
+def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
+    """This member's weights and the intercept, in float64.
+
+    Of classes, less their mean: scores that all grow by the same change nothing, and
+    what rounding has put there would have to be walked back along a flat direction.
+    """
+    found = state.weights[evaluation.own, : evaluation.columns].astype(np.float64)
+    intercept = None if state.intercept is None else state.intercept[0].copy()
+    if evaluation.columns > 1:
+        found -= found.mean(axis=1, keepdims=True)
+        if intercept is not None:
+            intercept -= intercept.mean()
+    return found, intercept
+
+
+def _granted(stand: LbfgsStatus) -> Request:
+    """The largest that any rank has."""
+    heard = zip(WISHES, stand.wishes, strict=True)
+    return max((wish for wish, count in heard if count), default=Request.NONE)
+
+
+def amount(fall: float | None) -> str:
+    """Return in words how much F is expected to fall; None: more than can be told."""
+    return "an unknown amount" if fall is None else f"{fall:.2g}"
+
+
+def _fall_of(steps: Lbfgs) -> float | None:
+    """Return the fall of F that Newton expected at the end; None: it is unknown."""
+    fall = None if steps.fall is None else steps.fall.gap
+    return fall if fall is not None and np.isfinite(fall) else None
+
+
+def _expected(steps: Lbfgs) -> dict[str, Any]:
+    """Return what the report has of the fall, where a step of Newton was tried."""
+    if steps.fall is None or steps.fall.gap is None:
+        return {}
+    return {"expected_fall": _fall_of(steps), "fall_limit": steps.fall.limit}
+
+
+def _facts(
+    steps: Lbfgs, ending: StopReason, view: View, gradient: float
+) -> dict[str, Any]:
+    return {
+        "kind": steps.settings.kind,
+        "ended": ending.value,
+        "passes": steps.passes,
+        "trials": steps.trials,
+        "loss_before": steps.first.loss,
+        "loss_after": view.loss,
+        "gradient_before": steps.first.gradient,
+        "gradient_after": gradient,
+        "relative_before": steps.first.relative,
+        "relative_after": steps.last.relative,
+        "tol": steps.settings.tol,
+    }

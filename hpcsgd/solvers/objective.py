@@ -1,0 +1,333 @@
+"""The full objective on all rows, in memory, in slices, and from disk."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.backends.numpy_rows import exact_scores
+from hpcsgd.comm.grid import Grid
+from hpcsgd.data.shard import Shard
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm.families import Family
+from hpcsgd.glm.penalties import Models, Penalty
+
+# The full objective on all rows, in float64, on the values of the data itself.
+#
+# F(w) = (1/Σc_i) Σ_i c_i ℓ(t_i, y_i) + l1‖w‖₁ + (l2/2)‖w‖²
+#
+# A matrix stored low is not asked: the rows are read again, so that a loss says the
+# same of every precision.
+
+Array = NDArray[Any]
+BLOCK_ROWS = 4096  # rows of scores summed over members in one message, at most
+BLOCK_VALUES = 2**20  # of the whole width: wide rows are read fewer at a time
+
+
+def block_rows(total_columns: int) -> int:
+    """Rows looked at together; the same for all members, whose widths may differ."""
+    return max(min(BLOCK_ROWS, BLOCK_VALUES // total_columns), 64)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """F of every model at its weights, of all rows."""
+
+    each: Array  # F, (models,)
+    held: Array | None  # mean loss of rows that are not trained on; NaN: it has all
+    clips: int
+
+
+@dataclass(frozen=True)
+class Slope:
+    """F and its gradient at some weights, of all rows.
+
+    Where l1 or bounds bend F, `weights` are of its smooth part, the ridge included.
+    """
+
+    loss: float  # F, l1 included
+    weights: Array  # ∂F/∂w at this member's columns, (d_c, K)
+    intercept: Array | None  # ∂F/∂β, (K,), the same on every rank
+    clips: int
+    least: Array | None = None  # F's smallest subgradient there; None: it is weights
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is needed to say how good weights are."""
+
+    grid: Grid
+    family: Family
+    shard: Shard
+    penalty: Penalty  # of this member's columns
+    read: Callable[[slice], Any]  # local rows -> this member's columns, exact
+    models: Models | None = None  # several at once
+    # Rows looked at together; 0: as many as their width allows.
+    block: int = field(default=0, kw_only=True)
+
+    def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
+        """F at this member's slice of w (d_c, K) and the intercept (K,); clips.
+
+        The clips are the scores whose exponential had to be cut off: with any of
+        them the loss is a lower bound.
+        """
+        found = self.measure(weights, intercept)
+        return float(found.each[0]), found.clips
+
+    def measure(self, weights: Array, intercept: Array | None) -> Losses:
+        """F of every model, and what it is on the rows that it has not seen.
+
+        One pass, one message for each block of rows and one over replicas, however
+        many models there are.
+        """
+        weights = weights.astype(np.float64)
+        point, start = self._read_at(weights, intercept)
+        return self._measured(point, start, lambda: self._penalties(weights))
+
+    def _measured(
+        self, point: Array, start: Array | None, penalties: Callable[[], Array]
+    ) -> Losses:
+        """The same at a point, block of rows by block."""
+        held, count = self.shard.held, len(self.models or (0,))
+        sums = np.zeros((2 if held is None else 4) * count + 1)
+        for rows in self._blocks():
+            scores, targets, c = self._scores(rows, point, start)
+            losses = self.family.loss(scores, targets)
+            found = [_whole(_summed(v), count) for v in (c * losses, c)]
+            clips = np.array([self.family.clipped(scores)])
+            if held is not None:
+                own = self._of_models(held[rows].astype(np.float64))
+                found += [_whole(_summed(v), count) for v in (own * losses, own)]
+            sums += np.concatenate([*found, clips])
+        self.grid.replicas.sum(sums, "evaluate")
+        totals = sums[:-1].reshape(-1, 2, count)
+        means = totals[:, 0] / totals[:, 1]
+        own = means[0] + penalties()
+        return Losses(own, None if held is None else means[1], int(sums[-1]))
+
+    def slope(self, weights: Array, intercept: Array | None) -> Slope:
+        """F and ∇F, in one pass: a sum of scores over members for each block of rows,
+        and one sum over replicas of d_c·K + K + 3 words.
+        """
+        weights = weights.astype(np.float64)
+        width, columns = weights.shape
+        sums = np.zeros(3 + columns + weights.size)
+        steps, gradient = sums[3 : 3 + columns], sums[3 + columns :].reshape(width, -1)
+        for rows in self._blocks():
+            scores, targets, c = self._scores(rows, weights, intercept)
+            sums[:3] += self._sums(scores, targets, c)
+            residuals = self.family.residual(scores, targets) * c
+            steps += residuals.sum(axis=0)
+            gradient += self.read(rows).T @ residuals
+        self.grid.replicas.sum(sums, "evaluate")
+        loss, total = float(sums[0] / sums[1]), sums[1]
+        smooth = gradient / total + self.penalty.l2 * weights
+        return Slope(
+            loss=loss + self._penalty(weights),
+            weights=smooth,
+            intercept=None if intercept is None else steps / total,
+            clips=int(sums[2]),
+            least=self.penalty.least(weights, smooth),
+        )
+
+    def norm(self, slope: Slope) -> float:
+        """‖∇F‖, or that of F's smallest subgradient: all columns and the intercept.
+
+        It is zero at the minimum of F and nowhere else.
+        """
+        least = slope.weights if slope.least is None else slope.least
+        square = np.array([np.sum(np.square(least))])
+        self.grid.members.sum(square, "evaluate")
+        if slope.intercept is not None:
+            square += np.sum(np.square(slope.intercept))
+        return float(np.sqrt(square[0]))
+
+    def _read_at(
+        self, weights: Array, intercept: Array | None
+    ) -> tuple[Array, Array | None]:
+        """Where scores are read: at the first model alone where all are alike, as they
+        are before the first step.
+        """
+        models = self.models
+        if models is None or len(models) == 1:
+            return weights, intercept
+        one = np.ascontiguousarray(weights[:, : models.scores])
+        start = None if intercept is None else intercept[: models.scores]
+        differs = not np.array_equal(weights, np.tile(one, len(models)))
+        if intercept is not None and start is not None:
+            differs |= not np.array_equal(intercept, np.tile(start, len(models)))
+        if self.grid.world.max_flag(int(differs)):
+            return weights, intercept
+        return one, start
+
+    def _blocks(self) -> Iterator[slice]:
+        """The local rows that are looked at together, one block after the other."""
+        step = self.block or block_rows(self.shard.total_columns)
+        for start in range(0, self.shard.height, step):
+            yield slice(start, min(start + step, self.shard.height))
+
+    def _scores(
+        self, rows: slice, weights: Array, intercept: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """t of whole rows, their targets and their weights, in float64."""
+        shard = self.shard
+        scores = self._own_scores(rows, weights)
+        self.grid.members.sum(scores, "evaluate")
+        if intercept is not None:
+            scores += intercept
+        if shard.offsets is not None:
+            scores += shard.offsets[rows]
+        targets = shard.targets[rows].astype(np.float64)
+        if shard.weights is None:
+            return scores, targets, np.ones((len(scores), 1))
+        c = self._of_models(shard.weights[rows].astype(np.float64))
+        return scores, targets, c
+
+    def _own_scores(self, rows: slice, weights: Array) -> Array:
+        """What this member's columns add to t."""
+        return exact_scores(self.read(rows), weights)
+
+    def _of_models(self, weights: Array) -> Array:
+        """Sample weights, (m, 1) or (m, models)."""
+        if self.models is None:
+            return weights
+        found = self.models.sample_weights(weights)
+        assert found is not None
+        return found
+
+    def _sums(self, scores: Array, targets: Array, c: Array) -> Array:
+        """Σcℓ, Σc and the clips of these rows."""
+        losses = self.family.loss(scores, targets)
+        return np.array([(c * losses).sum(), c.sum(), self.family.clipped(scores)])
+
+    def _penalties(self, weights: Array) -> Array:
+        """Of every model, (models,)."""
+        if self.models is None:
+            return np.array([self._penalty(weights)])
+        if not self.models.l2.any():
+            return np.zeros(len(self.models))
+        squares = self.models.sums(np.square(weights).sum(axis=0))
+        self.grid.members.sum(squares, "evaluate")
+        return 0.5 * self.models.l2 * squares
+
+    def _penalty(self, weights: Array) -> float:
+        if self.penalty.is_nothing:
+            return 0.0
+        value = np.array([self.penalty.value(weights)])
+        self.grid.members.sum(value, "evaluate")
+        return float(value[0])
+
+
+def _summed(values: Array) -> Array:
+    """Sums of every column, (columns,); of one column as the sum of all is."""
+    total: Array = values.sum(axis=0) if values.shape[1] > 1 else values.sum()[None]
+    return total
+
+
+def _whole(sums: Array, count: int) -> Array:
+    """One sum for all models as that of each."""
+    return np.broadcast_to(sums, (count,))
+
+
+# The objective of weights that replicas hold in slices: read tile by tile.
+#
+# All replicas gather one tile after the other, each once a look, and add what its
+# columns have for the scores of their rows: so much float64 a row, and two tiles, are
+# all that there is beside the rows that are read.
+
+Tiles = Callable[[Array], Iterator[tuple[slice, Array]]]
+
+
+@dataclass(frozen=True)
+class _ScoredRows(Objective):
+    """One whose scores are known, of this member's columns."""
+
+    known: Array | None = None
+    penalised: float = 0.0
+
+    def _own_scores(self, rows: slice, weights: Array) -> Array:
+        assert self.known is not None
+        return self.known[rows].copy()
+
+    def _penalty(self, weights: Array) -> float:
+        value = np.array([self.penalised])
+        self.grid.members.sum(value, "evaluate")
+        return float(value[0])
+
+
+@dataclass(frozen=True)
+class SlicedObjective(Objective):
+    """`weights` are slices; `tiles` makes columns of them, with all replicas."""
+
+    tiles: Tiles | None = None
+
+    def measure(self, weights: Array, intercept: Array | None) -> Losses:
+        """One pass over the local rows for each tile."""
+        assert self.tiles is not None
+        known = np.zeros((self.shard.height, weights.shape[1]))
+        penalised, own = 0.0, vars(self).copy()
+        for part, tile in self.tiles(weights):
+            wide = tile.astype(np.float64)
+            penalised += self.penalty.value(wide)
+            for rows in self._blocks():
+                known[rows] += exact_scores(_columns(self.read(rows), part), wide)
+        del own["tiles"]
+        found = _ScoredRows(**own, known=known, penalised=penalised)
+        return found.measure(np.empty((0, weights.shape[1])), intercept)
+
+    def slope(self, weights: Array, intercept: Array | None) -> Slope:
+        """Would need all columns."""
+        raise ConfigError(
+            "the gradient of F is as long as the weights, which stage 3 holds in"
+            " slices; use --method zero2"
+        )
+
+
+def _columns(rows: Array, part: slice) -> Array:
+    """All of them where there is one tile."""
+    if part.start == 0 and part.stop == rows.shape[1]:
+        return rows
+    found: Array = rows[:, part]
+    return found
+
+
+# The objective at weights that are on disk: one pass over their tiles.
+
+VALUES = 2**16  # of the rows of a tile, in float64, together
+
+
+@dataclass(frozen=True)
+class TiledObjective(Objective):
+    """Scores of all rows held here are kept meanwhile; never more than a tile of w."""
+
+    read_some: Callable[[slice, slice], Any] = lambda rows, columns: None
+
+    def measure(self, weights: Any, intercept: Array | None) -> Losses:
+        """F, and what it is on the rows that are held out."""
+        assert isinstance(weights, OnDisk)
+        scores = np.zeros((self.shard.height, weights.columns))
+        value, penalty = np.zeros(1), self.penalty
+        for columns, tile in weights.tiles("evaluate"):
+            wide = tile.astype(np.float64)
+            value += penalty.of(columns).value(wide)
+            for rows in self._pieces(len(wide)):
+                scores[rows] += exact_scores(self.read_some(rows, columns), wide)
+        weights.check_reads()
+        if not penalty.is_nothing:
+            self.grid.members.sum(value, "evaluate")
+        return self._measured(scores, intercept, lambda: value)
+
+    def _pieces(self, width: int) -> list[slice]:
+        """Rows that are read together of a tile."""
+        if self.shard.is_sparse:
+            return [slice(0, self.shard.height)] if self.shard.height else []
+        step = max(VALUES // width, 1)
+        starts = range(0, self.shard.height, step)
+        return [slice(first, min(first + step, self.shard.height)) for first in starts]
+
+    def _own_scores(self, rows: slice, weights: Array) -> Array:
+        """From the pass over all tiles."""
+        return weights[rows].copy()

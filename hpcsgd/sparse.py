@@ -1,0 +1,178 @@
+"""Sparse rows: what is stored of them, row after row, and nothing else.
+
+Vocabulary like precision and schedule: readers fill it, backends compute with it and
+products send it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+MOST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Csr:
+    """Row i holds data[indptr[i]:indptr[i + 1]] in ascending columns `indices`."""
+
+    indptr: Array  # (rows + 1,) int64
+    indices: Array  # (nnz,) int32, or int64 where columns need it
+    data: Array  # (nnz,) in any storage: float32, float64, or bf16 as uint16
+    width: int  # columns
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.indptr) - 1, self.width
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values as they are stored."""
+        return self.data.dtype
+
+    @property
+    def nnz(self) -> int:
+        """Stored values, zeros among them counted."""
+        return len(self.data)
+
+    @property
+    def lengths(self) -> Array:
+        """Stored values of each row."""
+        return np.diff(self.indptr)
+
+    @property
+    def is_sound(self) -> bool:
+        """True where every row ends in the data and every column is there."""
+        edges, columns = self.indptr, self.indices
+        ends = len(edges) > 0 and (edges[0], edges[-1]) == (0, len(columns))
+        if not ends or len(columns) != len(self.data) or (np.diff(edges) < 0).any():
+            return False
+        return not len(columns) or 0 <= columns.min() <= columns.max() < self.width
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def __getitem__(self, rows: slice) -> "Csr":
+        """Neighbouring rows; values and columns are views."""
+        first, last, _ = rows.indices(len(self))
+        edges = self.indptr[first : max(last, first) + 1]
+        part = slice(int(edges[0]), int(edges[-1]))
+        return Csr(edges - edges[0], self.indices[part], self.data[part], self.width)
+
+    def take(self, rows: Array) -> "Csr":
+        """These rows in this order, copied."""
+        starts = self.indptr[rows]
+        indptr = edges_of(self.indptr[rows + 1] - starts)
+        places = stretch(starts, indptr)
+        indices = np.take(self.indices, places, mode="clip")
+        data = np.take(self.data, places, mode="clip")
+        return Csr(indptr, indices, data, self.width)
+
+    def with_data(self, data: Array) -> "Csr":
+        """The same places with other values."""
+        return Csr(self.indptr, self.indices, data, self.width)
+
+    def to_dense(self) -> Array:
+        """A dense copy; a stored -0.0 stays one."""
+        dense = np.zeros(self.shape, dtype=self.dtype)
+        dense[np.repeat(np.arange(len(self)), self.lengths), self.indices] = self.data
+        return dense
+
+    def to_scipy(self) -> Any:
+        """The same arrays as a scipy.sparse.csr_array; floating storages only."""
+        from scipy.sparse import csr_array
+
+        # SciPy wants one kind of integer in both.
+        kind = np.int64 if self.nnz > MOST_INT32 else self.indices.dtype
+        edges, columns = self.indptr.astype(kind), self.indices.astype(kind, copy=False)
+        matrix = csr_array((self.data, columns, edges), shape=self.shape)
+        matrix.has_sorted_indices = matrix.has_canonical_format = True
+        return matrix
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Row and column of stored value `number`."""
+        row = int(np.searchsorted(self.indptr, number, side="right")) - 1
+        return row, int(self.indices[number])
+
+
+def from_scipy(matrix: Any) -> Csr:
+    """The arrays of a scipy.sparse CSR array with sorted columns."""
+    width = int(matrix.shape[1])
+    indices = matrix.indices.astype(index_dtype(width), copy=False)
+    return Csr(matrix.indptr.astype(np.int64), indices, matrix.data, width)
+
+
+def stack(parts: list[Csr]) -> Csr:
+    """Rows of several blocks, one below the other."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Csr(
+        edges_of(lengths),
+        np.concatenate([part.indices for part in parts]),
+        np.concatenate([part.data for part in parts]),
+        parts[0].width,
+    )
+
+
+def side_by_side(parts: list[Csr]) -> Csr:
+    """The columns of several blocks of the same rows, one after the other."""
+    width = sum(part.width for part in parts)
+    indptr = edges_of(np.sum([part.lengths for part in parts], axis=0))
+    indices = np.empty(indptr[-1], dtype=index_dtype(width))
+    data = np.empty(indptr[-1], dtype=parts[0].dtype)
+    free, offset = indptr[:-1].copy(), 0
+    for part in parts:
+        places = stretch(free, part.indptr)
+        indices[places] = part.indices
+        indices[places] += indices.dtype.type(offset)
+        data[places] = part.data
+        free, offset = free + part.lengths, offset + part.width
+    return Csr(indptr, indices, data, width)
+
+
+def edges_of(lengths: Array) -> Array:
+    """indptr of rows of these lengths."""
+    indptr = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    return indptr
+
+
+def stretch(starts: Array, indptr: Array) -> Array:
+    """starts[i], starts[i] + 1, ... for every row i, as long as the rows are."""
+    places = np.repeat(starts - indptr[:-1], np.diff(indptr))
+    places += np.arange(len(places))
+    return places
+
+
+def index_dtype(width: int) -> np.dtype[Any]:
+    """The narrowest kind of column number that `width` columns need."""
+    return np.dtype(np.int32 if width <= MOST_INT32 else np.int64)
+
+
+# Columns of a few sparse rows, tile by tile: one sort serves all tiles.
+#
+# Stored values lie row after row, and a column is anywhere in them. Sorted by column
+# once, those of any columns lie together; nothing is as long as there are columns.
+
+
+class ByColumns:
+    """The order of the stored values by their columns."""
+
+    def __init__(self, whole: Csr) -> None:
+        self.whole = whole
+        self.order = np.argsort(whole.indices, kind="stable")
+        self.sorted: Array = whole.indices[self.order]
+        self.row_of = np.repeat(np.arange(len(whole)), whole.lengths)
+
+    def tile(self, part: slice) -> Csr:
+        """The values of some neighbouring columns, which begin at 0."""
+        ends = np.array([part.start, part.stop], dtype=self.sorted.dtype)
+        first, last = np.searchsorted(self.sorted, ends)
+        chosen = np.sort(self.order[first:last])  # row after row, as they were
+        lengths = np.bincount(self.row_of[chosen], minlength=len(self.whole))
+        width = part.stop - part.start
+        indices = self.whole.indices[chosen] - part.start
+        indices = indices.astype(index_dtype(width), copy=False)
+        return Csr(edges_of(lengths), indices, self.whole.data[chosen], width)

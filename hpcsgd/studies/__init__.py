@@ -1,0 +1,19 @@
+"""Many runs that answer one question."""
+
+from hpcsgd.studies.account import Account
+from hpcsgd.studies.compare import Comparison, compare, compare_methods
+from hpcsgd.studies.plan import NamedSetting, StudyPlan
+from hpcsgd.studies.run import strong, study, sweep, weak
+
+__all__ = [
+    "Account",
+    "Comparison",
+    "StudyPlan",
+    "NamedSetting",
+    "compare",
+    "compare_methods",
+    "strong",
+    "study",
+    "sweep",
+    "weak",
+]

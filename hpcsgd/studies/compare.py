@@ -1,0 +1,619 @@
+"""Methods and settings compared on the same data."""
+
+import json
+import logging
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from hpcsgd.agreements.more.qadam import still_before
+from hpcsgd.api import train
+from hpcsgd.comm import open_world
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import TRAINING
+from hpcsgd.config import RunConfig, check_read
+from hpcsgd.errors import ConfigError, HpcsgdError
+from hpcsgd.files import own_folder, reason, write_text
+from hpcsgd.runs.checks import resolve_names
+from hpcsgd.runs.coordinate import form_of
+from hpcsgd.runs.result import WORSE, Result, Status, finite
+from hpcsgd.solvers.callbacks import Callback
+from hpcsgd.solvers.coordinate import COORDINATE
+from hpcsgd.studies.folder import borrowed
+from hpcsgd.studies.plan import (
+    OWN,
+    ROWS,
+    Entry,
+    Grid,
+    NamedSetting,
+    Refusal,
+    StudyMethod,
+    Tables,
+    check_equal_batch,
+    check_names,
+    check_shared,
+    check_steps,
+    folder_name,
+    is_equal_batch,
+    on_ranks,
+    unknown,
+)
+
+# What a comparison found: a row for each setting, and what was refused.
+
+FILES = ("compare.json", "compare.png", "report.html")
+REFUSED = "refused"
+# Losses of methods are held to the first of these that is there and did not diverge.
+REFERENCES = ("sgd", "ddp")
+BASELINE = "bf16"  # dense sums in 16 bits: what a method that sends less has to beat
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One setting: its run of median time, and the times of all its repeats."""
+
+    setting: NamedSetting
+    result: Result
+    times: tuple[float, ...]  # seconds_total of each repeat, in the order they ran
+
+    @property
+    def name(self) -> str:
+        """Of the setting."""
+        return self.setting.name
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return statistics.median(self.times)
+
+    @property
+    def diverged(self) -> bool:
+        """True where the loss grew without bound."""
+        return self.result.status is Status.DIVERGED
+
+    @property
+    def worse(self) -> bool:
+        """True where the loss ended above where it began."""
+        return self.result.is_worse
+
+    @property
+    def status(self) -> str:
+        """How its run ended; `worse` where that is above where it began."""
+        return WORSE if self.worse else self.result.status.value
+
+    @property
+    def rate(self) -> float:
+        """The first rate of its steps, as found where it was left to the data."""
+        return float(self.result.config["rate"]["value"])
+
+    @property
+    def steps(self) -> int:
+        """Between two messages; a sum in every step has an s that lightens its loop."""
+        report = self.result.report
+        sums_each = report["products"] == "direct" and report["grid"]["replicas"] == 1
+        return 1 if sums_each else int(report["schedule"]["steps"])
+
+    @property
+    def update(self) -> str:
+        """The rule of its steps."""
+        return self.setting.config.update.kind
+
+    def traffic(self, figure: str) -> int:
+        """Calls, words or bytes of rank 0, sent for products and agreements."""
+        return sum(int(self.result.ledger[purpose][figure]) for purpose in TRAINING)
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that a ring moves for each rank to carry what `bytes` were given."""
+        each = (self.result.ledger[purpose]["wire_bytes"] for purpose in TRAINING)
+        return float(sum(each))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was trained and what was refused, in the order in which it was asked for."""
+
+    entries: tuple[ComparisonRow | Refusal, ...]
+
+    @property
+    def rows(self) -> tuple[ComparisonRow, ...]:
+        """Those that were trained."""
+        return tuple(one for one in self.entries if isinstance(one, ComparisonRow))
+
+    @property
+    def refused(self) -> tuple[Refusal, ...]:
+        """Methods that cannot run as asked."""
+        return tuple(one for one in self.entries if isinstance(one, Refusal))
+
+    @property
+    def reference(self) -> ComparisonRow:
+        """What others are held to: sgd, else ddp, among methods; else the first."""
+        by_name = {row.name: row for row in self.rows if row.setting.is_method}
+        known = [by_name[name] for name in REFERENCES if name in by_name]
+        learnt = (row for row in known if not row.diverged and not row.worse)
+        return next(learnt, self.rows[0])
+
+    @property
+    def baseline(self) -> str | None:
+        """The method that compressors are held to, where it is among the rows."""
+        names = [row.name for row in self.rows if row.setting.is_method]
+        return BASELINE if BASELINE in names else None
+
+    @property
+    def is_equal_batch(self) -> bool:
+        """True where every step of every setting sees as many rows."""
+        return is_equal_batch([row.setting for row in self.rows])
+
+    @property
+    def diverged(self) -> list[str]:
+        """The settings whose run diverged."""
+        return [row.name for row in self.rows if row.diverged]
+
+    @property
+    def worse(self) -> list[str]:
+        """The settings whose run ended above where it began."""
+        return [row.name for row in self.rows if row.worse]
+
+    @property
+    def before(self) -> dict[str, str]:
+        """Rows that were over before their method began -> what they were instead."""
+        said = {
+            row.name: still_before(row.setting.config, row.result.exchanges)
+            for row in self.rows
+        }
+        return {name: why for name, why in said.items() if why}
+
+    @property
+    def others(self) -> dict[str, list[str]]:
+        """Rules of steps that are not the reference's -> the rows that step by them."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.update != self.reference.update:
+                found.setdefault(row.update, []).append(row.name)
+        return found
+
+    def loss_gap(self, row: ComparisonRow) -> float:
+        """(loss − loss of the reference) / |that|."""
+        held_to = self.reference.result.loss
+        return (row.result.loss - held_to) / abs(held_to) if held_to else float("nan")
+
+    def speed_up(self, row: ComparisonRow) -> float:
+        """The reference's seconds over this one's."""
+        held_to = self.reference.seconds
+        return held_to / row.seconds if row.seconds > 0 else float("nan")
+
+    def histories(self) -> dict[str, list[dict[str, Any]]]:
+        """name -> loss curve."""
+        return {row.name: row.result.history for row in self.rows}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the weights, ready for JSON."""
+        first = self.rows[0]
+        return {
+            "ranks": first.result.report["ranks"],
+            "repeats": len(first.times),
+            "network": first.setting.config.run.network,
+            "equal_global_batch": self.is_equal_batch,
+            "held_to": self.reference.name,
+            "baseline": self.baseline,
+            "rows": [self._brief(entry) for entry in self.entries],
+            "settings": [self._figures(row) for row in self.rows],
+        }
+
+    def json(self) -> str:
+        """One document; a number that is not finite is written as null."""
+        return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def save(self, folder: Path) -> None:
+        """Write compare.json into `folder`."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            put_aside(folder)
+            write_text(folder / "compare.json", self.json() + "\n")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write into --out {folder}: {error.strerror};"
+                " choose a folder that can be written"
+            ) from error
+
+    def _brief(self, entry: ComparisonRow | Refusal) -> dict[str, Any]:
+        """One line of the table; what was refused has no figures."""
+        if isinstance(entry, Refusal):
+            empty = dict.fromkeys(("reason", *BRIEF))
+            return {
+                "method": entry.name,
+                "status": REFUSED,
+                **empty,
+                "reason": entry.why,
+            }
+        figures = self._figures(entry)
+        grid = entry.result.report["grid"]
+        named = {
+            "grid": f"{grid['replicas']}x{grid['members']}",
+            "period": entry.result.report["schedule"]["period"],
+            "messages": figures["synchronisations"],
+        }
+        said = {"method": entry.name, "status": figures["status"], "reason": None}
+        return said | {name: {**figures, **named}[name] for name in BRIEF}
+
+    def _figures(self, row: ComparisonRow) -> dict[str, Any]:
+        result, report = row.result, row.result.report
+        return {
+            "name": row.name,
+            "global_batch": row.setting.global_batch,
+            "steps": row.steps,
+            "products": report["products"],
+            "look_ahead": report["look_ahead"],
+            "precision": row.setting.config.precision.recipe,
+            "update": row.update,
+            "rate": row.rate,
+            "status": row.status,
+            "loss": result.loss,
+            "loss_gap": self.loss_gap(row),
+            "synchronisations": row.traffic("calls"),
+            "words": row.traffic("words"),
+            "bytes": row.traffic("bytes"),
+            "wire_bytes": row.wire_bytes,
+            "seconds": row.seconds,
+            "seconds_of_repeats": list(row.times),
+            "speed_up": self.speed_up(row),
+            "iterations": result.iterations,
+            "weights_sha256": result.weights_sha256,
+            "ledger": result.ledger,
+            "history": result.history,
+            "config": result.config,
+        }
+
+
+# Of a line of the table, in `rows` of the document.
+BRIEF = (
+    *("loss", "loss_gap", "seconds", "speed_up", "messages", "words", "bytes"),
+    *("wire_bytes", "grid", "global_batch", "steps", "period", "products", "update"),
+    *("rate", "iterations"),
+)
+
+
+def row_of(setting: NamedSetting, results: list[Result]) -> ComparisonRow:
+    """All repeats of one setting; figures are those of the run of median time."""
+    times = [result.report["seconds_total"] for result in results]
+    middle = times.index(statistics.median_low(times))
+    return ComparisonRow(setting, results[middle], tuple(times))
+
+
+def put_aside(folder: Path) -> None:
+    """Give what an earlier comparison left here the next free number."""
+    number = 1
+    while any(folder.glob(f"compare-earlier-{number}.*")):
+        number += 1
+    for name in FILES:
+        if (folder / name).exists():
+            suffix = Path(name).suffix
+            (folder / name).rename(folder / f"compare-earlier-{number}{suffix}")
+
+
+# Methods by name, as settings to compare: the same ranks, rows and global batch.
+
+Names = str | Sequence[str]
+ALL = "all"
+LINE_UP: dict[str, StudyMethod] = {
+    **{name: OWN[name] for name in ("sgd", "casgd", "hybrid")},
+    **ROWS,
+}
+# What a method decides, section.key -> the flag.
+DECIDED = {
+    "grid.replicas": "--grid",
+    "grid.members": "--grid",
+    "agreement.method": "--method",
+    "agreement.kind": "--agreement",
+    "agreement.codec": "--codec",
+    "agreement.accumulate": "it",
+}
+
+
+def parse_methods(names: Names) -> list[str]:
+    """The names in the order of the table, each once; "all" is every one.
+
+    >>> parse_methods("ddp,sgd")
+    ['sgd', 'ddp']
+    """
+    if isinstance(names, str):
+        names = [word.strip() for word in names.split(",") if word.strip()]
+    known = (ALL, *LINE_UP)
+    for name in names:
+        if name not in known:
+            raise unknown(name, known)
+        if list(names).count(name) > 1:
+            raise ConfigError(f"--methods has {name} twice; give each name once")
+    if not names:
+        raise ConfigError("--methods names nothing; write --methods all, or a,b,c")
+    return [name for name in LINE_UP if ALL in names or name in names]
+
+
+def line_up(names: Names, base: Tables, ranks: int) -> list[Entry]:
+    """A setting for each method on so many ranks, or why there is none.
+
+    `base` is what all share, as for `train`, but its batch is that of all replicas.
+    """
+    chosen = parse_methods(names)
+    _check_base(base)
+    batch = RunConfig.parse(base).schedule.batch
+    grids = {name: LINE_UP[name].grids(ranks)[:1] for name in chosen}
+    _check_batch(batch, [grid for found in grids.values() for grid in found])
+    return [
+        _setting(name, base, grid[0], batch) if grid else Refusal(name, _no_grid(ranks))
+        for name, grid in grids.items()
+    ]
+
+
+def _check_base(base: Tables) -> None:
+    """Refuse what methods decide, and what learns nothing."""
+    for setting, flag in DECIDED.items():
+        section, key = setting.split(".")
+        if key in base.get(section, {}):
+            raise ConfigError(
+                f"--methods decides {setting} for each method; leave {flag} out, or"
+                " write such a row as --setting 'NAME: key=value'"
+            )
+    if base.get("run", {}).get("emulate_members"):
+        raise ConfigError(
+            "--methods compares losses and --emulate-members learns nothing; leave it"
+            " out, or use hpcsgd study"
+        )
+
+
+def _check_batch(batch: int, grids: Sequence[Grid]) -> None:
+    """All methods see as many rows in a step, so replicas must share them evenly."""
+    share = lcm(*(replicas for replicas, _ in grids))
+    if batch % share:
+        raise ConfigError(
+            f"{share} replicas cannot share a global batch of {batch} evenly, which"
+            f" --batch is with --methods; use --batch {-(-batch // share) * share}, or"
+            " other ranks"
+        )
+
+
+def _no_grid(ranks: int) -> str:
+    of = f"of {ranks} rank{'' if ranks == 1 else 's'}"
+    return (
+        f"{of} there is no grid of several replicas with several members each; use 4,"
+        " 6, 8 or another number that is not prime"
+    )
+
+
+def _setting(name: str, base: Tables, grid: Grid, batch: int) -> Entry:
+    """Of one method; what its own settings do not allow is its refusal."""
+    method, (replicas, members) = LINE_UP[name], grid
+    try:
+        own: dict[str, dict[str, Any]] = {
+            **method.shares(batch, replicas, base),
+            "grid": {"replicas": replicas, "members": members},
+        }
+        tables = method.tables(_without_steps(base) if method.sums_each else base, own)
+        config = RunConfig.parse(tables)
+        check_steps(name, method, grid, config)
+    except ConfigError as error:
+        return Refusal(name, str(error))
+    return NamedSetting(name, config, is_method=True)
+
+
+def _without_steps(base: Tables) -> Tables:
+    """`base` for a method that has one step in an exchange, whatever is asked."""
+    tables = {section: dict(table) for section, table in base.items()}
+    tables.get("schedule", {}).pop("steps", None)
+    return tables
+
+
+# Several settings on the same data and ranks, interleaved, in one account.
+
+log = logging.getLogger(__name__)
+
+
+def compare(
+    settings: Sequence[Entry],
+    *,
+    repeats: int = 3,
+    allow_unequal: bool = False,
+    out: str | Path | None = None,
+    X: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    world: Communicator | None = None,
+    callbacks: Callable[[], list[Callback]] = list,
+) -> Comparison:
+    """Train every setting `repeats` times, in turns, on the same ranks.
+
+    Turns (A, B, A, B, ...) let a machine that changes its pace hit all settings alike.
+    A method that cannot run as asked is refused, and the others run.
+
+    Parameters
+    ----------
+    settings : the first is what the others are held to; among methods sgd is, or ddp
+    repeats : runs of each setting; its time is their median
+    allow_unequal : compare settings with other global batches all the same
+    out : folder of the runs, NAME-1, NAME-2, ... in it
+    X : ndarray or scipy.sparse matrix, (n, d), the rows; else the data path
+    y : ndarray, (n,), targets
+    world : the ranks to train on; else those of the launcher
+    callbacks : makes the callbacks of one run, on this rank
+
+    Returns
+    -------
+    Comparison
+    """
+    check_names(settings)
+    comm = world if world is not None else open_world(_transport(_some(settings)))
+    settings = [on_ranks(entry, comm.size) for entry in settings]
+    check(settings, repeats, allow_unequal)
+    entries = [_looked_up(entry, out, comm) for entry in settings]
+
+    def run(setting: NamedSetting, number: int) -> Result | Refusal:
+        said = (setting.name, number, repeats)
+        log.info("%s, run %d of %d", *said, extra={"on_all_ranks": True})
+        return _run(setting, _placed(setting, out, number), X, y, comm, callbacks)
+
+    found = _in_turns(entries, repeats, run)
+    if world is None:
+        comm.close()
+    return found
+
+
+def _in_turns(
+    entries: list[Entry],
+    repeats: int,
+    run: Callable[[NamedSetting, int], Result | Refusal],
+) -> Comparison:
+    """All runs; what one refuses is not asked again."""
+    results: dict[str, list[Result]] = {entry.name: [] for entry in entries}
+    for number in range(1, repeats + 1):
+        for place, setting in enumerate(entries):
+            if isinstance(setting, Refusal):
+                continue
+            found = run(setting, number)
+            if isinstance(found, Refusal):
+                entries[place] = found
+            else:
+                results[setting.name].append(found)
+    return Comparison(
+        tuple(
+            row_of(one, results[one.name]) if isinstance(one, NamedSetting) else one
+            for one in _some(entries)
+        )
+    )
+
+
+def compare_methods(
+    methods: Names = "all",
+    config: Tables | None = None,
+    *,
+    repeats: int = 3,
+    out: str | Path | None = None,
+    X: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    world: Communicator | None = None,
+) -> Comparison:
+    """Train every method on the same data and ranks, in turns.
+
+    Parameters
+    ----------
+    methods : "all", "a,b,c" or a list: rows of `METHODS`, sgd, casgd and hybrid
+    config : tables of `train` that all share; its batch is that of all replicas
+    repeats : runs of each method; its time is their median
+    out : folder of the runs
+    X : ndarray or scipy.sparse matrix, (n, d), the rows; else the data path
+    y : ndarray, (n,), targets
+    world : the ranks to train on; else those of the launcher
+
+    Returns
+    -------
+    Comparison
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> found = compare_methods("sgd,ddp", X=X, y=X[:, 0] > 0, repeats=1)
+    >>> [row.name for row in found.rows]
+    ['sgd', 'ddp']
+    """
+    base = config or {}
+    comm = world if world is not None else open_world(RunConfig.parse(base).run.comm)
+    entries = line_up(methods, base, comm.size)
+    check_shared(base, [one.config for one in entries if isinstance(one, NamedSetting)])
+    found = compare(entries, repeats=repeats, out=out, X=X, y=y, world=comm)
+    if world is None:
+        comm.close()
+    return found
+
+
+def check(settings: Sequence[Entry], repeats: int, allow_unequal: bool) -> None:
+    """Refuse what cannot be compared, before anything is trained."""
+    if repeats < 1:
+        raise ConfigError(f"--repeats {repeats}: at least 1 is needed; 3 is usual")
+    check_names(settings)
+    if not allow_unequal:
+        check_equal_batch(
+            [one for one in _some(settings) if isinstance(one, NamedSetting)]
+        )
+
+
+def _some(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """All of them, unless nothing is left that could be trained."""
+    refused = [one for one in entries if isinstance(one, Refusal)]
+    if len(refused) == len(entries):
+        raise ConfigError(
+            f"nothing that was asked for can run here; {refused[0].name}:"
+            f" {refused[0].why}"
+        )
+    return entries
+
+
+def _transport(settings: Sequence[Entry]) -> str:
+    """How ranks talk, which is one for all settings."""
+    first = next(one for one in settings if isinstance(one, NamedSetting))
+    return first.config.run.comm
+
+
+def _looked_up(entry: Entry, out: str | Path | None, world: Communicator) -> Entry:
+    """Refuse what is unknown, or does not fit, before anything is trained."""
+    if isinstance(entry, Refusal):
+        return entry
+    try:
+        with borrowed(_placed(entry, out, 1), world) as config:
+            world.together(lambda: _look_up(config, world))
+    except ConfigError as error:
+        if not entry.is_method:
+            raise
+        return Refusal(entry.name, str(error))
+    return entry
+
+
+def _look_up(config: RunConfig, world: Communicator) -> None:
+    check_read(config)
+    if config.update.kind == COORDINATE:
+        form_of(config, world.size)
+    else:
+        resolve_names(config, world)
+
+
+def _placed(setting: NamedSetting, out: str | Path | None, number: int) -> RunConfig:
+    """The setting's configuration with the folder of this run in it."""
+    place = None
+    if out:
+        name = f"{folder_name(setting.name)}-{number}"
+        try:
+            place = str(own_folder(Path(out), name))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write into --out {out}: {reason(error)}; remove that entry, or"
+                " choose another folder"
+            ) from error
+    return replace(setting.config, run=replace(setting.config.run, out=place))
+
+
+def _run(
+    setting: NamedSetting,
+    config: RunConfig,
+    X: Any,
+    y: Any,
+    world: Communicator,
+    callbacks: Callable[[], list[Callback]],
+) -> Result | Refusal:
+    """One run; a method that these data do not suit, on all ranks alike, is refused."""
+    try:
+        with borrowed(config, world) as own:
+            return train(own, X=X, y=y, world=world, callbacks=callbacks())
+    except HpcsgdError as error:
+        if _is_refusal(error, setting, world):
+            return Refusal(setting.name, str(error))
+        error.args = (f"setting {setting.name!r}: {error}",)
+        raise
+
+
+def _is_refusal(error: HpcsgdError, setting: NamedSetting, world: Communicator) -> bool:
+    """Whether all ranks know that this method does not suit, and can go on."""
+    together = error.on_all_ranks or world.size == 1
+    return setting.is_method and isinstance(error, ConfigError) and together

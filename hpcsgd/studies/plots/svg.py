@@ -1,0 +1,803 @@
+"""Pictures of charts, drawn by matplotlib: SVG for pages, PNG for documents."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from math import isfinite, log
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from hpcsgd.studies.plots import matplotlib
+from hpcsgd.studies.plots.charts import (
+    EMULATED,
+    MARKS,
+    Axis,
+    Bars,
+    Chart,
+    Heat,
+    Lines,
+    Scale,
+    Series,
+    Unit,
+    figures,
+    make_scale,
+    unit_for,
+    with_unit,
+)
+
+# How lines and parts are told apart: by colour, and without any.
+#
+# Colours are those of Okabe and Ito, chosen for every kind of colour vision; dashes,
+# markers and hatches distinguish the same in grey. A page in dark mode replaces the
+# colours that `DARK` lists.
+
+INK, FAINT, GRID, GROUND = "#1a1a1a", "#5a5a5a", "#dcdcdc", "#ffffff"
+BLACK, PALE = "#000000", "#f4f8fc"  # on coloured areas: the same in both modes
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, dash and marker of one line."""
+
+    colour: str
+    dash: tuple[float, ...]  # lengths drawn and left out, in points; empty is solid
+    marker: str  # of matplotlib
+
+
+LOOKS = (
+    Look("#0072b2", (), "o"),
+    Look("#d55e00", (8, 4), "s"),
+    Look("#007a5a", (2, 3), "^"),
+    Look("#a8487f", (10, 3, 2, 3), "D"),
+    Look("#9a6700", (5, 2), "v"),
+    Look(INK, (12, 3, 2, 3, 2, 3), "p"),
+    Look("#2f7fb8", (1, 4), "h"),
+    Look("#6b6b6b", (14, 4), "X"),
+)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Colour and hatch of one part of bars, and the ink of text on it."""
+
+    colour: str
+    hatch: str  # of matplotlib
+    ink: str
+
+
+FILLS = (
+    Fill("#0072b2", "", GROUND),
+    Fill("#e69f00", "///", BLACK),
+    Fill("#9ad0f0", "...", BLACK),
+    Fill("#f2f2f2", "\\\\\\", BLACK),
+    Fill("#cc79a7", "---", BLACK),
+)
+
+DARK = {
+    GROUND: "#14171a",
+    INK: "#e8e8e8",
+    FAINT: "#a8adb2",
+    GRID: "#353a40",
+    "#0072b2": "#56b4e9",
+    "#d55e00": "#ff8a4c",
+    "#007a5a": "#3fc79a",
+    "#a8487f": "#e08cc0",
+    "#9a6700": "#dfae3a",
+    "#2f7fb8": "#8cc8f0",
+    "#6b6b6b": "#b4b4b4",
+}
+
+
+def look(number: int) -> Look:
+    """Return the look of the line with that number."""
+    return LOOKS[number % len(LOOKS)]
+
+
+def heat_colour(share: float) -> tuple[str, str]:
+    """Return (fill, ink) for 0 = smallest .. 1 = largest: light to dark, one hue."""
+    low, high = (0xF4, 0xF8, 0xFC), (0x0B, 0x3C, 0x6F)
+    mixed = [round(a + (b - a) * share) for a, b in zip(low, high, strict=True)]
+    ink = PALE if _luminance(mixed) < 0.18 else BLACK
+    return "#" + "".join(f"{c:02x}" for c in mixed), ink
+
+
+def _luminance(colour: list[int]) -> float:
+    """Return how bright it is: 0 black, 1 white; light ink reads better below 0.18."""
+    linear = [(c / 255) ** 2.2 for c in colour]
+    weighed = zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    return float(sum(a * b for a, b in weighed))
+
+
+# What SVG of matplotlib lacks: title, hover texts, names of its own, dark mode.
+
+FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+NAMESPACE = "http://www.w3.org/2000/svg"
+COLOURS = re.compile("|".join(DARK))
+REFERENCE = re.compile(r"(?<=#)[\w.-]+(?=\)|$)")
+
+
+def clean(text: str) -> str:
+    """Return a text without what XML cannot hold at all."""
+    return "".join(c if c >= " " and c not in "\ufffe\uffff" else " " for c in text)
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What one drawn thing is, for those who read or point instead of looking."""
+
+    kind: str  # class of its group
+    text: str = ""  # shown where a pointer rests on it
+    data: Mapping[str, str] = field(default_factory=dict)  # attributes data-...
+
+
+def finish(
+    drawn: bytes, name: str, title: str, caption: str, hints: Mapping[str, Hint]
+) -> ElementTree.Element:
+    """Return the picture with title and description, and with no name of others.
+
+    Several pictures of one page must not share what they refer to by name, so every id
+    that is referred to begins with `name`, and no other id stays.
+
+    Parameters
+    ----------
+    drawn : an SVG file of matplotlib
+    name, title, caption : of the chart
+    hints : id of a group -> what it is
+    """
+    root = ElementTree.fromstring(drawn)
+    _remove_what_names_others(root)
+    used = set(_references(root))
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        _name(element, name, used, hints)
+        if "style" in element.attrib:
+            style = element.get("style", "").replace("'DejaVu Sans'", FONT)
+            element.set("style", style)
+    parts = ("title", title), ("desc", caption)
+    for place, (tag, text) in enumerate(parts):
+        root.insert(place, _text(tag, text, id=f"{name}-{tag}"))
+    _, _, width, height = root.get("viewBox", "").split()
+    root.attrib.pop("version", None)
+    root.attrib |= {
+        "xmlns": NAMESPACE,
+        "width": width,
+        "height": height,
+        "role": "img",
+        "aria-labelledby": f"{name}-title {name}-desc",
+        "stroke-linejoin": "round",
+    }
+    return root
+
+
+def themed(root: ElementTree.Element) -> ElementTree.Element:
+    """Let the page of a picture choose the colours that differ in dark mode."""
+    for element in root.iter():
+        colours = [element.attrib.pop(key, None) for key in ("fill", "stroke")]
+        pairs = zip(("fill", "stroke"), colours, strict=True)
+        style = "; ".join(
+            [f"{key}: {value}" for key, value in pairs if value]
+            + [element.get("style", "")]
+        ).rstrip("; ")
+        if style:
+            element.set("style", COLOURS.sub(_variable, style))
+    return root
+
+
+def dark_colours() -> str:
+    """Return the declarations of CSS that `themed` pictures read in dark mode."""
+    return " ".join(f"--c{light[1:]}: {dark};" for light, dark in DARK.items())
+
+
+def _variable(found: re.Match[str]) -> str:
+    return f"var(--c{found[0][1:]}, {found[0]})"
+
+
+def _remove_what_names_others(root: ElementTree.Element) -> None:
+    """Remove the address of matplotlib, and a style that would reach all of a page."""
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                parent.remove(child)
+
+
+def _references(root: ElementTree.Element) -> Iterator[str]:
+    for element in root.iter():
+        for key, value in element.attrib.items():
+            if "url(#" in value or key.endswith("href"):
+                yield from REFERENCE.findall(value)
+
+
+def _name(
+    element: ElementTree.Element, name: str, used: set[str], hints: Mapping[str, Hint]
+) -> None:
+    own = element.attrib.pop("id", "")
+    if own in used:
+        element.set("id", f"{name}-{own}")
+    for key, value in list(element.attrib.items()):
+        if "url(#" in value or key.endswith("href"):
+            del element.attrib[key]
+            key = key.rpartition("}")[2]
+            element.set(key, REFERENCE.sub(lambda found: f"{name}-{found[0]}", value))
+    if own in hints:
+        hint = hints[own]
+        element.set("class", hint.kind)
+        for key, value in hint.data.items():
+            if value:
+                element.set(f"data-{key}", clean(value))
+        if hint.text:
+            element.insert(0, _text("title", hint.text))
+
+
+def _text(tag: str, text: str, **attributes: str) -> ElementTree.Element:
+    element = ElementTree.Element(tag, attributes)
+    element.text = clean(text)
+    return element
+
+
+SIZE, SMALL = 12.0, 11.0  # of text, in points
+BESIDE = 7.0  # between an axis and its numbers
+
+
+def svg(chart: Chart, in_page: bool = False) -> str:
+    """Return the picture as SVG; with `in_page` for a page that has a dark mode.
+
+    Raises
+    ------
+    MissingPackage : where matplotlib is not installed
+    """
+    file = BytesIO()
+    with matplotlib.settings():
+        picture = draw(chart)
+        picture.figure.savefig(file, format="svg", metadata={"Date": None})
+    named = chart.name, chart.title, chart.caption
+    root = finish(file.getvalue(), *named, picture.hints)
+    return ElementTree.tostring(themed(root) if in_page else root, encoding="unicode")
+
+
+def png(chart: Chart, path: str | Path) -> Path:
+    """Write the picture as PNG, whole or not at all; return the path."""
+    with matplotlib.settings():
+        return matplotlib.saved(draw(chart).figure, path, dpi=144)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where on the picture the data are drawn, in points from the upper left."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass
+class Picture:
+    """A figure whose `paper` takes texts and lines at points from the upper left."""
+
+    width: float
+    height: float
+    figure: Any = field(init=False)
+    paper: Any = field(init=False)
+    hints: dict[str, Hint] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.figure = matplotlib.blank(self.width, self.height)
+        self.paper = self.figure.add_axes((0, 0, 1, 1), zorder=2)
+        self.paper.set(xlim=(0, self.width), ylim=(self.height, 0))
+        self.paper.set_axis_off()
+
+    def axes(self, frame: Frame) -> Any:
+        """Return axes that fill `frame`, without upper and right edge."""
+        wide, high = frame.right - frame.left, frame.bottom - frame.top
+        corner = frame.left / self.width, 1 - frame.bottom / self.height
+        axes = self.figure.add_axes((*corner, wide / self.width, high / self.height))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set(color=INK, linewidth=1)
+        axes.tick_params(length=0, pad=BESIDE, labelsize=SIZE, labelcolor=INK)
+        axes.set_axisbelow(True)
+        axes.patch.set_visible(False)
+        return axes
+
+    def text(
+        self, x: float, y: float, text: str, anchor: str = "left", **look: Any
+    ) -> None:
+        """Write one line of text with its baseline at y."""
+        look = {"color": INK, "fontsize": SIZE} | look
+        self.paper.text(
+            *(x, y, clean(text)),
+            ha=anchor,
+            va="baseline",
+            parse_math=False,
+            **look,
+        )
+
+    def hint(self, kind: str, text: str = "", **data: str) -> str:
+        """Return the id of something that is drawn next, and is explained by this."""
+        name = f"hint-{len(self.hints)}"
+        self.hints[name] = Hint(kind, text, data)
+        return name
+
+    def width_of(self, text: str, size: float = SIZE, weight: str = "normal") -> float:
+        """Return how wide a text is, in points."""
+        look = {"fontsize": size, "fontweight": weight}
+        written = self.paper.text(0, 0, clean(text), parse_math=False, **look)
+        wide = written.get_window_extent().width
+        written.remove()
+        return float(wide)
+
+    def shortened(self, text: str, most: float, weight: str = "normal") -> str:
+        """Return as much of a text as fits, with an ellipsis where some does not."""
+        if self.width_of(text, weight=weight) <= most:
+            return text
+        # A name may be as long as a file: what cannot fit is not measured.
+        text = text[: int(most)]
+        while text and self.width_of(text + "…", weight=weight) > most:
+            text = text[:-1]
+        return text.rstrip() + "…"
+
+
+def draw(chart: Chart) -> Picture:
+    """Return the picture of a chart; inside `plots.settings`."""
+    if isinstance(chart, Lines):
+        return _draw_lines(chart)
+    if isinstance(chart, Bars):
+        return _draw_bars(chart)
+    return _draw_heat(chart)
+
+
+# --- axes -----------------------------------------------------------------------------
+
+
+def _set_x(picture: Picture, axes: Any, frame: Frame, scale: Scale, axis: Axis) -> None:
+    """Numbers below the axes, less those that would touch the one before; the title."""
+    labels, free = [], float("-inf")
+    for tick in scale.ticks:
+        label, place = scale.label(tick), scale(tick)
+        half = picture.width_of(label) / 2
+        labels.append(label if place - half >= free else "")
+        free = place + half + 6 if labels[-1] else free
+    _set_scale(picture, axes.xaxis, axes.set_xscale, scale, labels, "x-tick")
+    axes.set_xlim(scale.low, scale.high)
+    middle, hint = (frame.left + frame.right) / 2, picture.hint("x-title")
+    picture.text(middle, frame.bottom + 37, _titled(axis, scale), "center", gid=hint)
+
+
+def _set_scale(
+    picture: Picture,
+    side: Any,
+    set_scale: Any,
+    scale: Scale,
+    labels: Sequence[str],
+    kind: str,
+) -> None:
+    if scale.log:
+        set_scale("log")
+    side.set_ticks(scale.ticks, labels=labels, parse_math=False)
+    side.set_ticks([], minor=True)
+    side.grid(color=GRID, linewidth=1)
+    for label in side.get_ticklabels():
+        label.set_gid(picture.hint(kind))
+
+
+def _titled(axis: Axis, scale: Scale) -> str:
+    """Return the title with its unit: training time (ms)."""
+    return f"{axis.title} ({scale.unit.word})" if scale.unit.word else axis.title
+
+
+# --- lines ----------------------------------------------------------------------------
+
+LINES, TOP, FOOT = (560.0, 340.0), 40.0, 48.0  # size of the picture, margins
+SAMPLE, MOST_LABEL, STEP = 34.0, 150.0, 17.0  # labels: line, name, distance
+MANY = 14  # points of a line, above which only some carry their marker
+
+
+def _draw_lines(chart: Lines) -> Picture:
+    """Lines over two axes, with their names beside their ends."""
+    width, height = LINES
+    notes = [
+        text
+        for mark, text in MARKS.items()
+        if any(mark in one.marks for one in chart.series)
+    ]
+    picture = Picture(width, height + 18 * len(notes))
+    names = [
+        picture.shortened(one.name, MOST_LABEL, "bold")
+        for one in (*chart.series, *([chart.ideal] if chart.ideal else []))
+    ]
+    widest = max((picture.width_of(name, weight="bold") for name in names), default=0)
+    frame = Frame(64, TOP, width - SAMPLE - 14 - widest, height - FOOT)
+    across, up = _scales(chart, frame)
+
+    # 1. the axes
+    axes = picture.axes(frame)
+    _set_x(picture, axes, frame, across, chart.x)
+    labels = [up.label(tick) for tick in up.ticks]
+    _set_scale(picture, axes.yaxis, axes.set_yscale, up, labels, "y-tick")
+    axes.set_ylim(up.low, up.high)
+    picture.text(8, TOP - 12, _titled(chart.y, up), gid=picture.hint("y-title"))
+
+    # 2. the lines
+    if chart.ideal:
+        places = zip(*_shown(chart.ideal, across, up), strict=True)
+        axes.plot(*places, color=FAINT, linewidth=1, gid=picture.hint("ideal"))
+    for number in range(len(chart.series)):
+        _draw_series(picture, axes, chart, number, across, up)
+
+    # 3. names and notes
+    _draw_labels(picture, chart, names, frame, across, up)
+    for number, text in enumerate(notes):
+        y = height + 8 + 16 * number
+        picture.text(frame.left, y, text, color=FAINT, fontsize=SMALL)
+    return picture
+
+
+def _scales(chart: Lines, frame: Frame) -> tuple[Scale, Scale]:
+    drawn = [*chart.series, *([chart.ideal] if chart.ideal else [])]
+    xs = [v for one in drawn for v in one.x]
+    ys = [v for one in drawn for v in one.y]
+    if chart.y.shows_bars:
+        ys += [v for one in drawn for v in (*one.low, *one.high)]
+    return (
+        make_scale(chart.x, xs, frame.left, frame.right),
+        make_scale(chart.y, ys, frame.bottom, frame.top),
+    )
+
+
+def _shown(one: Series, across: Scale, up: Scale) -> list[tuple[float, float]]:
+    """Return the points that are numbers, and positive where the axis needs that."""
+    return [
+        (x, y)
+        for x, y in zip(one.x, one.y, strict=True)
+        if _fits(x, across) and _fits(y, up)
+    ]
+
+
+def _fits(value: float, scale: Scale) -> bool:
+    return isfinite(value) and (value > 0 or not scale.log)
+
+
+def _draw_series(
+    picture: Picture, axes: Any, chart: Lines, number: int, across: Scale, up: Scale
+) -> None:
+    one = chart.series[number]
+    style = look(one.look)
+    axes.plot(
+        *zip(*_shown(one, across, up), strict=True),
+        color=style.colour,
+        linestyle=(0, style.dash) if style.dash else "-",
+        # Lines that lie on each other are seen below and above.
+        linewidth=max(3.2 - 0.6 * number, 1.4),
+        clip_on=False,
+        gid=picture.hint("series", name=one.name),
+    )
+    for point in range(len(one.low)):
+        _draw_spread(picture, axes, one, point, across, up)
+    for point in _marked(one, number):
+        x, y, mark = one.x[point], one.y[point], one.mark(point)
+        if _fits(x, across) and _fits(y, up):
+            text = f"{one.name}: {_value(chart.y, y)} at {_value(chart.x, x)}"
+            text += f" ({MARKS[mark]})" if mark else ""
+            hint = picture.hint("mark", text, mark=mark, name=one.name)
+            size = 8 * max(1.2 - 0.13 * number, 0.7)
+            _draw_marker(axes, (x, y), one.look, mark, size, hint)
+
+
+def _draw_marker(
+    axes: Any,
+    place: tuple[float, float],
+    number: int,
+    mark: str = "",
+    size: float = 8.0,
+    hint: str | None = None,
+) -> None:
+    """Filled as measured, hollow where ranks shared cores or were emulated."""
+    style = look(number)
+    axes.plot(
+        *([place[0]], [place[1]]),
+        linestyle="none",
+        marker="o" if mark == EMULATED else style.marker,
+        markersize=size,
+        markerfacecolor=GROUND if mark else style.colour,
+        markeredgecolor=style.colour,
+        markeredgewidth=1.6,
+        clip_on=False,
+        zorder=3,
+        gid=hint,
+    )
+    if mark == EMULATED:
+        dot = {"markersize": 2.8, "markeredgewidth": 0, "color": style.colour}
+        axes.plot([place[0]], [place[1]], "o", clip_on=False, zorder=4, **dot)
+
+
+def _marked(one: Series, number: int) -> Sequence[int]:
+    """Return which points have a marker; lines begin at other ones, and hide none."""
+    count = len(one.x)
+    if count <= MANY:
+        return range(count)
+    every = -(-count // 8)
+    return sorted({*range(number * every // 4 % every, count, every), count - 1})
+
+
+def _value(axis: Axis, value: float) -> str:
+    return f"{axis.title} {with_unit(value, axis.unit, 4)}"
+
+
+def _draw_spread(
+    picture: Picture, axes: Any, one: Series, point: int, across: Scale, up: Scale
+) -> None:
+    """A bar from the lowest to the highest repeat; the axes cut off what runs out."""
+    x, low, high = one.x[point], one.low[point], one.high[point]
+    if not (_fits(x, across) and _fits(low, up) and _fits(high, up)) or low == high:
+        return
+    ends = {"marker": "_", "markersize": 8, "markeredgewidth": 1.2}
+    ink = {"color": look(one.look).colour, "linewidth": 1.2, **ends}
+    axes.plot([x, x], [low, high], gid=picture.hint("spread", name=one.name), **ink)
+
+
+def _draw_labels(
+    picture: Picture,
+    chart: Lines,
+    names: Sequence[str],
+    frame: Frame,
+    across: Scale,
+    up: Scale,
+) -> None:
+    """Every name beside its line's end, pushed apart where two would touch."""
+    every = [*chart.series, *([chart.ideal] if chart.ideal else [])]
+    ends = [_end(one, frame, across, up) for one in every]
+    levels = spread([y for _, y in ends], frame.top + 4, frame.bottom - 4)
+    begin = frame.right + 8
+    for one, name, end, level in zip(every, names, ends, levels, strict=True):
+        style, x = look(one.look), (begin, begin + SAMPLE - 8)
+        if one is chart.ideal:
+            picture.paper.plot(x, (level, level), color=FAINT, linewidth=1)
+            picture.text(begin + SAMPLE, level + 4, name, color=FAINT)
+            continue
+        if end[0] > frame.right - 0.12 * (frame.right - frame.left):
+            to = (end[0] + 6, begin - 1), (end[1], level)
+            picture.paper.plot(*to, color=style.colour, alpha=0.45, linewidth=1)
+        dash = (0, style.dash) if style.dash else "-"
+        picture.paper.plot(
+            *(x, (level, level)), color=style.colour, linestyle=dash, linewidth=2
+        )
+        _draw_marker(picture.paper, (begin + SAMPLE / 2 - 4, level), one.look)
+        hint = picture.hint("label", name=one.name)
+        ink = {"color": style.colour, "fontweight": "bold"}
+        picture.text(begin + SAMPLE, level + 4, name, gid=hint, **ink)
+
+
+def _end(one: Series, frame: Frame, across: Scale, up: Scale) -> tuple[float, float]:
+    shown = _shown(one, across, up)
+    if not shown:
+        return frame.left, frame.top
+    x, y = shown[-1]
+    return across(x), up(y)
+
+
+def spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
+    """Return levels near the wanted ones, in their order, a line of text apart.
+
+    >>> spread([50, 52, 100], 0, 200)
+    [42.5, 59.5, 100.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda n: (wanted[n], n))
+    blocks: list[tuple[float, list[int]]] = []  # middle, members
+    for number in order:
+        blocks.append((float(wanted[number]), [number]))
+        while len(blocks) > 1 and _touch(blocks[-2], blocks[-1]):
+            (a, first), (b, last) = blocks[-2:]
+            middle = (a * len(first) + b * len(last)) / (len(first) + len(last))
+            blocks[-2:] = [(middle, first + last)]
+    levels = [0.0] * len(wanted)
+    for middle, members in blocks:
+        half = (len(members) - 1) * STEP / 2
+        middle = max(min(middle, bottom - half), top + half)
+        for k, number in enumerate(members):
+            levels[number] = middle - half + k * STEP
+    # Blocks that were pushed back into the frame may touch others again.
+    for before, after in zip(order, order[1:], strict=False):
+        levels[after] = max(levels[after], levels[before] + STEP)
+    return levels
+
+
+def _touch(upper: tuple[float, list[int]], lower: tuple[float, list[int]]) -> bool:
+    return lower[0] - upper[0] < STEP * (len(upper[1]) + len(lower[1])) / 2
+
+
+# --- bars -----------------------------------------------------------------------------
+
+BARS, ROW, THICK = 640.0, 27.0, 17.0  # width of the picture, rows, bars in them
+MOST_NAME, BEHIND = 210.0, 140.0  # room for names, and for lengths behind bars
+
+
+def _draw_bars(chart: Bars) -> Picture:
+    """Lying bars made of parts, their names on the left and their length behind."""
+    top = 34.0 if len(chart.parts) > 1 else 12.0
+    bottom = top + ROW * len(chart.bars) + 4
+    picture = Picture(BARS, bottom + 48)
+    names = [picture.shortened(bar.name, MOST_NAME) for bar in chart.bars]
+    left = 14 + max((picture.width_of(name) for name in names), default=0)
+    frame = Frame(left, top, BARS - BEHIND, bottom)
+    lengths = [v for bar in chart.bars for v in (bar.whole, bar.high or 0.0)]
+    scale = make_scale(chart.axis, [0.0, *lengths], frame.left, frame.right)
+
+    axes = picture.axes(frame)
+    axes.spines["bottom"].set_visible(False)
+    _set_x(picture, axes, frame, scale, chart.axis)
+    axes.set_ylim((bottom - top) / ROW, 0)
+    middles = [number + 0.5 for number in range(len(names))]
+    axes.set_yticks(middles, [clean(name) for name in names], parse_math=False)
+    handles = [
+        _draw_part(picture, axes, chart, part, scale)
+        for part in range(len(chart.parts))
+    ]
+    for number, bar in enumerate(chart.bars):
+        _draw_whisker(axes, bar.low, bar.high, number)
+        text = f"{with_unit(bar.whole, chart.axis.unit)}  {bar.note}".rstrip()
+        y = top + ROW * (number + 0.5) + 4
+        picture.text(scale(bar.whole) + 7, y, text, gid=picture.hint("length"))
+    if len(chart.parts) > 1:
+        _draw_legend(axes, handles, chart)
+    return picture
+
+
+def _draw_part(
+    picture: Picture, axes: Any, chart: Bars, part: int, scale: Scale
+) -> Any:
+    """One part of every bar behind the parts before it; return one for the legend."""
+    fill = FILLS[part % len(FILLS)]
+    drawn = axes.barh(
+        [number + 0.5 for number in range(len(chart.bars))],
+        [max(bar.parts[part], 0.0) for bar in chart.bars],
+        THICK / ROW,
+        left=[sum(bar.parts[:part]) for bar in chart.bars],
+        color=fill.colour,
+        hatch=fill.hatch,
+        edgecolor=BLACK,
+        linewidth=0.8,
+    )
+    for number, bar in enumerate(chart.bars):
+        length = bar.parts[part]
+        if length <= 0:
+            drawn[number].set_visible(False)
+            continue
+        share = f"{100 * length / bar.whole:.0f} %"
+        text = f"{bar.name}: {chart.parts[part]} {with_unit(length, chart.axis.unit)}"
+        text += f", {share}" if len(bar.parts) > 1 else ""
+        drawn[number].set_gid(picture.hint("part", text, name=bar.name))
+        begin = sum(bar.parts[:part])
+        wide = scale(begin + length) - scale(begin)
+        if len(bar.parts) > 1 and wide > picture.width_of(share, SMALL) + 8:
+            # On a plain ground where a hatch would run through it.
+            ground = {"facecolor": fill.colour, "edgecolor": "none", "pad": 1.5}
+            axes.text(
+                *(begin + length / 2, number + 0.5, share),
+                ha="center",
+                va="center_baseline",
+                color=fill.ink,
+                fontsize=SMALL,
+                bbox=ground if fill.hatch else None,
+            )
+    return drawn
+
+
+def _draw_whisker(axes: Any, low: float | None, high: float | None, row: int) -> None:
+    """From the shortest to the longest of the repeats, below the bar."""
+    if low is not None and high is not None and low != high:
+        level = row + (ROW + THICK) / 2 / ROW + 0.1
+        axes.plot(
+            *([low, high], [level, level]), "|-", color=INK, linewidth=1, markersize=6
+        )
+
+
+def _draw_legend(axes: Any, handles: Sequence[Any], chart: Bars) -> None:
+    legend = axes.legend(
+        *(handles, [clean(part) for part in chart.parts]),
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0.5,
+        borderpad=0,
+        ncols=len(handles),
+        frameon=False,
+        fontsize=SIZE,
+        labelcolor=INK,
+        handlelength=1.1,
+        handleheight=1.1,
+        handletextpad=0.4,
+        columnspacing=1.4,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+# --- heat maps ------------------------------------------------------------------------
+
+CELL, TALL, ABOVE = 76.0, 40.0, 46.0  # width and height of cells, room above them
+CLEAR = 1.02  # largest over smallest
+
+
+def _draw_heat(chart: Heat) -> Picture:
+    """A value for each pair; the smallest has a thick frame."""
+    unit = unit_for(chart.unit, chart.values)
+    legend = "; ".join(
+        [
+            f"values in {unit.word}" if unit.word else "values as they are",
+            "dark = large",
+            "thick frame = smallest",
+        ]
+    )
+    measure = Picture(1, 1)
+    left = 22 + max(measure.width_of(name) for name in chart.rows)
+    right = left + CELL * len(chart.columns)
+    bottom = ABOVE + TALL * len(chart.rows)
+    title = measure.width_of(chart.title, weight="bold")
+    texts = title, measure.width_of(legend, SMALL), measure.width_of(chart.y)
+    width = max(right + 14, 250.0, *(20 + text for text in texts))
+    picture = Picture(width, bottom + 62)
+
+    axes = picture.axes(Frame(left, ABOVE, right, bottom))
+    axes.spines[:].set_visible(False)
+    axes.set(xlim=(0, len(chart.columns)), ylim=(len(chart.rows), 0))
+    for side, names in ((axes.xaxis, chart.columns), (axes.yaxis, chart.rows)):
+        places = [number + 0.5 for number in range(len(names))]
+        side.set_ticks(places, labels=[clean(n) for n in names], parse_math=False)
+    for text in axes.get_yticklabels():
+        text.set_va("center_baseline")
+    _draw_cells(picture, axes, chart, unit)
+
+    picture.text(8, 16, chart.title, fontweight="bold")
+    picture.text(8, 36, chart.y, color=FAINT)
+    picture.text((left + right) / 2, bottom + 36, chart.x, "center")
+    picture.text(8, bottom + 55, legend, color=FAINT, fontsize=SMALL)
+    return picture
+
+
+def _draw_cells(picture: Picture, axes: Any, chart: Heat, unit: Unit) -> None:
+    """Every cell with its value, and frames around what reads as the smallest."""
+    # Losses differ less than times.
+    digits = 3 if chart.unit else 4
+    least = figures(min(chart.values, default=0.0) / unit.size, digits)
+    for row, line in enumerate(chart.cells):
+        for column, value in enumerate(line):
+            place = row, column
+            if value is None:
+                _draw_cell(axes, place, GROUND, GRID)
+                continue
+            text = figures(value / unit.size, digits)
+            where = f"{chart.y} {chart.rows[row]}, {chart.x} {chart.columns[column]}"
+            hint = picture.hint("cell", f"{where}: {text} {unit.word}".rstrip())
+            colour, ink = heat_colour(_share(value, chart.values))
+            _draw_cell(axes, place, colour, GROUND, gid=hint)
+            look = {"color": ink, "fontsize": SIZE, "va": "center_baseline"}
+            axes.text(column + 0.5, row + 0.5, text, ha="center", **look)
+            if text == least and len(chart.values) > 1:
+                best = {"linewidth": 3, "zorder": 2, "gid": picture.hint("best")}
+                _draw_cell(axes, place, "none", BLACK, inset=1.5, **best)
+
+
+def _draw_cell(
+    axes: Any,
+    place: tuple[int, int],
+    fill: str,
+    edge: str,
+    inset: float = 0.0,
+    **more: Any,
+) -> None:
+    (row, column), x, y = place, inset / CELL, inset / TALL
+    size = {"width": 1 - 2 * x, "height": 1 - 2 * y, "left": column + x}
+    axes.barh(row + 0.5, facecolor=fill, edgecolor=edge, **size, **more)
+
+
+def _share(value: float, values: list[float]) -> float:
+    """Return 0 for the smallest, 1 for the largest; by ratios where all are positive.
+
+    Values that hardly differ look so: the whole range of colours begins at CLEAR.
+    """
+    low, high = min(values), max(values)
+    if high <= low:
+        return 0.0
+    if low > 0:
+        return log(value / low) / max(log(high / low), log(CLEAR))
+    return (value - low) / (high - low)

@@ -1,0 +1,572 @@
+"""The page of a report: contents, tables, style."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from html import escape as _escape
+from pathlib import Path
+from typing import Any
+
+import hpcsgd
+from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.files import write_text
+from hpcsgd.runs.result import finite
+from hpcsgd.studies.plots.charts import (
+    CROWDED,
+    EMULATED,
+    Chart,
+    Heat,
+    csv_text,
+    figures,
+    whole,
+    with_unit,
+)
+from hpcsgd.studies.plots.svg import DARK, GROUND, INK, clean, dark_colours, png, svg
+from hpcsgd.studies.report.charts import (
+    energy_chart,
+    heat_maps,
+    loss_curves,
+    scaling_charts,
+    split_chart,
+    verdict,
+)
+from hpcsgd.studies.report.points import (
+    Problem,
+    ReportPoint,
+    RunSetting,
+    Spread,
+    problems_of,
+    read_folders,
+)
+
+# The tables: settings, messages against their formula, machines, what failed.
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in cells; the first `texts` columns are words, the others figures."""
+
+    name: str
+    title: str
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    texts: int = 1
+    marked: frozenset[tuple[int, int]] = frozenset()  # (row, column)
+
+
+HEAD = (
+    *("method", "product", "format", "network", "ranks", "R×C", "b", "s", "runs"),
+    *("epoch", "range", "step", "calls", "words", "loss", "energy"),
+)
+TEXTS = 4  # of these columns
+
+
+def settings_table(problem: Problem) -> Table | None:
+    """One row for each setting; columns that nobody knows are left out."""
+    if not problem.settings:
+        return None
+    settings = sorted(problem.settings, key=lambda s: (s.label, s.width))
+    rows = [_setting(s) for s in settings]
+    known = [k for k in range(len(HEAD)) if any(row[k] != NONE for row in rows)]
+    return Table(
+        name="settings",
+        title="Settings",
+        caption="Medians of the repeats; a range is from the shortest to the longest."
+        " b is the batch of all replicas together, s the steps of an exchange."
+        " † emulated: one rank did the work of one of so many. ‡ more ranks than cores."
+        " § the machine was busy: load above half of its cores in the minute before a"
+        " run.",
+        head=tuple(HEAD[k] for k in known),
+        rows=tuple(tuple(row[k] for k in known) for row in rows),
+        texts=sum(k < TEXTS for k in known),
+    )
+
+
+def _setting(s: RunSetting) -> tuple[str, ...]:
+    p, run = s.first, s.middle
+    loss, energy = s.over(lambda point: point.loss), s.over(lambda point: point.joules)
+    marks = {EMULATED: " †", CROWDED: " ‡"}.get(s.mark, "") + " §" * s.was_busy
+    return (
+        *(s.label + marks, p.product or NONE, p.recipe or NONE, p.network or NONE),
+        *(whole(s.width), f"{p.replicas}×{p.members}", whole(p.batch), whole(p.steps)),
+        whole(len(s.points)),
+        *(with_unit(s.per_epoch.median, "s"), _range(s.per_epoch)),
+        with_unit(s.per_step.median, "s") if s.per_step else NONE,
+        *(_count(run.traffic("calls")), _count(run.traffic("words"))),
+        figures(loss.median, 5) if loss else NONE,
+        with_unit(energy.median, "J") if energy else NONE,
+    )
+
+
+def _range(spread: Spread) -> str:
+    if spread.low == spread.high:
+        return NONE
+    return f"{with_unit(spread.low, 's')} … {with_unit(spread.high, 's')}"
+
+
+def _count(value: float | None) -> str:
+    return NONE if value is None else whole(value)
+
+
+def traffic_table(problem: Problem) -> Table | None:
+    """What rank 0 sent beside what the formula says; what differs is marked."""
+    runs = [_to_show(s) for s in problem.settings]
+    names = [s.named(problem.settings) for s in problem.settings]
+    known = [(n, r) for n, r in zip(names, runs, strict=True) if r.expected]
+    if not known:
+        return None
+    rows = [_traffic(name, run) for name, run in known]
+    marked = {
+        (number, column)
+        for number, row in enumerate(rows)
+        for column in (3, 6)
+        if row[column] not in ("=", NONE)
+    }
+    return Table(
+        name="traffic",
+        title="Messages and words against their formula",
+        caption="Of rank 0, for products and agreements; the formula knows the"
+        " configuration alone. = is exact for all runs of the setting; of one with a"
+        " difference, that run is shown, and marked.",
+        head=(
+            *("setting", "calls", "by formula", "difference"),
+            *("words", "by formula", "difference"),
+        ),
+        rows=tuple(rows),
+        marked=frozenset(marked),
+    )
+
+
+def _to_show(setting: RunSetting) -> ReportPoint:
+    """The first run that does not keep to its formula, else the middle one."""
+    return next((p for p in setting.points if _differs(p)), setting.middle)
+
+
+def _differs(run: ReportPoint) -> bool:
+    formula = run.expected or {}
+    return any(
+        run.traffic(figure) != formula[figure]
+        for figure in ("calls", "words")
+        if figure in formula
+    )
+
+
+def _traffic(name: str, run: ReportPoint) -> tuple[str, ...]:
+    cells = [name]
+    for figure in ("calls", "words"):
+        measured, formula = run.traffic(figure), (run.expected or {}).get(figure)
+        cells += [_count(measured), _count(formula), _difference(measured, formula)]
+    return tuple(cells)
+
+
+def _difference(measured: float | None, formula: float | None) -> str:
+    if measured is None or formula is None:
+        return NONE
+    if measured == formula:
+        return "="
+    share = f" ({100 * (measured / formula - 1):+.2g} %)" if formula else ""
+    return f"≠ {measured - formula:+,.0f}{share}".replace(",", "\u202f")
+
+
+def failed_table(problem: Problem) -> Table | None:
+    """What was not finished, and why."""
+    if not problem.failed:
+        return None
+    return Table(
+        name="failed",
+        title="Runs that failed",
+        caption="They are in no figure and in no other table.",
+        head=("run", "ended", "why"),
+        rows=tuple(
+            (p.key or p.label, p.status or "no status", p.error or NONE)
+            for p in problem.failed
+        ),
+        texts=3,
+    )
+
+
+def machine_table(points: Sequence[ReportPoint]) -> Table:
+    """Where all of it ran, with what."""
+    rows = [
+        ("machine", _all(p.host for p in points)),
+        ("processor", _all(p.processor for p in points)),
+        ("cores", _all(str(p.cores) for p in points if p.cores)),
+        ("network", _all(p.network or "as it is" for p in points)),
+        ("messages carried by", _all(p.transport for p in points)),
+        ("load before a run", _ends([p.load for p in points])),
+        ("share of the ranks' time on a core", _ends([_busy(p) for p in points])),
+        ("energy read by", _all(p.energy_source for p in points)),
+        ("runs", whole(len(points))),
+        ("seeds", whole(len({p.seed for p in points}))),
+    ]
+    names = dict.fromkeys(name for p in points for name in p.versions)
+    rows += [(name, _all(p.versions.get(name, "") for p in points)) for name in names]
+    return Table(
+        name="machine",
+        title="Machine and versions",
+        caption="As the runs said themselves; – is what none of them says.",
+        head=("fact", "value"),
+        rows=tuple(rows),
+        texts=2,
+    )
+
+
+def _all(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(v for v in values if v)) or NONE
+
+
+def _ends(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return NONE
+    low, high = figures(min(known), 2), figures(max(known), 2)
+    return low if low == high else f"{low} … {high}"
+
+
+def _busy(point: ReportPoint) -> float | None:
+    """CPU seconds over those that its ranks could have had; below 1 some waited."""
+    if not point.cpu or not point.wall:
+        return None
+    return point.cpu / (point.wall * point.ranks)
+
+
+# What a report holds: of each problem a verdict, charts and tables.
+
+
+@dataclass(frozen=True)
+class ProblemPart:
+    """All about one problem."""
+
+    problem: Problem
+    verdict: str
+    charts: tuple[Chart, ...]
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the page says."""
+
+    title: str
+    lead: str
+    parts: tuple[ProblemPart, ...]
+    machine: Table
+    foot: str
+
+    @property
+    def charts(self) -> list[Chart]:
+        """Of all parts."""
+        return [chart for part in self.parts for chart in part.charts]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a program wants of it."""
+        said: Any = finite({"parts": [_said(part) for part in self.parts]})
+        return dict(said)
+
+
+def make_report(folders: Sequence[str | Path]) -> Report:
+    """The report on all runs in these folders.
+
+    Parameters
+    ----------
+    folders : of studies, of runs, of comparisons
+    """
+    points = read_folders([Path(folder) for folder in folders])
+    problems = problems_of(points)
+    names = ", ".join(Path(folder).resolve().name for folder in folders)
+    good = sum(point.is_good for point in points)
+    failed = len(points) - good
+    lead = f"{good} run{'s' if good != 1 else ''} in {names}"
+    return Report(
+        title=f"hpcsgd: {names}",
+        lead=f"{lead}; {failed} failed" if failed else lead,
+        parts=tuple(_part(p, n, len(problems)) for n, p in enumerate(problems, 1)),
+        machine=machine_table(points),
+        foot=f"Made by hpcsgd {hpcsgd.__version__}.",
+    )
+
+
+def _part(problem: Problem, number: int, count: int) -> ProblemPart:
+    charts = [
+        *loss_curves(problem),
+        *scaling_charts(problem),
+        *split_chart(problem),
+        *energy_chart(problem),
+        *heat_maps(problem),
+    ]
+    if count > 1:  # files of one folder and marks of one page have names of their own
+        charts = [replace(c, name=f"{c.name}-of-{number}") for c in charts]
+    tables = [settings_table(problem), traffic_table(problem), failed_table(problem)]
+    return ProblemPart(
+        problem,
+        verdict(problem),
+        tuple(charts),
+        tuple(table for table in tables if table is not None),
+    )
+
+
+def _said(part: ProblemPart) -> dict[str, Any]:
+    return {
+        "problem": part.problem.title,
+        "verdict": part.verdict,
+        "figures": [chart.name for chart in part.charts],
+        "settings": [_figures(s, part.problem.settings) for s in part.problem.settings],
+        "failed": [
+            {"key": p.key, "status": p.status, "error": p.error}
+            for p in part.problem.failed
+        ],
+    }
+
+
+def _figures(setting: RunSetting, others: Sequence[RunSetting]) -> dict[str, Any]:
+    first, time, run = setting.first, setting.per_epoch, setting.middle
+    energy = setting.over(_joules)
+    return {
+        "name": setting.named(others),
+        "method": setting.label,
+        "ranks": setting.width,
+        "mark": setting.mark,
+        "grid": [first.replicas, first.members],
+        "batch": first.batch,
+        "steps": first.steps,
+        "product": first.product,
+        "recipe": first.recipe,
+        "runs": len(setting.points),
+        "seconds_per_epoch": [time.low, time.median, time.high],
+        "seconds_per_step": setting.per_step.median if setting.per_step else None,
+        "loss": run.loss,
+        "calls": run.traffic("calls"),
+        "words": run.traffic("words"),
+        "expected": dict(run.expected) if run.expected else None,
+        "joules": energy.median if energy else None,
+    }
+
+
+def _joules(point: ReportPoint) -> float | None:
+    return point.joules
+
+
+# How the page looks: on a screen, light or dark as readers prefer, and on paper.
+
+CSS = f"""
+:root {{ color-scheme: light; --ink: {INK}; --soft: #555; --rule: #d8d8d8;
+  --ground: {GROUND}; --verdict: #f2f7fb; --marked: #fbe3d3; }}
+@media screen and (prefers-color-scheme: dark) {{
+  :root {{ color-scheme: dark; --ink: {DARK[INK]}; --soft: #a8adb2; --rule: #353a40;
+    --ground: {DARK[GROUND]}; --verdict: #1b2833; --marked: #4a2a14;
+    {dark_colours()} }}
+}}
+"""
+CSS += """
+* { box-sizing: border-box; }
+html { background: var(--ground); }
+body { margin: 0 auto; padding: 2.2rem 1.6rem 3rem; max-width: 76rem; color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial,
+  "Liberation Sans", sans-serif; background: var(--ground); }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .3rem; letter-spacing: -.01em; }
+h2 { font-size: 1.35rem; margin: 2.6rem 0 .6rem; padding-top: .9rem;
+  border-top: 2px solid var(--ink); }
+h3 { font-size: 1.05rem; margin: 1.8rem 0 .5rem; }
+p.lead { color: var(--soft); margin: 0 0 1rem; }
+p.verdict { border-left: 5px solid #0072b2; background: var(--verdict); margin: 1rem 0;
+  padding: .8rem 1.1rem; font-size: 1.1rem; max-width: 62rem; }
+.verdict span { white-space: nowrap; }
+.figures { display: grid; gap: 1.6rem 2rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
+.figures + .maps { margin-top: 1.8rem; }
+.maps { display: flex; flex-wrap: wrap; gap: 1.6rem 2rem; align-items: flex-start; }
+.maps figure { max-width: 34rem; }
+figure { margin: 0; }
+figure h3 { margin: 0 0 .3rem; }
+figure svg { display: block; max-width: 100%; height: auto; }
+figcaption { color: var(--soft); font-size: .84rem; line-height: 1.4;
+  margin-top: .35rem;
+  max-width: 40rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .84rem; line-height: 1.3;
+  font-variant-numeric: tabular-nums lining-nums; }
+caption { caption-side: bottom; text-align: left; color: var(--soft);
+  padding-top: .45rem;
+  line-height: 1.4; max-width: 62rem; }
+th, td { padding: .3rem .7rem .3rem 0; text-align: right; white-space: nowrap;
+  vertical-align: top; }
+th.word, td.word { text-align: left; }
+td.long { white-space: normal; min-width: 16rem; }
+thead th { border-bottom: 1.5px solid var(--ink); vertical-align: bottom; }
+tbody tr + tr > * { border-top: 1px solid var(--rule); }
+tbody th { font-weight: 600; }
+td.marked { font-weight: 700; background: var(--marked); outline: 1.5px solid #d55e00; }
+footer { margin-top: 3rem; color: var(--soft); font-size: .84rem; }
+@media print {
+  @page { margin: 14mm; }
+  body { max-width: none; padding: 0; font-size: 10.5pt; }
+  .figures { grid-template-columns: 1fr 1fr; gap: 5mm 7mm; }
+  .figures figure.bars { grid-column: 1 / -1; }
+  figure.bars svg { max-width: 145mm; }
+  figure, tr, p.verdict { break-inside: avoid; }
+  h2, h3 { break-after: avoid; }
+  .scroll { overflow: visible; }
+  table { font-size: 7pt; }
+  th, td { padding: 1.2pt 4pt 1.2pt 0; }
+  figcaption, caption { font-size: 8pt; }
+  p.verdict, td.marked { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+}
+"""
+
+
+# The report as one HTML page that needs nothing else: no network, no script.
+
+LONG = 48  # characters from which a cell may break into lines
+
+
+def page(report: Report) -> str:
+    """Return the whole document; without matplotlib it has tables and no figures."""
+    several = len(report.parts) > 1
+    try:
+        parts = "".join(
+            _page_part(part, several, _page_figures(part)) for part in report.parts
+        )
+    except MissingPackage as missing:
+        note = f'<p class="lead">{escape(capitalized(missing))}</p>\n'
+        parts = "".join(_page_part(part, several, note) for part in report.parts)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        # Pages that ask for nothing: a browser tells whoever breaks that.
+        '<meta http-equiv="Content-Security-Policy"'
+        " content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{escape(report.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
+        f"<header><h1>{escape(report.title)}</h1>\n"
+        f'<p class="lead">{escape(report.lead)}</p></header>\n<main>\n{parts}'
+        f"<section><h2>{escape(report.machine.title)}</h2>{_table(report.machine)}"
+        f"</section>\n</main>\n<footer>{escape(report.foot)}</footer>\n</body>\n</html>\n"
+    )
+
+
+def escape(said: str) -> str:
+    """Text of anybody as HTML."""
+    return _escape(clean(said), quote=True)
+
+
+def capitalized(missing: MissingPackage) -> str:
+    """Return what is missing as a sentence that stands alone."""
+    text = str(missing)
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _page_part(part: ProblemPart, with_title: bool, figures: str) -> str:
+    """One problem: what is best, the figures, the tables."""
+    title = part.problem.title if with_title else "Result"
+    return (
+        f"<section><h2>{escape(title)}</h2>\n"
+        f'<p class="verdict">{_unbroken(part.verdict)}</p>\n{figures}'
+        + "".join(
+            f"<h3>{escape(table.title)}</h3>{_table(table)}" for table in part.tables
+        )
+        + "</section>\n"
+    )
+
+
+def _page_figures(part: ProblemPart) -> str:
+    """Curves and bars, then maps."""
+    curves = [c for c in part.charts if not isinstance(c, Heat)]
+    maps = [c for c in part.charts if isinstance(c, Heat)]
+    return _in_rows(curves, "figures") + _in_rows(maps, "maps")
+
+
+def _unbroken(said: str) -> str:
+    """A sentence whose words with hyphens stay on one line."""
+    words = (escape(word) for word in said.split(" "))
+    return " ".join(f"<span>{w}</span>" if "-" in w else w for w in words)
+
+
+def _in_rows(charts: Sequence[Chart], kind: str) -> str:
+    figures = "".join(_figure(chart) for chart in charts)
+    return f'<div class="{kind}">{figures}</div>\n' if figures else ""
+
+
+def _figure(chart: Chart) -> str:
+    # What says its title itself needs none above it.
+    title = "" if isinstance(chart, Heat) else f"<h3>{escape(chart.title)}</h3>"
+    kind = type(chart).__name__.lower()
+    return (
+        f'<figure id="{escape(chart.name)}" class="{kind}">{title}'
+        f"{svg(chart, in_page=True)}"
+        f"<figcaption>{escape(chart.caption)}</figcaption></figure>\n"
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f'<th scope="col"{_class(table, column)}>{escape(cell)}</th>'
+        for column, cell in enumerate(table.head)
+    )
+    rows = "".join(_row(table, number) for number in range(len(table.rows)))
+    return (
+        '<div class="scroll" tabindex="0" role="group"'
+        f' aria-label="{escape(table.title)}">'
+        f"<table><caption>{escape(table.caption)}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>\n"
+    )
+
+
+def _row(table: Table, number: int) -> str:
+    cells = []
+    for column, cell in enumerate(table.rows[number]):
+        name = _class(table, column, cell, (number, column) in table.marked)
+        if column == 0:
+            cells.append(f'<th scope="row"{name}>{escape(cell)}</th>')
+        else:
+            cells.append(f"<td{name}>{escape(cell)}</td>")
+    return f"<tr>{''.join(cells)}</tr>\n"
+
+
+def _class(table: Table, column: int, cell: str = "", marked: bool = False) -> str:
+    names = ["word"] if column < table.texts else []
+    names += ["long"] if len(cell) > LONG and column < table.texts else []
+    names += ["marked"] if marked else []
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+# The page and the files of its figures.
+
+log = logging.getLogger(__name__)
+
+
+def write_page(report: Report, path: str | Path) -> Path:
+    """Write the HTML, whole or not at all."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, page(report))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the report {path}: {error.strerror}; choose a place that can"
+            " be written"
+        ) from error
+    return path
+
+
+def write_figures(report: Report, folder: str | Path) -> list[Path]:
+    """Write every figure as .csv and, with matplotlib, as .svg and .png."""
+    folder, written = Path(folder), []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in report.charts:
+            written.append(folder / f"{chart.name}.csv")
+            write_text(written[-1], csv_text(chart))
+        for chart in report.charts:
+            write_text(folder / f"{chart.name}.svg", svg(chart))
+            png(chart, folder / f"{chart.name}.png")
+            written += [folder / f"{chart.name}{kind}" for kind in (".svg", ".png")]
+    except MissingPackage as missing:
+        log.info("only tables in %s: %s", folder, missing)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write figures into {folder}: {error.strerror}; choose a folder"
+            " that can be written"
+        ) from error
+    return written

@@ -1,0 +1,5 @@
+"""A certificate of a run that a reviewer can make again."""
+
+from hpcsgd.studies.verify.certificate import Certificate, certify
+
+__all__ = ["Certificate", "certify"]

@@ -1,0 +1,608 @@
+"""What an exchange may differ from its replay by: a bound of its arithmetic."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.shard import split_range
+from hpcsgd.formats import get_format, round_through
+from hpcsgd.glm.families import Array, Family, exp_bound
+from hpcsgd.precision import FIELDS, Precision
+
+# One exchange of a run, and one step of SGD from the textbook, in longdouble.
+#
+# Neither the updates nor the products of the package are used here, so that an error
+# there cannot hide itself.
+
+L = np.longdouble
+PARTS = ("w", "v", "b", "bv")
+Point = dict[str, NDArray[Any]]  # w and v (d, K), b and bv (K,)
+
+
+@dataclass(frozen=True)
+class RecordedExchange:
+    """What one exchange worked on, as the run stored it, and in which arithmetic."""
+
+    family: Family
+    rows: Array  # (m, d), longdouble as the three that follow
+    targets: Array  # (m, 1)
+    weights: Array  # (m, 1), mean 1 over the whole data
+    offsets: Array  # (m, 1)
+    sizes: tuple[int, ...]
+    rates: Array
+    l2: float
+    update: str
+    momentum: float
+    intercept: bool
+    clip: float  # scores beyond it are clipped by families with an exponential
+    precision: Precision
+    in_steps: bool  # scores are summed in every step, and there is no Gram
+    members: int  # whose parts of a score are summed
+    replicas: int  # whose gradients are summed
+
+
+def look(exchange: RecordedExchange, at: Array, speed: Array) -> Array:
+    """Return where the gradient is taken."""
+    ahead = exchange.update == "nesterov-classic"
+    return at + L(exchange.momentum) * speed if ahead else at
+
+
+def update(
+    exchange: RecordedExchange, w: Array, v: Array, g: Array, rate: Any
+) -> tuple[Array, Array]:
+    """Return weights and momentum after one step: the textbook, one line each."""
+    mu = L(exchange.momentum)
+    if exchange.update == "sgd":
+        return w - rate * g, v
+    if exchange.update == "nesterov-classic":
+        v = mu * v - rate * g
+        return w + v, v
+    v = mu * v + g
+    return w - rate * (v if exchange.update == "momentum" else g + mu * v), v
+
+
+def step(
+    exchange: RecordedExchange, at: Point, g: Array, pull: Array, rate: Any
+) -> Point:
+    """Return the point after one update of weights and of a learnt intercept."""
+    w, v = update(exchange, at["w"], at["v"], g, rate)
+    b, bv = at["b"], at["bv"]
+    if exchange.intercept:
+        b, bv = update(exchange, b, bv, pull, rate)
+    return {"w": w, "v": v, "b": b, "bv": bv}
+
+
+def target_size(family: Family, y: Array) -> Array:
+    """Return about the size of the two numbers that a residual is the difference of."""
+    real = family.targets in ("real", "counts", "positive")
+    return np.maximum(np.abs(y), 1) if real else np.ones_like(y)
+
+
+def residual(family: Family, t: Array, y: Array, clip: float) -> Array:
+    """Return ∂ℓ/∂t in longdouble, or in float64 where the family has nothing wider."""
+    if not np.isfinite(family.curvature):
+        t = np.clip(t, -clip, clip)
+    try:
+        return np.asarray(family.residual(t.copy(), y), dtype=L)
+    except TypeError:  # a special function without a longdouble form
+        narrow = family.residual(t.astype(np.float64), y.astype(np.float64))
+        return narrow.astype(L)
+
+
+def clip_of(dtype: Any) -> float:
+    """Return the score at which a run in `dtype` clips its exponentials."""
+    return exp_bound(np.dtype(dtype))
+
+
+# How far the arithmetic of a run may carry an exchange from its replay: a bound.
+#
+# Let ŵ_j be the weights of the run, δ_j = ŵ_j − w_j, h = η/b, ρ = 1 − ηλ. In step j the
+# run computes scores that are off by e_j beside Y_j δ_j, residuals that are off by σ_j
+# beside those of its scores, gradients off by γ_j, and rounds what it keeps, ω_j. With
+# 0 ≤ D ≤ l the slopes of the residuals (mean value theorem), plain SGD obeys
+#
+#     ‖δ_{j+1}‖ ≤ max(ρ, |ρ − h l ‖Y_j‖²|) ‖δ_j‖ + h ‖Y_j‖ E_j + η ‖γ_j‖ + ‖ω_j‖,
+#     E_j = ‖l e_j‖ + ‖σ_j‖,
+#
+# the intercept being one more column of ones, which is not penalised: 1 for the first
+# ρ. Up to `MOST` scores `Linear` computes the way of every error through all steps, to
+# first order. Longer exchanges with momentum are followed step by step: C_ji and F_i
+# are what a unit in the gradient of step i makes of the point of step j and of the end,
+# and
+#
+#     R_j ≤ E_j + l (‖Y_j‖ Σ_{i<j} |C_ji| (‖Y_i‖ R_i / b_i + ‖γ_i‖) + ...),
+#     ‖δ_s‖ ≤ Σ_i |F_i| (‖Y_i‖ R_i / b_i + ‖γ_i‖) + ....
+#
+# The errors themselves are those of sums in any order (N. J. Higham, Accuracy and
+# Stability of Numerical Algorithms, 2002, section 3.1), γ_k(u) = k u / (1 − k u), k the
+# additions of a sum, u of the format of the field:
+#
+#     margin_sum    γ_k |Y| |w|, k the stored values of a member's part, and members
+#     gram_sum      γ_k |Y_j| Σ_{i<j} |C_ji| |Y_i|ᵀ|r_i| / b_i, where there is a Gram
+#     gram_wire     in the same k; what travels in few bits is replayed as it did
+#     inner         γ_k Σ |C_ji| |G_ji| |r_i| / b_i, k the rows before; γ_8 of the score
+#     residual      u |t| in scores, u (6 |μ| + |r|) in residuals, twice u |c r|
+#     gradient_sum  γ_k |Y|ᵀ|r|, k the rows and the replicas
+#     weights       2 u |w⁺|; γ_k (|w| + |w⁺| + |Δw|) where sums begin with the weights
+#
+# Only the slopes of Poisson and gamma have no bound: theirs are taken within `ROOM` of
+# the replayed scores, and where scores may be off by more there is no allowance at all.
+
+MOST = 2048  # scores of an exchange up to which its feedback is followed as a matrix
+SMALL = 512  # rows or columns up to which a spectral norm is computed
+ROOM = 0.5  # how far a score may be off where the slope of the residual has no bound
+LIBRARY = 6  # roundoffs that the exponential of a library and a quotient may cost
+FEW = 8  # roundings of a number beside those of its sum: factors, conversions, ends
+
+
+class Allowance:
+    """Bounds on the distance of the run from the replay, followed step by step."""
+
+    def __init__(
+        self, exchange: RecordedExchange, start: Point, choices: tuple[bool, ...] = ()
+    ) -> None:
+        self.exchange = exchange
+        self.start = start
+        # Of the margins that may have been stored as either of two numbers: how many
+        # there are, and the larger one or not for the first of them.
+        self.doubtful = 0
+        self.choices = choices
+        self.rows: Array = exchange.rows.astype(np.float64)
+        starts = np.cumsum((0, *exchange.sizes))
+        self.batches = [slice(a, b) for a, b in pairwise(starts)]
+        precision = exchange.precision
+        self.unit = {
+            name: get_format(getattr(precision, name)).unit_roundoff for name in FIELDS
+        }
+        self.working = 2.0**-53 if precision.working == np.float64 else 2.0**-24
+        self.parts = [
+            split_range(self.rows.shape[1], exchange.members, member)
+            for member in range(exchange.members)
+        ]
+        stored = [np.count_nonzero(self.rows[:, part], axis=1) for part in self.parts]
+        self.words = np.max(stored, axis=0)[:, None] + exchange.members + FEW
+        self.norms = [_norm(self.rows[batch]) for batch in self.batches]
+        self.of_weights = Response(exchange, exchange.l2)
+        self.of_intercept = Response(exchange, 0.0)
+        # What reaches the gradient, the weights and the momentum in every step.
+        self.kicks = np.zeros((3, len(exchange.sizes)))
+        self.intercept_kicks = np.zeros((3, len(exchange.sizes)))
+        self.joint = 0.0  # of plain SGD: how far (w, b) are off by now
+        self.pulls: list[Array] = []  # |Y_i|ᵀ|r_i| / b_i of every step
+        self.signed: list[Array] = []  # r_i / b_i
+        self.errors: list[float] = []  # E_i
+        self.steepest: list[float] = []  # l_i
+        # A margin that is rounded where it is summed anew forgets what w is off by.
+        low = self.unit["margin"] > self.unit["margin_sum"]
+        self.forgets = exchange.in_steps and low
+        size = len(self.rows) * start["w"].shape[1]
+        self.linear = None
+        if size <= MOST and not self.forgets:
+            self.linear = ErrorPropagation(self)
+        wire = get_format(precision.gram_wire)
+        self.rounds_wire = not wire.is_wide and exchange.members > 1
+        with np.errstate(all="ignore"):
+            self.stored = None if exchange.in_steps else self._store_states()
+
+    def margins(self, j: int, at: Array) -> tuple[Array, Array]:
+        """Return the margins of step j as the run has them, and how far they are off.
+
+        Parameters
+        ----------
+        j : the step, from 0
+        at : (d, K), where its gradient is taken
+        """
+        batch = self.batches[j]
+        exact = self.exchange.rows[batch] @ at
+        if self.stored is None:
+            drift = (
+                np.linalg.norm(self.rows[batch], axis=1)[:, None] * self._drift(j)[0]
+            )
+            return self._stored(exact, self._summed(batch, _wide(at)) + drift, drift)
+        shifts, radii = self.stored
+        lead = self.of_weights.lead[:, j]
+        shift = sum(L(f) * s[batch] for f, s in zip(lead, shifts, strict=True))
+        radius = sum(abs(f) * r[batch] for f, r in zip(lead, radii, strict=True))
+        if j and self.rounds_wire:
+            moved, off = self._of_wire(j)
+            shift, radius = shift + moved, radius + off
+        return exact + shift, np.asarray(radius)
+
+    def take(
+        self,
+        j: int,
+        before: Point,
+        after: Point,
+        scores: tuple[Array, Array],
+        off: Array,
+        residuals: Array,
+    ) -> None:
+        """Follow step j: `scores` are t and its part that is no margin.
+
+        Parameters
+        ----------
+        j : the step, from 0
+        before, after : the replayed points around it
+        scores : (b, K) each
+        off : (b, K), how far the margins are off
+        residuals : (b, K), those of the replay, sample weights included
+        """
+        of, batch, unit = self.exchange, self.batches[j], self.unit
+        t, shift = (np.abs(_wide(s)) for s in scores)
+        r = np.abs(_wide(residuals))
+        c = _wide(of.weights[batch])
+        e = off + gamma(FEW, unit["inner"]) * (t + 3 * shift) + unit["residual"] * t
+        if self.stored is not None:
+            e = e + gamma(FEW, unit["inner"]) * np.abs(t - shift) + self._of_gram(j)
+        bare = np.where(c > 0, r / np.where(c > 0, c, 1), 0)
+        mean = bare + _wide(target_size(of.family, of.targets[batch]))
+        sigma = unit["residual"] * (c * (LIBRARY * mean + bare) + 2 * r)
+        slopes = c * self._slopes(j, _wide(scores[0]), e)
+        error = np.linalg.norm(slopes * e) + np.linalg.norm(sigma)
+        self.signed.append(_wide(residuals) / len(r))
+        self.errors.append(float(error))
+        self.steepest.append(float(slopes.max(initial=0.0)))
+        self.pulls.append(np.abs(self.rows[batch]).T @ r / len(r))
+        self._move(j, before, after)
+        if self.linear is not None:
+            self.linear.add(j, scores[0])
+
+    def bounds(self, end: Point) -> dict[str, float]:
+        """Return the largest distance from the replay that the formats explain.
+
+        Parameters
+        ----------
+        end : where the replay ends
+        """
+        found = dict(zip(PARTS, self._bounds(), strict=True))
+        if self.stored is not None:
+            for k, name in enumerate(("w", "v")):
+                found[name] += self._of_sums(k, end[name])
+        return {n: float(b) if np.isfinite(b) else np.inf for n, b in found.items()}
+
+    # ------------------------------------------------------------ what is rounded
+
+    def _store_states(self) -> tuple[list[Array], list[Array]]:
+        """Margins of weights and momentum at the start: stored − exact, and radius."""
+        whole = slice(0, len(self.rows))
+        shifts, radii = [], []
+        for name in ("w", "v"):
+            exact = self.exchange.rows @ self.start[name].astype(L)
+            size = self._summed(whole, _wide(self.start[name]))
+            value, radius = self._stored(exact, size, np.zeros(1))
+            shifts.append(value - exact)
+            radii.append(radius)
+        return shifts, radii
+
+    def _summed(self, batch: slice, at: Array) -> Array:
+        """How far sums of Y at may be off."""
+        name = self.exchange.precision.margin_sum
+        size = np.abs(self.rows[batch]) @ np.abs(at)
+        factor = gamma(self.words[batch], self.unit["margin_sum"])
+        return factor * (size + self._least(name, size))
+
+    def _least(self, name: str, size: Array) -> float:
+        """What counts as a rounded number at least: underflow is part of the bound."""
+        form = get_format(name)
+        if not form.wants_scale:
+            return 0.0
+        loudest = max(np.square(self.rows).sum(axis=1).max(), size.max(initial=0.0))
+        return float(2.0**form.least * max(1.0, 2.0 * loudest / form.largest))
+
+    def _stored(self, exact: Array, off: Array, known: Array) -> tuple[Array, Array]:
+        """Margins as they are stored, and how far they are off.
+
+        Parameters
+        ----------
+        exact : (b, K)
+        off : (b, K), how far computed ones may be off
+        known : the part of it that is not an error of the margins
+        """
+        precision = self.exchange.precision
+        if self.unit["margin"] <= self.unit["margin_sum"]:
+            return exact, off - known
+        ends = [_wide(exact) - off, _wide(exact) + off]
+        for end in ends:
+            round_through(end, precision.margin)
+        low, high = (end.astype(L) for end in ends)
+        radius = np.maximum(high - exact, exact - low).astype(np.float64)
+        stored = exact.copy()
+        is_known = low == high
+        stored[is_known], radius[is_known] = low[is_known], 0.0
+        for place in np.argwhere(~is_known):
+            at = tuple(place)
+            if self.doubtful < len(self.choices):
+                stored[at] = (high if self.choices[self.doubtful] else low)[at]
+                radius[at] = 0.0
+            self.doubtful += 1
+        return stored, radius
+
+    def _of_gram(self, j: int) -> Array:
+        """How far the correction of step j is off: sums of G, its wire, its use."""
+        batch, unit = self.batches[j], self.unit
+        if not j:
+            return np.zeros((batch.stop - batch.start, 1))
+        couple = np.abs(self.of_weights.look[0, j, :j])
+        kept = list(zip(couple, self.signed, strict=True))
+        r = np.concatenate([factor * np.abs(own) for factor, own in kept])
+        gram = np.abs(self.rows[batch] @ self.rows[: batch.start].T)
+        used = gamma(batch.start + FEW, unit["inner"]) * (gram @ r)
+        if self.rounds_wire:
+            return np.asarray(used)
+        pulls = np.zeros_like(self.start["w"], dtype=np.float64)
+        for factor, pull in zip(couple, self.pulls, strict=True):
+            pulls += factor * pull
+        wire = get_format(self.exchange.precision.gram_wire)
+        u_wire = 2.0**-53 if wire.name == "fp64" else 2.0**-24
+        summed = gamma(self.words[batch], max(unit["gram_sum"], u_wire))
+        return np.asarray(used + summed * (np.abs(self.rows[batch]) @ pulls))
+
+    def _of_wire(self, j: int) -> tuple[Array, Array]:
+        """What G of few bits makes of the scores of step j, and how far that is off.
+
+        Every part is rounded, their sum again; both are known where an interval that
+        holds what was computed is rounded to one number.
+        """
+        batch, name = self.batches[j], self.exchange.precision.gram_wire
+        low = high = exact = np.zeros((1, 1))
+        for part in self.parts:
+            left, right = self.rows[batch, part], self.rows[: batch.start, part].T
+            gram, size = left @ right, np.abs(left) @ np.abs(right)
+            unit = max(self.unit["gram_sum"], 2.0**-24)
+            off = gamma(self.words[batch], unit) * size
+            ends = [gram - off, gram + off]
+            least = self.unit["gram_wire"] * self._least(name, gram)
+            for end in ends:
+                round_through(end, name)
+            low, high = low + ends[0] - least, high + ends[1] + least
+            exact = exact + gram
+        spread = gamma(len(self.parts), 2.0**-24) * np.maximum(abs(low), abs(high))
+        low, high = low - spread - least, high + spread + least
+        for end in (low, high):
+            round_through(end, name)
+        is_known = low == high
+        radius = np.maximum(high - exact, exact - low)
+        couple = self.of_weights.look[0, j, :j]
+        kept = list(zip(couple, self.signed, strict=True))
+        r = np.concatenate([f * r for f, r in kept])
+        shift = np.where(is_known, low - exact, 0.0) @ r
+        return shift.astype(L), np.where(is_known, 0.0, radius) @ np.abs(r)
+
+    def _slopes(self, j: int, t: Array, e: Array) -> Array:
+        """Bounds on the slopes of the residuals, (b, 1)."""
+        family, batch = self.exchange.family, self.batches[j]
+        if np.isfinite(family.curvature):
+            return np.full((len(t), 1), family.curvature)
+        y = _wide(self.exchange.targets[batch])
+        drift, b_drift = self._drift(j)
+        reach = np.linalg.norm(self.rows[batch], axis=1)[:, None] * drift + b_drift
+        step = 2.0**-10
+        # The residual is monotone and convex or concave: steepest at one of the ends.
+        above = family.residual(t + ROOM + step, y) - family.residual(t + ROOM, y)
+        below = family.residual(t - ROOM, y) - family.residual(t - ROOM - step, y)
+        steepest = np.maximum(above, below) / step
+        bounded = np.where(e + reach <= ROOM, steepest, np.inf)
+        return np.asarray(bounded.max(axis=1, keepdims=True))
+
+    # ------------------------------------------------------------ where it leads
+
+    def _drift(self, j: int) -> tuple[float, float]:
+        """How far weights and intercept may be off where step j takes its gradient."""
+        if self.is_joint:
+            return self.joint, self.joint
+        w = np.sum(np.abs(self.of_weights.look[:, j, :j]) * self.kicks[:, :j])
+        look = np.abs(self.of_intercept.look[:, j, :j])
+        return float(w), float(np.sum(look * self.intercept_kicks[:, :j]))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether weights and intercept are followed as one vector: plain SGD."""
+        plain = self.exchange.update == "sgd"
+        return plain and self.linear is None and not self.forgets
+
+    def _move(self, j: int, before: Point, after: Point) -> None:
+        """Carry the errors of step j into the points behind it."""
+        of, batch, unit = self.exchange, self.batches[j], self.unit
+        rate, b = float(of.rates[j]), batch.stop - batch.start
+        count, error, slope = b + of.replicas + FEW, self.errors[j], self.steepest[j]
+        gradient = weights = speed = 0.0
+        if self.stored is None:
+            pull = self.pulls[j]
+            gradient = gamma(count, unit["gradient_sum"]) * np.linalg.norm(pull)
+            gradient += gamma(FEW, self.working) * of.l2 * _size(before["w"])
+            weights = self._kept(before["w"], after["w"], rate * pull, count)
+            if of.update != "sgd":
+                pull = max(rate, 1.0) * pull
+                speed = self._kept(before["v"], after["v"], pull, count)
+        shift = 0.0
+        if of.intercept:
+            u = max(unit["inner"], unit["gradient_sum"], unit["residual"])
+            sizes = [_size(p[name]) for p in (before, after) for name in ("b", "bv")]
+            pulled = np.linalg.norm(np.abs(self.signed[j]).sum(axis=0))
+            shift = gamma(count, u) * (pulled + sum(sizes))
+        if self.is_joint:
+            norm = self.norms[j]
+            norm = np.hypot(norm, np.sqrt(b)) if of.intercept else norm
+            rho, h = 1.0 - rate * of.l2, rate / b
+            low = rho - h * slope * norm**2
+            growth = max(abs(rho), abs(low), 1.0 if of.intercept else 0.0)
+            self.joint = growth * self.joint + h * norm * error
+            self.joint += rate * gradient + weights + max(rate, 1.0) * shift
+            return
+        drift, intercept_drift = self._drift(j)
+        drift = 0.0 if self.forgets else drift
+        whole = error + slope * (self.norms[j] * drift + np.sqrt(b) * intercept_drift)
+        if self.linear is not None:  # feedback is in its matrices
+            self.errors[j], whole = whole, 0.0
+        self.kicks[:, j] = (self.norms[j] * whole / b + gradient, weights, speed)
+        if of.intercept:
+            self.intercept_kicks[:, j] = (whole / np.sqrt(b) + shift, shift, shift)
+
+    def _kept(self, before: Array, after: Array, pull: Array, count: int) -> float:
+        """What rounding makes of weights or momentum in a step that is taken alone."""
+        if self.exchange.update == "sgd" and not before.any() and not after.any():
+            return 0.0
+        sizes = np.abs(_wide(before)) + np.abs(_wide(after)) + pull
+        summed = gamma(count, self.working) * np.linalg.norm(sizes)
+        return float(summed + self._rounded(after))
+
+    def _rounded(self, after: Array) -> float:
+        """What is lost where weights are stored, at random or to the nearest."""
+        form = get_format(self.exchange.precision.weights)
+        size = np.abs(_wide(after))
+        size = np.where(size > 0, np.maximum(size, 2.0**form.least), 0.0)
+        return float(2 * form.unit_roundoff * np.linalg.norm(size))
+
+    def _of_sums(self, state: int, after: Array) -> float:
+        """What sums over all steps at once, and their addition to the state, lose."""
+        of, count = self.exchange, len(self.rows) + FEW
+        gains = np.abs(self.of_weights.end[0, state])
+        pull = sum(f * p for f, p in zip(gains, self.pulls, strict=True))
+        carried = np.abs(self.of_weights.carry[state])
+        begun = carried[0] * np.abs(_wide(self.start["w"]))
+        begun = begun + carried[1] * np.abs(_wide(self.start["v"]))
+        if state and of.update == "sgd":
+            return 0.0
+        summed = gamma(count, self.unit["gradient_sum"]) * np.linalg.norm(pull)
+        sizes = begun + np.abs(_wide(after)) + pull
+        summed += gamma(count, self.working) * np.linalg.norm(sizes)
+        return float(summed + self._rounded(after))
+
+    def _bounds(self) -> list[float]:
+        """How far w, v, b and bv are off at the end by what the steps brought."""
+        if self.is_joint:
+            return [self.joint, 0.0, self.joint, 0.0]
+        w = np.einsum("ksi,ki->s", np.abs(self.of_weights.end), self.kicks)
+        end = np.abs(self.of_intercept.end)
+        found = [*w, *np.einsum("ksi,ki->s", end, self.intercept_kicks)]
+        if self.linear is None:
+            return found
+        return [a + b for a, b in zip(found, self.linear.bounds(), strict=True)]
+
+
+class ErrorPropagation:
+    """What errors of the residuals make of the end, through all steps behind them.
+
+    With ρ_j the error of the residuals of step j, e and σ as above, D_j the slopes,
+
+        ρ_j = D_j ( e_j + Σ_{i<j} (C_ji G_ji + C°_ji) ρ_i / b_i ) + σ_j,
+
+    so that ρ = T u, u_j = D_j e_j + σ_j, and δw = B u, B = Σ_i F_i Y_iᵀ T_i / b_i: no
+    more than Σ_j ‖B_j‖ ‖u_j‖. C° and the sums of ρ are the intercept's. First order: D
+    is taken on the replayed path.
+    """
+
+    def __init__(self, allowance: Allowance) -> None:
+        self.of = allowance
+        rows, columns = len(allowance.rows), allowance.start["w"].shape[1]
+        self.columns = columns
+        self.turned = np.zeros((rows, columns, rows * columns))  # T
+
+    def add(self, j: int, scores: Array) -> None:
+        """Follow step j, whose replayed scores are (b, K)."""
+        of, exchange = self.of, self.of.exchange
+        batch = of.batches[j]
+        first, last = batch.start * self.columns, batch.stop * self.columns
+        own = np.eye(last - first).reshape(-1, self.columns, last - first)
+        self.turned[batch, :, first:last] = own
+        if not j:
+            return
+        sizes = np.repeat(exchange.sizes[:j], exchange.sizes[:j])
+        couple = np.repeat(of.of_weights.look[0, j, :j], exchange.sizes[:j]) / sizes
+        reach = (of.rows[batch] @ of.rows[: batch.start].T) * couple
+        if exchange.intercept:
+            couple = of.of_intercept.look[0, j, :j]
+            reach = reach + np.repeat(couple, exchange.sizes[:j]) / sizes
+        before = self.turned[: batch.start, :, :first]
+        fed = np.tensordot(reach, before, axes=1)
+        slopes = self._slopes(batch, _wide(scores))
+        self.turned[batch, :, :first] = slopes @ fed
+
+    def _slopes(self, batch: slice, t: Array) -> Array:
+        """∂r/∂t of every row, (b, K, K), sample weights included."""
+        exchange, step = self.of.exchange, 2.0**-17
+        y, c = _wide(exchange.targets[batch]), _wide(exchange.weights[batch])
+        found = []
+        for k in range(self.columns):
+            shift = step * (np.arange(self.columns) == k)
+            above = residual(exchange.family, t + shift, y, exchange.clip)
+            below = residual(exchange.family, t - shift, y, exchange.clip)
+            found.append(_wide(above - below) / (2 * step) * c)
+        return np.stack(found, axis=2)
+
+    def bounds(self) -> list[float]:
+        """Return Σ_j ‖B_j‖ ‖u_j‖ of w, v, b and bv."""
+        of, sizes = self.of, self.of.exchange.sizes
+        found = []
+        for rows, response in (
+            (of.rows, of.of_weights),
+            (np.ones((len(of.rows), 1)), of.of_intercept),
+        ):
+            for state in (0, 1):
+                gain = np.repeat(response.end[0, state] / np.array(sizes), sizes)
+                total = 0.0
+                for j, batch in enumerate(of.batches if gain.any() else ()):
+                    part = slice(batch.start * self.columns, batch.stop * self.columns)
+                    behind = slice(batch.start, None)
+                    pulled = (rows[behind] * gain[behind, None]).T
+                    image = np.tensordot(pulled, self.turned[behind, :, part], axes=1)
+                    total += (
+                        _norm(image.reshape(-1, part.stop - part.start))
+                        * (of.errors[j])
+                    )
+                found.append(total)
+        return found
+
+
+class Response:
+    """What a unit somewhere makes of the steps behind it.
+
+    Somewhere: the gradient of step i, the weights or the momentum behind it; or weights
+    and momentum at the start.
+    """
+
+    def __init__(self, exchange: RecordedExchange, l2: float) -> None:
+        steps = len(exchange.sizes)
+        w, v = np.zeros((3, steps), dtype=L), np.zeros((3, steps), dtype=L)
+        w0, v0 = np.array([1.0, 0.0], dtype=L), np.array([0.0, 1.0], dtype=L)
+        self.look = np.zeros((3, steps, steps))  # (where, step j, step i)
+        self.lead = np.zeros((2, steps))  # (of w or v at the start, step j)
+        for j, rate in enumerate(exchange.rates):
+            at, at0 = look(exchange, w, v), look(exchange, w0, v0)
+            self.look[:, j], self.lead[:, j] = at, at0
+            g = L(l2) * at
+            g[0, j] += 1
+            w, v = update(exchange, w, v, g, L(rate))
+            w0, v0 = update(exchange, w0, v0, L(l2) * at0, L(rate))
+            w[1, j] += 1
+            v[2, j] += 1
+        # (where, w or v, step i); (w or v, of w or v at the start)
+        self.end = np.stack([w, v], axis=1).astype(np.float64)
+        self.carry = np.stack([w0, v0]).astype(np.float64)
+
+
+def gamma(count: Array | float, unit: float) -> Array:
+    """Return γ_k(u) = k u / (1 − k u), infinite where k u reaches 1."""
+    share = np.asarray(count, dtype=np.float64) * unit
+    return np.where(share < 1.0, share / np.maximum(1.0 - share, unit), np.inf)
+
+
+def _wide(values: Array) -> Array:
+    """A copy in float64."""
+    return np.array(values, dtype=np.float64)
+
+
+def _size(values: Array) -> float:
+    return float(np.linalg.norm(_wide(values)))
+
+
+def _norm(rows: Array) -> float:
+    """‖Y‖₂, or the least of two bounds on it where it takes long."""
+    if min(rows.shape) <= SMALL:
+        square = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
+        return float(np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0)))
+    sums = np.abs(rows).sum(axis=0).max() * np.abs(rows).sum(axis=1).max()
+    return float(min(np.sqrt(sums), np.linalg.norm(rows)))

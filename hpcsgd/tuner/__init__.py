@@ -1,1 +1,0 @@
-"""Measure a machine, predict what settings would take there, run the best of them."""

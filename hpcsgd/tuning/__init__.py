@@ -1,0 +1,1 @@
+"""What should be run here: machine files, pilots, error bounds, the tuner."""

@@ -1,0 +1,131 @@
+"""`--precision auto`: the cheapest recipe that pilots find good enough."""
+
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcsgd.backends.base import emulated
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.network_model import Network, parse_network
+from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.config import RunConfig
+from hpcsgd.data.readers import RowReader
+from hpcsgd.precision import AUTO, RECIPES, PrecisionConfig
+from hpcsgd.products.cost import Machine
+from hpcsgd.runs.checkpoint import PRECISION_AUTO
+from hpcsgd.runs.resume import earlier_run
+from hpcsgd.tuning.pilots import (
+    DEFAULT_STEPS,
+    SamplePath,
+    cost_of,
+    draw_sample,
+    loss_gaps,
+)
+
+log = logging.getLogger(__name__)
+WIDEST = "fp64"
+ORDER = ("c", "d", "fp32", "fp8", "fp16", "bf16", "fp64")  # usually; cheapest first
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """A recipe, and why."""
+
+    recipe: str
+    predicted_gap: float
+    considered: dict[str, dict[str, float]]  # recipe -> seconds an exchange, gap
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the report."""
+        return dict(vars(self))
+
+
+def settle_precision(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration with a recipe in the place of `auto`, and what to report.
+
+    Rank 0 tries; all ranks take what it found. A run that goes on keeps what it had.
+    """
+    if config.precision.recipe != AUTO:
+        return config, {}
+
+    def choose() -> Any:
+        if world.rank:
+            return None
+        earlier = earlier_run(config.run)
+        if earlier is not None:
+            tables, known = earlier
+            return PrecisionConfig(**tables["precision"]), known
+        ranks = config.run.emulate_members or world.size
+        found = choose_recipe(config, ranks, reader(SerialCommunicator()))
+        chosen = replace(config.precision, recipe=found.recipe)
+        return chosen, {PRECISION_AUTO: found.as_dict()}
+
+    # Its own on every rank: what is found on the way is added.
+    precision, said = deepcopy(world.exchange_objects(world.together(choose))[0])
+    if said:
+        found = said[PRECISION_AUTO]
+        log.info(
+            "precision: %s, whose loss is expected within %.2g %% of fp64's",
+            *(found["recipe"], 100 * found["predicted_gap"]),
+            extra={"on_all_ranks": True},
+        )
+    return replace(config, precision=precision), said
+
+
+def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeChoice:
+    """The cheapest of what runs here as such and stays under the tolerance."""
+    members = config.grid.members or max(ranks // config.grid.replicas, 1)
+    schedule = config.schedule
+    m = schedule.batch * (schedule.steps or DEFAULT_STEPS)
+    try:
+        sample = draw_sample(reader, m, config.sampling.seed, config.problem.family)
+    finally:
+        reader.close()
+    planned = schedule.epochs * -(-reader.rows // (m * config.grid.replicas))
+    asked = {
+        name: replace(config.precision, recipe=name)
+        for name in affordable(config.precision)
+    }
+    gaps = loss_gaps(config, sample, asked, members, planned)
+    (exchange,) = SamplePath(config, sample, min(members, reader.cols)).exchanges(1, 1)
+    network = _network(config)
+    costs = {
+        name: cost_of(exchange, one.resolve(), network, seconds=True).total
+        for name, one in asked.items()
+    }
+    if config.run.reproducible:  # what was measured is something else every time
+        costs = {name: float(ORDER.index(name)) for name in asked}
+    good = [n for n in asked if gaps[n].predicted <= config.precision.tolerance]
+    best = min(good, key=lambda name: costs[name], default=WIDEST)
+    return RecipeChoice(
+        recipe=best,
+        predicted_gap=gaps[best].predicted,
+        considered={
+            name: {"seconds": costs[name], "predicted_gap": gaps[name].predicted}
+            for name in asked
+        },
+    )
+
+
+def affordable(asked: PrecisionConfig) -> list[str]:
+    """Recipes of which nothing is emulated, with what is set by hand; fp64 always."""
+    found = []
+    for name in RECIPES:
+        one = replace(asked, recipe=name)
+        if name == WIDEST or not emulated(one.resolve()):
+            found.append(name)
+    return found
+
+
+def _network(config: RunConfig) -> Network:
+    """The one that is emulated, or one as it usually is."""
+    if config.run.network:
+        return parse_network(config.run.network)
+    usual = Machine()
+    return Network(usual.latency, 1 / usual.per_byte)

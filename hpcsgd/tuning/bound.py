@@ -1,0 +1,573 @@
+"""Bounds of the error of every number format in an exchange."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.backends.emulated import TOGETHER
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Format, get_format, round_through, wider
+from hpcsgd.precision import FIELDS, Precision
+from hpcsgd.tuning.exact_exchange import ROOM, ExactExchange, largest_safe_rate
+
+# One of the nine parts of the error bound.
+
+
+@dataclass(frozen=True)
+class Term:
+    """What one field of the precision may add to the error of w after an exchange."""
+
+    field: str
+    format: str
+    unit_roundoff: float
+    absolute: float  # ‖δw‖ at most this; inf: no bound
+    relative: float  # to ‖Δw‖, the update of the exact exchange
+    model: str  # emulated: accumulators as they are here; any: whatever their order
+    norms: str  # exact, or upper bound: of ‖Y_j‖₂, where the batches are large
+    condition: str = ""  # what it takes for granted
+
+    @property
+    def is_bounded(self) -> bool:
+        """False where the format is too short for sums of this length."""
+        return self.absolute < float("inf")
+
+
+# What all terms of the bound share: how errors in one place reach the weights.
+#
+# Let ŵ_j be the iterates that the computed residuals r̂ would give in exact arithmetic.
+# Then t̂_j = Y_j ŵ_j + e_j, r̂_j = residual(t̂_j) + σ_j, and δ_j = ŵ_j − w_j obeys
+#
+#     δ_{j+1} = (ρ_j − h_j Y_jᵀ D_j Y_j) δ_j − h_j Y_jᵀ (D_j e_j + σ_j),  0 ≤ D_j ≤ l,
+#
+# so that  ‖δ_s‖ ≤ Σ_j growth_j h_j ‖Y_j‖ (‖l e_j‖ + ‖σ_j‖),
+#
+# l a column of bounds on ∂r/∂t, one a row. Where only scores are off, σ = 0, the
+# squares can be added instead. With x = Y_j δ_j + e_j and r̂ − r = D x,
+#
+#     ‖δ_{j+1}‖² = ρ² ‖δ_j‖² − 2ρh ⟨x − e, D x⟩ + h² ‖YᵀD x‖²
+#                ≤ ‖δ_j‖² − 2ρh (1 − θ) ‖√D x‖² + 2ρh ⟨e, D x⟩,  θ = h l_j ‖Y_j‖² / 2ρ,
+#                ≤ ‖δ_j‖² + ρh ‖√l e‖² / (2 (1 − θ)),
+#
+# which grows like √s, the sum of norms like s.
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One field of one exchange, in the format that stands there."""
+
+    exchange: ExactExchange
+    form: Format  # of the field
+    working: Format  # in which values lie meanwhile
+    depth: int  # κ, additions of the reduction over members
+    comes_wider: bool  # what is sent has more digits than its buffer
+
+    @property
+    def unit(self) -> float:
+        """u of the field's format."""
+        return self.form.unit_roundoff
+
+    @property
+    def width(self) -> int:
+        """d/C: the most columns of a member."""
+        return int(max(part.stop - part.start for part in self.exchange.parts))
+
+    @property
+    def loudest(self) -> float:
+        """Nothing that a member sends, G or z, or their sums, is larger."""
+        of = self.exchange
+        squares = np.square(of.rows).sum(axis=1).max(initial=0.0)
+        reach = np.abs(of.rows) @ np.abs(of.before)
+        return float(max(squares, reach.max(initial=0.0)))
+
+    @property
+    def hidden(self) -> float:
+        """u of what is computed wide before it is rounded to the format."""
+        return self.working.unit_roundoff
+
+    def from_scores(self, errors: Array) -> float:
+        """‖δw‖ where scores are off by `errors`, (m, K): the less of two bounds."""
+        straight = self.from_residuals(self.exchange.slopes * errors)
+        return min(straight, self._by_energy(errors))
+
+    def _by_energy(self, errors: Array) -> float:
+        """√ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), θ = h l ‖Y‖² / 2ρ; inf where θ ≥ 1."""
+        of = self.exchange
+        rho = 1.0 - np.array(of.rates) * of.l2
+        if rho.min() <= 0 or (of.l2 > 0 and of.intercept is not None):
+            return float("inf")
+        share = of.per_row * of.steepest * of.norms.values**2 / (2.0 * rho)
+        if share.max() >= 1:
+            return float("inf")
+        squares = self._norms(np.sqrt(of.slopes) * errors) ** 2
+        return float(np.sqrt(np.sum(rho * of.per_row * squares / (2 * (1 - share)))))
+
+    def from_residuals(self, errors: Array) -> float:
+        """‖δw‖ where residuals are off by `errors`, (m, K)."""
+        return float(self._reach() @ self._norms(errors))
+
+    def from_steps(self, errors: list[Array]) -> float:
+        """‖δw‖ where step j itself is off by h_j times errors_j."""
+        size = np.array([np.linalg.norm(error) for error in errors])
+        return float((self.exchange.growth * self.exchange.per_row) @ size)
+
+    def _reach(self) -> Array:
+        of = self.exchange
+        reach: Array = of.growth * of.per_row * of.norms.values
+        return reach
+
+    def _norms(self, errors: Array) -> Array:
+        return np.array([np.linalg.norm(errors[part]) for part in self.exchange.slices])
+
+
+# How far sums may be off: the constants of rounding error analysis.
+#
+# `partial_sums` is for accumulators whose order is known, as the emulated ones are;
+# `gamma` holds for every order.
+
+
+def gamma(count: float, unit: float) -> float:
+    """γ_k(u) = k u / (1 − k u); no bound where k u reaches 1."""
+    return count * unit / (1.0 - count * unit) if count * unit < 1.0 else math.inf
+
+
+def rounded(values: Array, form: Format) -> Array:
+    """What u times is at least |fl(v) − v|: |v|, or the smallest normal number."""
+    size = np.abs(values)
+    return np.where(size > 0, np.maximum(size, 2.0**form.least), 0.0)
+
+
+def sent(values: Array, form: Format, loudest: float) -> Array:
+    """The same in a message that is divided until `loudest` fits, or multiplied.
+
+    Its largest value comes to lie in the upper half of the format's range.
+    """
+    factor = 2.0 * loudest / form.largest if form.wants_scale else 1.0
+    size = np.abs(values)
+    return np.where(size > 0, np.maximum(size, factor * 2.0**form.least), 0.0)
+
+
+def binade(values: Array, form: Format) -> Array:
+    """The same for values that are known: the power of two at or below |v|."""
+    _, exponent = np.frexp(values)
+    size = np.ldexp(1.0, np.maximum(exponent - 1, form.least))
+    return np.where(values != 0, size, 0.0)
+
+
+def partial_sums(parts: Iterable[Array], form: Format) -> Array:
+    """The error of Σ parts, where every addition is rounded to `form`.
+
+    With s_k the exact sum of the first k parts, and ŝ_k = fl(ŝ_{k−1} + p_k),
+
+        |ŝ_k − s_k| ≤ |ŝ_{k−1} − s_{k−1}| + min(u |ŝ_{k−1} + p_k|, |p_k|):
+
+    the nearest number is no further than ŝ_{k−1}, which is one.
+    """
+    unit = form.unit_roundoff
+    total = error = np.zeros(1)
+    for part in parts:
+        total = total + part
+        last = unit * (rounded(total, form) + error)
+        error = error + np.minimum(last, np.abs(part))
+    return error
+
+
+def chunks(columns: slice, width: int) -> Iterator[slice]:
+    """`columns` cut into pieces of `width`, the last one shorter."""
+    for first in range(columns.start, columns.stop, width):
+        yield slice(first, min(first + width, columns.stop))
+
+
+# The nine terms for any machine: sums in whatever order, as they are usually stated.
+#
+# |·| is componentwise, C_ji = |h_i P_{i+1..j}|, γ_k(u) = k u / (1 − k u).
+
+LIBRARY = 6  # roundoffs that the exponential of a library and a quotient may cost
+CANONICAL = ("gaussian", "logistic", "poisson", "softmax")  # r = μ − y
+
+
+def matrix(case: Case) -> float:
+    """T1: u ( |Y_j| |w_j| in the scores and |Y_j|ᵀ |r_j| in the steps ).
+
+    Its values are given and rounded once: their powers of two stand for |Y|.
+    """
+    of, path = case.exchange, case.exchange.path
+    size = _stored_size(case)
+    parts = list(zip(of.slices, path.iterates, strict=True))
+    scores = np.concatenate([size[part] @ np.abs(w) for part, w in parts])
+    steps = [size[part].T @ np.abs(path.residuals[part]) for part in of.slices]
+    return case.unit * (case.from_scores(scores) + case.from_steps(steps))
+
+
+def _stored_size(case: Case) -> Array:
+    """2^⌊log₂|y|⌋ as columns are scaled: given values are off by u times that."""
+    rows, exponents = case.exchange.rows, case.exchange.exponents
+    if exponents is None or not case.form.wants_scale:
+        return binade(rows, case.form)
+    return np.ldexp(binade(np.ldexp(rows, exponents), case.form), -exponents)
+
+
+def margin(case: Case) -> float:
+    """T2: u |z|."""
+    z = rounded(case.exchange.path.margins, case.form)
+    return case.unit * case.from_scores(case.exchange.lead * z)
+
+
+def margin_sum(case: Case) -> float:
+    """T3: [γ_{d/C} + κ u] |Y| |w|."""
+    of = case.exchange
+    factor = gamma(case.width, case.unit) + case.depth * case.unit
+    reach = np.abs(of.rows) @ np.abs(of.before)
+    return factor * case.from_scores(of.lead * reach)
+
+
+def gram_sum(case: Case) -> float:
+    """T4: γ_{d/C} Σ_{i<j} C_ji |Y_j| |Y_i|ᵀ |r_i|."""
+    of = case.exchange
+    size = np.abs(of.rows)
+    sums = (np.abs(of.coupling) * (size @ size.T)) @ np.abs(of.path.residuals)
+    return gamma(case.width, case.unit) * case.from_scores(sums)
+
+
+def gram_wire(case: Case) -> float:
+    """T5: (κ + 1) u Σ_{i<j} C_ji Σ_c |G^c_ji| |r_i|; κ = 0 for one member."""
+    if case.depth == 0 and not case.comes_wider:
+        return 0.0
+    sums = correction(case, member_grams(case))
+    return (case.depth + 1) * case.unit * case.from_scores(sums)
+
+
+def member_grams(case: Case) -> Array:
+    """Σ_c |Y^c (Y^c)ᵀ|: parts may cancel in the sum, their roundings do not."""
+    rows = case.exchange.rows
+    shares = (rows[:, part] for part in case.exchange.parts)
+    loudest = case.loudest
+    sizes = [sent(share @ share.T, case.form, loudest) for share in shares]
+    return np.asarray(np.sum(sizes, axis=0))
+
+
+def correction(case: Case, gram: Array) -> Array:
+    """Σ_{i<j} C_ji |G_ji| |r_i| for some |G|."""
+    of = case.exchange
+    found: Array = (np.abs(of.coupling) * gram) @ np.abs(of.path.residuals)
+    return found
+
+
+def inner(case: Case) -> float:
+    """T6: (start_j + 2) u Σ_{i<j} C_ji |G_ji| |r_i| + u |t_j|.
+
+    With λ one rounding more and P z; with an offset or intercept an addition more.
+    """
+    of, path = case.exchange, case.exchange.path
+    summed = correction(case, np.abs(of.gram))
+    led = of.lead * np.abs(path.margins)
+    size = (of.begins + 2 + (of.l2 > 0)) * summed + np.abs(path.scores)
+    size = size + (led if of.l2 > 0 else 0.0)
+    added = (of.offsets, None if of.intercept is None else path.intercepts)
+    more = [np.abs(term) for term in added if term is not None]
+    if more:
+        size = size + len(more) * (led + summed + np.sum(np.broadcast_arrays(*more), 0))
+    return case.unit * case.from_scores(size)
+
+
+def residual(case: Case) -> float:
+    """T7: u ( 6 |μ| + |r| in the residuals and |t| in the scores ).
+
+    With sample weights c |r| more; |y| more where it is not a number of the format.
+    """
+    of, path = case.exchange, case.exchange.path
+    c = np.ones((len(of.rows), 1)) if of.weights is None else of.weights
+    size = c * (LIBRARY * mean_size(case) + np.abs(path.bare))
+    size = size + (0.0 if of.weights is None else np.abs(path.residuals))
+    held = of.targets.astype(np.float64)
+    round_through(held, case.form.name)
+    if (held != of.targets).any():
+        size = size + c * np.abs(of.targets)
+    scores = case.from_scores(np.abs(path.scores))
+    return case.unit * (scores + case.from_residuals(size))
+
+
+def mean_size(case: Case) -> Array:
+    """|μ|, or what a residual is the difference of."""
+    of, family = case.exchange, case.exchange.family
+    if family.name in CANONICAL:
+        return np.asarray(np.abs(family.mean(of.path.scores.copy())))
+    return np.abs(of.path.bare) + np.maximum(np.abs(of.targets), 1.0)
+
+
+def gradient_sum(case: Case) -> float:
+    """T8: γ_{m+1} Σ_i |h_i P_{i+1..s}| |Y_i|ᵀ |r_i|: m additions and the factor."""
+    of = case.exchange
+    sums = np.abs(of.rows).T @ np.abs(of.gain * of.path.residuals)
+    return gamma(len(of.rows) + 1, case.unit) * float(np.linalg.norm(sums))
+
+
+def weights(case: Case) -> float:
+    """T9: u ( |w⁺| + |Δ| ), Δ = Σ_i h_i P_{i+1..s} Y_iᵀ r_i, and |P w| with λ."""
+    of = case.exchange
+    carried = float(of.unrolled.carry[0, 0]) * of.before
+    size = np.linalg.norm(rounded(of.path.after, case.form))
+    size += np.linalg.norm(of.path.after - carried)
+    size += np.linalg.norm(carried) if of.l2 > 0 else 0.0
+    return case.unit * float(size)
+
+
+TERMS: dict[str, Callable[[Case], float]] = {
+    "matrix": matrix,
+    "margin": margin,
+    "margin_sum": margin_sum,
+    "gram_sum": gram_sum,
+    "gram_wire": gram_wire,
+    "inner": inner,
+    "residual": residual,
+    "gradient_sum": gradient_sum,
+    "weights": weights,
+}
+
+
+# The terms for arithmetic as it is emulated here, where they can be sharper.
+#
+# An accumulator adds the sum of `TOGETHER` products at a time, computed wide, and is
+# rounded after each addition, in a known order: what counts is the size of the partial
+# sums that are rounded, not that of the products. Of a wire of few bits members round
+# their parts once and their total once, and sum in float32 between.
+
+CARRIED = get_format("fp32").unit_roundoff  # of sums between roundings to few bits
+
+
+def emulated_margin_sum(case: Case) -> float:
+    """T3: u Σ_k |s_k| over the partial sums s_k of every member, then the reduction."""
+    of = case.exchange
+    error = _summed(case, of.rows, of.before)
+    parts = [of.rows[:, part] @ of.before[part] for part in of.parts]
+    if len(parts) > 1:
+        error = error + reduction(case, parts, error)
+    return case.from_scores(of.lead * error)
+
+
+def reduction(case: Case, parts: list[Array], error: Array) -> Array:
+    """Of a sum over members; their parts are numbers of the format already.
+
+    They are rounded nevertheless where the message is divided, as G is too large.
+    """
+    size = np.sum(np.abs(parts), axis=0) + error
+    if case.form.is_wide:
+        return np.asarray(gamma(case.depth, case.unit) * size)
+    again = [sent(part, case.form, case.loudest) - np.abs(part) for part in parts]
+    first = case.unit * np.sum(again, axis=0) + gamma(len(parts), CARRIED) * size
+    total = sent(np.sum(parts, axis=0), case.form, case.loudest) + error + first
+    return np.asarray(first + case.unit * total)
+
+
+def emulated_gram_sum(case: Case) -> float:
+    """T4: as T3 for every entry of G, the reduction left to `gram_wire`."""
+    of = case.exchange
+    return case.from_scores(correction(case, _summed(case, of.rows, of.rows.T)))
+
+
+def _summed(case: Case, left: Array, right: Array) -> Array:
+    """The error of left · right where every member accumulates its own columns."""
+    errors = []
+    for part in case.exchange.parts:
+        pieces = list(chunks(part, TOGETHER))
+        sums = (left[:, piece] @ right[piece] for piece in pieces)
+        spread = _spread(case, np.abs(left[:, part]), np.abs(right[part]))
+        errors.append(partial_sums(sums, case.form) + spread)
+    total: Array = np.sum(errors, axis=0)
+    return total
+
+
+def _spread(case: Case, left: Array, right: Array) -> Array:
+    """What the wide sums are off by themselves, as it grows with each rounding."""
+    count = -(-left.shape[1] // TOGETHER)
+    wide = gamma(TOGETHER + 1, case.hidden) * (1 + case.unit) ** count
+    return np.asarray(wide * (left @ right))
+
+
+def emulated_gram_wire(case: Case) -> float:
+    """T5: u ( Σ_c |G^c| + |G| ): every part is rounded, and their total."""
+    of = case.exchange
+    parts = member_grams(case)
+    if len(of.parts) == 1:
+        rounding = CARRIED * parts if case.comes_wider else 0.0 * parts
+    else:
+        first = (case.unit + 2 * gamma(len(of.parts), CARRIED)) * parts
+        rounding = first + case.unit * (sent(of.gram, case.form, case.loudest) + first)
+    return case.from_scores(correction(case, rounding))
+
+
+def emulated_inner(case: Case) -> float:
+    """T6: u of G, of h r, of every partial sum of G h r, and of the score.
+
+    Batch j sums its start_j products from the first on; later ones are none of its.
+    """
+    of, path, u = case.exchange, case.exchange.path, case.unit
+    products, G = of.coupling * of.gram, rounded(of.gram, case.form)
+    size, floor = np.abs(of.coupling) * G, 2.0**case.form.least * G * (of.coupling != 0)
+    total = error = np.zeros_like(path.scores)
+    for piece in chunks(slice(0, len(of.rows)), TOGETHER):
+        r = path.residuals[piece]
+        part = products[:, piece] @ r
+        total = total + part
+        off = size[:, piece] @ np.abs(r)
+        lost = floor[:, piece].sum(axis=1, keepdims=True)
+        off = (2 * u + u * u + gamma(TOGETHER + 1, case.hidden)) * off + 2 * u * lost
+        last = u * (rounded(total, case.form) + error + off)
+        moved = error + off + np.minimum(last, np.abs(part) + off)
+        error = np.where(of.begins > piece.start, moved, error)
+    return case.from_scores(error + u * (rounded(path.scores, case.form) + error))
+
+
+def emulated_residual(case: Case) -> float:
+    """T7: u |t| in the scores; u |r| in the residuals, twice with sample weights.
+
+    Between the two roundings the residual is computed wide.
+    """
+    of, path, u = case.exchange, case.exchange.path, case.unit
+    if case.form.is_wide:
+        return residual(case)
+    scores = u * rounded(path.scores, case.form) + 2 * CARRIED * np.abs(path.scores)
+    c = 1.0 if of.weights is None else np.abs(of.weights)
+    scale = of.loss_scale if case.form.wants_scale else 1.0
+    size = u * rounded(path.bare * scale, case.form) / scale
+    wide = LIBRARY * mean_size(case) + np.abs(path.bare)
+    size = size + 2 * CARRIED * (wide + np.abs(of.targets))
+    if of.weights is not None:
+        last = rounded(path.residuals * scale, case.form) / scale
+        size = c * size + u * (last + c * size)
+    return case.from_scores(scores) + case.from_residuals(size)
+
+
+def emulated_gradient_sum(case: Case) -> float:
+    """T8: u Σ_k |s_k| over the partial sums of Yᵀ (h r), `TOGETHER` rows at a time."""
+    of = case.exchange
+    scaled = of.gain * of.path.residuals
+    pieces = chunks(slice(0, len(of.rows)), TOGETHER)
+    sums = (of.rows[piece].T @ scaled[piece] for piece in pieces)
+    spread = _spread(case, np.abs(of.rows.T), np.abs(scaled))
+    return float(np.linalg.norm(partial_sums(sums, case.form) + spread))
+
+
+def emulated_weights(case: Case) -> float:
+    """T9: u |w⁺|: the update is computed wide and rounded once."""
+    after = rounded(case.exchange.path.after, case.form)
+    return case.unit * float(np.linalg.norm(after))
+
+
+EMULATED_TERMS: dict[str, Callable[[Case], float]] = {
+    **TERMS,
+    "margin_sum": emulated_margin_sum,
+    "gram_sum": emulated_gram_sum,
+    "gram_wire": emulated_gram_wire,
+    "inner": emulated_inner,
+    "residual": emulated_residual,
+    "gradient_sum": emulated_gradient_sum,
+    "weights": emulated_weights,
+}
+
+
+# How far the formats of one exchange may carry its weights from the exact ones.
+
+MODELS = ("emulated", "any")
+ACCUMULATING = (
+    *("margin_sum", "gram_sum", "inner", "residual", "gradient_sum", "weights"),
+)
+
+
+def bound(
+    exchange: ExactExchange, precision: Precision, model: str = "emulated"
+) -> dict[str, Term]:
+    """First-order bounds on ‖δw‖ after one exchange, one for each field.
+
+    Parameters
+    ----------
+    exchange : exact data
+    precision : the nine formats
+    model : "emulated" for the arithmetic of this program; "any" for machines that sum
+        in another order, or round in other places
+
+    Returns
+    -------
+    dict of Term by field; their sum bounds the error of the whole precision
+    """
+    if model not in MODELS:
+        raise ConfigError(f"unknown model {model!r}; known: {', '.join(MODELS)}")
+    return {field: term(exchange, precision, field, model) for field in FIELDS}
+
+
+def term(
+    exchange: ExactExchange, precision: Precision, field: str, model: str = "emulated"
+) -> Term:
+    """The bound for one field."""
+    form = get_format(getattr(precision, field))
+    sharp = model == "emulated" and _is_emulated(precision, field)
+    terms = EMULATED_TERMS if sharp else TERMS
+    size = 0.0
+    if not _is_idle(precision, field):
+        size = terms[field](_case(exchange, precision, field, model))
+    update = exchange.path.update(exchange.before)
+    return Term(
+        field=field,
+        format=form.name,
+        unit_roundoff=form.unit_roundoff,
+        absolute=size,
+        relative=size / update if update else (float("inf") if size else 0.0),
+        model="emulated" if sharp else "any",
+        norms="exact" if exchange.norms.exact else "upper bound",
+        condition=_condition(exchange),
+    )
+
+
+def _case(
+    exchange: ExactExchange, precision: Precision, field: str, model: str
+) -> Case:
+    form = get_format(getattr(precision, field))
+    narrow = model == "emulated" and not form.is_wide
+    members = len(exchange.parts)
+    summed, carried = get_format(precision.gram_sum), np.finfo(form.carrier)
+    return Case(
+        exchange=exchange,
+        form=form,
+        working=get_format("fp64" if precision.working == "float64" else "fp32"),
+        depth=min(members - 1, 1) if narrow else members - 1,
+        comes_wider=model == "emulated" and 2 * summed.unit_roundoff < carried.eps,
+    )
+
+
+def _is_emulated(precision: Precision, field: str) -> bool:
+    """True where every rounding is made here, in an order that is known."""
+    form = get_format(getattr(precision, field))
+    if field == "gram_wire":
+        return not form.is_wide
+    if field not in ACCUMULATING or precision.is_uniform:
+        return False
+    return form.name != ("fp64" if precision.working == "float64" else "fp32")
+
+
+def _is_idle(precision: Precision, field: str) -> bool:
+    """Margins that are stored as they were summed are not rounded again."""
+    return field == "margin" and precision.margin == wider(
+        precision.margin, precision.margin_sum
+    )
+
+
+def _condition(exchange: ExactExchange) -> str:
+    first = "to first order in the unit roundoff; nothing overflows"
+    if exchange.family.curvature < float("inf"):
+        return first
+    return f"{first}; no score is off by more than {ROOM:g} or clipped"
+
+
+__all__ = [
+    "ExactExchange",
+    "Term",
+    "bound",
+    "gamma",
+    "largest_safe_rate",
+    "term",
+]

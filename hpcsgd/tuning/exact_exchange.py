@@ -1,0 +1,259 @@
+"""One exchange given exactly, and the path that exact SGD takes through it.
+
+Everything here is float64: rows, weights before, and what s steps make of them.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm import make_update, unrolling
+from hpcsgd.glm.families import Family
+from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of
+
+Array = NDArray[Any]
+SMALL = 512  # rows or columns up to which a spectral norm is computed
+ROOM = 0.5  # how far a score may be off where the curvature of the loss has no bound
+
+
+@dataclass(frozen=True)
+class ExactExchange:
+    """The s batches of one exchange, and the weights that they meet.
+
+    Parameters
+    ----------
+    rows : (m, d), the sampled rows, all columns
+    sizes : b_0 .. b_{s-1}, which add up to m
+    targets : (m, 1), encoded for the family
+    before : (d, K), the weights as they are held before the exchange
+    rates : η_0 .. η_{s-1}
+    family : the GLM
+    l2 : λ
+    weights, offsets : (m, 1), or None
+    intercept : (K,), or None
+    parts : the columns of every member, in rank order; all of them where empty
+    exponents : (d,), powers of two that columns are stored times, or None
+    loss_scale : what residuals of a format with few exponents are stored times
+    momentum : must be 0: the theory covers plain SGD
+    """
+
+    rows: Array
+    sizes: tuple[int, ...]
+    targets: Array
+    before: Array
+    rates: tuple[float, ...]
+    family: Family
+    l2: float = 0.0
+    weights: Array | None = None
+    offsets: Array | None = None
+    intercept: Array | None = None
+    parts: tuple[slice, ...] = ()
+    exponents: Array | None = None
+    loss_scale: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.momentum:
+            raise ConfigError(
+                "the error bound covers plain SGD: with momentum errors may grow in"
+                " ways that it does not see; ask for it with [update] kind = sgd"
+            )
+        if self.rows.shape != (sum(self.sizes), len(self.before)):
+            raise ConfigError(
+                f"rows of shape {self.rows.shape} do not match batches of"
+                f" {sum(self.sizes)} rows and {len(self.before)} weights"
+            )
+        if not self.parts:
+            object.__setattr__(self, "parts", (slice(0, len(self.before)),))
+
+    @property
+    def blocks(self) -> Blocks:
+        """Where each batch begins."""
+        return blocks_of(self.sizes)
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """The rows of each batch."""
+        return tuple(slice(a, b) for a, b in pairwise(self.blocks.starts))
+
+    @cached_property
+    def per_row(self) -> Array:
+        """h = η/b of every batch, (s,)."""
+        return np.asarray(np.array(self.rates) / np.array(self.sizes))
+
+    @cached_property
+    def unrolled(self) -> UnrolledSteps:
+        """The coefficients of all s steps."""
+        return unrolling(make_update("sgd", 0.0), self.rates, self.sizes, self.l2)
+
+    @cached_property
+    def coupling(self) -> Array:
+        """−h_i P_{i+1..j} at the rows of batches j > i, and 0 elsewhere, (m, m)."""
+        steps = np.zeros((len(self.sizes), len(self.sizes)))
+        for j, couple in enumerate(self.unrolled.couple):
+            steps[j, :j] = couple
+        return np.repeat(np.repeat(steps, self.sizes, axis=0), self.sizes, axis=1)
+
+    @cached_property
+    def lead(self) -> Array:
+        """|P_{0..j}| at the rows of every batch, (m, 1)."""
+        return np.repeat(np.abs(self.unrolled.lead[:, 0]), self.sizes)[:, None]
+
+    @cached_property
+    def gain(self) -> Array:
+        """−h_i P_{i+1..s} at the rows of every batch, (m, 1)."""
+        return np.repeat(self.unrolled.gain[:, 0], self.sizes)[:, None]
+
+    @cached_property
+    def gram(self) -> Array:
+        """G, all of it, (m, m)."""
+        return self.rows @ self.rows.T
+
+    @cached_property
+    def begins(self) -> Array:
+        """How many rows lie before the batch of every row, (m, 1)."""
+        return np.repeat(self.blocks.starts[:-1], self.sizes)[:, None]
+
+    @cached_property
+    def norms(self) -> "Norms":
+        """‖Y_j‖₂ of every batch."""
+        return norms_of(self)
+
+    @cached_property
+    def slopes(self) -> Array:
+        """l_i: no ∂r/∂t of row i is larger, its sample weight included, (m, 1)."""
+        return slopes_of(self)
+
+    @cached_property
+    def steepest(self) -> Array:
+        """l_j: the largest of them in every batch, (s,)."""
+        return np.array([self.slopes[part].max() for part in self.slices])
+
+    @cached_property
+    def growth(self) -> Array:
+        """How much what happens in a step may grow in those after it, (s,)."""
+        return growth_of(self)
+
+    @cached_property
+    def path(self) -> "ExactPath":
+        """The exact exchange, step by step."""
+        return walk(self)
+
+
+@dataclass(frozen=True)
+class ExactPath:
+    """What exact SGD computes on its way."""
+
+    margins: Array  # z = Y w before, (m, K)
+    scores: Array  # t, (m, K)
+    residuals: Array  # r, sample weights included, (m, K)
+    bare: Array  # r without them, (m, K)
+    intercepts: Array  # of every row's batch, (m, K) or zeros
+    iterates: tuple[Array, ...]  # w_j before every step, (d, K)
+    after: Array  # w⁺, (d, K)
+
+    def update(self, before: Array) -> float:
+        """‖Δw‖."""
+        return float(np.linalg.norm(self.after - before))
+
+
+def walk(exchange: ExactExchange) -> ExactPath:
+    """Textbook SGD on the rows of the exchange, in float64."""
+    w, shape = exchange.before.astype(np.float64), (len(exchange.rows), -1)
+    beta = np.zeros(w.shape[1]) if exchange.intercept is None else exchange.intercept
+    kept: dict[str, list[Array]] = {
+        name: [] for name in ("scores", "residuals", "bare", "intercepts")
+    }
+    iterates = []
+    for part, rate in zip(exchange.slices, exchange.rates, strict=True):
+        Y = exchange.rows[part]
+        t = Y @ w + beta + (0 if exchange.offsets is None else exchange.offsets[part])
+        bare = exchange.family.residual(t.copy(), exchange.targets[part])
+        r = bare if exchange.weights is None else bare * exchange.weights[part]
+        found = (t, r, bare, np.broadcast_to(beta, t.shape))
+        for name, values in zip(kept, found, strict=True):
+            kept[name].append(values)
+        iterates.append(w)
+        w = (1 - rate * exchange.l2) * w - rate / len(Y) * (Y.T @ r)
+        if exchange.intercept is not None:
+            beta = beta - rate / len(Y) * r.sum(axis=0)
+    joined = {name: np.concatenate(v).reshape(shape) for name, v in kept.items()}
+    z = exchange.rows @ exchange.before
+    return ExactPath(margins=z, iterates=tuple(iterates), after=w, **joined)
+
+
+@dataclass(frozen=True)
+class Norms:
+    """‖Y_j‖₂ of every batch; `exact` is False where some are upper bounds."""
+
+    values: Array
+    exact: bool
+
+
+def norms_of(exchange: ExactExchange) -> Norms:
+    """Spectral norms; an intercept is one more column of ones."""
+    found = [_norm(_extended(exchange, part)) for part in exchange.slices]
+    return Norms(np.array([value for value, _ in found]), all(ok for _, ok in found))
+
+
+def _extended(exchange: ExactExchange, part: slice) -> Array:
+    Y = exchange.rows[part]
+    return Y if exchange.intercept is None else np.hstack([Y, np.ones((len(Y), 1))])
+
+
+def _norm(Y: Array) -> tuple[float, bool]:
+    """From the smaller Gram, or the least of two bounds where that is too large."""
+    if min(Y.shape) <= SMALL:
+        square = Y @ Y.T if len(Y) <= Y.shape[1] else Y.T @ Y
+        return float(np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0))), True
+    sums = np.abs(Y).sum(axis=0).max() * np.abs(Y).sum(axis=1).max()
+    return min(float(np.sqrt(sums)), float(np.linalg.norm(Y))), False
+
+
+def slopes_of(exchange: ExactExchange) -> Array:
+    """The curvature of the loss, or near the scores where it has no bound."""
+    family, path = exchange.family, exchange.path
+    c = np.ones_like(exchange.targets) if exchange.weights is None else exchange.weights
+    if np.isfinite(family.curvature):
+        return c * family.curvature
+    return c * _steepest(family, path.scores, exchange.targets)
+
+
+def _steepest(family: Family, t: Array, y: Array) -> Array:
+    """The largest slope within `ROOM` of every score.
+
+    The residual is monotone and convex or concave: its slope is largest at one end,
+    and a secant outside of that end is steeper still.
+    """
+    step = 2.0**-10
+    above = family.residual(t + ROOM + step, y) - family.residual(t + ROOM, y)
+    below = family.residual(t - ROOM, y) - family.residual(t - ROOM - step, y)
+    return np.asarray(np.maximum(above, below) / step)
+
+
+def largest_safe_rate(exchange: ExactExchange) -> float:
+    """The largest rate at which no error grows: min over batches 2/(λ + l ‖Y‖²/b).
+
+    Up to it every step I − η(λ + YᵀDY/b) has a norm of at most 1.
+    """
+    squares = exchange.norms.values**2 / np.array(exchange.sizes)
+    steepest = exchange.l2 + exchange.steepest * squares
+    return float(2.0 / steepest.max()) if steepest.max() > 0 else float("inf")
+
+
+def growth_of(exchange: ExactExchange) -> Array:
+    """How much what happens in step j may grow in the steps after it, (s,).
+
+    One step stretches by no more than max(ρ, |ρ − h l ‖Y‖²|), ρ = 1 − ηλ; an
+    intercept is not penalised: 1 in place of the first ρ.
+    """
+    rho = 1.0 - np.array(exchange.rates) * exchange.l2
+    low = rho - exchange.per_row * exchange.steepest * exchange.norms.values**2
+    high = rho if exchange.intercept is None else np.ones_like(rho)
+    stretch = np.maximum(np.abs(high), np.abs(low))
+    return np.append(np.cumprod(stretch[::-1])[::-1][1:], 1.0)

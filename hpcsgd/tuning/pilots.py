@@ -1,0 +1,619 @@
+"""Pilots: short runs on a sample that measure recipes."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, log2, sqrt
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.agreements.settings import AgreementConfig
+from hpcsgd.backends import make_backend
+from hpcsgd.backends.base import (
+    Backend,
+    ColumnExponents,
+    LossScale,
+    StepBatch,
+    emulated,
+    make_scaling,
+)
+from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.comm import communicator, messages
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.comm.messages import sum_parts
+from hpcsgd.comm.network_model import Network
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import GridConfig, RunConfig, RunSection
+from hpcsgd.data.readers import MemoryReader, RowReader, is_sparse, row_words
+from hpcsgd.data.sampling import Sampler, plan_groups
+from hpcsgd.data.shard import split_range
+from hpcsgd.data.targets import LABELLED, MOST_CLASSES, encode_targets
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format, round_through
+from hpcsgd.glm import get_family
+from hpcsgd.glm.updates import make_rate
+from hpcsgd.precision import FIELDS, RECIPES, Precision, PrecisionConfig
+from hpcsgd.products.cost import ProductsConfig
+from hpcsgd.runs.result import Result
+from hpcsgd.runs.session import Session
+from hpcsgd.solvers.evaluation import StopConfig
+from hpcsgd.solvers.lbfgs import PolishConfig
+from hpcsgd.tuning.exact_exchange import ExactExchange
+
+# A small run of the real thing: what rounding does to the loss on these data.
+#
+# Some rows of the data are trained on in one process, by the very code of a run, once
+# in float64 and once for each precision that is asked about. How the gap of a long run
+# follows from that of a short one is said in docs/precision.md.
+
+Array = NDArray[Any]
+ROWS = 4096  # at most, as long as an epoch has `EXCHANGES`
+BYTES = 64 * 2**20  # of rows in float64
+SLICES = 32  # places of the file from which they come
+EXCHANGES = 48  # at least, in as many epochs as it takes
+MOST_MEMBERS = 4  # ranks that the pilot has: more would round no more
+DEFAULT_STEPS = 8  # where steps are left open
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some rows of the data, with all that belongs to them."""
+
+    X: Any  # dense, or a scipy.sparse matrix
+    y: Array
+    weights: Array | None
+    offsets: Array | None
+
+    def reader(self) -> MemoryReader:
+        """As a run reads them."""
+        return MemoryReader(self.X, self.y, self.weights, self.offsets)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What a precision does to the loss."""
+
+    measured: float  # the largest (F − F_fp64) / |F_fp64| of the pilot, in size
+    predicted: float  # for the run that was asked about
+    diverged: bool = False
+
+
+def draw_sample(
+    reader: RowReader, group_rows: int, seed: int = 0, family: str = ""
+) -> Sample:
+    """Rows from places all over the data; all of them where there are few.
+
+    Of a family of classes there is a row of every class, however rare.
+    """
+    fits = BYTES // (8 * row_words(reader))
+    wanted = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
+    parts = _places(reader.rows, min(wanted, reader.rows), seed)
+    if family and get_family(family).targets in LABELLED:
+        parts += _rare_labels(reader, parts)
+    every = slice(0, reader.cols)
+    weights = [reader.sample_weight(part) for part in parts]
+    offsets = [reader.offset(part) for part in parts]
+    return Sample(
+        X=_stacked([_rows(reader, part, every) for part in parts]),
+        y=np.concatenate([reader.targets(part) for part in parts]),
+        weights=_joined(weights),
+        offsets=_joined(offsets),
+    )
+
+
+def _places(rows: int, wanted: int, seed: int) -> list[slice]:
+    """Slices of equal length, one somewhere in each part of the data."""
+    if wanted >= rows:
+        return [slice(0, rows)]
+    count = max(min(SLICES, wanted), 1)
+    length, room = wanted // count, rows // count
+    rng = np.random.default_rng(seed)
+    starts = [i * room + int(rng.integers(room - length + 1)) for i in range(count)]
+    return [slice(start, start + length) for start in starts]
+
+
+def _rare_labels(reader: RowReader, parts: list[slice]) -> list[slice]:
+    """The first row of every label that no part has."""
+    y = reader.targets(slice(0, reader.rows))
+    labels, firsts = np.unique(y, return_index=True)
+    if len(labels) > MOST_CLASSES:
+        return []  # no classes: whoever encodes them says so
+    there = np.concatenate([np.unique(y[part]) for part in parts])
+    return [slice(int(i), int(i) + 1) for i in firsts[~np.isin(labels, there)]]
+
+
+def _rows(reader: RowReader, part: slice, columns: slice) -> Any:
+    if is_sparse(reader):
+        return reader.read_csr(part, columns)
+    return reader.read(part, columns)
+
+
+def _stacked(parts: list[Any]) -> Any:
+    if hasattr(parts[0], "tocsr"):
+        from scipy import sparse
+
+        return sparse.vstack(parts, format="csr")
+    return np.concatenate(parts)
+
+
+def _joined(parts: list[Array | None]) -> Array | None:
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found else None
+
+
+def loss_gaps(
+    config: RunConfig,
+    sample: Sample,
+    precisions: Mapping[str, PrecisionConfig],
+    members: int,
+    exchanges: int,
+) -> dict[str, Gap]:
+    """The gap of every precision to float64, over a run of so many exchanges.
+
+    One that ends as diverged where float64 does not has no gap: it is infinite.
+    """
+    pilot = pilot_config(config, len(sample.y), members)
+    exact = _losses(pilot, sample, PrecisionConfig(recipe="fp64"))
+    return {
+        name: _gap(_losses(pilot, sample, one), exact, exchanges)
+        for name, one in precisions.items()
+    }
+
+
+def _gap(found: Result, exact: Result, exchanges: int) -> Gap:
+    """Errors of different exchanges are as good as independent: they add as roots."""
+    if found.status.value == "diverged":
+        return Gap(float("inf"), float("inf"), diverged=True)
+    pairs = zip(_curve(found), _curve(exact), strict=True)
+    worst = max(abs(low - true) / abs(true) for low, true in pairs if true)
+    growth = sqrt(max(exchanges / max(exact.exchanges, 1), 1.0))
+    return Gap(worst, worst * growth)
+
+
+def _curve(result: Result) -> list[float]:
+    return [float(record["loss"]) for record in result.history]
+
+
+def _losses(pilot: RunConfig, sample: Sample, precision: PrecisionConfig) -> Result:
+    """One run of the pilot, without a word of it."""
+    config = replace(pilot, precision=precision)
+
+    def on_rank(world: Communicator) -> Result:
+        began, clock = time.perf_counter(), Clock()
+        session = Session(config, world, lambda _: sample.reader(), [], began, clock)
+        return session.run()
+
+    with in_silence():
+        found = run_ranks(config.grid.members, on_rank)
+    first: Result = found[0]
+    return first
+
+
+def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
+    """The same run on so many rows: nothing is written and nobody else is asked."""
+    schedule = config.schedule
+    steps = schedule.steps or DEFAULT_STEPS
+    batch = min(schedule.batch, max(rows // (2 * steps), 1))
+    each = -(-rows // (batch * steps))
+    epochs = max(-(-EXCHANGES // each), 1)
+    return replace(
+        config,
+        schedule=replace(schedule, batch=batch, steps=steps, epochs=epochs),
+        grid=GridConfig(replicas=1, members=max(min(members, MOST_MEMBERS), 1)),
+        products=ProductsConfig(kind="gram", look_ahead="off"),
+        sampling=replace(config.sampling, mode="shuffle-once"),
+        agreement=AgreementConfig(),
+        polish=PolishConfig(),
+        stop=StopConfig(),
+        # One that fell back would be a pilot of something else.
+        run=RunSection(
+            comm="threads", record=0, timeout=0.0, gap_every=0, fall_back=False
+        ),
+    )
+
+
+@contextmanager
+def in_silence() -> Iterator[None]:
+    """Runs of a pilot may diverge, and say much that nobody asked for."""
+    log = logging.getLogger("hpcsgd")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+# One exchange in any formats, all members in lock step in one process, and its error.
+#
+# The calls are those of the products, one member after the other; what members say to
+# one another is rounded as it is on the wire.
+
+EXACT = RECIPES["fp64"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an exchange made of the weights."""
+
+    after: Array  # w⁺, (d, K), float64
+    residuals: Array  # r, (m, K), float64
+
+
+@dataclass
+class Member:
+    """One rank: its backend, its columns, its slice of the weights."""
+
+    backend: Backend
+    rows: Any
+    weights: Array
+
+
+def perform(exchange: ExactExchange, precision: Precision) -> Outcome:
+    """The exchange as all members together would make it."""
+    crew = [_member(exchange, precision, part) for part in exchange.parts]
+    gram, margins = _products(exchange, precision, crew)
+    for member in crew:
+        plan = member.backend.prepare(exchange.unrolled, exchange.blocks)
+        beta = exchange.intercept
+        residuals = member.backend.corrected_residuals(
+            *(margins.copy(), gram.copy(), plan, exchange.family),
+            *(_batch(exchange, precision), beta if beta is None else beta[None].copy()),
+        )
+        member.backend.descend(member.weights, member.rows, residuals, plan)
+    whole = np.concatenate([member.weights for member in crew])
+    return Outcome(whole.astype(np.float64), residuals.astype(np.float64))
+
+
+def as_one_field(field: str, name: str) -> Precision:
+    """Format `name` in one field, fp64 in the eight others."""
+    return replace(EXACT, **{field: name})
+
+
+def held(exchange: ExactExchange, name: str) -> ExactExchange:
+    """The exchange with weights that format `name` has, as a run would hold them."""
+    before = exchange.before.astype(np.float64)
+    round_through(before, name)
+    return replace(exchange, before=before)
+
+
+def relative_error(exchange: ExactExchange, precision: Precision) -> float:
+    """‖w⁺ − exact w⁺‖ / ‖Δw‖, Δw the update of the exact exchange."""
+    exact = exchange.path.after
+    off = np.linalg.norm(perform(exchange, precision).after - exact)
+    return float(off / exchange.path.update(exchange.before))
+
+
+def _member(exchange: ExactExchange, precision: Precision, part: slice) -> Member:
+    backend = make_backend(precision)
+    form = get_format(precision.matrix)
+    if form.wants_scale and exchange.exponents is not None:
+        backend.scaling = ColumnExponents(form, exchange.exponents, part)
+    if isinstance(backend, RoundedBackend) and backend.loss_scale is not None:
+        backend.loss_scale = LossScale(exchange.loss_scale, is_fixed=True)
+    matrix = backend.store(np.ascontiguousarray(exchange.rows[:, part]))
+    count = np.arange(len(exchange.rows))
+    rows = backend.gather(matrix, count, np.empty(matrix.shape, precision.working))
+    weights = backend.zeros((part.stop - part.start, exchange.before.shape[1]))
+    weights[...] = exchange.before[part]
+    return Member(backend, rows, weights)
+
+
+def _batch(exchange: ExactExchange, precision: Precision) -> StepBatch:
+    """What belongs to the rows, as a run holds it."""
+    kind, c, offsets = precision.working, exchange.weights, exchange.offsets
+    return StepBatch(
+        exchange.targets.astype(kind),
+        None if c is None else c.astype(kind),
+        None if offsets is None else offsets.astype(kind),
+    )
+
+
+def _products(
+    exchange: ExactExchange, precision: Precision, crew: list[Member]
+) -> tuple[Array, Array]:
+    """Packed G and z, summed over members and stored."""
+    sums = [
+        sum_parts(parts, name) for parts, name in _messages(exchange, precision, crew)
+    ]
+    if precision.one_message:
+        sums = np.split(sums[0], [exchange.blocks.gram_words])
+    gram, margins = sums
+    margins = margins.reshape(len(exchange.rows), -1)
+    summed = get_format(precision.margin_sum).unit_roundoff
+    if get_format(precision.margin).unit_roundoff > summed:
+        crew[0].backend.round(margins, precision.margin)
+    return gram, margins
+
+
+def _messages(
+    exchange: ExactExchange, precision: Precision, crew: list[Member]
+) -> list[tuple[list[Array], str]]:
+    """What every member sends, and in which format: in one message or in two."""
+    summed, wire = precision.margin_sum, precision.gram_wire
+    shape = (len(exchange.rows), exchange.before.shape[1])
+    grams, margins = [], []
+    for member in crew:
+        gram = np.empty(exchange.blocks.gram_words, dtype=get_format(wire).carrier)
+        grams.append(member.backend.strict_gram(member.rows, exchange.blocks, gram))
+        z = np.empty(shape, dtype=get_format(summed).carrier)
+        margins.append(member.backend.scores(member.rows, member.weights, z).ravel())
+    if precision.one_message:
+        both = [np.concatenate(two) for two in zip(grams, margins, strict=True)]
+        return [(both, wire)]
+    return [(grams, wire), (margins, summed)]
+
+
+# Real groups of real data, given exactly: what an error bound is computed on.
+
+MOST_BYTES = 2**30  # of the rows of one group in float64
+
+
+@dataclass(frozen=True)
+class SamplePath:
+    """The groups of a run on a sample, and the exact weights that each begins with."""
+
+    config: RunConfig
+    sample: Sample
+    members: int
+
+    @cached_property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """The batches of every group of an epoch."""
+        schedule = self.config.schedule
+        steps = schedule.steps or DEFAULT_STEPS
+        found = plan_groups(len(self.sample.y), schedule.batch, steps)
+        if len(found[0]) < steps or min(found[0]) < schedule.batch:
+            raise ConfigError(
+                f"{len(self.sample.y)} rows are fewer than the {schedule.batch} x"
+                f" {steps} of one exchange; use a smaller --batch or --steps"
+            )
+        return found
+
+    def exchanges(self, count: int, apart: int) -> list[ExactExchange]:
+        """`count` of them, each `apart` exchanges further on the exact path."""
+        chosen: list[ExactExchange] = []
+        weights: Array = np.zeros((self._cols, self._columns))
+        intercept = np.zeros(self._columns) if self.config.problem.intercept else None
+        for number in range(1, count * apart + 1):
+            exchange = self._exchange(number - 1, weights, intercept)
+            if number % apart == 0:
+                chosen.append(exchange)
+            weights = exchange.path.after
+            if intercept is not None:
+                intercept = _advanced(exchange)
+        return chosen
+
+    @cached_property
+    def _columns(self) -> int:
+        return len(self._encoded[1].labels) if self._family.targets == "classes" else 1
+
+    @cached_property
+    def _family(self) -> Any:
+        return get_family(self.config.problem.family)
+
+    @cached_property
+    def _encoded(self) -> Any:
+        kind = self._family.targets
+        return encode_targets(self.sample.y, kind, 0, lambda own: [own])
+
+    @property
+    def _cols(self) -> int:
+        return int(self.sample.X.shape[1])
+
+    @cached_property
+    def _parts(self) -> tuple[slice, ...]:
+        if self.members > self._cols:
+            raise ConfigError(
+                f"--members {self.members}: the data have {self._cols} columns; use"
+                " at most as many members"
+            )
+        every = range(self.members)
+        return tuple(split_range(self._cols, self.members, c) for c in every)
+
+    @cached_property
+    def _weights(self) -> Array | None:
+        given = self.sample.weights
+        return None if given is None else (given / given.mean())[:, None]
+
+    def _exchange(
+        self, number: int, weights: Array, intercept: Array | None
+    ) -> ExactExchange:
+        epoch, place = divmod(number, len(self.sizes))
+        sizes = self.sizes[place]
+        before = sum(len(s) for s in self.sizes[:place])
+        steps = sum(len(s) for s in self.sizes)
+        first = sum(sum(s) for s in self.sizes[:place])
+        sampler = Sampler("shuffle-once", self.config.sampling.seed, self._rows, 0)
+        rows = sampler.order(epoch)[first : first + sum(sizes)]
+        epochs = self.config.schedule.epochs
+        rate = make_rate(self.config.rate, epochs * steps, epochs)
+        offsets = self.sample.offsets
+        return ExactExchange(
+            rows=self._dense(rows),
+            sizes=sizes,
+            targets=self._encoded[0][rows],
+            before=weights,
+            rates=tuple(rate.at(epoch * steps + before, len(sizes)).tolist()),
+            family=self._family,
+            l2=self.config.problem.l2,
+            weights=None if self._weights is None else self._weights[rows],
+            offsets=None if offsets is None else offsets[rows][:, None],
+            intercept=intercept,
+            parts=self._parts,
+        )
+
+    @property
+    def _rows(self) -> int:
+        return len(self.sample.y)
+
+    def _dense(self, rows: Array) -> Array:
+        size = 8 * len(rows) * self._cols
+        if size > MOST_BYTES:
+            raise ConfigError(
+                f"the rows of one exchange take {size / 2**30:.1f} GiB in float64;"
+                " use a smaller --batch or --steps"
+            )
+        part = self.sample.X[rows]
+        found: Array = part.toarray() if hasattr(part, "toarray") else part
+        return found.astype(np.float64)
+
+
+def _advanced(exchange: ExactExchange) -> Array:
+    """The intercept after the exchange."""
+    path, h = exchange.path, exchange.per_row
+    sums = [path.residuals[part].sum(axis=0) for part in exchange.slices]
+    assert exchange.intercept is not None
+    moved: Array = exchange.intercept - np.tensordot(h, np.array(sums), axes=1)
+    return moved
+
+
+def scaled(exchange: ExactExchange, exponents: Array | None) -> ExactExchange:
+    """The same exchange, its columns stored times powers of two."""
+    return replace(exchange, exponents=exponents)
+
+
+# What one exchange costs a member in some precision: bytes, and seconds here.
+
+REPEATS = 7
+COPIES = 64 * 2**20  # bytes of rows that an exchange draws its own from: not of cache
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one exchange, one member."""
+
+    moved: dict[str, int]  # bytes by field: read or sent in its format
+    sent: int  # bytes of the messages
+    seconds: float | None  # of arithmetic, measured; None where it is emulated
+    network: float  # seconds of the messages, by the network's model
+
+    @property
+    def total(self) -> float:
+        """Seconds; infinite where nobody can say."""
+        return float("inf") if self.seconds is None else self.seconds + self.network
+
+
+def cost_of(
+    exchange: ExactExchange,
+    precision: Precision,
+    network: Network | None,
+    seconds: bool,
+) -> Cost:
+    """By counting, by measuring where it is not emulated, by the network's model."""
+    moved = bytes_of(exchange, precision)
+    members = len(exchange.parts)
+    sent = moved["gram_wire"] + moved["margin_sum"] if members > 1 else 0
+    measured = seconds and not emulated(precision)
+    return Cost(
+        moved=moved,
+        sent=sent,
+        seconds=exchange_seconds(exchange, precision) if measured else None,
+        network=_network_seconds(exchange, precision, network, moved),
+    )
+
+
+def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
+    """What each field's format moves: rows from memory, words in messages.
+
+    0 for fields whose values never leave the processor.
+    """
+    m, width = len(exchange.rows), exchange.parts[0].stop - exchange.parts[0].start
+    scores = m * exchange.before.shape[1]
+    many = len(exchange.parts) > 1
+    words = {
+        "matrix": m * width,
+        "margin": scores,
+        "margin_sum": scores if many else 0,
+        "gram_wire": exchange.blocks.gram_words if many else 0,
+        "residual": scores,
+        "weights": 2 * width * exchange.before.shape[1],
+    }
+    return {
+        name: words.get(name, 0) * get_format(getattr(precision, name)).dtype.itemsize
+        for name in FIELDS
+    }
+
+
+def _network_seconds(
+    exchange: ExactExchange,
+    precision: Precision,
+    network: Network | None,
+    moved: dict[str, int],
+) -> float:
+    """One message where G and z have one format, else two; narrow ones call twice."""
+    members = len(exchange.parts)
+    if network is None or members == 1:
+        return 0.0
+    felt = network.ranks or members
+    parts = [("gram_wire", moved["gram_wire"]), ("margin_sum", moved["margin_sum"])]
+    if precision.one_message:
+        parts = [("gram_wire", sum(size for _, size in parts))]
+    calls = sum(2 if _is_narrow(getattr(precision, name)) else 1 for name, _ in parts)
+    carried = communicator.sum_bytes(sum(size for _, size in parts), felt)
+    return calls * network.alpha * ceil(log2(felt)) + carried / network.bandwidth
+
+
+def _is_narrow(name: str) -> bool:
+    """Whether a sum in this format travels in pieces: two calls."""
+    return messages.is_narrow(get_format(name))
+
+
+def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
+    """The first member's arithmetic, its rows not in cache: the shortest time of a few.
+
+    Others on the machine, and BLAS threads that wait for a core, only ever add.
+    """
+    part = exchange.parts[0]
+    own = np.ascontiguousarray(exchange.rows[:, part])
+    backend, form = make_backend(precision), get_format(precision.matrix)
+    if form.wants_scale:
+        peaks = np.abs(own).max(axis=0)
+        backend.scaling = make_scaling(form, peaks, slice(0, own.shape[1]), "column")
+    copies = max(min(int(COPIES / max(own.nbytes, 1)), 64), 1)
+    matrix = np.tile(backend.store(own), (copies, 1))
+    once = _once(exchange, precision, backend, matrix)
+    rng = np.random.default_rng(0)
+    draws = [rng.permutation(len(matrix))[: len(own)] for _ in range(REPEATS + 1)]
+    return float(min([once(rows) for rows in draws][1:]))
+
+
+def _once(
+    exchange: ExactExchange, precision: Precision, backend: Any, matrix: Array
+) -> Any:
+    """Seconds of the arithmetic of one exchange on these rows of `matrix`."""
+    kind, blocks = precision.working, exchange.blocks
+    room = np.empty((blocks.rows, matrix.shape[1]), dtype=kind)
+    gram = np.empty(blocks.gram_words, get_format(precision.gram_wire).carrier)
+    shape = (blocks.rows, exchange.before.shape[1])
+    margins = np.empty(shape, get_format(precision.margin_sum).carrier)
+    weights = backend.zeros((matrix.shape[1], shape[1]))
+    plan = backend.prepare(exchange.unrolled, blocks)
+    weigh, add = exchange.weights, exchange.offsets
+    batch = StepBatch(
+        exchange.targets.astype(kind),
+        None if weigh is None else weigh.astype(kind),
+        None if add is None else add.astype(kind),
+    )
+
+    def once(numbers: Array) -> float:
+        began = perf_counter()
+        rows = backend.gather(matrix, numbers, room)
+        backend.strict_gram(rows, blocks, gram)
+        backend.scores(rows, weights, margins)
+        if precision.margin != precision.margin_sum:
+            backend.round(margins, precision.margin)
+        residuals = backend.corrected_residuals(
+            margins, gram, plan, exchange.family, batch, None
+        )
+        backend.descend(weights, rows, residuals, plan)
+        return perf_counter() - began
+
+    return once

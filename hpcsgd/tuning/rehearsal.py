@@ -1,0 +1,349 @@
+"""Exchanges that are timed on a sample, within a budget of time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.config import RunConfig
+from hpcsgd.data.readers import RowReader, is_sparse, stored_in
+from hpcsgd.data.targets import LABELLED, MOST_CLASSES
+from hpcsgd.glm import get_family
+from hpcsgd.products import KEEPS
+from hpcsgd.products.base import Task
+from hpcsgd.products.cost import CostInputs, kept_bytes
+from hpcsgd.runs.build import open_all, put_together
+from hpcsgd.runs.choose import job_of
+from hpcsgd.runs.live import AssembledRun
+from hpcsgd.runs.load import LoadedRows
+
+# The real thing for some hundredths of a second: exchanges of a setting, timed.
+#
+# The data are loaded once; every setting gets its own product, feed and engine on them,
+# so that what is timed is what a run does, messages and all.
+
+EPOCHS = 10**6  # as many as anybody waits for: a burst ends before
+LEAST, MOST = 3, 20000  # exchanges of a burst
+FIRST_EPOCH = 0.15  # seconds of one in which all is kept, and which is not timed
+WOKEN = 2  # exchanges after which everything has its place
+FEW = 16  # exchanges of it, where nobody knows what one takes
+MOST_TOUCHED = 2**29  # bytes
+TINY = 1e-9  # rate: what is timed is not to diverge
+FIRST = {"cached": "gram", "gather-once": "gather"}  # what the first epoch is like
+
+
+@dataclass(frozen=True, order=True)
+class TimedSetting:
+    """What a step's time depends on, on one grid and in one precision."""
+
+    product: str
+    steps: int
+    batch: int
+    look_ahead: bool = False
+    period: int = 0  # exchanges between agreements; 0 = none while it is timed
+
+    @property
+    def rows(self) -> int:
+        """Of an exchange, m."""
+        return self.steps * self.batch
+
+    @property
+    def kind(self) -> str:
+        """The product, look-ahead said."""
+        return self.product + (" ahead" if self.look_ahead else "")
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Some exchanges of a setting."""
+
+    setting: TimedSetting
+    later: bool  # of epochs in which all is kept
+    exchanges: int
+    seconds: float  # of one exchange
+
+
+class Stage:
+    """One grid and one precision of a world, with data in it."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: Communicator,
+        reader: Callable[[Communicator], RowReader],
+    ) -> None:
+        self.config = _silent(config)
+        setup = Clock()
+        self.opened = open_all(self.config, world, reader, setup)
+        self.seconds_reading = setup.seconds.get("read", 0.0)
+        self.world = self.opened.grid.world
+        self.first_epoch = FIRST_EPOCH  # seconds
+        self._task: Task | None = None
+        self._runs: dict[TimedSetting, _Rehearsal] = {}
+
+    @property
+    def rows(self) -> int:
+        """Of a replica, at least."""
+        return self.opened.loaded.shard.total_rows // self.opened.grid.replicas.size
+
+    @property
+    def task(self) -> Task:
+        """Any that stands on these data: kernels and groups are the same in all."""
+        if self._task is None:
+            self._task = self._live(TimedSetting("direct", 1, 1)).task
+        return self._task
+
+    def job(self, rows: int, epochs: int) -> CostInputs:
+        """What the cost model is told, of a run on so many rows in all."""
+        opened, schedule = self.opened, self.config.schedule
+        config = replace(self.config, schedule=replace(schedule, epochs=epochs))
+        job = job_of(config, opened.words, self.task, opened.loaded)
+        return replace(job, rows=max(rows // opened.grid.replicas.size, 1))
+
+    def fits(self, setting: TimedSetting) -> bool:
+        """Whether an epoch of what is here has exchanges of this size."""
+        return setting.rows <= self.rows
+
+    def burst(self, setting: TimedSetting, seconds: float) -> Burst:
+        """About so many seconds of it; of a product that keeps, of later epochs."""
+        later = setting.product in KEEPS
+        if setting not in self._runs:
+            self._runs[setting] = _Rehearsal(self._live(setting), setting)
+            if later:
+                self._touch(setting)
+        return Burst(setting, later, *self._runs[setting].run(seconds))
+
+    def _touch(self, setting: TimedSetting) -> None:
+        """Take memory for all that it keeps, and give it back.
+
+        Pages that nobody has used since the machine began can take ten times as long
+        as others, where the machine is a virtual one; a run seldom meets any.
+        """
+        size = kept_bytes(setting.product, setting.steps, self.job(self.rows, 2))
+        np.empty(min(size, MOST_TOUCHED), dtype=np.uint8).fill(0)
+
+    def first(self, setting: TimedSetting) -> Burst:
+        """The first epoch, of a product that keeps; there has been a burst of it."""
+        return Burst(setting, False, *self._runs[setting].first)
+
+    def forget(self) -> None:
+        """Let go of the products that bursts were made with."""
+        for run in self._runs.values():
+            run.finish()
+        self._runs.clear()
+
+    def close(self) -> None:
+        """Let go of the groups, with all ranks."""
+        self.forget()
+        self.opened.grid.close()
+
+    def _live(self, setting: TimedSetting) -> AssembledRun:
+        schedule = replace(
+            self.config.schedule,
+            batch=setting.batch,
+            steps=setting.steps,
+            period=setting.period or EPOCHS,
+            epochs=EPOCHS,
+        )
+        products = replace(
+            self.config.products,
+            kind=setting.product,
+            look_ahead="on" if setting.look_ahead else "off",
+        )
+        config = replace(self.config, schedule=schedule, products=products)
+        opened = self.opened
+        if setting.product in KEEPS:
+            opened = replace(opened, loaded=self._fewer(setting))
+        return put_together(config, opened, [])
+
+    def _fewer(self, setting: TimedSetting) -> LoadedRows:
+        """As many rows as a first epoch may take in which everything is kept."""
+        loaded, replicas = self.opened.loaded, self.opened.grid.replicas.size
+        first = TimedSetting(FIRST[setting.product], setting.steps, setting.batch)
+        known = self._runs.get(first)
+        each = known.each if known and known.each else self.first_epoch / FEW
+        count = max(int(self.first_epoch / each), LEAST)
+        # Of every replica as many: the last ones may have a row less than the first.
+        height = min(self.rows, count * setting.rows)
+        shard, part = loaded.shard, slice(0, height)
+        return replace(
+            loaded,
+            shard=replace(
+                shard,
+                matrix=shard.matrix[part],  # type: ignore[index]
+                targets=shard.targets[part],
+                weights=None if shard.weights is None else shard.weights[part],
+                offsets=None if shard.offsets is None else shard.offsets[part],
+                rows=slice(shard.rows.start, shard.rows.start + height),
+                total_rows=height * replicas,
+            ),
+        )
+
+
+class _Rehearsal:
+    """A run that is stopped and goes on."""
+
+    def __init__(self, live: AssembledRun, setting: TimedSetting) -> None:
+        self.live = live
+        self.keeps = setting.product in KEEPS
+        self.first = (0, 0.0)  # exchanges of a first epoch, and what one took
+        self.each = 0.0  # seconds of an exchange, as far as is known
+
+    def run(self, seconds: float) -> tuple[int, float]:
+        """(exchanges, seconds of one): the same on all ranks."""
+        if not self.each:
+            self._wake()
+        count = min(max(int(seconds / self.each), LEAST), MOST)
+        self.each = self._time(count)
+        return count, self.each
+
+    def finish(self) -> None:
+        """Nothing is under way any more."""
+        self.live.product.finish()
+
+    def _wake(self) -> None:
+        """What happens once: a first epoch, if it keeps; memory touched, if not."""
+        live = self.live
+        live.warm_up()
+        view = live.engine.view
+        view.history.append({})  # no loss is asked for
+        first = live.feed.exchanges_per_epoch if self.keeps else LEAST
+        # The first of all exchanges makes room and messages, once in a run.
+        woken = min(WOKEN, first - 1)
+        if woken:
+            self._time(woken)
+        self.first = first - woken, self._time(first - woken)
+        self.each = self._time(LEAST)
+
+    def _time(self, count: int) -> float:
+        """Seconds of an exchange of the slowest rank, looks as often as in a run."""
+        engine, world = self.live.engine, self.live.grid.world
+        looks = world.ledger.entries["control"]
+        view, control = engine.view, (looks.calls, looks.seconds)
+        before = view.seconds
+        with np.errstate(all="ignore"):
+            groups = self.live.feed.groups(view.exchanges)
+            engine.rehearse(self.live.state, groups, count)
+        calls, waited = looks.calls - control[0], looks.seconds - control[1]
+        own = (view.seconds - before - waited) / count
+        own += waited / max(calls, 1) / engine.looks.every
+        return float(max(*world.exchange_objects(own), 1e-9))
+
+
+def _silent(config: RunConfig) -> RunConfig:
+    """The same run with nothing written, learnt or asked for."""
+    return replace(
+        config,
+        rate=replace(config.rate, kind="constant", value=TINY, warmup=0),
+        products=replace(config.products, kind="gram", look_ahead="off", machine=""),
+        schedule=replace(config.schedule, steps=1),
+        run=replace(
+            config.run,
+            out=None,
+            resume="no",
+            record=0,
+            evaluate_every=0,
+            fall_back=False,
+            profile=False,
+            check_members=0,
+        ),
+    )
+
+
+# Seconds to spend: every part of the plan asks what is left, and ends in time.
+
+
+class TimeBudget:
+    """A clock that all ranks read alike: rank 0's."""
+
+    def __init__(
+        self,
+        world: Communicator,
+        seconds: float,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.world = world
+        self.seconds: float = world.exchange_objects(seconds)[0]
+        self.clock = clock
+        self.began = clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the beginning; asked by all ranks together."""
+        own = self.clock() - self.began
+        said: float = self.world.exchange_objects(own)[0]
+        return said
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end, or 0."""
+        return max(self.seconds - self.spent, 0.0)
+
+    def until(self, share: float) -> float:
+        """Seconds until so much of the whole is spent, or 0."""
+        return max(share * self.seconds - self.spent, 0.0)
+
+
+# The first rows of a file as a file of its own: what is timed on instead of all.
+
+Array = NDArray[Any]
+
+
+class FirstRows:
+    """Rows 0 .. n − 1 of a reader; of a family of classes with every label in them."""
+
+    def __init__(self, whole: RowReader, rows: int, family: str) -> None:
+        self.whole = whole
+        self.rows = min(rows, whole.rows)
+        self.cols = whole.cols
+        self.is_sparse = is_sparse(whole)
+        self.nnz = int(stored_in(whole) * self.rows / max(whole.rows, 1))
+        self._y = _with_all_labels(whole, self.rows, family)
+
+    def read(self, rows: slice, cols: slice) -> Array:
+        """As the whole has it."""
+        return self.whole.read(rows, cols)
+
+    def read_csr(self, rows: slice, cols: slice) -> Any:
+        """As the whole has it."""
+        return self.whole.read_csr(rows, cols)
+
+    def targets(self, rows: slice) -> Array:
+        """With every label somewhere."""
+        found: Array = self._y[rows]
+        return found
+
+    def sample_weight(self, rows: slice) -> Array | None:
+        """As the whole has it."""
+        return self.whole.sample_weight(rows)
+
+    def offset(self, rows: slice) -> Array | None:
+        """As the whole has it."""
+        return self.whole.offset(rows)
+
+    def describe(self) -> dict[str, Any]:
+        """As the whole does."""
+        return self.whole.describe()
+
+    def close(self) -> None:
+        """Close the whole."""
+        self.whole.close()
+
+
+def _with_all_labels(whole: RowReader, rows: int, family: str) -> Array:
+    """Targets of the first rows; labels that they lack take the places of some.
+
+    Times depend on how many classes there are, not on whose row is whose.
+    """
+    y = np.array(whole.targets(slice(0, rows)))
+    if get_family(family).targets not in LABELLED or rows == whole.rows:
+        return y
+    labels = np.unique(whole.targets(slice(0, whole.rows)))
+    if len(labels) <= min(MOST_CLASSES, rows):
+        y[: len(labels)] = labels
+    return y

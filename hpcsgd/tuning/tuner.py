@@ -1,0 +1,876 @@
+"""The tuner: products, steps, grid, recipe and batch for this machine."""
+
+import logging
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from math import inf, log
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import hpcsgd
+from hpcsgd.agreements.base import takes_gradients
+from hpcsgd.agreements.settings import AgreementConfig
+from hpcsgd.backends import compiled_calls
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import GridConfig, RunConfig, RunSection
+from hpcsgd.data.readers import MemoryReader, RowReader, open_reader
+from hpcsgd.errors import ConfigError
+from hpcsgd.glm.unrolling import MOST_ROWS
+from hpcsgd.precision import PrecisionConfig
+from hpcsgd.products import KEEPS
+from hpcsgd.products.base import may_clip
+from hpcsgd.products.cost import (
+    STEPS,
+    WORTH_HIDING,
+    Machine,
+    ProductsConfig,
+    candidates,
+)
+from hpcsgd.runs.checks import settle_grid
+from hpcsgd.runs.result import Result, Status
+from hpcsgd.runs.session import Session
+from hpcsgd.solvers.evaluation import StopConfig
+from hpcsgd.solvers.lbfgs import PolishConfig
+from hpcsgd.tuning.auto_precision import affordable
+from hpcsgd.tuning.machine import (
+    Figures,
+    MachineModels,
+    SumTimes,
+    machine_toml,
+    measure_figures,
+    measure_reading,
+    sampled_rows,
+)
+from hpcsgd.tuning.pilots import Sample, draw_sample, in_silence, loss_gaps
+from hpcsgd.tuning.rehearsal import Burst, FirstRows, Stage, TimeBudget, TimedSetting
+
+# What is asked of the tuner, and what of it is open.
+
+BATCHES = (8, 16, 32, 64, 128)  # where --batch auto leaves them open
+LEAST_SECONDS = 1.0
+KINDS = ("auto", "none", "average")  # that tune knows the times of
+
+
+@dataclass(frozen=True)
+class TuningQuestion:
+    """A run, with some of its settings left open."""
+
+    config: RunConfig
+    batches: tuple[int, ...]  # one: it is settled
+    seconds: float = 30.0
+    any_recipe: bool = False  # the recipe is open
+    any_replicas: bool = False  # grids that change what is learnt may be chosen
+
+    def __post_init__(self) -> None:
+        if not LEAST_SECONDS <= self.seconds < float("inf"):
+            raise ConfigError(
+                f"--seconds {self.seconds:g}: at least {LEAST_SECONDS:g} is needed;"
+                " 30 is usual"
+            )
+        if not self.batches or min(self.batches) < 1:
+            raise ConfigError("--batch: give whole numbers of at least 1, as 8,16,32")
+        if self.config.run.device != "cpu":
+            raise ConfigError(
+                "tune measures processors; on a GPU --products auto and --steps auto"
+                " choose by the figures of docs/cost.md, so use train there"
+            )
+        if self.config.run.emulate_members:
+            raise ConfigError(
+                "tune measures the ranks there are: leave --emulate-members out, and"
+                " ask `hpcsgd study predict` about others"
+            )
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        """Its model and its bursts are of products and of plain averages."""
+        asked = self.config.agreement
+        if asked.kind in KINDS:
+            return
+        by = f"method={asked.method}" if asked.method else f"agreement={asked.kind}"
+        bucket = " agreement.bucket=1" if takes_gradients(asked.kind) else ""
+        rows = " ".join(
+            f"--setting '{name}: {by} batch={batch}{more}'"
+            for name, batch, more in (("a", 16, ""), ("b", 32, bucket))
+        )
+        raise ConfigError(
+            f"tune chooses s, batch and product for one replica or for --agreement"
+            f" average, and --{by.replace('=', ' ')} is timed by neither; run its"
+            f" settings against each other, as hpcsgd compare --allow-unequal {rows}"
+        )
+
+    def reader(self) -> RowReader:
+        """Of all the data."""
+        return open_reader(Path(self.config.data.path))
+
+    def grids(self, ranks: int) -> list[tuple[int, int]]:
+        """R x C that may be chosen; one replica alone where that is not said."""
+        grid = self.config.grid
+        if grid.members or grid.replicas > 1:
+            return [(grid.replicas, grid.members or max(ranks // grid.replicas, 1))]
+        if not self.any_replicas:
+            return [(1, ranks)]
+        return [(r, ranks // r) for r in range(1, ranks + 1) if ranks % r == 0]
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Of "auto", "32" or "8,16,32".
+
+    >>> parse_batches("32,8")
+    (8, 32)
+    """
+    if text == "auto":
+        return BATCHES
+    try:
+        found = {int(word) for word in text.split(",")}
+    except ValueError:
+        found = {0}
+    if min(found) < 1:
+        raise ConfigError(
+            f"--batch {text}: give a whole number, several as 8,16,32, or auto"
+        )
+    return tuple(sorted(found))
+
+
+def probing_steps(batch: int, rows: int, most: int) -> list[int]:
+    """Steps at which times are taken for the fit, small and large ones."""
+    fits = [s for s in STEPS if s * batch <= min(rows, most)]
+    wanted = [s for s in PROBED if s in fits]
+    return wanted or fits[-1:]
+
+
+PROBED = (2, 6, 20, 48, 128)
+
+
+# What a larger batch, or replicas that agree seldom, cost in rows: short real runs.
+#
+# All of them start at zero on the same sample of rows. The first, with the smallest
+# batch and no replicas, says which loss is to be reached: that of half of its epochs.
+# The others have all of them, twice as many rows, to reach it; one that does not is
+# out.
+
+log_ = logging.getLogger(__name__)
+AT_ONCE = 8  # steps between two looks at the clock; they change nothing that is learnt
+EPOCHS = 6  # of a run; the loss is that of the first one after half of them
+
+
+@dataclass(frozen=True)
+class LearningSetting:
+    """What decides how much is learnt from a row."""
+
+    batch: int  # rows a step of one replica
+    rate: float
+    replicas: int = 1
+    local: int = 1  # steps between agreements
+
+    @property
+    def rows(self) -> int:
+        """Of all replicas, in one step."""
+        return self.batch * self.replicas
+
+    def __str__(self) -> str:
+        text = f"batch {self.batch}, rate {self.rate:g}"
+        if self.replicas == 1:
+            return text
+        return f"{text}, {self.replicas} replicas agreeing every {self.local} steps"
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Rows that a way needs for the loss, over those of the first."""
+
+    way: LearningSetting
+    penalty: float  # infinite where it did not get there in time
+    loss: float = float("nan")  # at the end of its run
+
+
+def ways_of(
+    config: RunConfig, batches: Sequence[int], grids: Sequence[tuple[int, int]]
+) -> list[LearningSetting]:
+    """The first is what the others are held to.
+
+    A rate that suits one batch is small for a larger one: both are tried, the same and
+    one that grows with the rows of a step.
+    """
+    first = LearningSetting(min(batches), config.rate.value)
+    found = {first: None}
+    for replicas, _ in grids:
+        for batch in batches:
+            for local in LOCAL if replicas > 1 else (1,):
+                way = replace(first, batch=batch, replicas=replicas, local=local)
+                grown = first.rate * way.rows / first.rows
+                found |= {way: None, replace(way, rate=grown): None}
+    return list(found)
+
+
+LOCAL = (8, 32)  # steps between agreements that are tried
+
+
+def learn(
+    config: RunConfig, sample: Sample, ways: Sequence[LearningSetting], seconds: float
+) -> list[Learnt]:
+    """Each way's penalty, as long as there is time; on one rank, for all of them.
+
+    What is learnt hangs on batches and replicas alone, not on how many ranks share the
+    columns: replicas are threads here, and nobody waits for a network.
+    """
+    found: list[Learnt] = []
+    goal, needed, longest, end = 0.0, 1.0, 0.0, perf_counter() + seconds
+    for number, way in enumerate(ways):
+        began = perf_counter()
+        if found and began + longest > end:
+            said = (
+                "no time to try %d of %d batches, rates or grids; give more --seconds"
+            )
+            log_.warning(said, len(ways) - number, len(ways))
+            break
+        result = _result(config, sample, way)
+        if not found:
+            goal, needed = _goal(result), rows_to(result, _goal(result))
+        found.append(Learnt(way, rows_to(result, goal) / needed, result.loss))
+        longest = max(longest, perf_counter() - began)
+    return found
+
+
+def _result(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
+    """A short run this way, without a word of it."""
+    short, columns = _short(config, way), _columns(sample)
+    with in_silence():
+        found = run_ranks(way.replicas, lambda world: _run(short, columns, world))
+    first: Result = found[0]
+    return first
+
+
+def _run(config: RunConfig, columns: dict[str, Any], world: Communicator) -> Result:
+    """Train on one rank of `world`."""
+    config = settle_grid(config, world.size)
+    reader = MemoryReader(**columns)
+    session = Session(config, world, lambda _: reader, [], perf_counter(), Clock())
+    return session.run()
+
+
+def rows_to(result: Result, goal: float) -> float:
+    """Epochs until the loss was `goal`: between looks its logarithm is a line."""
+    if result.status is Status.DIVERGED:
+        return inf
+    looks = [(float(r["epoch"]), float(r["loss"])) for r in result.history]
+    for (begin, above), (end, below) in zip(looks, looks[1:], strict=False):
+        if below <= goal:
+            return begin + (end - begin) * _part(above, below, goal)
+    return inf
+
+
+def _part(above: float, below: float, goal: float) -> float:
+    """How much of the way from `above` to `below` lies above the goal."""
+    if below <= 0.0:
+        return (above - goal) / (above - below)
+    return log(above / goal) / log(above / below) if above > below else 1.0
+
+
+def _goal(result: Result) -> float:
+    """The loss that the first way has after half of its epochs."""
+    losses = {int(r["epoch"]): float(r["loss"]) for r in result.history}
+    goal = losses.get(EPOCHS // 2, inf)
+    if result.status is Status.DIVERGED or not goal < losses[0]:
+        raise ConfigError(
+            f"the loss does not fall with {result.config['schedule']['batch']} rows a"
+            f" step and rate {result.config['rate']['value']:g}, so that batches cannot"
+            " be compared; give another --rate, or one --batch"
+        )
+    return goal
+
+
+def _columns(sample: Sample) -> dict[str, Any]:
+    return {
+        "X": sample.X,
+        "y": sample.y,
+        "sample_weight": sample.weights,
+        "offset": sample.offsets,
+    }
+
+
+def _short(config: RunConfig, way: LearningSetting) -> RunConfig:
+    """A run that says how much is learnt, as fast as may be, and no more."""
+    steps = way.local if way.replicas > 1 else AT_ONCE
+    schedule = replace(
+        config.schedule, batch=way.batch, steps=steps, period=1, epochs=EPOCHS
+    )
+    run = RunSection(
+        comm="threads", record=0, timeout=0.0, gap_every=0, fall_back=False
+    )
+    return replace(
+        config,
+        schedule=schedule,
+        rate=replace(config.rate, value=way.rate),
+        grid=GridConfig(replicas=way.replicas),
+        products=ProductsConfig(kind="direct", look_ahead="off"),
+        agreement=AgreementConfig(),
+        polish=PolishConfig(),
+        stop=StopConfig(),
+        precision=PrecisionConfig(recipe="fp32"),
+        run=run,
+    )
+
+
+# One grid in one recipe: its stage, its figures, its model, its candidates.
+
+BURST, SHORTEST = 0.05, 0.005  # seconds of one
+FIRST = 6  # times a burst: a first epoch in which all is kept
+OVERHEAD = 2.0  # times a burst, to put up what it is of
+ROUNDS = 3  # of bursts for a fit, in turns; the middle one counts
+AROUND = ("exchange", "step", "alone", "turn")
+WORD = 4  # bytes of a weight that replicas average
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting on a grid, and what is expected of it."""
+
+    grid: tuple[int, int]
+    recipe: str
+    learnt: Learnt
+    setting: TimedSetting
+    predicted: float  # seconds of a step
+    measured: float = 0.0  # the same; 0 = not yet
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, as well as is known."""
+        return self.measured or self.predicted
+
+    @property
+    def score(self) -> float:
+        """Seconds for as much learning as one row of the first way gives."""
+        return self.seconds / self.learnt.way.rows * self.learnt.penalty
+
+
+@dataclass
+class CandidateGroup:
+    """Where bursts of one grid and recipe are made."""
+
+    grid: tuple[int, int]
+    recipe: str
+    stage: Stage
+    figures: Figures
+    model: MachineModels
+    bursts: list[Burst] = field(default_factory=list)
+
+    @property
+    def told(self) -> Machine:
+        """What another machine may be compared with.
+
+        Rates are those of each kernel alone: a fit on one width of rows may lay what
+        one of them takes upon another. What surrounds kernels shows in a fit alone.
+        """
+        fitted = self.model.start
+        around = {name: getattr(fitted, name) for name in AROUND}
+        return replace(self.figures.machine, **around)
+
+    def candidates(
+        self, question: TuningQuestion, ways: Sequence[Learnt]
+    ) -> list[Candidate]:
+        """All that is open to a run, by what the model says."""
+        return [
+            Candidate(self.grid, self.recipe, way, setting, self._step(setting))
+            for way in ways
+            if way.way.replicas == self.grid[0]
+            for setting in self.settings(question, way.way.batch, way.way.local)
+        ]
+
+    def settings(
+        self, question: TuningQuestion, batch: int, local: int = 0
+    ) -> Iterator[TimedSetting]:
+        """Products and steps; with replicas, steps that divide `local`."""
+        config, model = question.config, self.model
+        job, replicas = replace(model.job, batch=batch), self.grid[0]
+        fixed = config.schedule.steps if replicas == 1 or local == 0 else 0
+        for one in candidates(config.products.kind, fixed, job, Machine()):
+            if replicas > 1 and local % one.steps:
+                continue
+            clip = config.update.clip != "none"
+            over = config.update.clip_over
+            if clip and not may_clip(one.product, one.steps, over):
+                continue
+            period = local // one.steps if replicas > 1 else 0
+            plain = TimedSetting(one.product, one.steps, batch, period=period)
+            if not self.stage.fits(plain):
+                continue
+            if not (one.product == "gram" and config.products.look_ahead == "on"):
+                yield plain
+            if self._may_look_ahead(question, one.product):
+                yield replace(plain, look_ahead=True)
+
+    def fit(
+        self,
+        question: TuningQuestion,
+        batches: Sequence[int],
+        budget: TimeBudget,
+        share: float,
+    ) -> None:
+        """Bursts of a few settings, in turns, until the time is spent; then the fit."""
+        wanted = self._probes(question, batches)
+        each = budget.until(share) / (OVERHEAD * ROUNDS * max(len(wanted), 1))
+        each = min(max(each, SHORTEST), BURST)
+        self.stage.first_epoch = FIRST * each
+        taken: dict[TimedSetting, list[Burst]] = {}
+        for _ in range(ROUNDS):
+            for setting in wanted:
+                if taken and budget.until(share) <= 0.0:
+                    break
+                taken.setdefault(setting, []).append(self.stage.burst(setting, each))
+        found = [self._typical(bursts) for bursts in taken.values()]
+        found += [self.stage.first(b.setting) for b in found if b.later]
+        self.stage.forget()
+        self.bursts += found
+        self.model = self.model.fitted(self.bursts)
+
+    def _typical(self, bursts: list[Burst]) -> Burst:
+        return replace(bursts[-1], seconds=median(b.seconds for b in bursts))
+
+    def _probes(
+        self, question: TuningQuestion, batches: Sequence[int]
+    ) -> list[TimedSetting]:
+        """Of every product that may be chosen: few and many steps, ends of batches."""
+        found: dict[str, list[TimedSetting]] = {}
+        for batch in sorted({min(batches), max(batches)}):
+            every = [replace(s, period=0) for s in self.settings(question, batch)]
+            steps = probing_steps(batch, self.stage.rows, MOST_ROWS)
+            chosen = [s for s in every if s.steps in steps] or every
+            for setting in dict.fromkeys(chosen):
+                found.setdefault(setting.kind, []).append(setting)
+        # One of each kind before a second of any: time may be short.
+        turns = zip_longest(*found.values())
+        return [setting for turn in turns for setting in turn if setting is not None]
+
+    def _may_look_ahead(self, question: TuningQuestion, product: str) -> bool:
+        wish = question.config.products.look_ahead
+        if product != "gram" or self.model.job.members == 1 or wish == "off":
+            return False
+        return wish == "on" or self.figures.directions[0].latency >= WORTH_HIDING
+
+    def _step(self, setting: TimedSetting) -> float:
+        """By the model, with what replicas say to one another."""
+        found = self.model.step(replace(setting, period=0))
+        replicas, words = self.figures.directions[1], self.model.job.held
+        if replicas.ranks == 1 or not setting.period:
+            return found
+        size = WORD * words * self.model.job.scores * self.model.job.states
+        return found + replicas.seconds(size) / (setting.period * setting.steps)
+
+
+def open_room(
+    question: TuningQuestion,
+    grid: tuple[int, int],
+    recipe: str,
+    world: Communicator,
+    rows: int,
+    reading: float,
+    budget: TimeBudget,
+    share: float,
+) -> CandidateGroup:
+    """Load the sample onto the grid and measure what it can do."""
+    config, whole = on_grid(question.config, grid, recipe), question.reader()
+
+    def reader(_: Communicator) -> RowReader:
+        return FirstRows(whole, rows, config.problem.family)
+
+    stage = Stage(config, world, reader)
+    figures = measure_figures(stage, min(question.batches), reading, budget, share)
+    job = stage.job(whole.rows, config.schedule.epochs)
+    return CandidateGroup(
+        grid, recipe, stage, figures, MachineModels(job, figures.machine)
+    )
+
+
+def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
+    """The run there, in this recipe."""
+    return replace(
+        config,
+        grid=GridConfig(*grid),
+        precision=replace(config.precision, recipe=recipe),
+    )
+
+
+# From what is open to what is settled: measure, predict, run the best, choose.
+
+logger = logging.getLogger(__name__)
+BEST = 5  # candidates that are run
+TURNS = 3  # of each of them
+LONGEST = 0.2  # seconds of a burst of a candidate
+ROOM_SECONDS = 2.0  # that the bursts of one grid and recipe need for a fit
+CLOSE = 1.15  # one that is expected within this of the best is run, too
+MOST_RECIPES = 3  # that are timed, the cheapest of the good ones
+# What of the time is spent when each part ends.
+LEARNT, RECIPES, OPENED, FITTED, RUN = 0.2, 0.27, 0.37, 0.65, 0.88
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """What was found, and what it rests on."""
+
+    question: TuningQuestion
+    ranks: int
+    chosen: Candidate
+    best: tuple[Candidate, ...]  # that were run, the best first
+    considered: int
+    learnt: tuple[Learnt, ...]
+    gaps: dict[str, float]  # recipe -> expected gap to fp64's loss
+    figures: dict[str, dict[str, Any]]  # grid and recipe -> what was measured there
+    rooms: dict[tuple[Any, ...], tuple[Machine, tuple[SumTimes, ...]]]
+    sampled: tuple[int, int]  # rows that were timed on, of all
+    seconds: float  # that it took
+
+    def config(self) -> RunConfig:
+        """The run with nothing left open."""
+        best, config = self.chosen, self.question.config
+        setting, way = best.setting, best.learnt.way
+        settled = on_grid(config, best.grid, best.recipe)
+        return replace(
+            settled,
+            schedule=replace(
+                config.schedule,
+                batch=setting.batch,
+                steps=setting.steps,
+                period=setting.period or config.schedule.period,
+            ),
+            products=replace(
+                config.products,
+                kind=setting.product,
+                look_ahead="on" if setting.look_ahead else "off",
+            ),
+            rate=replace(config.rate, value=way.rate),
+        )
+
+
+def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
+    """Choose what is open, in the seconds that were given; called by all ranks."""
+    check_rate(question.config)
+    budget = TimeBudget(world, question.seconds)
+    reader = world.together(question.reader)
+    try:
+        reading = measure_reading(reader, world)
+        most = min(max(question.batches) * 8, MOST_ROWS)
+        sampled = sampled_rows(reader, reading, budget.seconds / 10, most)
+        total = reader.rows
+        learnt = _learn(question, reader, world, budget)
+        gaps = _gaps(question, reader, world, budget)
+    finally:
+        reader.close()
+    rooms = _rooms(question, gaps, world, sampled, reading, budget)
+    usable = [one for one in learnt if one.penalty < float("inf")]
+    batches = sorted({one.way.batch for one in usable})
+    for number, room in enumerate(rooms, start=1):
+        ends = OPENED + (FITTED - OPENED) * number / len(rooms)
+        room.fit(question, batches, budget, ends)
+    every = [c for room in rooms for c in room.candidates(question, usable)]
+    if not every:
+        raise ConfigError(
+            f"{sampled} rows are fewer than one exchange needs;"
+            " use a smaller --batch or --steps"
+        )
+    best = run_best(every, rooms, budget)
+    figures = {
+        f"{room.grid[0]}x{room.grid[1]} {room.recipe}": room.figures.as_dict()
+        | {"fitted": room.model.start.as_dict()}
+        for room in rooms
+    }
+    for room in rooms:
+        room.stage.close()
+    return TuningResult(
+        question=question,
+        ranks=world.size,
+        chosen=best[0],
+        best=tuple(best),
+        considered=len(every),
+        learnt=tuple(learnt),
+        gaps=gaps,
+        figures=figures,
+        rooms={(r.grid, r.recipe): (r.told, r.figures.directions) for r in rooms},
+        sampled=(sampled, total),
+        seconds=budget.spent,
+    )
+
+
+def check_rate(config: RunConfig) -> None:
+    """Refuse a rate that every trial would find for itself."""
+    if config.rate.is_open:
+        raise ConfigError(
+            "tune compares batches at one rate, and --rate auto finds another for each;"
+            " give a number, for example that of a run with --rate auto"
+        )
+
+
+def _learn(
+    question: TuningQuestion, reader: Any, world: Communicator, budget: TimeBudget
+) -> list[Learnt]:
+    """The penalty of every batch and of every number of replicas that is open."""
+    config = question.config
+    ways = ways_of(config, question.batches, question.grids(world.size))
+    if len(ways) == 1:
+        return [Learnt(ways[0], 1.0)]
+    seconds = budget.until(LEARNT)
+
+    def on_first() -> list[Learnt]:
+        if world.rank:
+            return []
+        seed, family = config.sampling.seed, config.problem.family
+        return learn(config, draw_sample(reader, 1, seed, family), ways, seconds)
+
+    found: list[Learnt] = world.exchange_objects(world.together(on_first))[0]
+    return found
+
+
+def _gaps(
+    question: TuningQuestion, reader: Any, world: Communicator, budget: TimeBudget
+) -> dict[str, float]:
+    """Recipes that may be chosen, each with its expected gap; rank 0 tries them."""
+    config = question.config
+    if not question.any_recipe:
+        return {config.precision.recipe: 0.0}
+
+    end = perf_counter() + budget.until(RECIPES) / 2  # read by rank 0 alone
+
+    def measure() -> dict[str, float]:
+        if world.rank:
+            return {}
+        steps = config.schedule.steps or 8
+        batch = max(question.batches)
+        asked = replace(config, schedule=replace(config.schedule, batch=batch))
+        sample = draw_sample(
+            reader, batch * steps, config.sampling.seed, config.problem.family
+        )
+        planned = config.schedule.epochs * -(-reader.rows // (batch * steps))
+        names, found = affordable(config.precision), {"fp64": 0.0}
+        for name in [n for n in PREFERRED if n in names and n != "fp64"]:
+            if len(found) > 1 and perf_counter() > end:
+                break
+            wanted = {name: replace(config.precision, recipe=name)}
+            gaps = loss_gaps(asked, sample, wanted, world.size, planned)
+            found[name] = gaps[name].predicted
+        return found
+
+    found: dict[str, float] = world.exchange_objects(world.together(measure))[0]
+    return found
+
+
+def _rooms(
+    question: TuningQuestion,
+    gaps: dict[str, float],
+    world: Communicator,
+    sampled: int,
+    reading: float,
+    budget: TimeBudget,
+) -> list[CandidateGroup]:
+    """One for each grid and each recipe that is good enough, as time allows."""
+    limit = question.config.precision.tolerance
+    good = [name for name, gap in gaps.items() if gap <= limit]
+    if question.any_recipe:  # the widest is what is left where no other will do
+        good = [n for n in PREFERRED[:-1] if n in good][:MOST_RECIPES] or ["fp64"]
+    places = [(g, r) for r in good for g in question.grids(world.size)]
+    # A fit of a few bursts says less than none of another place.
+    most = max(int((FITTED - OPENED) * budget.seconds / ROOM_SECONDS), 1)
+    if len(places) > most:
+        said = "time for %d of %d grids and recipes; give more --seconds"
+        logger.warning(said, most, len(places), extra={"on_all_ranks": True})
+    places = places[:most]
+    rooms: list[CandidateGroup] = []
+    slowest = 0.0
+    for grid, recipe in places:
+        before = budget.until(FITTED)
+        if rooms and before <= slowest:
+            said = "no time for %dx%d in %s; give more --seconds"
+            logger.warning(said, *grid, recipe, extra={"on_all_ranks": True})
+            continue
+        ends = RECIPES + (OPENED - RECIPES) * (len(rooms) + 1) / len(places)
+        found = (question, grid, recipe, world, sampled, reading, budget, ends)
+        rooms.append(open_room(*found))
+        slowest = max(slowest, before - budget.until(FITTED))
+    return rooms
+
+
+PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")  # usually cheapest first
+
+
+def run_best(
+    every: Sequence[Candidate], rooms: Sequence[CandidateGroup], budget: TimeBudget
+) -> list[Candidate]:
+    """Run those that promise most, in turns; what was seen may bring up others."""
+    known: dict[Candidate, list[float]] = {}
+    ratios: dict[tuple[Any, ...], float] = {}
+    each = budget.until(RUN) / (OVERHEAD * 2 * BEST * TURNS)
+    each = min(max(each, SHORTEST), LONGEST)
+    wanted = sorted(every, key=lambda c: c.score)[:BEST]
+    while wanted:
+        known |= {candidate: [] for candidate in wanted}
+        _take_turns(known, wanted, rooms, budget, each)
+        for candidate in wanted:
+            seen = median(known[candidate])
+            ratios[_kind(candidate)] = seen / candidate.predicted
+        best = min(_measured(c, times).score for c, times in known.items())
+        ranked = sorted(every, key=lambda c: _corrected(c, ratios))[:BEST]
+        wanted = [
+            c for c in ranked if c not in known and _corrected(c, ratios) < CLOSE * best
+        ]
+        if budget.until(RUN) <= OVERHEAD * TURNS * each * len(wanted):
+            break
+    found = sorted((_measured(c, t) for c, t in known.items()), key=lambda c: c.score)
+    return found[:BEST]
+
+
+def _take_turns(
+    known: dict[Candidate, list[float]],
+    wanted: Sequence[Candidate],
+    rooms: Sequence[CandidateGroup],
+    budget: TimeBudget,
+    each: float,
+) -> None:
+    """A burst of each, and again, as long as there is time."""
+    for turn in range(TURNS):
+        for candidate in wanted:
+            if turn and budget.until(RUN) <= 0.0:
+                break
+            room = next(r for r in rooms if (r.grid, r.recipe) == _place(candidate))
+            known[candidate].append(_step_seconds(candidate, room, each))
+    for room in rooms:
+        room.stage.forget()
+
+
+def _measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
+    return replace(candidate, measured=median(times))
+
+
+def _step_seconds(candidate: Candidate, room: CandidateGroup, each: float) -> float:
+    """Of a real run: its first epoch and its later ones, as many as are planned."""
+    setting, job = candidate.setting, room.model.job
+    burst = room.stage.burst(setting, each)
+    if setting.product not in KEEPS:
+        return burst.seconds / setting.steps
+    first, share = room.stage.first(setting), 1.0 / job.epochs
+    return (share * first.seconds + (1 - share) * burst.seconds) / setting.steps
+
+
+def _corrected(candidate: Candidate, ratios: dict[tuple[Any, ...], float]) -> float:
+    """Its score, with what others of its kind took beside what was expected."""
+    return candidate.score * ratios.get(_kind(candidate), 1.0)
+
+
+def _kind(candidate: Candidate) -> tuple[Any, ...]:
+    return (*_place(candidate), candidate.setting.kind)
+
+
+def _place(candidate: Candidate) -> tuple[Any, ...]:
+    return candidate.grid, candidate.recipe
+
+
+# A tuning as a document, as a configuration file, and in sentences.
+
+SCHEMA = 1
+
+
+def document(found: TuningResult) -> dict[str, Any]:
+    """All of it, as JSON may have it."""
+    return {
+        "schema": SCHEMA,
+        "chosen": row(found.chosen, found.ranks),
+        "best": [row(one, found.ranks) for one in found.best],
+        "considered": found.considered,
+        "learning": [_learnt(one) for one in found.learnt],
+        "recipes": found.gaps,
+        "tolerance": found.question.config.precision.tolerance,
+        "figures": {f"{found.ranks} ranks {k}": v for k, v in found.figures.items()},
+        "rows_timed": found.sampled[0],
+        "rows": found.sampled[1],
+        "seconds": found.seconds,
+        "kernels": compiled_calls.instructions() or "numpy",
+        "processor": platform.machine(),
+        "version": hpcsgd.__version__,
+        "config": found.config().tables(),
+        "toml": _toml(found),
+        "machine_toml": machine_toml(found.rooms, found.chosen.grid, found.ranks),
+    }
+
+
+def row(one: Candidate, ranks: int) -> dict[str, Any]:
+    """One line of the table."""
+    setting, way = one.setting, one.learnt.way
+    return {
+        "ranks": ranks,
+        "grid": f"{one.grid[0]}x{one.grid[1]}",
+        "recipe": one.recipe,
+        "product": setting.product,
+        "look_ahead": setting.look_ahead,
+        "steps": setting.steps,
+        "batch": setting.batch,
+        "period": setting.period,
+        "rate": way.rate,
+        "predicted": one.predicted,
+        "measured": one.measured,
+        "penalty": one.learnt.penalty,
+        "seconds_per_row": one.score,  # for as much learning
+    }
+
+
+def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of several numbers of ranks: the best of all, and all that was measured."""
+    first = min(parts, key=lambda part: float(part["chosen"]["seconds_per_row"]))
+    rows = [one for part in parts for one in part["best"]]
+    figures = {k: v for part in parts for k, v in part["figures"].items()}
+    return {
+        **first,
+        "best": sorted(rows, key=lambda one: float(one["seconds_per_row"])),
+        "considered": sum(part["considered"] for part in parts),
+        "figures": figures,
+        "seconds": sum(part["seconds"] for part in parts),
+    }
+
+
+def explained(found: dict[str, Any], path: str | None) -> Iterator[str]:
+    """What was chosen, why, and what to do with it."""
+    best = found["chosen"]
+    yield (
+        f"{best['product']} with s = {best['steps']} and batch {best['batch']} on a"
+        f" {best['grid']} grid in {best['recipe']}: {1e6 * best['measured']:.1f} µs a"
+        f" step, the best of {found['considered']} settings by the model and of"
+        f" {len(found['best'])} that were run"
+    )
+    tried = [one for one in found["learning"] if one["penalty"] is not None]
+    if len(found["learning"]) > 1:
+        said = [f"{one['way']}: {one['penalty']:.2f}" for one in tried]
+        yield f"rows for the same loss, over those of the first: {'; '.join(said)}"
+    yield (
+        f"timed on {found['rows_timed']} of {found['rows']} rows,"
+        f" {found['seconds']:.1f} s in all"
+    )
+    if path:
+        yield f"hpcsgd train {path}{_ranks(best)} runs it"
+
+
+def _ranks(best: dict[str, Any]) -> str:
+    return "" if best["ranks"] == 1 else f" --ranks {best['ranks']}"
+
+
+def _learnt(one: Learnt) -> dict[str, Any]:
+    endless = one.penalty == float("inf")
+    return {
+        "way": str(one.way),
+        "batch": one.way.batch,
+        "rate": one.way.rate,
+        "replicas": one.way.replicas,
+        "local_steps": one.way.local,
+        "penalty": None if endless else one.penalty,
+    }
+
+
+def _toml(found: TuningResult) -> str:
+    """What train takes, with a line on where it comes from."""
+    best = found.chosen
+    return (
+        f"# hpcsgd tune on {found.ranks} ranks: a step was predicted to take"
+        f" {1e6 * best.predicted:.1f} us and took {1e6 * best.measured:.1f}\n"
+        f"{found.config().toml()}"
+    )

@@ -1,5 +1,0 @@
-"""A certificate of a run that a reviewer can make again."""
-
-from hpcsgd.verify.certificate import Certificate, certify
-
-__all__ = ["Certificate", "certify"]

@@ -267,7 +267,7 @@ def without_mpich():
 
 def compiler_note():
     """The kernels are optional, and their absence is said."""
-    code = "from hpcsgd.backends import cpu; print(cpu.why())"
+    code = "from hpcsgd.backends import compiled_calls; print(compiled_calls.why())"
     done = run([python(), "-c", code])
     return [] if "compiled: " in done.stdout else ["kernels " + done.stdout.strip()]
 

@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "train": "hpcsgd.api",
-    "fit": "hpcsgd.estimators",
+    "fit": "hpcsgd.estimators.fit",
     "path": "hpcsgd.estimators.path",
     "Path": "hpcsgd.estimators.path",
     "tick_tock": "hpcsgd.api",

@@ -12,7 +12,7 @@ from benchmarks.gpu.figure import Figure
 from hpcsgd.backends.cuda.exchange import DeviceExchange
 from hpcsgd.backends.cuda.matrix import DeviceMatrix, Order, sent
 from hpcsgd.formats import encode
-from hpcsgd.glm import get_family, make_update, unrolling
+from hpcsgd.glm import get_family, make_update, unroll
 from hpcsgd.glm.unrolling import uniform_blocks
 from hpcsgd.precision import RECIPES
 
@@ -39,7 +39,7 @@ class Epoch:
         self.matrix = stored(self.device, X, precision.matrix)
         self.order = Order(self.device, y.astype(np.float32)[:, None], None, None)
         update, steps = make_update("sgd", 0.0), len(self.blocks.sizes)
-        unrolled = unrolling(update, [rate] * steps, self.blocks.sizes, 0.0)
+        unrolled = unroll(update, [rate] * steps, self.blocks.sizes, 0.0)
         given = self.device, self.matrix, self.order, self.blocks
         self.made, self.other = (
             DeviceExchange(*given, get_family(family), precision) for _ in range(2)

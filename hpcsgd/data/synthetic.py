@@ -186,7 +186,6 @@ def _unit(X: Any) -> Any:
 
 # Data sets in the shape of known ones, drawn in blocks so that any size streams.
 
-__all__ = ["BLOCK", "SHAPES", "Knobs", "make_synthetic", "plant", "write_synthetic"]
 ATTRIBUTE_COLUMNS = 4096  # HDF5 keeps attributes below 64 KiB
 SHAPES = {
     "epsilon": SyntheticShape(400_000, 2000, "binary", True, 4.0),

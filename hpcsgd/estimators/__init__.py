@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpcsgd.errors import MissingPackage
-from hpcsgd.estimators.fit import fit
 
 _NAMES = {
     "GLM": "hpcsgd.estimators.glm",
@@ -45,8 +44,3 @@ def has_sklearn() -> bool:
         return find_spec("sklearn") is not None
     except ImportError:  # somebody refuses it
         return False
-
-
-# `hpcsgd.fit`: a model from data in one call, with defaults that just work.
-
-__all__ = ["fit"]

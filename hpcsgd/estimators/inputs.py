@@ -158,9 +158,6 @@ def _swap(
     ]
 
 
-__all__ = ["Deal", "deal_dense", "deal_sparse"]
-
-
 # What each rank has in memory, and how that becomes the block it trains on.
 #
 # replicated   all ranks have the same arrays; each takes its block of them

@@ -381,5 +381,3 @@ def path(
 
 
 # A path of penalties: one model for each, each begun where the one before it ended.
-
-__all__ = ["Path", "path"]

@@ -518,6 +518,3 @@ def _is_plain(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-__all__ = ["Predictor", "Result", "load", "save"]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -47,27 +46,6 @@ from hpcsgd.runs.session import Session
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import AverageConfig, StopConfig, is_good
 from hpcsgd.solvers.lbfgs import PolishConfig
-
-# One Gram, many models: a sweep of penalties, rates and folds for one run's messages.
-#
-# Names are loaded when they are first used: the configuration takes a section from
-# here.
-
-_NAMES = {
-    "Sweep": "hpcsgd.estimators.sweep",
-    "load_sweep": "hpcsgd.estimators.sweep",
-    "sweep": "hpcsgd.estimators.sweep",
-    "race": "hpcsgd.estimators.sweep",
-}
-
-__all__ = list(_NAMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(import_module(_NAMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 # What a sweep leaves behind: every model a result of its own, and which is best.
 

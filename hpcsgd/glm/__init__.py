@@ -1,4 +1,4 @@
-"""What is learnt: loss, residual and mean of each GLM in its score."""
+"""The mathematics: families, penalties, step rules, and how s steps unroll."""
 
 from importlib import import_module
 from typing import Any

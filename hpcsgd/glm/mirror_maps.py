@@ -334,6 +334,3 @@ MIRRORS: dict[str, Callable[[MirrorConfig, int, Gather], MirrorMap]] = {
 def make_mirror(settings: MirrorConfig, columns: int, gather: Gather) -> MirrorMap:
     """The map of the section [mirror], for so many columns of all members."""
     return MIRRORS[settings.kind](settings, columns, gather)
-
-
-__all__ = ["MIRRORS", "MirrorMap", "MirrorConfig", "ReplicaViews", "make_mirror"]

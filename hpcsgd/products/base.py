@@ -16,7 +16,7 @@ from hpcsgd.comm.messages import open_message
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
-from hpcsgd.glm import unrolling
+from hpcsgd.glm import unroll
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.unrolling import (
@@ -471,7 +471,7 @@ class ExchangeCoefficients:
     @cached_property
     def whole(self) -> UnrolledSteps:
         """Of all s steps together, in float64."""
-        return unrolling(self.update, self.rates, self.blocks.sizes, self.l2)
+        return unroll(self.update, self.rates, self.blocks.sizes, self.l2)
 
     @cached_property
     def plan(self) -> Any:
@@ -493,7 +493,7 @@ class ExchangeCoefficients:
 
     def _one_step(self, rate: float, size: int) -> UnrolledSteps:
         """One step whose scores arrive already read at q."""
-        one = unrolling(self.update, [rate], [size], self.l2)
+        one = unroll(self.update, [rate], [size], self.l2)
         return UnrolledSteps(
             lead=np.ones((1, 1)),
             couple=one.couple,

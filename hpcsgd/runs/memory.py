@@ -933,5 +933,3 @@ def _gib(size: int) -> str:
 
 
 # Whether a run fits into memory, predicted from sizes before anything is allocated.
-
-__all__ = ["MemoryNeed", "check_memory", "predict"]

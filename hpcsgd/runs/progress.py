@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcsgd.files import open_entry
 from hpcsgd.runs.result import finite
-from hpcsgd.solvers.callbacks import Callback, Request, View
+from hpcsgd.solvers.callbacks import Callback, View
 
 # The loss curve as JSON lines in the run folder.
 
@@ -102,8 +102,6 @@ def as_lines(records: Sequence[dict[str, Any]]) -> str:
 
 
 # What watches a run without changing it.
-
-__all__ = ["Callback", "History", "View", "Request"]
 
 
 # How the time of the last while was split, and how long a run will still take.

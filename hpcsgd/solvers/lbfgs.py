@@ -13,7 +13,6 @@ from hpcsgd.solvers.full_passes import (
     AllRows,
     Array,
     Centers,
-    VariableScaling,
     WeightedMoments,
     centre,
     curvatures,
@@ -720,13 +719,3 @@ class _Best:
             self.loss, self.age = stand.loss, 0
         if stand.relative < 0.9 * self.relative:
             self.relative, self.age = stand.relative, 0
-
-
-__all__ = [
-    "DEPTH",
-    "StopReason",
-    "Lbfgs",
-    "VariableScaling",
-    "LbfgsStatus",
-    "depth_for",
-]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcsgd.comm.ledger import Entry
 from hpcsgd.data.shard import split_range
@@ -24,7 +25,6 @@ from hpcsgd.solvers.full_passes import (
 )
 from hpcsgd.solvers.lbfgs import (
     EPS,
-    Array,
     Ask,
     GapCertificate,
     Landscape,
@@ -34,6 +34,8 @@ from hpcsgd.solvers.lbfgs import (
     RefinementPoint,
     StopReason,
 )
+
+Array = NDArray[Any]
 
 # ∇²F in the scaled variables, of few columns: each rank adds up some of the rows.
 #

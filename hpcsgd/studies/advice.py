@@ -333,14 +333,3 @@ def _size(count: float) -> str:
 
 
 # What a run reached, what it cost, what to try next, from its own figures.
-
-__all__ = [
-    "advise",
-    "cost",
-    "falls",
-    "flat_since",
-    "in_short",
-    "less_agreeing",
-    "reached",
-    "saving",
-]

@@ -12,7 +12,7 @@ from hpcsgd.backends.emulated import TOGETHER
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Format, get_format, round_through, wider
 from hpcsgd.precision import FIELDS, Precision
-from hpcsgd.tuning.exact_exchange import ROOM, ExactExchange, largest_safe_rate
+from hpcsgd.tuning.exact_exchange import ROOM, ExactExchange
 
 # One of the nine parts of the error bound.
 
@@ -561,13 +561,3 @@ def _condition(exchange: ExactExchange) -> str:
     if exchange.family.curvature < float("inf"):
         return first
     return f"{first}; no score is off by more than {ROOM:g} or clipped"
-
-
-__all__ = [
-    "ExactExchange",
-    "Term",
-    "bound",
-    "gamma",
-    "largest_safe_rate",
-    "term",
-]

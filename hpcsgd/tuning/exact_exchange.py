@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.glm import make_update, unrolling
+from hpcsgd.glm import make_update, unroll
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of
 
@@ -89,7 +89,7 @@ class ExactExchange:
     @cached_property
     def unrolled(self) -> UnrolledSteps:
         """The coefficients of all s steps."""
-        return unrolling(make_update("sgd", 0.0), self.rates, self.sizes, self.l2)
+        return unroll(make_update("sgd", 0.0), self.rates, self.sizes, self.l2)
 
     @cached_property
     def coupling(self) -> Array:

@@ -25,9 +25,10 @@ ASSETS = (
 CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p not in ('', {root!r})];"
     "{extra}"
-    "from hpcsgd import assets; from hpcsgd.backends import cpu; import hpcsgd;"
+    "from hpcsgd.files import path; from hpcsgd.backends import compiled_calls;"
+    "import hpcsgd;"
     "print(hpcsgd.__file__);"
-    "[print(assets.path(n)) for n in {names!r}]; print(cpu.why())"
+    "[print(path(n)) for n in {names!r}]; print(compiled_calls.why())"
 )
 
 

@@ -141,8 +141,8 @@ def test_a_working_set_ends_where_all_columns_do(l1, l2):
 WITHOUT = """
 import numpy as np, hpcsgd
 from scipy.sparse import csr_matrix
-from hpcsgd.solvers.coordinate import sweep
-assert not sweep.available()
+from hpcsgd.solvers import coordinate_forms
+assert not coordinate_forms.available()
 for family in ("logistic", "softmax"):
     held = np.load(f"{family}.npz")
     X = csr_matrix(held["X"])

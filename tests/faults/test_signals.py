@@ -30,10 +30,10 @@ pytestmark = [
 RANKS = 2
 PARENT = """
 import os, sys
-from hpcsgd.cli.launch import NOTED, Job, OWN_CODES, say_how_it_ended
+from hpcsgd.cli.launch import NOTED, RankLaunch, OWN_CODES, say_how_it_ended
 from tests.helpers.launcher import mpiexec
 program = [sys.executable, "-m", "tests.faults.obedient", *sys.argv[1:]]
-ending = Job([*mpiexec(), "-n", "2", *NOTED], program, os.environ).run()
+ending = RankLaunch([*mpiexec(), "-n", "2", *NOTED], program, os.environ).run()
 say_how_it_ended(ending, keeps_checkpoints=True)
 code = ending.code
 print("back", code, flush=True)

@@ -16,15 +16,15 @@ from tests.helpers.problems import make_problem
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
-from hpcsgd.runs.build import gpu
-from hpcsgd.backends import device_layer
+from hpcsgd.runs import gpu
+from hpcsgd.backends.cuda import driver
 from hpcsgd.comm import open_world
 from tests.helpers.kernels.fake_device import FakeDevice
 rank, (what, count), arguments = open_world().rank, sys.argv[1:3], sys.argv[3:]
 if what == "driver":
     if rank != 1:
         gpu.take_gpu = lambda share: FakeDevice(place=f"node {rank}")
-    device_layer.driver_major = lambda: None
+    driver.driver_major = lambda: None
 else:
     def take(share):
         device = FakeDevice(place=f"node {rank}")

@@ -242,7 +242,7 @@ PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from hpcsgd.data import sink
+from hpcsgd.data.convert import sink
 from hpcsgd.data.convert.pipeline import convert
 from hpcsgd.data.convert.libsvm import LibsvmSource
 from hpcsgd.data.convert.transform import Recipe

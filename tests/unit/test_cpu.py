@@ -74,7 +74,10 @@ def test_the_backend_gathers_the_same_bits_either_way(monkeypatch):
 
 
 def test_switched_off_says_so():
-    code = "from hpcsgd.backends import cpu; print(cpu.available(), cpu.why())"
+    code = (
+        "from hpcsgd.backends.compiled_calls import available, why;"
+        " print(available(), why())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"HPCSGD_NATIVE": "off", "PATH": "/usr/bin:/bin"},

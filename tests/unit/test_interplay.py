@@ -12,7 +12,7 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.estimators import fit
+from hpcsgd.estimators.fit import fit
 from hpcsgd.runs import build as assembly
 from hpcsgd.runs.build import build
 from hpcsgd.studies.compare import line_up

@@ -10,7 +10,7 @@ from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig, SweepConfig
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.sweep import Sweep, load_sweep, with_sweep
-from hpcsgd.glm import UPDATES, make_update, unrolling
+from hpcsgd.glm import UPDATES, make_update, unroll
 from hpcsgd.glm.penalties import SweepModel
 from hpcsgd.glm.unrolling import one_step_many, unroll_many
 from hpcsgd.runs.predict import evaluate, predict
@@ -81,7 +81,7 @@ def test_coefficients_of_many_are_those_of_each(kind):
     l2, counts = np.array([0.0, 0.3, 2.0]), (5, 5, 5, 2)
     many = unroll_many(update, rates, counts, l2)
     for k in range(3):
-        one = unrolling(update, rates[:, k].tolist(), counts, float(l2[k]))
+        one = unroll(update, rates[:, k].tolist(), counts, float(l2[k]))
         for name in ("lead", "carry", "gain", "free", "push"):
             got = getattr(many, name)[..., k]
             np.testing.assert_allclose(got, getattr(one, name), rtol=1e-14, atol=1e-15)
@@ -89,7 +89,7 @@ def test_coefficients_of_many_are_those_of_each(kind):
             np.testing.assert_allclose(got[..., k], wanted, rtol=1e-13, atol=1e-15)
         step = one_step_many(update, rates[1], 5, l2)
         assert step.lead.shape == (1, 1, 3)
-        alone = unrolling(update, [rates[1, k]], [5], float(l2[k]))
+        alone = unroll(update, [rates[1, k]], [5], float(l2[k]))
         np.testing.assert_allclose(step.carry[..., k], alone.carry, atol=1e-15)
 
 

@@ -270,7 +270,7 @@ def test_a_child_has_threads_of_its_own():
     """A fork keeps none of them; the child makes new ones, the parent keeps its own."""
     code = """if True:
     import os, threading
-    from hpcsgd.backends import threads
+    from hpcsgd.backends import compiled_calls as threads
     from tests.unit.test_threads import comes_to, work_of
     gram = work_of()
     alone = gram()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.glm import UPDATES, make_update, unrolling
+from hpcsgd.glm import UPDATES, make_update, unroll
 from hpcsgd.glm.unrolling import plain_steps
 
 RATES, COUNTS, L2 = [0.3, 0.2, 0.1, 0.4], [4, 4, 3, 1], 0.1
@@ -13,7 +13,7 @@ RATES, COUNTS, L2 = [0.3, 0.2, 0.1, 0.4], [4, 4, 3, 1], 0.1
 @pytest.mark.parametrize("name", sorted(UPDATES))
 def test_unrolled_equals_step_by_step(name):
     update = make_update(name, 0.7)
-    plan = unrolling(update, RATES, COUNTS, L2)
+    plan = unroll(update, RATES, COUNTS, L2)
     rng = np.random.default_rng(0)
     x0 = rng.normal(size=update.states)
     pushes = rng.normal(size=len(RATES))  # stands for A_iᵀ r_i along one direction
@@ -29,7 +29,7 @@ def test_unrolled_equals_step_by_step(name):
 
 def test_plain_sgd_has_the_formulas_of_the_text():
     """lead = P_{0..j}, couple = −h_i P_{i+1..j}, carry = P_{0..s}."""
-    plan = unrolling(make_update("sgd", 0.0), RATES, COUNTS, L2)
+    plan = unroll(make_update("sgd", 0.0), RATES, COUNTS, L2)
     shrink = 1 - np.array(RATES) * L2
     h = np.array(RATES) / COUNTS
     assert plan.carry[0, 0] == pytest.approx(np.prod(shrink))

@@ -69,9 +69,9 @@ def make_items(
 # stores no activations. What stays is that the transfer of one item hides behind the
 # computing of the other. `[agreement] mode` says what the items are:
 #
-# exact-sum: the two halves of a step, at the same weights; one update with both, which is
-#     the step on their union. Only the tick's transfer has something to hide behind.
-# delayed: batch after batch; each gradient is applied after the next batch was computed,
+# exact-sum: the two halves of a step, at the same weights; one update with both, which
+#   is the step on their union. Only the tick's transfer has something to hide behind.
+# delayed: batch after batch; each gradient is applied after the next was computed,
 #   w_{k+1} = step(w_k, g_{k-1}(w_{k-1})). All transfers hide; another method than SGD.
 #
 # Two fits that share nothing are `hpcsgd.tick_tock`.

@@ -402,9 +402,6 @@ def _size(name: str) -> int:
     return get_format(name).dtype.itemsize
 
 
-__all__ = ["TrafficShape", "expected", "gap_in"]
-
-
 # What rank 0 must have sent to agree on gradients, from the settings alone.
 #
 # In every exchange the d_0·K words of the gradient that it holds, in so many buckets of

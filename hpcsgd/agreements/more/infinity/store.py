@@ -21,7 +21,6 @@ from hpcsgd.agreements.more.infinity.tiles import (
     StateFile,
     TilePlan,
     Traffic,
-    columns_for,
     from_text,
     no_room,
     room,
@@ -434,8 +433,6 @@ class TileStore:
 
 
 # Arrays that live on disk and pass through memory tile by tile.
-
-__all__ = ["TileLayout", "TilePlan", "TileStore", "Traffic", "columns_for"]
 
 
 # The files of all ranks as one: a state by its columns, whoever holds them.

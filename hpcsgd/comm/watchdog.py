@@ -194,7 +194,7 @@ def _traffic() -> int:
 #
 # Nothing is sent while all is well. A rank that is late in a collective calls the roll:
 # every watchdog answers where its main thread is, also while that one sleeps or loops.
-# Of several late ranks the lowest asks; the verdict is in `verdict.py`.
+# Of several late ranks the lowest asks.
 
 log = logging.getLogger("hpcsgd")
 TICK = 1.0  # seconds between looks while all is well

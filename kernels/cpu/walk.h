@@ -20,7 +20,7 @@ typedef struct {
 } walk;
 
 /* What steps are taken on. `residuals` holds m floats, or m × K of softmax,
-   and `scratch` what backends/plain.py says; sample weights, offsets and intercept may
+   and `scratch` what hpcsgd/backends/compiled_calls.py says; sample weights, offsets and intercept may
    be NULL. */
 typedef struct {
     const void *matrix;

@@ -129,7 +129,7 @@ class Backend(Protocol):
         """Weights of this shape, in `precision.weights`."""
 
     def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> Any:
-        """The `Plan` that the other calls take."""
+        """The `CoefficientPlan` that the other calls take."""
 
     def for_sparse(self) -> "Backend":
         """The backend that does the same with rows held as `Csr`."""

@@ -111,7 +111,7 @@ def _affine(function: Callable[[float], Array], rates: Array) -> Array:
 
 @dataclass(frozen=True)
 class ManyUnrolledSteps(UnrolledSteps):
-    """`Unrolled` with a last axis for the columns of weights; `probe` has none."""
+    """`UnrolledSteps` with a last axis for the columns of weights; `probe` has none."""
 
     @property
     def reads(self) -> int:

@@ -282,7 +282,7 @@ class Group:
     index: int  # of the exchange in its epoch
     epoch: int
     rows: Array  # local row numbers, m of them
-    coefficients: Any  # `Coefficients` of hpcsgd.products.base
+    coefficients: Any  # `ExchangeCoefficients` of hpcsgd.products.base
     order: Array | None = None  # of all rows of the epoch, of which `rows` are a part
     first: int = 0  # where they begin there
 

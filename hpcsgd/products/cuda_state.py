@@ -24,7 +24,7 @@ from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, gathe
 class MirroredMemory(dict[str, Array]):
     """What is kept beside the weights, of which some lives on a device.
 
-    Who looks, sees arrays of the host, as with `HeldState`.
+    Who looks, sees arrays of the host, as with `MirroredState`.
     """
 
     def __init__(self, device: Device, kept: dict[str, Array], names: Iterable[str]):

@@ -124,7 +124,7 @@ def recurrence_error(
 def model_of(
     precision: Precision, blocks: Blocks, terms: float, members: int
 ) -> RoundoffModel:
-    """The one `Model` of these: a run has two or three."""
+    """The one `RoundoffModel` of these: a run has two or three."""
     return RoundoffModel(precision, blocks, terms, members)
 
 

@@ -57,7 +57,7 @@ class View:
 
 
 class Callback:
-    """Base with nothing to do; each method may return a Wish (True means STOP)."""
+    """Base with nothing to do; each method may return a Request (True means STOP)."""
 
     def on_start(self, view: View) -> Any:
         """Before the first exchange."""

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "stability.md"
-NAME = re.compile(r"`(hpcsgd(?:\.\w+)+)`(?: \(((?:`\w+`[, ]*)+)\))?")
+NAME = re.compile(r"`(hpcsgd(?:\.\w+)+)`(?:\s\(((?:`\w+`[,\s]*)+)\))?")
 
 
 def missing(text):

@@ -156,8 +156,8 @@ def _value(key: str, item: str, kind: Any, value: str) -> Any:
 # What every codec says and does.
 #
 # Replica p has a part a_p of a bucket and wants the mean over all replicas; a codec
-# gives (1/R) Σ_p C(a_p) for fewer bytes. It may travel by sums (`Line.start_sum`), by
-# records that all replicas gather (`Gathered` has that ready), or by both; it takes
+# gives (1/R) Σ_p C(a_p) for fewer bytes. It may travel by sums (`BucketChannel.start_sum`), by
+# records that all replicas gather (`GatheredCodec` has that ready), or by both; it takes
 # part in every exchange alike on all replicas, in one order. One instance serves one
 # bucket, so what it keeps between exchanges belongs to that bucket.
 
@@ -280,7 +280,7 @@ class Codec(ABC):
     has_own_memory = False  # True: it keeps that itself (DGC)
     # Of the mean, which is rounded once more on its way back; 0 where it is not.
     mean_roundoff: float = 0.0
-    needs_own = False  # True: somebody reads `Told.own`; else it need not be made
+    needs_own = False  # True: somebody reads `Decoded.own`; else it need not be made
     # Names of arrays of all the bucket's words that it keeps (`Bucket.remember`).
     remembers: tuple[str, ...] = ()
     in_steps = False  # True: parts are times the rate (error feedback)
@@ -313,7 +313,7 @@ class Codec(ABC):
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """Bytes of this replica's send buffers in an exchange; None: the data decides.
 
-        `Told.payload` is right in both cases.
+        `Decoded.payload` is right in both cases.
         """
 
     @property

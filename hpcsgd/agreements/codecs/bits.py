@@ -209,7 +209,7 @@ def start_two_phase(
 ) -> Callable[[], EncodedMean]:
     """Begin to exchange pieces of `part`; what comes back waits, adds and gathers.
 
-    Gradients or anything else of which replicas want the mean. `Said.own` is empty
+    Gradients or anything else of which replicas want the mean. `EncodedMean.own` is empty
     unless somebody needs it.
     """
     pieces = _padded(part, line.size)

@@ -421,7 +421,7 @@ CHUNK_TABLE, SKIPPED, ROW_TABLE = "chunks", "skipped", "rows"
 
 @dataclass(frozen=True)
 class AnyBatchInputs:
-    """What is known where it is made, besides `Means`."""
+    """What is known where it is made, besides `GradientParts`."""
 
     pace: RoundClock
     stream: Stream

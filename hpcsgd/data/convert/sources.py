@@ -51,7 +51,7 @@ class Outline:
     cols: int
     nnz: int | None  # stored values of a sparse source; None for a dense one
     labelled: bool
-    size: int  # of the source as `Rows.end` counts it, for progress
+    size: int  # of the source as `SourceRows.end` counts it, for progress
     index_base: int = 0  # what a LIBSVM file calls its first column
     means: Array | None = None  # (cols,) that stand in for missing values
     names: tuple[str, ...] | None = None  # of the columns, where they have any

@@ -194,7 +194,7 @@ class ConversionProgress(Protocol):
     """Shown on a terminal, written as lines, or dropped."""
 
     def begin(self, what: str, size: int) -> None:
-        """A pass over `size` of what `Rows.end` counts."""
+        """A pass over `size` of what `SourceRows.end` counts."""
 
     def at(self, position: int) -> None:
         """Its position now."""

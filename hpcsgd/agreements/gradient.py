@@ -237,7 +237,8 @@ OF_CODECS = "codec_"  # names of what they keep
 class Gradient(BatchRequest, Agreement):
     """Takes the gradient of every batch, and steps when all replicas have said theirs.
 
-    As a `GradientSink` it is given residuals; the sums go into the buckets they travel in.
+    As a `GradientSink` it is given residuals; the sums go into the buckets that they
+    travel in.
     """
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:

@@ -213,7 +213,7 @@ VELOCITY = "velocity"  # of linear rules that have one: beside the weights elsew
 
 
 class SlicedState(Gradient):
-    """The state of one replica; what it says and how it steps stand in `ShardedAgreement`."""
+    """The state of one replica in slices; `ShardedAgreement` steps and sends messages."""
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

@@ -110,7 +110,7 @@ def fetched(layer: Layer, array: Any, stream: Any) -> Array:
 
 
 class Carrier(ABC):
-    """Collectives of device arrays without gaps, as `TransportHooks` has them for the host's."""
+    """Collectives of device arrays without gaps, as of `TransportHooks` on hosts."""
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         self.host, self.layer = host, layer

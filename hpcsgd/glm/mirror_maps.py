@@ -27,7 +27,7 @@ class ReplicaViews:
     """Views of one replica's weights on one member, that a map writes to."""
 
     weights: Array  # (columns held, K): what predicts
-    kept: Mapping[str, Array]  # (columns held, K) each, by the names in `MirrorMap.kept`
+    kept: Mapping[str, Array]  # (columns held, K) each, named by `MirrorMap.kept`
     shared: Mapping[str, Array]  # (1, K) each, the same on every member
 
 

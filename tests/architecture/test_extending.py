@@ -26,7 +26,11 @@ def test_the_page_shows_what_the_files_say():
 def test_it_shows_a_codec_and_an_agreement_of_each_kind():
     names = [match[1] for match in SHOWN.finditer(PAGE.read_text())]
     folders = {str(Path(name).parent) for name in names}
-    assert folders == {"hpcsgd/agreements/codecs", "hpcsgd/agreements", "examples/extending"}
+    assert folders == {
+        "hpcsgd/agreements/codecs",
+        "hpcsgd/agreements",
+        "examples/extending",
+    }
     assert len(names) == len(set(names)) == 5
 
 

@@ -209,8 +209,8 @@ def start_two_phase(
 ) -> Callable[[], EncodedMean]:
     """Begin to exchange pieces of `part`; what comes back waits, adds and gathers.
 
-    Gradients or anything else of which replicas want the mean. `EncodedMean.own` is empty
-    unless somebody needs it.
+    Gradients or anything else of which replicas want the mean. `EncodedMean.own`
+    is empty unless somebody needs it.
     """
     pieces = _padded(part, line.size)
     sent = form.encode(pieces)

@@ -672,7 +672,7 @@ class _Coefficients:
 
     def __init__(self, device: Device, scale: float) -> None:
         self._device = device
-        # As in `ExchangeCoefficients`: gains are for rows that are stored times `scale`.
+        # As in `ExchangeCoefficients`, gains are for rows stored times `scale`.
         self._down = 1.0 / scale**2
         self._loaded: PlainSteps | None = None
         self._values: Array | None = None

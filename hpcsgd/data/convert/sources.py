@@ -75,11 +75,11 @@ class Source(Protocol):
 
 # format -> what opens it: called with the path and the options of that format
 SOURCES: dict[str, str] = {
-    "libsvm": "hpcsgd.data.convert.pipeline.libsvm:LibsvmSource",
-    "csv": "hpcsgd.data.convert.pipeline.csv:CsvSource",
-    "npy": "hpcsgd.data.convert.pipeline.sources:NpySource",
-    "npz": "hpcsgd.data.convert.pipeline.sources:NpzSource",
-    "hdf5": "hpcsgd.data.convert.pipeline.sources:Hdf5Source",
+    "libsvm": "hpcsgd.data.convert.libsvm:LibsvmSource",
+    "csv": "hpcsgd.data.convert.csv:CsvSource",
+    "npy": "hpcsgd.data.convert.sources:NpySource",
+    "npz": "hpcsgd.data.convert.sources:NpzSource",
+    "hdf5": "hpcsgd.data.convert.sources:Hdf5Source",
 }
 
 

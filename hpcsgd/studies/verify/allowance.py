@@ -108,7 +108,7 @@ def clip_of(dtype: Any) -> float:
 #     E_j = ‖l e_j‖ + ‖σ_j‖,
 #
 # the intercept being one more column of ones, which is not penalised: 1 for the first
-# ρ. Up to `MOST` scores `ErrorPropagation` computes the way of every error through all steps, to
+# ρ. Up to `MOST` scores `ErrorPropagation` follows every error through all steps, to
 # first order. Longer exchanges with momentum are followed step by step: C_ji and F_i
 # are what a unit in the gradient of step i makes of the point of step j and of the end,
 # and

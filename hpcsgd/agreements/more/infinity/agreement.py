@@ -450,7 +450,7 @@ WEIGHTS = "weights"
 
 
 class Infinity(Gradient):
-    """States on disk; as a `GradientReducer` it passes rows and weights tile by tile."""
+    """States on disk; a `GradientReducer` that passes rows and weights tile by tile."""
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

@@ -213,7 +213,7 @@ VELOCITY = "velocity"  # of linear rules that have one: beside the weights elsew
 
 
 class SlicedState(Gradient):
-    """The state of one replica in slices; `ShardedAgreement` steps and sends messages."""
+    """The state of one replica in slices, which `ShardedAgreement` steps."""
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

@@ -158,7 +158,8 @@ def _value(key: str, item: str, kind: Any, value: str) -> Any:
 # Replica p has a part a_p of a bucket and wants the mean over all replicas; a codec
 # gives (1/R) Σ_p C(a_p) for fewer bytes. It may travel by sums (`start_sum` of its
 # `BucketChannel`), by records that all replicas gather (`GatheredCodec` has that
-# ready), or by both; it takes part in every exchange alike on all replicas, in one order. One instance serves one
+# ready), or by both; it takes part in every exchange alike on all replicas, in one
+# order. One instance serves one
 # bucket, so what it keeps between exchanges belongs to that bucket.
 
 Array = NDArray[Any]

@@ -16,7 +16,8 @@ import numpy as np
 from hpcsgd.data.shard import split_range
 from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS
-from hpcsgd.tuning.bound import ExactExchange, largest_safe_rate, term
+from hpcsgd.tuning.bound import ExactExchange, term
+from hpcsgd.tuning.exact_exchange import largest_safe_rate
 from hpcsgd.tuning.pilots import as_one_field, held, relative_error
 
 FORMAT = "bf16"

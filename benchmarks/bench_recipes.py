@@ -18,7 +18,7 @@ from benchmarks.peers.problems import Kind, make_of  # noqa: E402
 from hpcsgd.comm.threads import run_ranks  # noqa: E402
 from hpcsgd.config import RunConfig  # noqa: E402
 from hpcsgd.data.readers import MemoryReader  # noqa: E402
-from hpcsgd.tuning.bound import largest_safe_rate  # noqa: E402
+from hpcsgd.tuning.exact_exchange import largest_safe_rate  # noqa: E402
 from hpcsgd.tuning.pilots import SamplePath as Groups  # noqa: E402
 from hpcsgd.tuning.pilots import draw_sample  # noqa: E402
 

@@ -22,12 +22,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, TYPE_CHECKING, Any
 
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
+
+if TYPE_CHECKING:  # commands write files before NumPy is there
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 
 def _umask() -> int:
@@ -230,7 +232,6 @@ def parse_json(text: str | bytes) -> Any:
 # before that agrees, and then only flat arrays of plain numbers are: no groups, no
 # links, no filters, nothing stored elsewhere, and never a pickle.
 
-Array = NDArray[Any]
 HEADER_BYTES = 512
 MAGIC = b"hpcsgd "
 # What every version begins with; the rest of the header is of this one.
@@ -256,7 +257,7 @@ def write_sealed(
     kind: str,
     version: int,
     document: Mapping[str, Any],
-    arrays: Mapping[str, Array],
+    arrays: "Mapping[str, Array]",
 ) -> None:
     """Write the file whole or not at all; OSError where there is no room."""
     # The image is made in memory: HDF5 takes the interpreter down with it when a
@@ -269,7 +270,7 @@ def write_sealed(
 
 def read_sealed(
     path: Path, kind: str, version: int
-) -> tuple[dict[str, Any], dict[str, Array]]:
+) -> "tuple[dict[str, Any], dict[str, Array]]":
     """(document, arrays) of a whole file of this kind; DataError for any other."""
     image = _checked(path, kind, version)
     h5py = _h5py()
@@ -326,7 +327,9 @@ def _matches(value: Any, wanted: Any) -> bool:
     return type(value) is wanted or (wanted is float and type(value) is int)
 
 
-def _image(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+def _image(document: Mapping[str, Any], arrays: "Mapping[str, Array]") -> bytes:
+    import numpy as np
+
     h5py = _h5py()
     text = json.dumps(document).encode()
     # The name is never made on disk; it only tells open images of one process apart.
@@ -388,8 +391,10 @@ def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> No
         )
 
 
-def _array(path: Path, file: Any, name: str, limit: int) -> Array:
+def _array(path: Path, file: Any, name: str, limit: int) -> "Array":
     """One dataset of the root group, read only if it is what we would have written."""
+    import numpy as np
+
     h5py = _h5py()
     if not isinstance(file.get(name, getlink=True), h5py.HardLink):
         raise _refusal(path, f"/{name} is a link to elsewhere")
@@ -411,7 +416,7 @@ def _array(path: Path, file: Any, name: str, limit: int) -> Array:
     return array
 
 
-def _document(path: Path, text: Array | None) -> dict[str, Any]:
+def _document(path: Path, text: "Array | None") -> dict[str, Any]:
     try:
         document = parse_json(b"" if text is None else text.tobytes())
     except ValueError as error:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
-from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.flags import FLAGS, SWITCHES
-from hpcsgd.cli.names import LINE_UP, PAGE
+from hpcsgd.cli.names import COMMANDS, COORDINATE, LINE_UP, PAGE
 from hpcsgd.cli.parser import on_all_ranks
 from hpcsgd.cli.train import (
     add_settings,
@@ -19,9 +18,6 @@ from hpcsgd.cli.train import (
     progress,
 )
 from hpcsgd.errors import ConfigError, MissingPackage
-from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.studies.plots import matplotlib
-from hpcsgd.studies.plots.matplotlib import loss_curves
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,6 +90,8 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     check_data(base)
     launch.check_readable(base.data.path)
     if arguments.plot:
+        from hpcsgd.studies.plots import matplotlib
+
         matplotlib.require()
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
@@ -204,6 +202,8 @@ def _on_worse(row: "ComparisonRow") -> str:
 def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) -> None:
     """Loss over epochs and seconds; of methods over what they cost."""
     by_method = arguments.methods is not None
+    from hpcsgd.studies.plots.matplotlib import loss_curves
+
     loss_curves({"": found.histories()}, path, COSTS if by_method else PASSES)
 
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import COMMANDS
 from hpcsgd.errors import MissingPackage
 
 SHELLS = ("bash", "zsh", "tcsh")

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch, names
 from hpcsgd.cli import parser as parser_module
-from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.cli.names import ELEMENTS, LAYOUTS, SOURCES
+from hpcsgd.cli.names import COMMANDS, ELEMENTS, LAYOUTS, SOURCES
 from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks
-from hpcsgd.data.catalogue import Card, get_card, load_catalogue
-from hpcsgd.data.convert.transform import keep_freed
 from hpcsgd.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpcsgd.comm.communicator import Communicator
+    from hpcsgd.data.catalogue import Card
     from hpcsgd.data.convert.parallel import Crew
     from hpcsgd.data.convert.sources import Source
     from hpcsgd.data.convert.transform import Recipe
@@ -173,6 +171,8 @@ def add_catalogue_parser(actions: Any) -> None:
 
 def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
     """One line a data set."""
+    from hpcsgd.data.catalogue import load_catalogue
+
     cards = load_catalogue().values()
     if arguments.json:
         print(json.dumps([card.as_dict() for card in cards], indent=2))
@@ -188,6 +188,8 @@ def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 def run_card(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Everything that is known of one."""
+    from hpcsgd.data.catalogue import get_card
+
     card = get_card(arguments.name)
     print(
         json.dumps(card.as_dict(), indent=2) if arguments.json else catalogue_text(card)
@@ -195,14 +197,14 @@ def run_card(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
-def catalogue_text(card: Card) -> str:
+def catalogue_text(card: "Card") -> str:
     """A card as a person reads it."""
     return "\n".join(f"{key:<10} {value}" for key, value in card.as_dict().items())
 
 
 def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Download it, say where it is and what to do with it."""
-    from hpcsgd.data.catalogue import fetch, sha256
+    from hpcsgd.data.catalogue import fetch, get_card, sha256
 
     card = get_card(arguments.name)
     meter: ConversionMeter = make_meter(arguments.quiet)
@@ -392,6 +394,7 @@ def _watched(
     """Convert, and let a key end all ranks."""
     from hpcsgd.data.convert.parallel import Crew
     from hpcsgd.data.convert.pipeline import convert
+    from hpcsgd.data.convert.transform import keep_freed
 
     keep_freed(recipe.block)
     crew = Crew(world)

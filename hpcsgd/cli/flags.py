@@ -1,35 +1,15 @@
 """Flags of commands, settings the user chose, templates of configurations."""
 
 import argparse
-import ast
-import inspect
-import io
-import tokenize
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from hpcsgd.agreements.averaging import BUFFERS
-from hpcsgd.agreements.codecs.base import DENSE, FEEDBACKS, NORMS
-from hpcsgd.agreements.settings import PEERS, ROUNDS
-from hpcsgd.agreements.slowmo import BASES
 from hpcsgd.cli import names
-from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import COMM_HELP, gib, numbers, rate, steps
-from hpcsgd.comm import COMMUNICATORS
-from hpcsgd.comm.network_model import NETWORKS
-from hpcsgd.config import METHODS, RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.files import toml_literal, write_text
-from hpcsgd.formats import formats_of
-from hpcsgd.glm.mirror_maps import KINDS
-from hpcsgd.glm.penalties import PLACES
-from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
 from hpcsgd.products import PRODUCTS
-from hpcsgd.products.base import OVERS, WAYS
-from hpcsgd.products.cost import GRAM_KERNELS
-from hpcsgd.solvers.coordinate import COORDINATE
 
 # The flags of commands that train, and the settings that they stand for.
 
@@ -99,7 +79,10 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--update",
         "update.kind",
-        {"choices": [*names.UPDATES, *names.ADAPTIVE, COORDINATE], "help": "step rule"},
+        {
+            "choices": [*names.UPDATES, *names.ADAPTIVE, names.COORDINATE],
+            "help": "step rule",
+        },
     ),
     ("--momentum", "update.momentum", {"type": float, "help": "of momentum, nesterov"}),
     (
@@ -134,7 +117,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "--method",
         "agreement.method",
         {
-            "choices": list(METHODS),
+            "choices": list(names.METHODS),
             "help": "by name: sets agreement, codec and what belongs to them",
         },
     ),
@@ -148,7 +131,8 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "run.network",
         {
             "metavar": "NAME",
-            "help": f"feel a network: {', '.join(NETWORKS)},"
+            "help": "feel a network:"
+            f" {', '.join(names.NETWORKS)},"
             " or alpha=5e-5,bandwidth=1.25e9",
         },
     ),
@@ -204,7 +188,7 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--gram-kernel",
         "products.gram_kernel",
-        {"choices": GRAM_KERNELS, "help": "who makes the Gram on a GPU"},
+        {"choices": names.GRAM_KERNELS, "help": "who makes the Gram on a GPU"},
     ),
     (
         "--stop-on",
@@ -273,7 +257,7 @@ def chosen(tables: Tables) -> Tables:
     no choice, so that --method can still make it; in one that names a method, those
     that this method fixes are none.
     """
-    from hpcsgd.config import RunConfig
+    from hpcsgd.config import METHODS, RunConfig
 
     agreement = tables.get("agreement", {})
     name = agreement.get("method") if isinstance(agreement, Mapping) else None
@@ -290,111 +274,6 @@ def chosen(tables: Tables) -> Tables:
         if isinstance(table, Mapping)
         else table
         for section, table in tables.items()
-    }
-
-
-# A configuration file with all there is to set, written from the dataclasses.
-
-WIDTH = 88
-# settings that no flag has; those of flags know their choices themselves
-CHOICES: dict[str, list[str]] = {
-    "run.comm": ["auto", *COMMUNICATORS],
-    "agreement.momentum": list(BUFFERS),
-    "agreement.base": list(BASES),
-    "agreement.peers": list(PEERS),
-    "agreement.rounds": list(ROUNDS),
-    "mirror.kind": list(KINDS),
-    "codec.feedback": list(FEEDBACKS),
-    "codec.dense": list(DENSE),
-    "codec.norm": list(NORMS),
-    "problem.l1_at": list(PLACES),
-    "update.clip": list(WAYS),
-    "update.clip_over": list(OVERS),
-    "precision.scale": list(SCALES),
-    "precision.rounding": list(ROUNDINGS),
-    **{f"precision.{name}": formats_of(name) for name in FIELDS},
-}
-
-
-def template() -> str:
-    """Every section with every key at its default, explained."""
-    head = [
-        "# A configuration of hpcsgd: hpcsgd train FILE",
-        "# Every value is the default; keys with a # in front are optional.",
-    ]
-    kinds = get_type_hints(RunConfig)
-    sections = [_section(f.name, kinds[f.name]) for f in fields(RunConfig)]
-    return "\n\n".join(["\n".join(head), *sections]) + "\n"
-
-
-def _section(name: str, kind: type[Any]) -> str:
-    values, notes = kind(), comments(kind)
-    # The nine fields are explained where they live.
-    notes = comments(Precision) | notes if name == "precision" else notes
-    lines = [*_remarks(inspect.getdoc(kind) or ""), f"[{name}]"]
-    for field in fields(kind):
-        note = explain(f"{name}.{field.name}", notes.get(field.name, ""))
-        lines += _key(field.name, getattr(values, field.name), note)
-    return "\n".join(lines)
-
-
-def _key(key: str, value: Any, note: str) -> list[str]:
-    """`key = value  # note`, the note above where the line would be too long."""
-    line = f'# {key} = ""' if value is None else f"{key} = {toml_literal(value)}"
-    if not note:
-        return [line]
-    whole = f"{line}  # {note}"
-    return [whole] if len(whole) <= WIDTH else [*_remarks(note), line]
-
-
-def _remarks(text: str) -> list[str]:
-    """`text` as comment lines that fit, its own line breaks kept."""
-    lines = []
-    for paragraph in text.splitlines():
-        line = "#"
-        for word in paragraph.split():
-            if len(line) + 1 + len(word) > WIDTH:
-                lines.append(line)
-                line = "#"
-            line += f" {word}"
-        lines.append(line)
-    return lines
-
-
-def explain(setting: str, comment: str) -> str:
-    """What a setting says: the comment of its source or its flag's help, and choices.
-
-    None of them repeats another.
-    """
-    options: dict[str, Any] = next((o for _, s, o in FLAGS if s == setting), {})
-    switch = next((text for _, s, text in SWITCHES if s == setting), "")
-    said = comment or options.get("help", "") or switch
-    choices = options.get("choices") or CHOICES.get(setting, [])
-    if all(choice in said for choice in choices):
-        return said
-    return "; ".join(filter(None, [said, ", ".join(choices)]))
-
-
-def comments(kind: type[Any]) -> dict[str, str]:
-    """Field -> the comment beside it in the source, none where there is no source."""
-    try:
-        source = inspect.cleandoc("\n" + inspect.getsource(kind))
-    except OSError:
-        return {}
-    notes, found = _notes(source), {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            found[ast.unparse(node.target)] = [notes[n] for n in lines if n in notes]
-    return {name: " ".join(said) for name, said in found.items() if said}
-
-
-def _notes(source: str) -> dict[int, str]:
-    """Line -> its comment."""
-    return {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
     }
 
 
@@ -418,6 +297,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Write the file, say how to go on."""
+    from hpcsgd.cli.template import template
+    from hpcsgd.files import write_text
 
     path = Path(arguments.file)
     if path.is_dir():

@@ -1,7 +1,6 @@
 """`hpcsgd info`."""
 
 import argparse
-import ctypes.util
 import json
 import os
 import platform
@@ -12,11 +11,13 @@ from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hpcsgd
-from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.comm import gpu_mpi
+from hpcsgd.cli.names import COMMANDS
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.gpu_mpi import PathCheck
 
 # `hpcsgd info`: what this installation and this machine offer.
 
@@ -165,6 +166,10 @@ BY_HOST = "mpi-host"
 
 def transport_facts(packages: Mapping[str, str], gpus: int) -> dict[str, Any]:
     """Transport -> whether it can be had here; and the ways of theirs."""
+    import ctypes.util
+
+    from hpcsgd.comm import gpu_mpi
+
     root, library = Path("/"), nccl_library()
     return describe(
         nccl=nccl_version(library),
@@ -182,9 +187,9 @@ def describe(
     nccl: str | None,
     cupy: bool,
     gpus: int,
-    mpi: gpu_mpi.PathCheck,
-    rdma: gpu_mpi.PathCheck,
-    storage: gpu_mpi.PathCheck,
+    mpi: "PathCheck",
+    rdma: "PathCheck",
+    storage: "PathCheck",
 ) -> dict[str, Any]:
     """The same of given facts; `nccl` is its version, None without it."""
     needs = "needs CuPy" if not cupy else ""
@@ -212,6 +217,8 @@ def _auto(has_nccl: bool, cupy: bool, gpus: int) -> str:
 
 def nccl_library() -> str | None:
     """The one that is found: the system's, or that of its wheel."""
+    import ctypes.util
+
     wheel = find_spec("nvidia.nccl") if find_spec("nvidia") else None
     folders = list(wheel.submodule_search_locations or ()) if wheel else []
     for folder in folders:
@@ -222,6 +229,10 @@ def nccl_library() -> str | None:
 
 def nccl_version(library: str | None) -> str | None:
     """What NCCL says of itself; None where it cannot be loaded."""
+    import ctypes
+
+    from hpcsgd.comm import gpu_mpi
+
     if library is None:
         return None
     number = ctypes.c_int(0)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
-from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.cli.names import DEVICES, TRANSPORTS
+from hpcsgd.cli.names import COMMANDS, DEVICES, TRANSPORTS
 from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks
 from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import write_text

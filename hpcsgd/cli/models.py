@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
-from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.cli.names import PREDICTIONS
+from hpcsgd.cli.names import COMMANDS, PREDICTIONS
 from hpcsgd.cli.parser import add_comm
 from hpcsgd.comm import open_world
 from hpcsgd.errors import DataError

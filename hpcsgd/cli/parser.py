@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import hpcsgd
 from hpcsgd.cli import launch
-from hpcsgd.cli.commands import COMMANDS, PARSERS, WORK
 from hpcsgd.cli.interrupts import leaving_when_interrupted
+from hpcsgd.cli.names import COMMANDS, PARSERS, WORK
 from hpcsgd.comm import open_world
 from hpcsgd.comm.start_limit import TIMEOUT
-from hpcsgd.config import why_retired
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError
 
 if TYPE_CHECKING:
@@ -145,6 +144,10 @@ def add_comm(parser: Any, default: str | None = "auto") -> None:
 
 def _comm(text: str) -> str:
     """Return `text`, or refuse what earlier versions took."""
+    if text != "tcp" and not text.startswith("file:"):
+        return text
+    from hpcsgd.config import why_retired
+
     refusal = why_retired("run", "comm", text)
     if refusal is not None:
         raise ArgumentTypeError(refusal)

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
-from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.jobs import COUNTS, site_of
-from hpcsgd.cli.names import MACHINES, PLACES, POINT_TIMEOUT, RECIPES, STUDIED
+from hpcsgd.cli.names import COMMANDS, MACHINES, PLACES, POINT_TIMEOUT, RECIPES, STUDIED
 from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks, steps
 from hpcsgd.cli.train import add_settings, exit_code, overlaid
 from hpcsgd.comm.launchers import is_launched
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.resources import Resources, check_known
-from hpcsgd.studies.plots import matplotlib
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -547,6 +545,8 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     from hpcsgd.tuning.machine import load_hardware
 
     if arguments.plot:
+        from hpcsgd.studies.plots import matplotlib
+
         matplotlib.require()
     hardware = load_hardware(arguments.machine)
     rows, columns = _shape(arguments.data)
@@ -562,6 +562,8 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     )
     found = predict(hardware, asked, parse_ranks(arguments.ranks))
     if arguments.plot:
+        from hpcsgd.studies.plots import matplotlib
+
         matplotlib.predicted(found.as_dict(), arguments.plot)
     if arguments.json:
         print(json.dumps(found.as_dict(), indent=2), flush=True)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
-from hpcsgd.cli.commands import COMMANDS
 from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES, chosen
+from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import numbers, on_all_ranks
-from hpcsgd.comm.network_model import parse_network
 from hpcsgd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -187,6 +186,8 @@ def check_data(config: "RunConfig") -> None:
     if not config.data.path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
     if config.run.network:
+        from hpcsgd.comm.network_model import parse_network
+
         parse_network(config.run.network)
 
 

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
-from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.cli.names import FORMATS
+from hpcsgd.cli.names import COMMANDS, FORMATS
 from hpcsgd.cli.parser import not_negative, on_all_ranks
 from hpcsgd.cli.train import add_settings, check_data, configuration, overlaid
-from hpcsgd.comm.network_model import parse_network
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
-from hpcsgd.studies.plots import matplotlib
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -286,6 +283,8 @@ def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
             " on C ranks, and leave --ranks out"
         )
     if arguments.plot:
+        from hpcsgd.studies.plots import matplotlib
+
         matplotlib.require()
     reader = open_reader(_path(config))
     try:
@@ -305,6 +304,7 @@ def _path(config: "RunConfig") -> Any:
 def _question(
     config: "RunConfig", arguments: argparse.Namespace
 ) -> "PrecisionQuestion":
+    from hpcsgd.comm.network_model import parse_network
     from hpcsgd.studies.precision import PrecisionQuestion
 
     formats = arguments.formats or ["bf16"]
@@ -324,6 +324,8 @@ def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     if arguments.plot:
+        from hpcsgd.studies.plots import matplotlib
+
         matplotlib.error_bars(found.as_dict(), arguments.plot)
     if arguments.json:
         print(found.json(), flush=True)

@@ -6,10 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpcsgd.cli.commands import COMMANDS
-from hpcsgd.cli.names import PAGE
+from hpcsgd.cli.names import COMMANDS, PAGE
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
-from hpcsgd.studies.plots import matplotlib
 
 if TYPE_CHECKING:
     from hpcsgd.studies.report.page import Report
@@ -153,6 +151,8 @@ def run_report(arguments: argparse.Namespace, argv: list[str]) -> int:
 def _contents(report: "Report") -> str:
     """Return how many figures the page has, or why it has none."""
     try:
+        from hpcsgd.studies.plots import matplotlib
+
         matplotlib.require()
     except MissingPackage as missing:
         return f"tables and no figures: {missing}"

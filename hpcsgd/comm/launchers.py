@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcsgd.comm.communicator import Communicator
+if TYPE_CHECKING:
+    from hpcsgd.comm.communicator import Communicator
 
 # Which rank of how many this process is, by what its launcher left.
 
@@ -149,7 +150,7 @@ def end_with_parent() -> None:
 FORWARDING = 0.2  # seconds for a launcher to pass a traceback on
 
 
-def abort_on_uncaught(world: Communicator) -> None:
+def abort_on_uncaught(world: "Communicator") -> None:
     """Replace the hook of uncaught exceptions by one that ends the whole job.
 
     Otherwise a rank that dies leaves the others waiting in a collective for ever.

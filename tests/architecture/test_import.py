@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hpcsgd.cli import names
-from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import COMMANDS
 from tests.helpers.limits import HANG
 
 CODE = """
@@ -64,11 +64,13 @@ def names_of_registries():
     """Constant of hpcsgd.cli.names -> what the package itself has."""
     from hpcsgd import agreements, config, formats, glm, precision
     from hpcsgd.agreements import codecs
+    from hpcsgd.comm import network_model
     from hpcsgd.data import hdf5, sampling, shard, synthetic
     from hpcsgd.data.convert import sources, transform
     from hpcsgd.glm import updates as rates
+    from hpcsgd.products import cost
     from hpcsgd.runs import predict
-    from hpcsgd.solvers import evaluation
+    from hpcsgd.solvers import coordinate, evaluation
     from hpcsgd.studies import compare, plan, run
     from hpcsgd.studies import plan as methods
     from hpcsgd.tuning.machine import known_machines
@@ -78,15 +80,19 @@ def names_of_registries():
         "AGREEMENTS": agreements.AGREEMENTS,
         "AUTO": precision.AUTO,
         "CODECS": codecs.CODECS,
+        "COORDINATE": coordinate.COORDINATE,
         "DEVICES": config.DEVICES,
         "DRIVERS": config.DRIVERS,
         "ELEMENTS": hdf5.ELEMENTS,
         "FAMILIES": glm.FAMILIES,
         "FORMATS": formats.FORMATS,
         "GOALS": evaluation.GOALS,
+        "GRAM_KERNELS": cost.GRAM_KERNELS,
         "LAYOUTS": transform.LAYOUTS,
         "LINE_UP": compare.LINE_UP,
         "MACHINES": known_machines(),
+        "METHODS": config.METHODS,
+        "NETWORKS": network_model.NETWORKS,
         "PARTITIONS": shard.PARTITIONS,
         "PLACES": plan.PLACES,
         "POINT_TIMEOUT": run.TIMEOUT,
@@ -105,7 +111,7 @@ def names_of_registries():
 def test_the_names_that_flags_take_are_those_of_the_package():
     registries = names_of_registries()
     constants = {name for name in vars(names) if name.isupper()}
-    assert constants - {"PAGE", "METHODS"} == set(registries)
+    assert constants - {"PAGE", "COMMANDS", "WORK", "PARSERS"} == set(registries)
     for name, registry in registries.items():
         own = getattr(names, name)
         assert (

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from hpcsgd.cli.commands import COMMANDS
+from hpcsgd.cli.names import COMMANDS
 from hpcsgd.glm import FAMILIES
 from tests.helpers.command_line import refuse
 from tests.helpers.limits import HANG

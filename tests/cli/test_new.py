@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from hpcsgd.agreements import AGREEMENTS
-from hpcsgd.cli.flags import comments, template
+from hpcsgd.cli.template import comments, template
 from hpcsgd.cli.train import configuration
 from hpcsgd.config import METHODS, RunConfig, read_toml
 from hpcsgd.data.sampling import MODES

@@ -218,7 +218,8 @@ def test_a_snapshot_alone_costs_a_slope():
 @pytest.mark.parametrize("grid", [(1, 2), (2, 2)])
 @pytest.mark.parametrize("every", [1, 3])
 def test_it_resumes_bit_for_bit(grid, every, tmp_path):
-    from hpcsgd.runs.progress import Callback, Request
+    from hpcsgd.runs.progress import Callback
+    from hpcsgd.solvers.callbacks import Request
 
     class Ends(Callback):
         def on_exchange(self, view):

@@ -7,8 +7,9 @@ import pytest
 
 from hpcsgd.data.sampling import fold_of, held_out
 from hpcsgd.runs.predict import evaluate
-from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status
+from hpcsgd.solvers.callbacks import Request
 from tests.helpers.harness import (
     config_for,
     make_problem,

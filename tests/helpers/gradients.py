@@ -3,7 +3,8 @@
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
-from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.progress import Callback
+from hpcsgd.solvers.callbacks import Request
 from tests.helpers.harness import config_for, relative_error, train_on, union_oracle
 
 UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic")

@@ -2,8 +2,9 @@
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status
+from hpcsgd.solvers.callbacks import Request
 from tests.helpers.harness import config_for
 
 PREEMPTED_AT = 7  # of 5 exchanges an epoch (n = 53, b = 4, s = 3): inside the second

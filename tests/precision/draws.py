@@ -9,7 +9,8 @@ from hpcsgd.data.shard import split_range
 from hpcsgd.formats import FOR_MATRICES, formats_of, get_format
 from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS
-from hpcsgd.tuning.bound import ExactExchange, largest_safe_rate
+from hpcsgd.tuning.bound import ExactExchange
+from hpcsgd.tuning.exact_exchange import largest_safe_rate
 from hpcsgd.tuning.pilots import as_one_field, held
 
 LOW = ("fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "int8")

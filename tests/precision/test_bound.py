@@ -10,7 +10,8 @@ from hpcsgd.formats import formats_of
 from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS, RECIPES, make_precision
 from hpcsgd.tuning import bound as bounds
-from hpcsgd.tuning.bound import ExactExchange, bound, gamma, largest_safe_rate, term
+from hpcsgd.tuning.bound import ExactExchange, bound, gamma, term
+from hpcsgd.tuning.exact_exchange import largest_safe_rate
 from hpcsgd.tuning.pilots import EXACT, as_one_field, perform, relative_error
 from tests.precision import draws
 

@@ -111,7 +111,8 @@ def test_nothing_changes_but_the_end():
 
 @pytest.mark.parametrize("at", [9, 40])
 def test_a_run_that_goes_on_has_the_same_mean(tmp_path, at):
-    from hpcsgd.runs.progress import Callback, Request
+    from hpcsgd.runs.progress import Callback
+    from hpcsgd.solvers.callbacks import Request
 
     class Stop(Callback):
         def on_exchange(self, view):
@@ -130,7 +131,8 @@ def test_a_run_that_goes_on_has_the_same_mean(tmp_path, at):
 
 def test_a_run_that_was_made_shorter_averages_what_there_is(tmp_path):
     """Its last part has begun already where it goes on, and nothing was kept of it."""
-    from hpcsgd.runs.progress import Callback, Request
+    from hpcsgd.runs.progress import Callback
+    from hpcsgd.solvers.callbacks import Request
 
     class Stop(Callback):
         def on_exchange(self, view):

@@ -13,9 +13,10 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.precision import make_precision
 from hpcsgd.products import gram, monitor
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore
-from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.recovery import fewer_steps, next_rung, widest_format
 from hpcsgd.runs.result import Status, load_result
+from hpcsgd.solvers.callbacks import Request
 from hpcsgd.studies.verify.certificate import certify
 from tests.helpers.harness import (
     config_for,

@@ -7,7 +7,8 @@ from scipy.optimize import minimize
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm import get_family
-from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.progress import Callback
+from hpcsgd.solvers.callbacks import Request
 from hpcsgd.solvers.lbfgs import Memory, Trial, search
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.polish import GRIDS, ICPT, flat, gradient, polished

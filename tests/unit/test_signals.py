@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.runs.progress import Callback, Request
+from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.recovery import WISHES, Signals
 from hpcsgd.runs.result import Status
-from hpcsgd.solvers.callbacks import View, wish_of
+from hpcsgd.solvers.callbacks import Request, View, wish_of
 from tests.helpers.harness import config_for, make_problem
 
 VIEW = View(1, 1, 1)

@@ -11,10 +11,15 @@ from hpcsgd.agreements.more.infinity.store import (
     Generation,
     TilePlan,
     TileStore,
-    columns_for,
     place_in,
 )
-from hpcsgd.agreements.more.infinity.tiles import PAGE, Stamp, Stamps, step_bytes
+from hpcsgd.agreements.more.infinity.tiles import (
+    PAGE,
+    Stamp,
+    Stamps,
+    columns_for,
+    step_bytes,
+)
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.glm import ColumnViews, Turn, make_rule, make_update
 from tests.helpers.harness import config_for, make_problem

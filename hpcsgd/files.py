@@ -608,7 +608,7 @@ def numbers(place: str, value: Any) -> tuple[float, ...]:
 PACKAGE = Path(__file__).parent
 
 
-def path(name: str) -> Path:
+def asset_path(name: str) -> Path:
     """The file or folder called `name`, for example "kernels/cpu/rows.c".
 
     A wheel carries the three folders inside the package; an editable install and a
@@ -633,7 +633,7 @@ def _is_ours(base: Path) -> bool:
 SWITCH = "HPCSGD_NATIVE"  # off: leave the compiled kernels alone
 
 
-def load(folder: Path, name: str, instead: str) -> tuple[Any, str]:
+def load_kernels(folder: Path, name: str, instead: str) -> tuple[Any, str]:
     """(library or None, why); `instead` is what does its work where it is missing."""
     if os.environ.get(SWITCH, "").lower() in ("off", "0", "no"):
         return None, f"switched off by {SWITCH}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import StepBatch, StepSequence
 from hpcsgd.errors import ConfigError
-from hpcsgd.files import load
+from hpcsgd.files import load_kernels
 from hpcsgd.glm.families import exp_bound
 from hpcsgd.glm.unrolling import UnrolledSteps
 from hpcsgd.sparse import Csr
@@ -99,7 +99,7 @@ def _cap() -> int:
 
 
 def load_library(name: str) -> tuple[Any, str]:
-    return load(Path(__file__).parent, f"_cpu_{name}", "the NumPy path")
+    return load_kernels(Path(__file__).parent, f"_cpu_{name}", "the NumPy path")
 
 
 # Which of the compiled kernels multiplies bf16 rows by one another.

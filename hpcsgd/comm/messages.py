@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcsgd.comm.communicator import Array, Message, Pending, Workspace
 from hpcsgd.comm.shared_memory import add_in_order, share
-from hpcsgd.files import load
+from hpcsgd.files import load_kernels
 from hpcsgd.formats import (
     Format,
     decode,
@@ -36,7 +36,7 @@ _CAST = [_pointer, _pointer, _count, ctypes.c_int]
 @lru_cache(maxsize=1)
 def library() -> Any:
     """The compiled casts, or None."""
-    found, _ = load(Path(__file__).parent, "_casts", "NumPy")
+    found, _ = load_kernels(Path(__file__).parent, "_casts", "NumPy")
     if found is not None:
         found.hpcsgd_encode.argtypes = [*_CAST, _real]
         found.hpcsgd_decode.argtypes = _CAST

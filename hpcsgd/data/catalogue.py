@@ -51,7 +51,7 @@ class Card:
 
 def load_catalogue(path: Path | None = None) -> dict[str, Card]:
     """Every card by its name, checked."""
-    path = path or files.path("data/catalog.toml")
+    path = path or files.asset_path("data/catalog.toml")
     try:
         tables = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.files import load
+from hpcsgd.files import load_kernels
 
 # Runs of bytes of a file put straight where the rows of a matrix lie in memory.
 #
@@ -123,7 +123,7 @@ def _call(file: int, pieces: Array, offset: int) -> int:
 @cache
 def _compiled() -> Any:
     """The loop in C, or None: then the table of pieces is made here."""
-    library, _ = load(Path(__file__).parent, "_scatter", "Python")
+    library, _ = load_kernels(Path(__file__).parent, "_scatter", "Python")
     if library is None:
         return None
     read = library.hpcsgd_read_runs

@@ -326,7 +326,7 @@ def _steps(job: Job, site: Site, python: str) -> list[dict[str, Any]]:
 def _environment() -> Environment:
     """Nothing undefined is empty, and nothing breaks a line."""
     environment = Environment(
-        loader=FileSystemLoader(files.path("slurm")),
+        loader=FileSystemLoader(files.asset_path("slurm")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -35,7 +35,7 @@ def own_folders() -> list[Path]:
 
 def site_files() -> Iterator[Path]:
     """Every file of a site that a name can stand for, one's own first."""
-    for folder in [*own_folders(), files.path("slurm/sites")]:
+    for folder in [*own_folders(), files.asset_path("slurm/sites")]:
         yield from sorted(folder.glob("*.toml"))
 
 

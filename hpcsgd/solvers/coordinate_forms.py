@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.data.shard import Shard
-from hpcsgd.files import load
+from hpcsgd.files import load_kernels
 from hpcsgd.glm.families import least_losses
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.coordinate import Array, CoordinatePoint, Items, SampledItems
@@ -571,7 +571,7 @@ class _Quadratic(ctypes.Structure):
 @lru_cache(maxsize=1)
 def library() -> Any:
     """Return the compiled sweeps, or None."""
-    found, _ = load(Path(__file__).parent, "_sweep", "NumPy")
+    found, _ = load_kernels(Path(__file__).parent, "_sweep", "NumPy")
     if found is None:
         return None
     place, count = ctypes.c_void_p, ctypes.c_int64

@@ -25,10 +25,10 @@ ASSETS = (
 CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p not in ('', {root!r})];"
     "{extra}"
-    "from hpcsgd.files import path; from hpcsgd.backends import compiled_calls;"
+    "from hpcsgd.files import asset_path; from hpcsgd.backends import compiled_calls;"
     "import hpcsgd;"
     "print(hpcsgd.__file__);"
-    "[print(path(n)) for n in {names!r}]; print(compiled_calls.why())"
+    "[print(asset_path(n)) for n in {names!r}]; print(compiled_calls.why())"
 )
 
 
@@ -70,17 +70,17 @@ def test_extras_of_gpus_bring_all_that_ranks_on_gpus_need(major):
 
 def test_the_bare_checkout_finds_its_assets():
     for name in ASSETS:
-        assert files.path(name) == ROOT / name
+        assert files.asset_path(name) == ROOT / name
 
 
 def test_a_missing_asset_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="not part of this installation"):
-        files.path("kernels/none.cu")
+        files.asset_path("kernels/none.cu")
     # In site-packages a stranger's kernels/ beside the package is not ours.
     monkeypatch.setattr(files, "PACKAGE", tmp_path / "hpcsgd")
     (tmp_path / "kernels").mkdir()
     with pytest.raises(ConfigError):
-        files.path("kernels")
+        files.asset_path("kernels")
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_every_card_holds_and_shapes_agree():
 def test_a_card_that_makes_no_sense_is_refused(tmp_path, change, said):
     from hpcsgd import files
 
-    text = files.path("data/catalog.toml").read_text()
+    text = files.asset_path("data/catalog.toml").read_text()
     assert change in text
     (tmp_path / "c.toml").write_text(text.replace(change, said, 1))
     with pytest.raises(DataError, match="catalogue|cannot be read"):

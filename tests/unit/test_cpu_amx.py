@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.files import path as asset
+from hpcsgd.files import asset_path as asset
 from hpcsgd.formats import encode, widen_bf16
 from hpcsgd.glm.unrolling import blocks_of
 from tests.helpers.cpu import SIZES, WIDTHS, sampled

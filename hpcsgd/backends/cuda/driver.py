@@ -186,7 +186,7 @@ class RawKernels:
         return launch
 
     def _function(self, build: Build) -> Any:
-        folder = files.path(f"kernels/{FOLDER}")
+        folder = files.asset_path(f"kernels/{FOLDER}")
         text = ascii_of(folder / f"{build.source}.cu")
         given = (*options(build, str(folder)), _headers(folder))
         try:

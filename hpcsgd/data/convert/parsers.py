@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.convert.text import Fault, Kind
-from hpcsgd.files import load
+from hpcsgd.files import load_kernels
 
 # Text to numbers where kernels/cpu/parse.c is not compiled: same values, slowly.
 
@@ -238,7 +238,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @lru_cache(maxsize=1)
 def _load() -> tuple[Any, str]:
     """(library or None, why)."""
-    library, why = load(Path(__file__).parent, "_parse", "the Python parser")
+    library, why = load_kernels(Path(__file__).parent, "_parse", "the Python parser")
     if library is not None:
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(library, name)

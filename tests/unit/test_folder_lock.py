@@ -48,6 +48,7 @@ def test_the_system_frees_it_with_the_process(tmp_path):
         f"process 0 on {socket.gethostname()}",
         "another run",
     ],
+    ids=["a process without its lock", "another host", "no process", "no name"],
 )
 def test_a_folder_is_not_abandoned_where_that_cannot_be_known(tmp_path, owner):
     (tmp_path / NAME).write_text(owner + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.more.tick_tock import Turns, in_turns, twin
-from hpcsgd.backends.threads import one_thread
+from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock

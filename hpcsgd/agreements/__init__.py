@@ -1,4 +1,4 @@
-"""When and how replicas agree on weights."""
+"""Agreements: how replicas combine gradients or weights (`--agreement`, `--method`)."""
 
 from hpcsgd.agreements.averaging import (
     BUFFERS,
@@ -12,7 +12,7 @@ from hpcsgd.agreements.base import Agreement, AgreementInputs
 from hpcsgd.agreements.gradient import Gradient, Growing
 from hpcsgd.agreements.hierarchical import Hierarchical
 from hpcsgd.agreements.more.anybatch import Anybatch
-from hpcsgd.agreements.more.decentralized import Decentralised, LowPrecision
+from hpcsgd.agreements.more.decentralized import Decentralized, LowPrecision
 from hpcsgd.agreements.more.infinity.agreement import Infinity
 from hpcsgd.agreements.more.offload import Offload
 from hpcsgd.agreements.more.qadam import QAdam
@@ -31,7 +31,7 @@ AGREEMENTS: dict[str, type[Agreement]] = {
     "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "slowmo": SlowMo,
-    "decentralized": Decentralised,
+    "decentralized": Decentralized,
     "decentralized-low": LowPrecision,
     "async-average": AsyncAverage,
     "qadam": QAdam,
@@ -64,7 +64,7 @@ __all__ = [
     "AsyncAverage",
     "Anybatch",
     "Average",
-    "Decentralised",
+    "Decentralized",
     "FedAvg",
     "Gradient",
     "Growing",

@@ -21,7 +21,7 @@ from hpcsgd.agreements.shaping import GradientFacts, Shaper
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.comm.grid import Grid
 from hpcsgd.glm.unrolling import UnrolledSteps, blocks_of
-from hpcsgd.glm.updates import ColumnViews, Eight, LinearRule, Rule, Turn
+from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.products.base import Array, Rows, State, Task
 
 # The step that replicas take together, once they know the mean gradient.
@@ -344,14 +344,14 @@ class Gradient(BatchRequest, Agreement):
     def memory(self, state: State) -> dict[str, Array]:
         """What is kept in eight bits goes to checkpoints as numbers, on any grid."""
         return {
-            name: kept.decoded() if isinstance(kept, Eight) else kept
+            name: kept.decoded() if isinstance(kept, EightBitArray) else kept
             for name, kept in state.memory.items()
         }
 
     def remember(self, state: State, name: str, kept: Array) -> None:
         """And comes back to the bits that it was in."""
         held: Any = state.memory[name]
-        if isinstance(held, Eight):
+        if isinstance(held, EightBitArray):
             held.encode(kept)
         else:
             super().remember(state, name, kept)
@@ -396,7 +396,7 @@ class Gradient(BatchRequest, Agreement):
         found = list(state.shared.values())
         for name in self.steps.rule.kept:
             kept: Any = state.memory[name]
-            is_eight = isinstance(kept, Eight)
+            is_eight = isinstance(kept, EightBitArray)
             found += [kept.codes, kept.scales] if is_eight else [kept]
         return found
 

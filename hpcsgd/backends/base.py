@@ -265,7 +265,7 @@ def _way(precision: Precision, name: str) -> str:
 # Draws that members agree on, for weights that are rounded at random.
 
 
-class Dice:
+class ColumnDraws:
     """Numbers for every column of the data, whoever holds it, throw after throw."""
 
     def __init__(self, seed: int, replica: int, own: slice, columns: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.base import Dice, HostPlan, LossScale, StepBatch
+from hpcsgd.backends.base import ColumnDraws, HostPlan, LossScale, StepBatch
 from hpcsgd.backends.numpy_rows import HostBackend, Marks, block_rows
 from hpcsgd.formats import decode, get_format, round_randomly, round_through
 from hpcsgd.glm.families import Family
@@ -58,7 +58,7 @@ class RoundedBackend(HostBackend):
         self.inner = self.working
         narrow = get_format(precision.residual).wants_scale
         self.loss_scale = LossScale() if narrow else None
-        self.dice: Dice | None = None  # weights are rounded at random
+        self.dice: ColumnDraws | None = None  # weights are rounded at random
         self._leaves_out = False  # the steps whose residuals were formed last
 
     def for_sparse(self) -> HostBackend:

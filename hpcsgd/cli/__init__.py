@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_by_interrupts(os.environ)
     try:
         if "numpy" in sys.modules:  # called from a program: its BLAS is there
-            from hpcsgd.backends.threads import one_thread
+            from hpcsgd.backends.blas_threads import one_thread
 
             with one_thread():
                 return _run(words)
@@ -46,7 +46,7 @@ def calm_blas(environment: MutableMapping[str, str]) -> None:
 
     One rank has one, too, with a launcher and without: a pool of threads waits for the
     cores of a busy machine, and its sums have other bits. It has to happen before NumPy
-    is imported; behind that the libraries are asked (`hpcsgd.backends.threads`).
+    is imported; behind that the libraries are asked (`hpcsgd.backends.blas_threads`).
     """
     from hpcsgd.comm.launchers import THREAD_SETTINGS
 

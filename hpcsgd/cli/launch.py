@@ -102,7 +102,7 @@ GRACE = 5.0  # seconds for processes to follow a mpiexec that has ended
 FAREWELL = 10.0  # seconds for ranks to end where one of them has failed
 LOOK = 0.25  # seconds between looks at ranks that have ended
 # Before the command of a rank of MPI: stands above it and notes how it ends.
-NOTED = [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank.py"))]
+NOTED = [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank_wrapper.py"))]
 INTERRUPTED = 130
 PREEMPTED = 75
 OWN_CODES = (0, 1, 2, PREEMPTED, INTERRUPTED)  # a rank that ends with one has said why

@@ -1,4 +1,4 @@
-"""A time limit for the start of MPI, which no lock of the interpreter can stop.
+"""Ends a rank whose MPI does not start in time, though the interpreter is locked.
 
 MPI_Init waits for all ranks, inside the import of mpi4py, with the interpreter locked:
 no thread of Python runs meanwhile and no handler of a signal. So the clock is a process

@@ -474,7 +474,7 @@ class HeldReader:
 AS_THEY_ARE = ("fp32", "tf32")  # formats that float32 rows are stored in
 
 
-class ThereReader(MemoryReader):
+class DeviceReader(MemoryReader):
     """A dense matrix on a GPU, with targets of the host."""
 
     is_in_memory = False  # of the host

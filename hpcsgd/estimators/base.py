@@ -27,7 +27,7 @@ from sklearn.utils.validation import (
 )
 
 from hpcsgd.agreements.base import check_same
-from hpcsgd.backends.threads import one_thread
+from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.targets import MOST_CLASSES

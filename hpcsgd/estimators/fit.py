@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from hpcsgd.agreements.base import alike, check_same
 from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.api import open_session
-from hpcsgd.backends.threads import one_thread
+from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import let_go
 from hpcsgd.comm.start_limit import TIMEOUT
@@ -27,7 +27,7 @@ from hpcsgd.estimators.inputs import FitData, open_data
 from hpcsgd.estimators.settings import RACE, FitSettings, grid_on
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.products.base import Array
-from hpcsgd.runs.live import AssembledRun
+from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.session import Start, begins_at_zero, settings_of
 from hpcsgd.solvers.callbacks import Callback, View

@@ -14,10 +14,10 @@ from hpcsgd.comm.grid import place_on_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_column
 from hpcsgd.data.readers import (
+    DeviceReader,
     HeldReader,
     MemoryReader,
     RowReader,
-    ThereReader,
     is_there,
     open_reader,
 )
@@ -252,7 +252,7 @@ def _bare(column: Any, rows: int) -> Array | None:
 
 
 def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowReader:
-    kind = ThereReader if is_there(X) else MemoryReader
+    kind = DeviceReader if is_there(X) else MemoryReader
     reader = world.together(lambda: kind(X, *(sides[name] for name in SIDES)))
     if world.size > 1:
         found = (reader.y, reader.weights, reader.offsets)

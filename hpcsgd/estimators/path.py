@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpcsgd.agreements.base import check_same
-from hpcsgd.backends.threads import one_thread
+from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpcsgd.api import open_data
-from hpcsgd.backends.threads import one_thread
+from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock, Ledger
@@ -28,11 +28,11 @@ from hpcsgd.files import own_folder, write_text
 from hpcsgd.glm.penalties import Models, SweepModel
 from hpcsgd.precision import AUTO
 from hpcsgd.products.base import State
+from hpcsgd.runs.assembled_run import AssembledRun, Earlier
+from hpcsgd.runs.auto_rate import settle_rate
 from hpcsgd.runs.build import OpenedRun, open_all, put_together
 from hpcsgd.runs.checks import check_many, settle_grid
 from hpcsgd.runs.folder import SWEEP
-from hpcsgd.runs.live import AssembledRun, Earlier
-from hpcsgd.runs.rate import settle_rate
 from hpcsgd.runs.result import (
     WORSE,
     Result,

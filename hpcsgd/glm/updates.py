@@ -293,7 +293,7 @@ SIGNED, UNSIGNED = Code.of(signed=True), Code.of(signed=False)
 
 
 @dataclass
-class Eight:
+class EightBitArray:
     """A (columns, K) array in eight bits a word; slices of whole blocks are views.
 
     `rooted`: numbers are squares, and held as their roots, whose sizes lie closer.
@@ -304,7 +304,9 @@ class Eight:
     rooted: bool
 
     @classmethod
-    def zeros(cls, columns: int, width: int, dtype: Any, rooted: bool) -> "Eight":
+    def zeros(
+        cls, columns: int, width: int, dtype: Any, rooted: bool
+    ) -> "EightBitArray":
         """All zero."""
         place = (UNSIGNED if rooted else SIGNED).zero
         codes = np.full((columns, width), place, dtype=np.uint8)
@@ -320,10 +322,10 @@ class Eight:
         """Of codes and scales."""
         return int(self.codes.nbytes + self.scales.nbytes)
 
-    def __getitem__(self, columns: slice) -> "Eight":
+    def __getitem__(self, columns: slice) -> "EightBitArray":
         """Whole blocks, or up to the end."""
         first, last = columns.start // BLOCK, -(-columns.stop // BLOCK)
-        return Eight(self.codes[columns], self.scales[first:last], self.rooted)
+        return EightBitArray(self.codes[columns], self.scales[first:last], self.rooted)
 
     def decoded(self) -> Array:
         """The numbers."""
@@ -366,19 +368,19 @@ class InEightBits(Rule):
         """Where `name` is kept: wide where that is small."""
         if columns * width < SMALL:
             return np.zeros((columns, width), dtype)
-        return Eight.zeros(columns, width, dtype, name in SQUARES)
+        return EightBitArray.zeros(columns, width, dtype, name in SQUARES)
 
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
         """The step of the rule, on what it kept to eight bits."""
         wide = {
-            name: kept.decoded() if isinstance(kept, Eight) else kept
+            name: kept.decoded() if isinstance(kept, EightBitArray) else kept
             for name, kept in part.kept.items()
         }
         self.inner.step(ColumnViews(part.weights, wide), gradient, factor, turn, l2)
         for name, kept in part.kept.items():
-            if isinstance(kept, Eight):
+            if isinstance(kept, EightBitArray):
                 kept.encode(wide[name])
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.resources import (
-    After,
-    Array,
+    JobArray,
+    JobDependency,
     Resources,
     check_line,
     check_name,
@@ -129,13 +129,14 @@ class Job:
                     f"a step of {step.tasks} tasks does not fit into a job of"
                     f" {self.resources.tasks}; ask for more --tasks"
                 )
-        [After.parse(text) for text in self.after]
+        [JobDependency.parse(text) for text in self.after]
         self._check_array()
 
     def _check_array(self) -> None:
         if self.array and self.template != "sweep":
             raise ConfigError(f"--array is for sweep alone, not for {self.template}")
-        if self.array and max(Array.parse(self.array).numbers) >= len(self.all_steps):
+        count = len(self.all_steps)
+        if self.array and max(JobArray.parse(self.array).numbers) >= count:
             raise ConfigError(
                 f"array = {self.array} asks for elements beyond the last,"
                 f" {len(self.all_steps) - 1}; count from 0"

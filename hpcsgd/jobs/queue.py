@@ -1,4 +1,4 @@
-"""Commands of Slurm, and jobs that were submitted from here."""
+"""Commands of Slurm that are run from here, and what they say of jobs."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class CommandOutput:
     err: str
 
 
-def ask(
+def run_command(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> CommandOutput | None:
     """Run it; None where it is not there, or says nothing for a minute."""
@@ -138,7 +138,7 @@ def queued() -> dict[str, QueueEntry] | None:
     shown = "%i|%T|%M|%N|%r"
     user = str(os.getuid())
     command = ["squeue", "--noheader", "--array", "--states=all", f"--user={user}"]
-    answer = ask([*command, f"--format={shown}"])
+    answer = run_command([*command, f"--format={shown}"])
     if answer is None or answer.code:
         return None
     found = {}
@@ -169,7 +169,9 @@ def accounted(jobs: Iterable[str]) -> dict[str, QueueEntry]:
         return {}
     columns = "JobID,State,ExitCode,Elapsed,NodeList"
     options = ["--noheader", "--parsable2", "--allocations"]
-    answer = ask(["sacct", *options, f"--jobs={numbers}", f"--format={columns}"])
+    answer = run_command(
+        ["sacct", *options, f"--jobs={numbers}", f"--format={columns}"]
+    )
     if answer is None or answer.code:
         return {}
     found = {}

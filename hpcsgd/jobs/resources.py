@@ -58,14 +58,14 @@ def mebibytes_of(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Array:
+class JobArray:
     """Elements of an array: "0-15", "0-15%4", "1,3,7", "0-8:2"."""
 
     text: str
     numbers: tuple[int, ...]
 
     @classmethod
-    def parse(cls, text: str) -> "Array":
+    def parse(cls, text: str) -> "JobArray":
         """Read `text`; refuse what sbatch would."""
         elements, percent, limit = text.partition("%")
         found = [_range(part) for part in elements.split(",")]
@@ -92,14 +92,14 @@ def _range(part: str) -> range | None:
 
 
 @dataclass(frozen=True)
-class After:
+class JobDependency:
     """A job to wait for, and how it must have ended: 123, 123:ok, 123_4:any."""
 
     job: str
     how: str = "ok"
 
     @classmethod
-    def parse(cls, text: str) -> "After":
+    def parse(cls, text: str) -> "JobDependency":
         """Read ID[:ok|any|notok]."""
         job, colon, how = text.partition(":")
         known = (how or "ok") in AFTER and not (colon and not how)

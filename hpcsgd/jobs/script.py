@@ -11,7 +11,7 @@ from hpcsgd import files
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.resources import (
-    After,
+    JobDependency,
     counted,
     file_pattern,
     mebibytes_of,
@@ -86,7 +86,7 @@ def _ends(job: Job, site: Site) -> list[str]:
 
 
 def _order(job: Job) -> list[str]:
-    waits = ",".join(After.parse(text).dependency for text in job.after)
+    waits = ",".join(JobDependency.parse(text).dependency for text in job.after)
     return [
         *([f"--array={job.elements}"] if job.is_array else []),
         *([f"--dependency={waits}", "--kill-on-invalid-dep=yes"] if waits else []),

@@ -28,7 +28,7 @@ from hpcsgd.jobs.queue import (
     records,
     submitted,
 )
-from hpcsgd.jobs.resources import Array, written
+from hpcsgd.jobs.resources import JobArray, written
 from hpcsgd.runs.result import REQUEUE
 
 # One word for what became of a job, from its own notes and from Slurm.
@@ -303,7 +303,7 @@ def elements(record: Mapping[str, Any]) -> list[tuple[int, str]]:
     job = str(record["job"])
     if not record.get("array"):
         return [(0, job)]
-    return [(n, f"{job}_{n}") for n in Array.parse(record["array"]).numbers]
+    return [(n, f"{job}_{n}") for n in JobArray.parse(record["array"]).numbers]
 
 
 def _state(

@@ -16,12 +16,12 @@ from hpcsgd.jobs.queue import (
     SCRIPT,
     STATE,
     add_record,
-    ask,
     clean_environment,
     need,
     need_queue,
+    run_command,
 )
-from hpcsgd.jobs.resources import After
+from hpcsgd.jobs.resources import JobDependency
 from hpcsgd.jobs.script import directives, render
 from hpcsgd.jobs.sites import Site
 from hpcsgd.jobs.status import ACTIVE, states
@@ -87,7 +87,7 @@ def check_idle(job: Job) -> None:
     """Refuse a folder with a job that waits or runs, unless this one comes after it."""
     if not os.path.lexists(job.path / LOG):
         return
-    before = {After.parse(text).job for text in job.after}
+    before = {JobDependency.parse(text).job for text in job.after}
     found = states(job.path)
     need_queue((s.job for s in found if s.state == "unknown"), "submit again")
     active = [s.job for s in found if s.state in ACTIVE]
@@ -115,7 +115,7 @@ def write_script(job: Job, text: str) -> None:
 
 def _send(command: tuple[str, ...], lines: list[str]) -> str:
     """Slurm's number of the job."""
-    answer = ask(command, clean_environment(lines))
+    answer = run_command(command, clean_environment(lines))
     if answer is None:
         raise TransportError(
             "sbatch did not answer within a minute, and may have taken the job all the"
@@ -172,7 +172,7 @@ def cancel(folder: Path, job: str = "") -> list[str]:
     need_queue((s.job for s in mine if s.state == "unknown"), "cancel again")
     if not active:
         return []
-    answer = ask(["scancel", *active])
+    answer = run_command(["scancel", *active])
     if answer is None or answer.code:
         said = " ".join(answer.err.split()) if answer else "no answer within a minute"
         raise TransportError(f"scancel could not cancel {', '.join(active)}: {said}")

@@ -1,4 +1,4 @@
-"""How members get through s steps with one synchronisation."""
+"""Products: how the members of a replica compute s steps after one synchronisation."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""Products on a GPU: the same order of parts, recorded as graphs."""
+"""Products on GPUs: the parts of an exchange in order, captured as CUDA graphs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -788,7 +788,7 @@ class DeviceGather(DeviceProduct):
 
     def __init__(self, task: Task, device: Device) -> None:
         super().__init__(task, device)
-        self.bringer = Bringer(self)
+        self.bringer = RowGatherer(self)
         self._blocks: dict[int, OfRows] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
@@ -818,7 +818,7 @@ class DeviceGatherOnce(DeviceProduct):
 
     def __init__(self, task: Task, device: Device) -> None:
         super().__init__(task, device)
-        self.bringer = Bringer(self)
+        self.bringer = RowGatherer(self)
         height = task.shard.height
         self.whole = self._room(height)
         self.alone = OneMemberDirect(task, device, self.whole, self.order)
@@ -871,7 +871,7 @@ class OfRows:
         )
 
 
-class Bringer:
+class RowGatherer:
     """Sampled rows with the columns of all members, on all of them."""
 
     def __init__(self, product: DeviceProduct) -> None:

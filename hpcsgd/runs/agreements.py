@@ -47,7 +47,7 @@ from hpcsgd.agreements.more.anybatch import (
     TimedRounds,
     read_script,
 )
-from hpcsgd.agreements.more.decentralized import Decentralised, LowPrecision
+from hpcsgd.agreements.more.decentralized import Decentralized, LowPrecision
 from hpcsgd.agreements.more.infinity.agreement import (
     FOLDER,
     Infinity,
@@ -69,7 +69,7 @@ from hpcsgd.agreements.shaping import (
     ToLengthOne,
 )
 from hpcsgd.agreements.zero import ShardedAgreement
-from hpcsgd.backends.base import Backend, Dice, LossScale, make_loss_scale
+from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.matrix import CHUNK
 from hpcsgd.backends.emulated import RoundedBackend
@@ -88,8 +88,8 @@ from hpcsgd.glm.updates import LinearRule, Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Array, Product, State, Task
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
+from hpcsgd.runs.assembled_run import Feed, ResolvedNames, RoundFeed
 from hpcsgd.runs.gpu import BY_HOST
-from hpcsgd.runs.live import Feed, ResolvedNames, RoundFeed
 from hpcsgd.runs.load import LoadedRows
 
 # What a configuration asks to be done to gradients that replicas agreed on.
@@ -222,7 +222,7 @@ MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTic
 KINDS: dict[str, type[Gradient]] = {
     "gradient": Gradient,
     "growing": Growing,
-    "decentralized": Decentralised,
+    "decentralized": Decentralized,
     "decentralized-low": LowPrecision,
     "qadam": QAdam,
     "anybatch": Anybatch,
@@ -464,6 +464,6 @@ def cast(backend: Backend, config: PrecisionConfig, place: DrawPlace) -> None:
     if not isinstance(backend, RoundedBackend):
         return
     if draws:
-        backend.dice = Dice(*place.seed, place.own, place.columns)
+        backend.dice = ColumnDraws(*place.seed, place.own, place.columns)
     if backend.loss_scale is not None:
         backend.loss_scale = make_loss_scale(config.loss_scale)

@@ -40,11 +40,7 @@ from hpcsgd.products.gram import LookAheadGram
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.products.tiled import TiledProduct
 from hpcsgd.runs.agreements import DrawPlace, cast, in_exchanges, make_gradient, of_feed
-from hpcsgd.runs.checkpoint import Checkpoint
-from hpcsgd.runs.checks import many_models, rates_of, resolve_names, settle_steps
-from hpcsgd.runs.choose import choose_run
-from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu, open_gpu
-from hpcsgd.runs.live import (
+from hpcsgd.runs.assembled_run import (
     AssembledRun,
     Earlier,
     Feed,
@@ -53,11 +49,15 @@ from hpcsgd.runs.live import (
     make_feed,
     steps_in,
 )
+from hpcsgd.runs.auto_rate import settle_rate
+from hpcsgd.runs.checkpoint import Checkpoint
+from hpcsgd.runs.checks import many_models, rates_of, resolve_names, settle_steps
+from hpcsgd.runs.choose import choose_run
+from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu, open_gpu
 from hpcsgd.runs.load import LoadedRows, load
 from hpcsgd.runs.loop import Engine
+from hpcsgd.runs.make_engine import make_engine
 from hpcsgd.runs.memory import check_memory
-from hpcsgd.runs.parts import make_engine
-from hpcsgd.runs.rate import settle_rate
 from hpcsgd.runs.resume import earlier_choice
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import Columns

@@ -33,7 +33,7 @@ from hpcsgd.files import (
     write_sealed,
 )
 from hpcsgd.products.base import Array, State
-from hpcsgd.runs.guards import MemberCheck
+from hpcsgd.runs.recording import MemberCheck
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 

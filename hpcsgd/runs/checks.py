@@ -32,8 +32,8 @@ from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Array
 from hpcsgd.products.hooks import Hook, Proximal
-from hpcsgd.runs.live import ResolvedNames
-from hpcsgd.runs.rate import ignores_length
+from hpcsgd.runs.assembled_run import ResolvedNames
+from hpcsgd.runs.auto_rate import ignores_length
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.evaluation import Columns, Evaluation, Snapshots
 

@@ -54,8 +54,8 @@ from hpcsgd.products.cost import (
 )
 from hpcsgd.products.direct import one_by_one
 from hpcsgd.products.gram import Gram
+from hpcsgd.runs.assembled_run import Earlier, ResolvedNames, RunChoice
 from hpcsgd.runs.gpu import BY_HOST
-from hpcsgd.runs.live import Earlier, ResolvedNames, RunChoice
 from hpcsgd.runs.load import LoadedRows
 
 # What `auto` becomes on a GPU: the model of docs/cost.md, with figures of its own.

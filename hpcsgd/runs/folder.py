@@ -9,8 +9,8 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import FolderLock, read_entry_text, reason, write_text
 from hpcsgd.runs.checkpoint import FOLDER, CheckpointStore
-from hpcsgd.runs.guards import NAME
 from hpcsgd.runs.progress import as_lines, in_order
+from hpcsgd.runs.recording import NAME
 from hpcsgd.runs.result import Result, UnsavedFile, saving
 
 HISTORY = "history.jsonl"

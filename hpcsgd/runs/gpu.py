@@ -12,7 +12,7 @@ from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.driver import shown
 from hpcsgd.backends.cuda.gram import allowed, bytes_asked
 from hpcsgd.backends.cuda.kernels import build_of
-from hpcsgd.backends.cuda.room import DeviceNeed, grams_bytes, room_of, rows_bytes
+from hpcsgd.backends.cuda.memory import DeviceNeed, grams_bytes, room_of, rows_bytes
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.grid import Grid
@@ -23,7 +23,7 @@ from hpcsgd.products.base import Product, Task
 from hpcsgd.products.cuda import DeviceProduct, make_on_device
 from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
 from hpcsgd.products.direct import MicroBatches
-from hpcsgd.runs.live import Feed
+from hpcsgd.runs.assembled_run import Feed
 from hpcsgd.sparse import Csr
 
 # The GPU of this rank, and how arrays on it travel to those of others.

@@ -15,7 +15,7 @@ from hpcsgd.products.base import NO_MONITOR, Array, Group, NoMonitor, Product, S
 from hpcsgd.products.hooks import NO_HOOKS, HookList
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter
-from hpcsgd.runs.guards import MemberCheck, Recorder
+from hpcsgd.runs.recording import MemberCheck, Recorder
 from hpcsgd.runs.result import Status
 from hpcsgd.solvers.callbacks import Callback, Request, View, wish_of
 from hpcsgd.solvers.evaluation import Evaluation, StopConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hpcsgd.backends.threads import one_thread
+from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.data.frames import to_matrix

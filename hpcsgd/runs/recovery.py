@@ -24,8 +24,8 @@ from hpcsgd.errors import DeviceLost, HpcsgdError
 from hpcsgd.formats import get_format, wider
 from hpcsgd.precision import Precision
 from hpcsgd.products import RECURS
+from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.checkpoint import ASKED, Checkpoint, CheckpointStore
-from hpcsgd.runs.live import AssembledRun
 from hpcsgd.runs.loop import FallbackLevel
 from hpcsgd.runs.result import Status
 from hpcsgd.solvers.callbacks import Callback, Request, View

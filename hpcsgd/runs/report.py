@@ -18,8 +18,8 @@ from hpcsgd.backends.base import ways
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.files import CREATE, check_entry, open_entry
 from hpcsgd.products.base import Array, State
+from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.energy import total
-from hpcsgd.runs.live import AssembledRun
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.result import ON_FILE, Result, Status
 from hpcsgd.solvers.evaluation import Columns

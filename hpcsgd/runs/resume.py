@@ -17,6 +17,7 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection, is_read
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import unreadable
+from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.checkpoint import (
     ASKED,
     FOLDER,
@@ -27,7 +28,6 @@ from hpcsgd.runs.checkpoint import (
     CheckpointStore,
     read_checkpoint,
 )
-from hpcsgd.runs.live import AssembledRun, Earlier
 from hpcsgd.runs.recovery import going_on
 
 log = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DeviceLost
 from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Array
+from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
 from hpcsgd.runs.checkpoint import ASKED, PRECISION_AUTO, Checkpoint
 from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.gpu import on_gpu
-from hpcsgd.runs.live import AssembledRun
 from hpcsgd.runs.loop import Cause, FallbackLevel, fallen
 from hpcsgd.runs.progress import History, SlowerThanExpected
 from hpcsgd.runs.recovery import (

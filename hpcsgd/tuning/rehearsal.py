@@ -17,9 +17,9 @@ from hpcsgd.glm import get_family
 from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Task
 from hpcsgd.products.cost import CostInputs, kept_bytes
+from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import open_all, put_together
 from hpcsgd.runs.choose import job_of
-from hpcsgd.runs.live import AssembledRun
 from hpcsgd.runs.load import LoadedRows
 
 # The real thing for some hundredths of a second: exchanges of a setting, timed.

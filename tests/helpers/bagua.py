@@ -1,4 +1,4 @@
-"""Decentralised, asynchronous and QAdam replicas, step by step in NumPy.
+"""Decentralized, asynchronous and QAdam replicas, step by step in NumPy.
 
 Plain restatements of what docs/bagua.md says, in longdouble where nothing is rounded to
 bytes; what they share with the package is who has which rows.

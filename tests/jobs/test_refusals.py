@@ -6,8 +6,8 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.resources import (
     KNOWN,
-    After,
-    Array,
+    JobArray,
+    JobDependency,
     Resources,
     mebibytes_of,
     seconds_of,
@@ -113,7 +113,7 @@ def test_memory_without_a_unit_is_mebibytes():
     [("0-3", (0, 1, 2, 3)), ("1,5", (1, 5)), ("0-6:3%2", (0, 3, 6)), ("2", (2,))],
 )
 def test_arrays(text, numbers):
-    assert Array.parse(text).numbers == numbers
+    assert JobArray.parse(text).numbers == numbers
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_arrays(text, numbers):
 )
 def test_no_arrays(text):
     with pytest.raises(ConfigError, match="array"):
-        Array.parse(text)
+        JobArray.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,13 @@ def test_no_arrays(text):
     ],
 )
 def test_dependencies(text, dependency):
-    assert After.parse(text).dependency == dependency
+    assert JobDependency.parse(text).dependency == dependency
 
 
 @pytest.mark.parametrize("text", ["", "x", "12:", "12:maybe", "12,13", "12 --wrap=x"])
 def test_no_dependencies(text):
     with pytest.raises(ConfigError, match="--after"):
-        After.parse(text)
+        JobDependency.parse(text)
 
 
 @pytest.mark.parametrize(

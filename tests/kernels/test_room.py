@@ -8,7 +8,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.backends.cuda import gram
 from hpcsgd.backends.cuda.gram import CublasGram, GramChoice, WgmmaGram, bytes_asked
-from hpcsgd.backends.cuda.room import room_of
+from hpcsgd.backends.cuda.memory import room_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import cuda

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.backends.cuda.room import room_of
+from hpcsgd.backends.cuda.memory import room_of
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs import gpu
 from tests.helpers.fake_cuda import Node

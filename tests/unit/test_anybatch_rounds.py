@@ -14,7 +14,7 @@ from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.products.direct import Stream
 from hpcsgd.runs.agreements import terms_of
-from hpcsgd.runs.live import RoundFeed
+from hpcsgd.runs.assembled_run import RoundFeed
 from hpcsgd.studies.advice import less_agreeing
 from tests.helpers.anybatch import (
     MAPS,

@@ -13,7 +13,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.glm import FAMILIES, UPDATES
 from hpcsgd.glm.updates import RateConfig, make_rate
-from hpcsgd.runs.rate import rounded_down
+from hpcsgd.runs.auto_rate import rounded_down
 from hpcsgd.tuning.tuner import check_rate
 from tests.helpers.auto_rate import rate_of, smoothness
 from tests.helpers.harness import config_for, make_problem, train_on
@@ -129,7 +129,7 @@ def test_one_message_of_a_word_a_row():
 
 
 def test_nothing_is_asked_where_a_rate_is_given(monkeypatch):
-    monkeypatch.setattr("hpcsgd.runs.rate._look", lambda *_: 1 / 0)
+    monkeypatch.setattr("hpcsgd.runs.auto_rate._look", lambda *_: 1 / 0)
     problem = make_problem("logistic")
     assert train_on(1, config_for(problem), problem).status.value == "completed"
 

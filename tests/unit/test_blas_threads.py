@@ -12,13 +12,13 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.backends.threads import libraries, one_thread
+from hpcsgd.backends.blas_threads import libraries, one_thread
 from hpcsgd.comm.launchers import THREAD_SETTINGS
 from tests.helpers.launcher import LAUNCH_VARIABLES
 from tests.helpers.limits import HANG
 
 COUNT = """
-from hpcsgd.backends.threads import libraries
+from hpcsgd.backends.blas_threads import libraries
 
 def count():
     return [library.get() for library in libraries()]

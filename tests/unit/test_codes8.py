@@ -11,7 +11,7 @@ from hpcsgd.glm.updates import (
     UNSIGNED,
     Adagrad,
     Adam,
-    Eight,
+    EightBitArray,
     HeavyBall,
     InEightBits,
     LinearRule,
@@ -43,7 +43,7 @@ def mixed(rows, width, seed=0, dtype=np.float32):
 def test_errors_are_at_most_half_the_gap_and_zero_is_exact(rooted, dtype):
     numbers = mixed(3 * BLOCK + 7, 2, dtype=dtype)
     numbers = np.square(numbers) if rooted else numbers
-    held = Eight.zeros(len(numbers), 2, dtype, rooted)
+    held = EightBitArray.zeros(len(numbers), 2, dtype, rooted)
     assert not held.decoded().any()
     held.encode(numbers)
     found = held.decoded()
@@ -65,10 +65,10 @@ def test_errors_are_at_most_half_the_gap_and_zero_is_exact(rooted, dtype):
 @pytest.mark.parametrize("rooted", [False, True])
 def test_what_was_decoded_comes_back_to_the_same_bits(rooted):
     numbers = mixed(1000, 3)
-    held = Eight.zeros(1000, 3, np.float32, rooted)
+    held = EightBitArray.zeros(1000, 3, np.float32, rooted)
     held.encode(np.square(numbers) if rooted else numbers)
     codes, scales = held.codes.copy(), held.scales.copy()
-    again = Eight.zeros(1000, 3, np.float32, rooted)
+    again = EightBitArray.zeros(1000, 3, np.float32, rooted)
     again.encode(held.decoded())
     assert (again.codes == codes).all()
     assert (again.scales == scales).all()
@@ -78,7 +78,7 @@ def test_what_is_no_number_is_seen():
     for bad in (np.nan, np.inf):
         numbers = mixed(2 * BLOCK, 1)
         numbers[3] = bad
-        held = Eight.zeros(len(numbers), 1, np.float32, rooted=False)
+        held = EightBitArray.zeros(len(numbers), 1, np.float32, rooted=False)
         with np.errstate(invalid="ignore"):
             held.encode(numbers)
             found = held.decoded()
@@ -88,10 +88,10 @@ def test_what_is_no_number_is_seen():
 
 def test_slices_of_whole_blocks_are_views():
     numbers = mixed(5 * BLOCK + 3, 1)
-    held = Eight.zeros(len(numbers), 1, np.float32, rooted=False)
+    held = EightBitArray.zeros(len(numbers), 1, np.float32, rooted=False)
     for cut in ((0, BLOCK), (BLOCK, 3 * BLOCK), (3 * BLOCK, len(numbers))):
         held[slice(*cut)].encode(numbers[slice(*cut)])
-    whole = Eight.zeros(len(numbers), 1, np.float32, rooted=False)
+    whole = EightBitArray.zeros(len(numbers), 1, np.float32, rooted=False)
     whole.encode(numbers)
     assert (held.decoded() == whole.decoded()).all()
 
@@ -99,7 +99,7 @@ def test_slices_of_whole_blocks_are_views():
 def test_linear_codes_would_lose_what_this_one_keeps():
     """The broken twin: 127 equal steps flush small second moments to zero."""
     v = np.square(mixed(2048, 1, dtype=np.float64))
-    held = Eight.zeros(2048, 1, np.float64, rooted=True)
+    held = EightBitArray.zeros(2048, 1, np.float64, rooted=True)
     held.encode(v)
     own = np.abs(held.decoded() - v)[v > 0] / v[v > 0]
     scale = v.max() / 127
@@ -125,7 +125,7 @@ def test_steps_in_eight_bits_stay_near_those_in_full(name):
     rule = RULES[name]
     assert SMALL <= 2048 * 2
     wide, narrow = parts_of(rule, 2048, 2), parts_of(InEightBits(rule), 2048, 2)
-    assert all(isinstance(kept, Eight) for kept in narrow.kept.values())
+    assert all(isinstance(kept, EightBitArray) for kept in narrow.kept.values())
     target = mixed(2048, 2, seed=1)
     target /= np.abs(target).max()
     moved = np.abs(target).sum()

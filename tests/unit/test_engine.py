@@ -12,8 +12,8 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DataError
 from hpcsgd.products.base import State
 from hpcsgd.runs.checkpoint import CheckpointStore
-from hpcsgd.runs.guards import MemberCheck
 from hpcsgd.runs.progress import Callback
+from hpcsgd.runs.recording import MemberCheck
 from hpcsgd.runs.result import Result, Status, load_result
 from hpcsgd.solvers.callbacks import Request
 from tests.helpers.harness import config_for, make_problem, train_on

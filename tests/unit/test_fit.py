@@ -242,7 +242,7 @@ def test_targets_of_log_links_may_be_of_any_size(size):
 
 def test_a_rate_that_blows_up_is_tried_again_slower(monkeypatch):
     problem = make_problem("gaussian", n=60, d=5)
-    monkeypatch.setattr("hpcsgd.runs.rate.smoothness", lambda *_: 0.02)
+    monkeypatch.setattr("hpcsgd.runs.auto_rate.smoothness", lambda *_: 0.02)
     result = hpcsgd.fit(problem.X, "gaussian", problem.y)
     assert result.report["rates_tried"] > 1 and result.report["converged"]
     with pytest.warns(ConvergenceWarning, match="lower the rate"):

@@ -14,7 +14,7 @@ from scipy import sparse
 import hpcsgd
 from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.runs.live import AssembledRun
+from hpcsgd.runs.assembled_run import AssembledRun
 from tests.helpers.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=60, d=5)

@@ -5,7 +5,7 @@ import pytest
 
 from hpcsgd.config import RunConfig
 from hpcsgd.glm import updates
-from hpcsgd.glm.updates import Eight
+from hpcsgd.glm.updates import EightBitArray
 from hpcsgd.runs.checkpoint import read_checkpoint
 from tests.helpers.contracts.codec import coded
 from tests.helpers.gradients import in_folder
@@ -141,7 +141,7 @@ EIGHT |= {"momentum": ("velocity",), "nesterov": ("velocity",)}
 
 def narrowed(name, kept):
     """As it is read after a step: what is kept to eight bits, in float64."""
-    eight = Eight.zeros(*kept.shape, np.float64, name in updates.SQUARES)
+    eight = EightBitArray.zeros(*kept.shape, np.float64, name in updates.SQUARES)
     eight.encode(kept.astype(np.float64))
     return eight.decoded().astype(np.longdouble)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.runs.guards import NAME, choose_exchanges, read_recording
+from hpcsgd.runs.recording import NAME, choose_exchanges, read_recording
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.resumed import interrupted
 

@@ -9,7 +9,7 @@ from hpcsgd.backends.base import (
     FIRST,
     LEAST,
     PATIENCE,
-    Dice,
+    ColumnDraws,
     LossScale,
     emulated,
     make_loss_scale,
@@ -298,11 +298,11 @@ class TestDice:
     """Weights that are rounded at random."""
 
     def test_members_and_holders_of_all_columns_agree(self):
-        whole = Dice(7, 0, slice(0, 10), 10).throw(np.empty((10, 2)))
-        part = Dice(7, 0, slice(3, 6), 10).throw(np.empty((3, 2)))
+        whole = ColumnDraws(7, 0, slice(0, 10), 10).throw(np.empty((10, 2)))
+        part = ColumnDraws(7, 0, slice(3, 6), 10).throw(np.empty((3, 2)))
         np.testing.assert_array_equal(whole[3:6], part)
-        other = Dice(7, 1, slice(0, 10), 10).throw(np.empty((10, 2)))
-        again = Dice(7, 0, slice(0, 10), 10)
+        other = ColumnDraws(7, 1, slice(0, 10), 10).throw(np.empty((10, 2)))
+        again = ColumnDraws(7, 0, slice(0, 10), 10)
         again.throw(np.empty((10, 2)))
         assert (whole != other).all()
         assert (again.throw(np.empty((10, 2))) != whole).all()

@@ -270,11 +270,11 @@ def test_a_child_has_threads_of_its_own():
     """A fork keeps none of them; the child makes new ones, the parent keeps its own."""
     code = """if True:
     import os, threading
-    from hpcsgd.backends import compiled_calls as threads
+    from hpcsgd.backends import compiled_calls as blas_threads
     from tests.unit.test_threads import comes_to, work_of
     gram = work_of()
     alone = gram()
-    threads.use(3, grain=1)
+    blas_threads.use(3, grain=1)
     assert gram() == alone
     for _ in range(20):
         child = os.fork()

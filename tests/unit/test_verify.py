@@ -10,7 +10,7 @@ from hpcsgd.cli.verify import table
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import DataError
 from hpcsgd.products import GATHERS, KEEPS
-from hpcsgd.runs.guards import NAME, read_recording, write_recording
+from hpcsgd.runs.recording import NAME, read_recording, write_recording
 from hpcsgd.runs.result import load_result
 from hpcsgd.studies.verify import certify
 from hpcsgd.studies.verify.replay import open_scene, open_source
@@ -345,10 +345,10 @@ def test_what_is_wrong_by_more_than_any_rounding_fails_undecided_or_not(tmp_path
 
 def replayed_wrongly(folder, reader, monkeypatch, wrong):
     """The names that fail where the replay takes `wrong` exchanges."""
-    from hpcsgd.studies.verify.replay import Scene
+    from hpcsgd.studies.verify.replay import RecordedRun
 
-    right = Scene.exchange
-    monkeypatch.setattr(Scene, "exchange", lambda s, n, f: wrong(right(s, n, f)))
+    right = RecordedRun.exchange
+    monkeypatch.setattr(RecordedRun, "exchange", lambda s, n, f: wrong(right(s, n, f)))
     return failing(folder, reader)
 
 

@@ -10,7 +10,7 @@ from hpcsgd.agreements.buckets import Buffer, CodecSender
 from hpcsgd.cli.verify import table
 from hpcsgd.errors import DataError
 from hpcsgd.glm import ADAPTIVE
-from hpcsgd.runs.guards import NAME, read_recording, write_recording
+from hpcsgd.runs.recording import NAME, read_recording, write_recording
 from hpcsgd.runs.result import load_result
 from hpcsgd.studies.verify import certify
 from hpcsgd.studies.verify.replay import Union

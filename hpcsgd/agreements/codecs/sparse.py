@@ -442,7 +442,7 @@ class Wangni(RecordCodec):
         return self.config.dense == "auto" and not is_smaller
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Dice decide."""
+        """Draws decide which words travel."""
         return None
 
 

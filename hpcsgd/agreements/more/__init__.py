@@ -1,1 +1,1 @@
-"""Methods of one paper each."""
+"""Methods of one paper, of which nothing else of the package knows more than a name."""

@@ -25,7 +25,7 @@ from hpcsgd.products.base import Array, Rows, State, Task
 
 # Replicas that take steps of their own, and mix weights in every one of them.
 #
-# Decentralised SGD in full precision (BAGUA's D_FP_S, arXiv 2107.01499):
+# Decentralized SGD in full precision (BAGUA's D_FP_S, arXiv 2107.01499):
 #
 #     w_i ← (n_i w_i + n_j w_j) / (n_i + n_j) − η g_i(w_i)
 #
@@ -150,7 +150,7 @@ class OwnSteps(Gradient, ABC):
             self.steps.take_intercept(state, sums / count, moment)
 
 
-class Decentralised(OwnSteps):
+class Decentralized(OwnSteps):
     """Mixes with one replica or with all, while the gradient is computed."""
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
@@ -256,7 +256,7 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 
 # Replicas on a ring that tell their neighbours how they moved, in 8 bits a word.
 #
-# Decentralised SGD in low precision (BAGUA's D_LP_S, arXiv 2107.01499). Replica i keeps
+# Decentralized SGD in low precision (BAGUA's D_LP_S, arXiv 2107.01499). Replica i keeps
 # what its neighbours on the left and on the right are, L and R, beside its own w. With
 # x what its own step makes of w,
 #

@@ -1,4 +1,4 @@
-"""Which kernel makes the Gram on a GPU, by measurement."""
+"""The choice of a Gram kernel on a GPU, by measurement."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from hpcsgd.backends.cuda.kernels import (
     tiles_of,
 )
 from hpcsgd.backends.cuda.matrix import sent
-from hpcsgd.backends.cuda.room import rows_bytes
+from hpcsgd.backends.cuda.memory import rows_bytes
 from hpcsgd.errors import ConfigError, MissingPackage
 
 # Products of rows of which somebody else than our plain kernel makes the Gram.

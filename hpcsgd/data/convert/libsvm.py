@@ -1,4 +1,4 @@
-"""LIBSVM text as a source of sparse rows."""
+"""LIBSVM files as sources of rows; `parsers.py` parses their lines."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The compiled text parser through ctypes; its fallback where it is missing."""
+"""Parsers of LIBSVM and CSV lines: compiled, and a small one without a compiler."""
 
 import ctypes
 import math

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import hpcsgd
-from hpcsgd.backends.threads import one_thread
+from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.config import split_of
 from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
@@ -30,9 +30,9 @@ from hpcsgd.studies.verify.allowance import (
 )
 from hpcsgd.studies.verify.replay import (
     DECISIVE,
+    RecordedRun,
     RecordedSource,
     ReplayDifference,
-    Scene,
     compare,
     deciding,
     open_scene,
@@ -197,7 +197,7 @@ def certify(
     return found
 
 
-def _data_file(scene: Scene, data: str | None) -> Path:
+def _data_file(scene: RecordedRun, data: str | None) -> Path:
     path = data or scene.config.data.path
     if not path:
         raise DataError("the run was trained from memory; name its data with --data")
@@ -207,7 +207,7 @@ def _data_file(scene: Scene, data: str | None) -> Path:
 
 
 def _facts(
-    scene: Scene, folder: str | Path, exchanges: int, seed: int, data: str | None
+    scene: RecordedRun, folder: str | Path, exchanges: int, seed: int, data: str | None
 ) -> Figures:
     words = ["hpcsgd", "verify", str(folder), "--exchanges", str(exchanges)]
     words += ["--seed", str(seed), *(["--data", data] if data else [])]
@@ -222,7 +222,7 @@ def _facts(
 
 
 def _checks(
-    scene: Scene, reader: RowReader, count: int, seed: int
+    scene: RecordedRun, reader: RowReader, count: int, seed: int
 ) -> Iterator[VerifiedItem]:
     yield _model(scene)
     source = None
@@ -257,14 +257,14 @@ def _checks(
     yield _loss(scene, source)
 
 
-def _chosen(scene: Scene, count: int, seed: int) -> list[int]:
+def _chosen(scene: RecordedRun, count: int, seed: int) -> list[int]:
     """k of the recorded exchanges."""
     known = sorted(scene.recording.states)
     drawn = np.random.default_rng(seed).permutation(len(known))[:count]
     return sorted(known[i] for i in drawn)
 
 
-def _model(scene: Scene) -> VerifiedItem:
+def _model(scene: RecordedRun) -> VerifiedItem:
     """The model in result.h5 is the one that result.json speaks of."""
     path = scene.folder / "result.json"
     try:
@@ -278,14 +278,14 @@ def _model(scene: Scene) -> VerifiedItem:
 
 
 def _data(
-    scene: Scene, reader: RowReader, source: RecordedSource | None
+    scene: RecordedRun, reader: RowReader, source: RecordedSource | None
 ) -> VerifiedItem:
     then = scene.result.report["data_fingerprint"]
     now = f"{reader.rows}x{reader.cols}" if source is None else source.fingerprint()
     return VerifiedItem("data", now == then, {"now": now, "then": then})
 
 
-def _traffic(scene: Scene, source: RecordedSource | None) -> VerifiedItem:
+def _traffic(scene: RecordedRun, source: RecordedSource | None) -> VerifiedItem:
     """The ledger against the formulas, to the byte."""
     shape, gathers = scene.shape, scene.result.report["products"] in GATHERS
     if gathers and scene.result.report.get("sparse"):
@@ -318,7 +318,7 @@ def _traffic(scene: Scene, source: RecordedSource | None) -> VerifiedItem:
     return VerifiedItem("traffic", expected == found, figures)
 
 
-def _exchange(scene: Scene, source: RecordedSource, number: int) -> VerifiedItem:
+def _exchange(scene: RecordedRun, source: RecordedSource, number: int) -> VerifiedItem:
     exchange = scene.exchange(number, source)
     before, after = scene.points(number)
     parts = scene.replayed
@@ -362,7 +362,7 @@ def _undecided(
     return f"{said}; record an exchange with {setting} to decide"
 
 
-def _loss(scene: Scene, source: RecordedSource) -> VerifiedItem:
+def _loss(scene: RecordedRun, source: RecordedSource) -> VerifiedItem:
     result = scene.result
     if not result.status.is_finished and result.status.value != "diverged":
         # Of such a run the loss is that of an earlier evaluation.

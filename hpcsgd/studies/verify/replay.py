@@ -25,7 +25,7 @@ from hpcsgd.glm.families import Array, Family
 from hpcsgd.glm.updates import make_rate
 from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.products import GATHERS
-from hpcsgd.runs.guards import NAME, Recording, read_recording
+from hpcsgd.runs.recording import NAME, Recording, read_recording
 from hpcsgd.runs.result import Result, load_result
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.sparse import Csr
@@ -403,7 +403,7 @@ class Union:
 
 
 @dataclass(frozen=True)
-class Scene:
+class RecordedRun:
     """A run folder, read."""
 
     folder: Path
@@ -530,13 +530,13 @@ class Scene:
         return rate.at(epoch * sum(steps) + sum(steps[:index]), steps[index])
 
 
-def open_scene(folder: Path) -> Scene:
+def open_scene(folder: Path) -> RecordedRun:
     """Read the folder; a run without a recording is refused."""
     result = load_result(folder)
     _check_replayable(folder, result)
     recording = read_recording(folder / NAME)
     config = RunConfig.parse(result.config)
-    scene = Scene(
+    scene = RecordedRun(
         folder,
         result,
         recording,
@@ -593,7 +593,7 @@ def _check_replayable(folder: Path, result: Result) -> None:
             raise DataError(f"{folder} {why}")
 
 
-def _check_report(scene: Scene) -> None:
+def _check_report(scene: RecordedRun) -> None:
     """Refuse a result of an older package, or a recording of another run."""
     report, said = scene.result.report, scene.recording.facts
     wanted = {"rows", "columns", "classes", "grid", "data_fingerprint", "resumes"}

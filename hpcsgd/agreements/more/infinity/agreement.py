@@ -384,7 +384,7 @@ class OnDisk:
         shape: tuple[int, int],
         columns: int,
         dtype: np.dtype[Any],
-        keeper: "Keeper",
+        keeper: "WeightsOnDisk",
     ) -> None:
         self.shape, self.dtype, self.keeper = shape, dtype, keeper
         self.columns = columns  # K
@@ -418,7 +418,7 @@ class OnDisk:
         return self.keeper.is_broken
 
 
-class Keeper(Protocol):
+class WeightsOnDisk(Protocol):
     """Whoever has the weights on disk."""
 
     is_broken: bool

@@ -1,4 +1,4 @@
-"""The rate of a run that leaves it open: 1/L, with L from the rows themselves.
+"""The default rate 1/L of a run whose rate is not set, from the rows themselves.
 
 A step on one batch is A_kᵀ D A_k / b away from the one before, D = diag(c_i κ_i) with
 κ_i a bound on the curvature of the loss in its score. With L = λ_max of that, + λ, the

@@ -1,4 +1,4 @@
-"""Parts of a run: the engine, observers, evaluations, recordings."""
+"""The engine of a run, made with its observers, evaluations and recordings."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,11 +19,11 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.cuda import DeviceProduct
 from hpcsgd.products.hooks import Hook, HookList
+from hpcsgd.runs.assembled_run import Parts, last_rate
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
 from hpcsgd.runs.checks import penalty_of, proximal_hooks, snapshot_hooks
-from hpcsgd.runs.guards import NAME, MemberCheck, Recorder, choose_exchanges
-from hpcsgd.runs.live import Parts, last_rate
 from hpcsgd.runs.loop import Engine, GoodStates, PollSchedule, RunLength
+from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges
 from hpcsgd.runs.recovery import next_rung
 from hpcsgd.solvers.callbacks import Callback, View
 from hpcsgd.solvers.evaluation import (

@@ -1,4 +1,4 @@
-"""Recordings of exchanges, and callbacks that end a run."""
+"""Recordings of exchanges for `hpcsgd verify`, and checks that members are alike."""
 
 import logging
 import zlib

@@ -1,4 +1,4 @@
-"""What a run will hold on a GPU, from sizes alone, before anything is allocated."""
+"""Memory of a run on a GPU, counted before it is taken."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

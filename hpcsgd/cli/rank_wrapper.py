@@ -1,6 +1,6 @@
-"""Stands above one rank of `--ranks` and notes how it ended, then ends alike.
+"""The parent process of one rank of `--ranks`: notes how the rank ended.
 
-    python -I -S rank.py COMMAND...
+    python -I -S rank_wrapper.py COMMAND...
 
 Run as a script, it imports next to nothing and costs next to no time. Launchers signal
 the whole group of a rank: what is meant for the rank is ignored here.

@@ -244,18 +244,24 @@ def _of_python(folder: Path) -> list[dict]:
     from hpcsgd.data.convert import parsers
     from hpcsgd.data.convert.parsers import LineLayout
 
-    rows, modules = [], {"compiled": parsers, "python": parsers}
+    rows, parsers_by_name = (
+        [],
+        {
+            "compiled": (parsers.parse_libsvm, parsers.parse_csv),
+            "python": (parsers.parse_libsvm_in_python, parsers.parse_csv_in_python),
+        },
+    )
     for name, row in (text_files.LIBSVM | text_files.CSV).items():
         text = text_files.write(folder / name, row, SLOW_BYTES).read_bytes()
         ways = {}
-        for module_name, module in modules.items():
+        for parser_name, (parse_libsvm, parse_csv) in parsers_by_name.items():
             if name in text_files.LIBSVM:
-                ways[module_name] = partial(module.parse_libsvm, text, 1)
+                ways[parser_name] = partial(parse_libsvm, text, 1)
             else:
                 fields = text.split(b"\n", 1)[0].count(b",") + 1
                 places = np.arange(-1, fields - 1, dtype=np.int32)
                 layout = LineLayout(b",", places, fields - 1, 1, False)
-                ways[module_name] = partial(module.parse_csv, text, layout)
+                ways[parser_name] = partial(parse_csv, text, layout)
         rows.append({"file": name, **_rates(len(text) / 1e6, _in_turns(ways))})
         print(rows[-1], flush=True)
     return rows

@@ -1,14 +1,10 @@
 """Flags of commands, settings the user chose, templates of configurations."""
 
-import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from hpcsgd.cli import names
-from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import COMM_HELP, gib, numbers, rate, steps
-from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
 
 # The flags of commands that train, and the settings that they stand for.
@@ -275,42 +271,3 @@ def chosen(tables: Tables) -> Tables:
         else table
         for section, table in tables.items()
     }
-
-
-# `hpcsgd new`: a configuration file to start from.
-
-
-def add_parser(commands: Any) -> None:
-    """Add `new` to the commands."""
-    parser = commands.add_parser(
-        "new",
-        help=COMMANDS["new"],
-        description="Every section and key at its default, with what it does.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("file", metavar="run.toml", help="file to write")
-    parser.add_argument(
-        "--force", action="store_true", help="overwrite a file that is there"
-    )
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write the file, say how to go on."""
-    from hpcsgd.cli.template import template
-    from hpcsgd.files import write_text
-
-    path = Path(arguments.file)
-    if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a folder; name a file")
-    if path.exists() and not arguments.force:
-        raise ConfigError(f"{path} exists; name another file, or add --force")
-    try:
-        write_text(path, template())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}; choose a folder that can be"
-            " written"
-        ) from error
-    print(f"{path}: now set [data] path, then: hpcsgd train {path}")
-    return 0

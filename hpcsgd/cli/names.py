@@ -108,7 +108,7 @@ PARSERS = {
     "predict": "hpcsgd.cli.models:add_predict_parser",
     "inspect": "hpcsgd.cli.models:add_inspect_parser",
     "verify": "hpcsgd.cli.verify:add_verify_parser",
-    "new": "hpcsgd.cli.flags:add_parser",
+    "new": "hpcsgd.cli.train:add_new_parser",
     "data": "hpcsgd.cli.data:add_parser",
     "jobs": "hpcsgd.cli.jobs:add_parser",
     "info": "hpcsgd.cli.info:add_parser",

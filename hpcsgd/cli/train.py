@@ -1,4 +1,4 @@
-"""`hpcsgd train` and `hpcsgd sweep`."""
+"""`hpcsgd train`, `hpcsgd sweep` and `hpcsgd new`."""
 
 import argparse
 import sys
@@ -388,3 +388,42 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "-" if value != value else f"{value:.7g}"
     return str(value)
+
+
+# `hpcsgd new`: a configuration file to start from.
+
+
+def add_new_parser(commands: Any) -> None:
+    """Add `new` to the commands."""
+    parser = commands.add_parser(
+        "new",
+        help=COMMANDS["new"],
+        description="Every section and key at its default, with what it does.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="run.toml", help="file to write")
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite a file that is there"
+    )
+    parser.set_defaults(run=run_new)
+
+
+def run_new(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Write the file, say how to go on."""
+    from hpcsgd.cli.template import template
+    from hpcsgd.files import write_text
+
+    path = Path(arguments.file)
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+    if path.exists() and not arguments.force:
+        raise ConfigError(f"{path} exists; name another file, or add --force")
+    try:
+        write_text(path, template())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; choose a folder that can be"
+            " written"
+        ) from error
+    print(f"{path}: now set [data] path, then: hpcsgd train {path}")
+    return 0

@@ -3,9 +3,7 @@
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd import files
 from hpcsgd.errors import ConfigError
@@ -20,6 +18,10 @@ from hpcsgd.jobs.resources import (
     seconds_of,
 )
 from hpcsgd.jobs.sites import Site
+
+if TYPE_CHECKING:  # parsers of commands wait for no template
+    from jinja2 import Environment
+
 
 # The #SBATCH lines of a job.
 
@@ -323,8 +325,10 @@ def _steps(job: Job, site: Site, python: str) -> list[dict[str, Any]]:
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
     """Nothing undefined is empty, and nothing breaks a line."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(files.asset_path("slurm")),
         undefined=StrictUndefined,

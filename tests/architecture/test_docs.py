@@ -13,6 +13,7 @@ from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.config import METHODS, RunConfig
+from hpcsgd.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -68,7 +69,8 @@ def commands_in(path):
         # Descriptions of a usage are no commands: hpcsgd inspect RUN|MODEL.
         if not re.search(r"\[--|[A-Z]\||\bSRC\b|[()]", line.partition("#")[0]):
             words = shlex.split(line, comments=True)
-            yield words[: words.index("|")] if "|" in words else words
+            ends = [words.index(end) for end in ("|", ">") if end in words]
+            yield words[: min(ends, default=len(words))]
 
 
 def test_the_commands_shown_are_commands(capsys):
@@ -77,8 +79,8 @@ def test_the_commands_shown_are_commands(capsys):
         for words in commands_in(path):
             try:
                 parser.parse_args(words)
-            except SystemExit:
-                reason = capsys.readouterr().err.strip()
+            except (SystemExit, ConfigError) as error:
+                reason = capsys.readouterr().err.strip() or error
                 offenders.append(f"{path.relative_to(ROOT)}: {reason}")
     assert not offenders, "no commands of hpcsgd:\n" + "\n".join(offenders)
 

@@ -1,21 +1,32 @@
-"""docs/extending.md shows the code that is there, to the byte."""
+"""docs/extending.md shows code to the byte: files, or classes of them."""
 
+import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
-SHOWN = re.compile(r"<!-- (\S+\.py) -->\n(?:\n```python\n.*?\n```\n)?", re.S)
+SHOWN = re.compile(r"<!-- (\S+\.py)(:\w+)? -->\n(?:\n```python\n.*?\n```\n)?", re.S)
 
 
 def renewed(page):
     """The page with the files that it names behind their names."""
 
     def block(match):
-        source = (ROOT / match[1]).read_text().rstrip("\n")
-        return f"<!-- {match[1]} -->\n\n```python\n{source}\n```\n"
+        name = match[2] or ""
+        source = source_of(match[1], name.removeprefix(":"))
+        return f"<!-- {match[1]}{name} -->\n\n```python\n{source}\n```\n"
 
     return SHOWN.sub(block, page)
+
+
+def source_of(file, name):
+    """The text of a class in a file, of all the file without a name."""
+    text = (ROOT / file).read_text().rstrip("\n")
+    if not name:
+        return text
+    nodes = (n for n in ast.parse(text).body if getattr(n, "name", "") == name)
+    return ast.get_source_segment(text, next(nodes))
 
 
 def test_the_page_shows_what_the_files_say():

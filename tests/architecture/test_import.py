@@ -71,8 +71,8 @@ def names_of_registries():
     from hpcsgd.products import cost
     from hpcsgd.runs import predict
     from hpcsgd.solvers import coordinate, evaluation
-    from hpcsgd.studies import compare, plan, run
-    from hpcsgd.studies import plan as methods
+    from hpcsgd.studies import plan, run
+    from hpcsgd.studies.compare import LINE_UP
     from hpcsgd.tuning.machine import known_machines
 
     return {
@@ -89,7 +89,7 @@ def names_of_registries():
         "GOALS": evaluation.GOALS,
         "GRAM_KERNELS": cost.GRAM_KERNELS,
         "LAYOUTS": transform.LAYOUTS,
-        "LINE_UP": compare.LINE_UP,
+        "LINE_UP": LINE_UP,
         "MACHINES": known_machines(),
         "METHODS": config.METHODS,
         "NETWORKS": network_model.NETWORKS,
@@ -102,7 +102,7 @@ def names_of_registries():
         "SAMPLINGS": sampling.MODES,
         "SHAPES": synthetic.SHAPES,
         "SOURCES": sources.SOURCES,
-        "STUDIED": methods.METHODS,
+        "STUDIED": plan.METHODS,
         "TRANSPORTS": config.TRANSPORTS,
         "UPDATES": glm.UPDATES,
     }

@@ -29,6 +29,8 @@ PLACE = re.compile(r", line [0-9]+")
 EVERY_CUT = 40  # bytes up to which a file is cut at every place
 PIECES = (1, 2**20)  # bytes: one line each, and all at once
 
+IN_PYTHON = "_in_python"  # behind the name of a parser: its fallback
+
 
 def differences(text: bytes) -> list[str]:
     """What the two parsers disagree about."""
@@ -82,8 +84,13 @@ def outcomes(text: bytes) -> list[tuple]:
     ]
     ways += [("csv", "parse_csv", (layout,)) for layout in _layouts()]
     ways += [("lines", "count_lines", (mark,)) for mark in MARKS]
-    pairs = (parsers, parsers)
-    return [(n, *(_outcome(getattr(m, f), text, a) for m in pairs)) for n, f, a in ways]
+    return [
+        (
+            name,
+            *(_outcome(getattr(parsers, f), text, a) for f in (kind, kind + IN_PYTHON)),
+        )
+        for name, kind, a in ways
+    ]
 
 
 def _layouts() -> list[LineLayout]:

@@ -32,8 +32,7 @@ def bend(monkeypatch, change):
         return iterate(task, state, group, rows, margins, change(packed))
 
     iterate = gram.iterate
-    for module in (gram, gram, gram):
-        monkeypatch.setattr(module, "iterate", bending)
+    monkeypatch.setattr(gram, "iterate", bending)
 
 
 def one_entry(place, factor=1.1):

@@ -14,6 +14,7 @@ from hpcsgd.errors import ConfigError, ConvergenceWarning, DataError
 from hpcsgd.estimators.fit import Runs
 from hpcsgd.glm import get_family
 from hpcsgd.runs.progress import Callback
+from hpcsgd.solvers.callbacks import Request
 from tests.helpers.problems import FAMILIES, make_problem
 
 QUIET = pytest.mark.filterwarnings("ignore::hpcsgd.ConvergenceWarning")
@@ -275,7 +276,7 @@ def test_held_out_rows_of_a_run_that_goes_on(tmp_path, at, epochs):
 
     class Stop(Callback):
         def on_exchange(self, view):
-            return hpcsgd.callbacks.Wish.PREEMPT if view.exchanges == at else None
+            return Request.PREEMPT if view.exchanges == at else None
 
     rng = np.random.default_rng(3)
     X = rng.normal(size=(60, 40))

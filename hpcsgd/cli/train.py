@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Container, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch

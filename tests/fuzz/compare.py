@@ -29,7 +29,7 @@ PLACE = re.compile(r", line [0-9]+")
 EVERY_CUT = 40  # bytes up to which a file is cut at every place
 PIECES = (1, 2**20)  # bytes: one line each, and all at once
 
-IN_PYTHON = "_in_python"  # behind the name of a parser: its fallback
+BOTH = ("", "_in_python")  # behind the name of a parser: compiled, and its fallback
 
 
 def differences(text: bytes) -> list[str]:
@@ -85,10 +85,7 @@ def outcomes(text: bytes) -> list[tuple]:
     ways += [("csv", "parse_csv", (layout,)) for layout in _layouts()]
     ways += [("lines", "count_lines", (mark,)) for mark in MARKS]
     return [
-        (
-            name,
-            *(_outcome(getattr(parsers, f), text, a) for f in (kind, kind + IN_PYTHON)),
-        )
+        (name, *(_outcome(getattr(parsers, kind + end), text, a) for end in BOTH))
         for name, kind, a in ways
     ]
 

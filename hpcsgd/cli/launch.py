@@ -396,6 +396,9 @@ def hear_again() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
 
+MOST_RANKS = 4096  # of one machine: a launcher would be busy for hours with a typo
+
+
 def relaunch(
     ranks: int,
     argv: list[str],
@@ -410,6 +413,11 @@ def relaunch(
     if ranks < 1:
         raise ConfigError(
             f"--ranks {ranks}: at least 1 rank is needed, for example --ranks 2"
+        )
+    if ranks > MOST_RANKS:
+        raise ConfigError(
+            f"--ranks {ranks}: at most {MOST_RANKS} ranks are started on one machine;"
+            " start more of them with srun, or mpiexec and a list of hosts"
         )
     command = [sys.executable, "-m", "hpcsgd", *argv]
     full = [*mpiexec(shrinks), "-n", str(ranks), *NOTED]

@@ -158,3 +158,8 @@ def test_ranks_without_an_mpi_to_start_them_are_one_sentence(started_by, monkeyp
     with pytest.raises(ConfigError, match="pip install mpich") as caught:
         launch.relaunch(2, ["info"])
     assert "--ranks" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_more_ranks_than_a_machine_can_start_are_refused_at_once():
+    with pytest.raises(ConfigError, match="at most 4096 ranks are started"):
+        launch.relaunch(99_999_999_999, ["info"])

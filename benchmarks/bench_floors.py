@@ -11,10 +11,12 @@ here at the rates and lengths of docs/.
 
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
-from hpcsgd.agreements.more.decentralized import LowPrecision, MixPairs
+from hpcsgd.agreements.more.decentralized import MixPairs
+from hpcsgd.runs.agreements import KINDS
 from tests.helpers import anybatch_laws, bagua_laws
 from tests.helpers.averages_laws import HARD, L2, OPTIMUM, gap, loss
 from tests.helpers.contracts.codec import gap_of
@@ -80,23 +82,20 @@ def mixed():
 def twins():
     """Name -> gap of the method and of its twin, at 1/(4L) and at 1/(16L)."""
     pairs, low = MIXED["decentralized, shift_one"], MIXED["decentralized-low"]
-    same = MixPairs, "start", bagua_laws.always_the_same
-    in_bytes = LowPrecision, "_step", bagua_laws.without_feedback
+    same = mock.patch.object(MixPairs, "start", bagua_laws.always_the_same)
+    in_bytes = mock.patch.dict(KINDS, {"decentralized-low": bagua_laws.WithoutFeedback})
     return {
-        "the same pairs": beside_twin(pairs, 4.0, *same),
-        "weights in bytes": beside_twin(low, 16.0, *in_bytes),
+        "the same pairs": beside_twin(pairs, 4.0, same),
+        "weights in bytes": beside_twin(low, 16.0, in_bytes),
     }
 
 
-def beside_twin(row, slower, kind, name, mistake):
-    """The twin has one function of a class put in the place of another."""
-    gaps, right = [gap(row, slower=slower, tau=1)], getattr(kind, name)
-    setattr(kind, name, mistake)
-    try:
-        gaps.append(gap(row, slower=slower, tau=1))
-    finally:
-        setattr(kind, name, right)
-    return [float(g) for g in gaps]
+def beside_twin(row, slower, twin):
+    """Gaps of a method and of its twin, which is in force inside of `twin`."""
+    right = gap(row, slower=slower, tau=1)
+    with twin:
+        wrong = gap(row, slower=slower, tau=1)
+    return [float(right), float(wrong)]
 
 
 def momentum(rate=0.01, steps=2000):

@@ -57,11 +57,11 @@ def own_cores():
         return Arrival(wait, lambda: inner() and now() >= over())
 
     before = link.perf_counter, link.sleep_until
-    was_late, clock = DelayedCommunicator._late, Overlap.__init__.__defaults__
+    was_late, clock = DelayedCommunicator.postpone, Overlap.__init__.__defaults__
     link.perf_counter, link.sleep_until = now, CLOCK.wait_until
-    DelayedCommunicator._late, Overlap.__init__.__defaults__ = late, (now,)
+    DelayedCommunicator.postpone, Overlap.__init__.__defaults__ = late, (now,)
     try:
         yield
     finally:
         link.perf_counter, link.sleep_until = before
-        DelayedCommunicator._late, Overlap.__init__.__defaults__ = was_late, clock
+        DelayedCommunicator.postpone, Overlap.__init__.__defaults__ = was_late, clock

@@ -142,11 +142,11 @@ def ratios(monkeypatch):
     from hpcsgd.products import monitor
 
     found = {"scores": [], "residuals": []}
-    note = monitor.GapMonitor._note
+    note = monitor.GapMonitor.note
 
     def noting(self, what, number, difference, allowed):
         found[what].append(float(np.max(difference / allowed)))
         note(self, what, number, difference, allowed)
 
-    monkeypatch.setattr(monitor.GapMonitor, "_note", noting)
+    monkeypatch.setattr(monitor.GapMonitor, "note", noting)
     return found

@@ -354,11 +354,11 @@ class AsyncAverage(Average):
         if self.grid.replicas.size == 1:
             return
         if self._is_due(exchanges):
-            self._apply(state)
+            self.apply_average(state)
         if exchanges % self.period == 0:
-            self._send(state, exchanges)
+            self.start_average(state, exchanges)
             if self.delay == 0:
-                self._apply(state)
+                self.apply_average(state)
 
     def arrive(self, state: State) -> None:
         """The sum, which is still applied when it is due: its words stay here."""
@@ -393,7 +393,8 @@ class AsyncAverage(Average):
         now = self._travelling
         return now is not None and exchanges == now.since + self.delay
 
-    def _send(self, state: State, exchanges: int) -> None:
+    def start_average(self, state: State, exchanges: int) -> None:
+        """Begin to sum the weights of all replicas while training continues."""
         own = self._said(state)
         words = own * own.dtype.type(self.share)
         with self.overlap.posting():
@@ -407,7 +408,8 @@ class AsyncAverage(Average):
                 now.pending.wait()
         return now.pending.buffer
 
-    def _apply(self, state: State) -> None:
+    def apply_average(self, state: State) -> None:
+        """Take the average that has arrived, plus what was done since it began."""
         now, self._travelling = self._travelling, None
         assert now is not None
         state.kept[SINCE][0] = 0

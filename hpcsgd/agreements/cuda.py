@@ -295,7 +295,8 @@ class DeviceTileScatter(Scatter):
     def _clear(self, array: Any) -> None:
         self.device.clear(array)
 
-    def _keep(self, own: Any, kept: Any) -> None:
+    def keep_slice(self, own: Any, kept: Any) -> None:
+        """Copy the own slice out of a tile, on the device."""
         self.rules.add(own, kept, is_first=True)
 
 
@@ -491,8 +492,8 @@ class OffloadDeviceScatter(Scatter):
         if isinstance(self.replicas, DeviceCommunicator):
             self._begun.append(self.replicas.newest)
 
-    def _wait(self, pending: Pending) -> Any:
-        """And the host, too: collectives that fail are heard of here."""
+    def wait_for(self, pending: Pending) -> Any:
+        """Return the own part; the host waits, and a failed collective raises."""
         own = pending.wait()
         if isinstance(self.replicas, DeviceCommunicator):
             self.replicas.reach(self._begun.pop(0))
@@ -528,8 +529,8 @@ class DeviceOffload(Offload):
         given = self.device, self.replicas, self.cuts, self.room
         return OffloadDeviceScatter(*given, sums)
 
-    def _send_up(self, state: State, cut: Cut) -> None:
-        """From a copy: the host may step on while it travels.
+    def send_up(self, state: State, cut: Cut) -> None:
+        """Send a stepped slice from a copy: the host may step on while it travels.
 
         Weights are divided by what rows are stored times. The copy is free again when
         the next gradient is there: that came down behind what goes up here.

@@ -314,12 +314,12 @@ class Gradient(BatchRequest, Agreement):
         self._flag_overflow()
         self.buffer.count_in(residuals)
         if self._left:
-            self._add(self.buffer.gradient, rows, residuals)
+            self.add_gradient(self.buffer.gradient, rows, residuals)
             return
         self._finish_sums(state)
         self.sender.begin(self.buffer, self._moment)
         for tile in self.buffer:
-            self._add(tile.gradient, self._columns(rows, tile), residuals)
+            self.add_gradient(tile.gradient, self._columns(rows, tile), residuals)
             self._finish_tile(state, tile)
             task.clock.lap("update")
             if not self.sender.wants_norm:
@@ -425,7 +425,8 @@ class Gradient(BatchRequest, Agreement):
     def _finish_tile(self, state: State, tile: Tile) -> None:
         """So is Yᵀr of a tile, which is sent next."""
 
-    def _add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
+    def add_gradient(self, gradient: Array, rows: Rows, residuals: Array) -> None:
+        """Add Yᵀr of some rows of this replica to `gradient`, in place."""
         self._adder.add(gradient, rows, residuals)
 
     def _columns(self, rows: Rows, tile: Tile) -> Rows:

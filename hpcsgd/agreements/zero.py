@@ -411,15 +411,15 @@ class Scatter:
         self.tail.total()  # which was posted before
         number, pending = self._travelling.pop(0)
         with self.overlap.waiting():
-            own = self._wait(pending).reshape(-1, self.cuts.width)
+            own = self.wait_for(pending).reshape(-1, self.cuts.width)
         if len(self._slices):
             kept = self._slices[self.cuts.all[number].place]
-            self._keep(own, kept)
+            self.keep_slice(own, kept)
             own = kept
         self._there[number] = own
 
-    def _wait(self, pending: Pending) -> Array:
-        """The own part, as soon as it may be looked at."""
+    def wait_for(self, pending: Pending) -> Array:
+        """Return the own part of a sum, as soon as it may be read."""
         return pending.wait()
 
     def _zeros(self, height: int, width: int) -> Array:
@@ -428,7 +428,8 @@ class Scatter:
     def _clear(self, array: Array) -> None:
         array[...] = 0.0
 
-    def _keep(self, own: Array, kept: Array) -> None:
+    def keep_slice(self, own: Array, kept: Array) -> None:
+        """Copy the own slice out of a tile that the next sum overwrites."""
         kept[...] = own
 
 
@@ -501,12 +502,12 @@ class ShardedAgreement(SlicedState):
         self._left -= 1
         self.scatter.tail.count_in(residuals)
         if self._left:
-            self._add(self.scatter.gradient, rows, residuals)
+            self.add_gradient(self.scatter.gradient, rows, residuals)
             return
         self.scatter.tail.send()
         for number, cut in enumerate(self.cuts):
             tile = self.scatter.tile(number, cut)
-            self._add(tile, self._of_tile(rows, cut), residuals)
+            self.add_gradient(tile, self._of_tile(rows, cut), residuals)
             task.clock.lap("update")
             self.scatter.send(number, cut, tile)
             task.clock.start()  # what a sum takes is booked by the ledger

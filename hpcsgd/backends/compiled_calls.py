@@ -176,8 +176,8 @@ REALS = {"f": "_f32", "d": "_f64"}
 
 
 @lru_cache(maxsize=1)
-def _dense_functions() -> dict[str, Any]:
-    """The kernels by name; none where nothing is compiled."""
+def dense_functions() -> dict[str, Any]:
+    """Return the dense kernels by name; an empty dict where nothing is compiled."""
     library = best()[0]
     if library is None:
         return {}
@@ -188,7 +188,7 @@ def _dense_functions() -> dict[str, Any]:
 
 def available() -> bool:
     """True where the compiled kernels are in use."""
-    return bool(_dense_functions())
+    return bool(dense_functions())
 
 
 def why() -> str:
@@ -207,25 +207,25 @@ def settle(sets: Sequence[str]) -> None:
     Ranks that compute the same thing would otherwise differ in its last bits.
     """
     if settle_isa(sets):
-        _dense_functions.cache_clear()
+        dense_functions.cache_clear()
 
 
 def widen_rows(matrix: Array, rows: Array, out: Array) -> None:
     """out[i] ← matrix[rows[i]], bf16 bits to float32."""
     rows = np.ascontiguousarray(rows, dtype=np.int64)
-    call = _dense_functions()["hpcsgd_widen_rows_bf16"]
+    call = dense_functions()["hpcsgd_widen_rows_bf16"]
     call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], out)
 
 
 def margins(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
     """out[i] ← matrix[rows[i]] · weights."""
-    call = _dense_functions()["hpcsgd_margins" + MATRICES[matrix.dtype.char]]
+    call = dense_functions()["hpcsgd_margins" + MATRICES[matrix.dtype.char]]
     call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], weights, out)
 
 
 def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None:
     """weights += Σ_i residuals[i] matrix[rows[i]]."""
-    call = _dense_functions()["hpcsgd_update" + MATRICES[matrix.dtype.char]]
+    call = dense_functions()["hpcsgd_update" + MATRICES[matrix.dtype.char]]
     call(
         matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], residuals, weights
     )
@@ -233,21 +233,21 @@ def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None
 
 def exact_scores(block: Array, weights: Array, out: Array) -> None:
     """out ← block · weights for float32 rows, in float64."""
-    call = _dense_functions()["hpcsgd_exact_scores"]
+    call = dense_functions()["hpcsgd_exact_scores"]
     call(block, stride_of(block), *block.shape, weights, out)
 
 
 def has_bad(block: Array) -> bool:
     """Whether a float32 of the block is infinite or no number."""
     found = np.zeros(1, dtype=np.int64)
-    _dense_functions()["hpcsgd_find_bad"](block, stride_of(block), *block.shape, found)
+    dense_functions()["hpcsgd_find_bad"](block, stride_of(block), *block.shape, found)
     return bool(found[0])
 
 
 def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
     """Σ rows_i columns_j bits_ij mod 2⁶⁴."""
     total = np.zeros(1, dtype=np.uint64)
-    call = _dense_functions()["hpcsgd_fingerprint"]
+    call = dense_functions()["hpcsgd_fingerprint"]
     call(bits, stride_of(bits), *bits.shape, rows, columns, total)
     found: np.uint64 = total[0]
     return found
@@ -255,18 +255,18 @@ def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
 
 def kernel(name: str, matrix: Array) -> Call:
     """The kernel of this name for what `matrix` is stored as."""
-    found: Call = _dense_functions()[name + MATRICES[matrix.dtype.char]]
+    found: Call = dense_functions()[name + MATRICES[matrix.dtype.char]]
     return found
 
 
 def stand(place: Array, *fields: Any) -> None:
     """Write what steps are taken on: `place` of kernels/cpu/steps.c."""
-    _dense_functions()["hpcsgd_stand"](place, *fields)
+    dense_functions()["hpcsgd_stand"](place, *fields)
 
 
 def round_bf16(values: Array) -> None:
     """Each float32 to the nearest that bf16 has, in place."""
-    _dense_functions()["hpcsgd_round_bf16"](values, values.size)
+    dense_functions()["hpcsgd_round_bf16"](values, values.size)
 
 
 def stride_of(matrix: Array) -> int:
@@ -276,14 +276,14 @@ def stride_of(matrix: Array) -> int:
 
 def has_pairs() -> bool:
     """True where bf16 is multiplied in pairs, at twice the speed of float32."""
-    return "hpcsgd_strict_gram_pairs" in _dense_functions()
+    return "hpcsgd_strict_gram_pairs" in dense_functions()
 
 
 class PairRoom:
     """Scratch of `strict_gram_pairs`, kept from call to call."""
 
     def __init__(self, rows: int, batches: int) -> None:
-        words = _dense_functions()["hpcsgd_gram_room"](rows)
+        words = dense_functions()["hpcsgd_gram_room"](rows)
         self.panels = np.empty(words, dtype=np.uint32)
         self.starts = np.empty(batches, dtype=np.uintp)
 
@@ -292,7 +292,7 @@ def strict_gram_pairs(
     matrix: Array, rows: Array, starts: Array, out: Array, room: PairRoom
 ) -> None:
     """The same for bf16 rows, on processors that multiply bf16 in pairs or tiles."""
-    _dense_functions()["hpcsgd_strict_gram_pairs"](
+    dense_functions()["hpcsgd_strict_gram_pairs"](
         *(matrix, stride_of(matrix), rows, matrix.shape[1]),
         *(starts, len(starts) - 1, out, room.panels, room.starts),
     )
@@ -300,7 +300,7 @@ def strict_gram_pairs(
 
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
     """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed."""
-    _dense_functions()["hpcsgd_strict_gram" + MATRICES[matrix.dtype.char]](
+    dense_functions()["hpcsgd_strict_gram" + MATRICES[matrix.dtype.char]](
         *(matrix, stride_of(matrix), rows, matrix.shape[1]),
         *(starts, len(starts) - 1, out),
     )
@@ -341,7 +341,7 @@ class RecurrencePlan:
         scratch: Array,
     ) -> None:
         """Residuals of all steps; the intercept advances in place."""
-        _dense_functions()["hpcsgd_recur" + REALS[residuals.dtype.char]](
+        dense_functions()["hpcsgd_recur" + REALS[residuals.dtype.char]](
             *(self.pointer, margins, gram),
             *(batch.targets, batch.weights, batch.offsets),
             *(intercept, residuals, scratch),
@@ -517,20 +517,21 @@ def _function(name: str, csr: Csr) -> Call:
     return _csr_functions(best()[0])[f"{name}_{kind}"]
 
 
-def _call(name: str, csr: Csr, rows: Array, *rest: Any) -> None:
+def call_csr(name: str, csr: Csr, rows: Array, *rest: Any) -> None:
+    """Call a compiled kernel on the sampled `rows` of a CSR matrix."""
     parts = (csr.indptr, csr.indices, csr.data, rows)
     _function(name, csr)(*parts, len(rows), *rest)
 
 
 def csr_margins(csr: Csr, rows: Array, weights: Array, out: Array) -> None:
     """out[i] ← row i of the sample times the weights, (width, K)."""
-    _call("margins", csr, rows, weights.shape[1], weights, out)
+    call_csr("margins", csr, rows, weights.shape[1], weights, out)
 
 
 def csr_update(csr: Csr, rows: Array, residuals: Array, weights: Array) -> None:
     """weights += Yᵀ residuals, (m, K)."""
     K = weights.shape[1]
-    _call("update", csr, rows, K, residuals, weights)
+    call_csr("update", csr, rows, K, residuals, weights)
 
 
 def walk(
@@ -578,7 +579,7 @@ def csr_strict_gram(
     columns = np.empty(stored, dtype=np.int32)
     values = np.empty(stored, dtype=np.float32)
     made, count = (edges, columns, values), np.empty(1, dtype=np.int64)
-    _call("shared", csr, rows, room.place(csr.width), *made, count)
+    call_csr("shared", csr, rows, room.place(csr.width), *made, count)
     gram = _csr_functions(best()[0])["gram"]
     gram(*made, starts, len(starts) - 1, out, room.dense(int(count[0])))
 

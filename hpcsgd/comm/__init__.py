@@ -70,7 +70,7 @@ def open_world(
             " for; use comm = 'auto', or --ranks 1"
         )
     limit = {"timeout": timeout} if kind == "mpi" else {}
-    world = _open(kind, reproducible, **limit)
+    world = open_communicator(kind, reproducible, **limit)
     if kind != "serial":  # asked for by name, it may well run under a launcher
         check_expected(world.size, launched_size(os.environ))
         check_number(world.size, launched_number(os.environ))
@@ -93,7 +93,8 @@ def choose(environment: Mapping[str, str]) -> tuple[str, str]:
     return "mpi", f"{ranks.by} has started {ranks.size} ranks"
 
 
-def _open(kind: str, reproducible: bool, **more: Any) -> "Communicator":
+def open_communicator(kind: str, reproducible: bool, **more: Any) -> "Communicator":
+    """Open the communicator registered as `kind`; `more` is what only it takes."""
     module, opener = COMMUNICATORS[kind].split(":")
     world: Communicator = getattr(import_module(module), opener)(
         reproducible=reproducible, **more

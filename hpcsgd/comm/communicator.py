@@ -161,8 +161,12 @@ class LedgerGroup(TransportHooks):
         self.reproducible = reproducible
         self.begun = 0  # collectives of this group so far
 
-    def _inside(self, what: str, purpose: str) -> ThreadLocation:
-        """`with` it around whatever may wait for others: the watchdog looks there."""
+    def enter(self, what: str, purpose: str) -> ThreadLocation:
+        """Enter the next collective of this group; `with` leaves it.
+
+        Whatever may wait for other ranks is done inside: the watchdog reads from the
+        returned location where a rank is.
+        """
         self.begun += 1
         return self.ledger.place.enter(what, purpose, self.begun, self.size)
 
@@ -319,7 +323,7 @@ class BlockingCollectives(LedgerGroup):
             return self._sum_in_one_place(buffer, purpose)
         check_summable(buffer.dtype)
         began = perf_counter()
-        with self._inside("sum", purpose):
+        with self.enter("sum", purpose):
             self._sum(buffer)
         self._book(purpose, buffer, sum_bytes(buffer.nbytes, self.size), began)
         return buffer
@@ -330,7 +334,7 @@ class BlockingCollectives(LedgerGroup):
             return buffer
         check_summable(buffer.dtype)
         began = perf_counter()
-        with self._inside("reduction", purpose):
+        with self.enter("reduction", purpose):
             self._reduce(buffer)
         self._book(purpose, buffer, reduce_bytes(buffer.nbytes, self.size), began)
         return buffer
@@ -344,7 +348,7 @@ class BlockingCollectives(LedgerGroup):
             return out
         check_parts(self.rank, part, counts, out)
         began = perf_counter()
-        with self._inside("gather", purpose):
+        with self.enter("gather", purpose):
             self._gather(part, counts, out)
         self._book(purpose, part, gather_bytes(out.nbytes, self.size), began)
         return out
@@ -361,7 +365,7 @@ class BlockingCollectives(LedgerGroup):
             return out
         check_pieces(self.rank, self.size, pieces, counts, out)
         began = perf_counter()
-        with self._inside("exchange of pieces", purpose):
+        with self.enter("exchange of pieces", purpose):
             self._exchange(pieces, counts, out)
         moved = exchange_bytes(pieces.nbytes, self.size)
         self._book(purpose, pieces, moved, began)
@@ -384,7 +388,7 @@ class BlockingCollectives(LedgerGroup):
             out[...] = pieces
             return out
         began = perf_counter()
-        with self._inside("deal of pieces", purpose):
+        with self.enter("deal of pieces", purpose):
             self._deal(pieces, counts, out, received)
         itself = counts[self.rank] * pieces.itemsize
         self._book(purpose, pieces, float(pieces.nbytes - itself), began)
@@ -399,7 +403,7 @@ class BlockingCollectives(LedgerGroup):
         check_part(self.rank, part, counts)
         out = np.empty(sum(counts) if self.rank == 0 else 0, dtype=part.dtype)
         began = perf_counter()
-        with self._inside("collection", purpose):
+        with self.enter("collection", purpose):
             self._collect(part, counts, out)
         self._book(purpose, part, float(part.nbytes) if self.rank else 0.0, began)
         return out if self.rank == 0 else None
@@ -411,7 +415,7 @@ class BlockingCollectives(LedgerGroup):
         if self.size == 1:
             return buffer
         began = perf_counter()
-        with self._inside("broadcast", purpose):
+        with self.enter("broadcast", purpose):
             self._broadcast(buffer, root)
         self._book(purpose, buffer, broadcast_bytes(buffer.nbytes, self.size), began)
         return buffer
@@ -421,7 +425,7 @@ class BlockingCollectives(LedgerGroup):
         if self.size == 1:
             return value
         began = perf_counter()
-        with self._inside("largest flag", purpose):
+        with self.enter("largest flag", purpose):
             largest = self._max(value)
         self.ledger.record(
             purpose, 1, 8, sum_bytes(8, self.size), perf_counter() - began
@@ -434,7 +438,7 @@ class BlockingCollectives(LedgerGroup):
             return [item]
         began = perf_counter()
         size = len(pickle.dumps(item))
-        with self._inside("exchange of objects", purpose):
+        with self.enter("exchange of objects", purpose):
             items = self._objects(item)
         self.ledger.record(
             purpose, size, size, (self.size - 1) * size, perf_counter() - began
@@ -514,7 +518,7 @@ class StartedCollectives(BlockingCollectives):
             return Pending(self._sum_in_one_place(buffer, purpose))
         check_summable(buffer.dtype)
         began = perf_counter()
-        with self._inside("start of the sum", purpose):
+        with self.enter("start of the sum", purpose):
             finish = self._start_sum(buffer)
         number = self.begun
         self._book(purpose, buffer, sum_bytes(buffer.nbytes, self.size), began)
@@ -529,7 +533,7 @@ class StartedCollectives(BlockingCollectives):
             return Pending(self.gather(part, counts, out, purpose))
         check_parts(self.rank, part, counts, out)
         began = perf_counter()
-        with self._inside("start of the gather", purpose):
+        with self.enter("start of the gather", purpose):
             finish = self._start_gather(part, counts, out)
         number = self.begun
         self._book(purpose, part, gather_bytes(out.nbytes, self.size), began)
@@ -543,7 +547,7 @@ class StartedCollectives(BlockingCollectives):
             return Pending(self.exchange_pieces(pieces, counts, out, purpose))
         check_pieces(self.rank, self.size, pieces, counts, out)
         began = perf_counter()
-        with self._inside("start of the exchange of pieces", purpose):
+        with self.enter("start of the exchange of pieces", purpose):
             finish = self._start_exchange(pieces, counts, out)
         number = self.begun
         moved = exchange_bytes(pieces.nbytes, self.size)
@@ -564,7 +568,7 @@ class StartedCollectives(BlockingCollectives):
         if self.size == 1:
             return Pending(own)
         began = perf_counter()
-        with self._inside("start of the sum of parts", purpose):
+        with self.enter("start of the sum of parts", purpose):
             if self.reproducible:
                 finish = self._start_parts_in_order(buffer, counts)
             else:
@@ -589,7 +593,7 @@ class StartedCollectives(BlockingCollectives):
             return Pending(out)
         check_swap(self.rank, self.size, array, out, peer)
         began, what = perf_counter(), f"swap with rank {peer}"
-        with self._inside(f"start of the {what}", purpose):
+        with self.enter(f"start of the {what}", purpose):
             finish = self._start_swap(array, out, peer)
         number = self.begun
         self._book(purpose, array, swap_bytes(array.nbytes), began)
@@ -689,7 +693,7 @@ class Communicator(StartedCollectives):
         check_summable(np.dtype(dtype))
         if self.reproducible:
             return Workspace(self, words, dtype)
-        with self._inside("opening of a workspace", "control"):
+        with self.enter("opening of a workspace", "control"):
             return self._workspace(words, dtype)
 
     def sum_workspace(self, workspace: Workspace, purpose: str) -> Array:
@@ -698,7 +702,7 @@ class Communicator(StartedCollectives):
         if self.size == 1 or self.reproducible:
             return self.sum(written, purpose)
         began = perf_counter()
-        with self._inside("sum", purpose):
+        with self.enter("sum", purpose):
             total = workspace.add()
         self._book(purpose, written, sum_bytes(written.nbytes, self.size), began)
         return total
@@ -707,7 +711,7 @@ class Communicator(StartedCollectives):
         """A lasting copy of what all ranks hold alike; ranks of a node may share it."""
         if self.size == 1:
             return array.copy()
-        with self._inside("copy for the node", "control"):
+        with self.enter("copy for the node", "control"):
             return self._keep(array)
 
     def share_nodes(self, how: str) -> None:

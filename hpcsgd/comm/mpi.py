@@ -301,7 +301,7 @@ class MpiCommunicator(Communicator):
         )
         dog.start()
         if self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE:
-            with self._inside("start of the run", "control"):
+            with self.enter("start of the run", "control"):
                 dog.mail = MpiMail(self._comm.Dup())
 
     def unwatch(self) -> None:
@@ -310,7 +310,7 @@ class MpiCommunicator(Communicator):
         dog, self._watchdog = self._watchdog, None
         if dog is None:
             return
-        with self._inside("end of the run", "control"):
+        with self.enter("end of the run", "control"):
             self._comm.Barrier()
         dog.stop()
         if isinstance(dog.mail, MpiMail):
@@ -319,7 +319,7 @@ class MpiCommunicator(Communicator):
 
     def split(self, color: int, key: int) -> "MpiCommunicator":
         """MPI_Comm_split."""
-        with self._inside("split", "control"):
+        with self.enter("split", "control"):
             part = self._comm.Split(color, key)
             # Without those that are closed: a world may outlive thousands of runs.
             self._groups = [group for group in self._groups if group] + [part]

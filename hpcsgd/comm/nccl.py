@@ -385,7 +385,7 @@ class NcclCommunicator(DeviceCommunicator):
             pin(os.environ)
         for name, value in SAFER.items():
             os.environ.setdefault(name, value)
-        with self._inside("start of NCCL", "control"):
+        with self.enter("start of NCCL", "control"):
             return Nccl(self.host, self.layer, self._stream)
 
     def _described(self) -> str:
@@ -404,7 +404,7 @@ class NcclCommunicator(DeviceCommunicator):
         if not self._adds_halves(buffer):
             return super().sum(buffer, purpose)
         began = perf_counter()
-        with self._inside("sum", purpose):
+        with self.enter("sum", purpose):
             self._sum(buffer)
         self._book(
             purpose, buffer, communicator.sum_bytes(buffer.nbytes, self.size), began
@@ -416,7 +416,7 @@ class NcclCommunicator(DeviceCommunicator):
         if not self._adds_halves(buffer):
             return super().start_sum(buffer, purpose)
         began = perf_counter()
-        with self._inside("start of the sum", purpose):
+        with self.enter("start of the sum", purpose):
             finish = self._start_sum(buffer)
         number = self.begun
         self._book(
@@ -452,7 +452,7 @@ class NcclCommunicator(DeviceCommunicator):
         calls = [(call, one) for one in buffers for call in self._calls(one)]
         alone = len(calls) == 1
         what = calls[0][0].what if alone else f"graph of {len(calls)} collectives"
-        with self._inside(what, purpose):
+        with self.enter(what, purpose):
             self.carrier.launch(graph)
         self.begun += len(calls) - 1
         for call, buffer in calls:
@@ -498,11 +498,12 @@ class NcclCommunicator(DeviceCommunicator):
         is_device = self.size > 1 and self.layer.owns(buffer)
         return is_device and is_half(np.dtype(buffer.dtype))
 
-    def _inside(self, what: str, purpose: str) -> ThreadLocation:
+    def enter(self, what: str, purpose: str) -> ThreadLocation:
+        """Enter the next collective, not too far ahead of the device."""
         carrier = getattr(self, "carrier", None)  # none while it is opened
         if carrier is not None:
             carrier.keep_pace(AHEAD)
-        place = super()._inside(what, purpose)
+        place = super().enter(what, purpose)
         if carrier is not None:
             carrier.now = (what, purpose, self.begun)
         return place

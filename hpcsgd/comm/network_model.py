@@ -230,7 +230,7 @@ class DelayedCommunicator(Communicator):
 
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         finish = self.inner._start_sum(buffer)
-        return self._late(
+        return self.postpone(
             finish, self.charge(communicator.sum_bytes(buffer.nbytes, self.felt))
         )
 
@@ -239,10 +239,12 @@ class DelayedCommunicator(Communicator):
     ) -> Callable[[], None]:
         finish = self.inner._start_sum_parts(buffer, counts)
         moved = communicator.reduce_bytes(buffer.nbytes, self.felt)
-        return self._late(finish, self.charge(moved))
+        return self.postpone(finish, self.charge(moved))
 
-    def _late(self, finish: Callable[[], None], seconds: float) -> Callable[[], None]:
-        """`finish`, not before what was posted now would be here."""
+    def postpone(
+        self, finish: Callable[[], None], seconds: float
+    ) -> Callable[[], None]:
+        """Return `finish`, delayed until a message posted now has crossed the link."""
         done_at = self.link.book(seconds)
 
         def wait() -> None:
@@ -266,7 +268,7 @@ class DelayedCommunicator(Communicator):
         self, part: Array, counts: Sequence[int], out: Array
     ) -> Callable[[], None]:
         finish = self.inner._start_gather(part, counts, out)
-        return self._late(
+        return self.postpone(
             finish, self.charge(communicator.gather_bytes(out.nbytes, self.felt))
         )
 
@@ -288,7 +290,7 @@ class DelayedCommunicator(Communicator):
         self, pieces: Array, counts: Sequence[int], out: Array
     ) -> Callable[[], None]:
         finish = self.inner._start_exchange(pieces, counts, out)
-        return self._late(
+        return self.postpone(
             finish, self.charge(communicator.exchange_bytes(pieces.nbytes, self.felt))
         )
 
@@ -297,7 +299,7 @@ class DelayedCommunicator(Communicator):
         seconds = self.network.alpha + communicator.swap_bytes(array.nbytes) / (
             self.network.bandwidth
         )
-        return self._late(finish, seconds)
+        return self.postpone(finish, seconds)
 
     def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._collect(part, counts, out)

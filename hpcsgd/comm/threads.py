@@ -193,7 +193,7 @@ class ThreadCommunicator(Communicator):
 
     def split(self, color: int, key: int) -> "ThreadCommunicator":
         """Ranks of one color; the first of them brings the new board."""
-        with self._inside("split", "control"):
+        with self.enter("split", "control"):
             return self._split(color, key)
 
     def _split(self, color: int, key: int) -> "ThreadCommunicator":

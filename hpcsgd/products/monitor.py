@@ -432,7 +432,7 @@ class GapMonitor(NoMonitor):
         fresh, size = total[:-1].astype(np.float64), float(total[-1])
         gap = np.abs(fresh - found.expected)
         spread = np.sqrt(found.variance + (found.unit * size) ** 2)
-        self._note("scores", found.number, gap, SAFETY * spread + found.flushed)
+        self.note("scores", found.number, gap, SAFETY * spread + found.flushed)
 
     def before(self, state: State, group: Group, margins: Array) -> StepsBefore | None:
         """Copies of what the steps begin with, where a look is due."""
@@ -465,7 +465,7 @@ class GapMonitor(NoMonitor):
             return
         exact = Exact.of(task, seen, group, gram, state.residuals)
         gap, allowed = exact.residual_gap(task, group, state.residuals)
-        self._note("residuals", seen.number, gap, allowed)
+        self.note("residuals", seen.number, gap, allowed)
         fold = Fold(group.blocks, task.columns, (self.seed, seen.number))
         model = model_of(task.precision, group.blocks, terms(task), task.members.size)
         fresh, size = walked(task, state, group, rows, fold, model, seen.number)
@@ -493,8 +493,12 @@ class GapMonitor(NoMonitor):
         # Not "number % every": a replica with fewer rows has no exchange of some.
         return number // self.every > last // self.every
 
-    def _note(self, what: str, number: int, gap: Array, allowed: Array) -> None:
-        """The place where it is worst; what is beyond judging is left to other eyes."""
+    def note(self, what: str, number: int, gap: Array, allowed: Array) -> None:
+        """Raise the alarm where the recurrence error `gap` is above what is `allowed`.
+
+        The alarm names the worst place. Entries whose bound is not finite are left to
+        other checks, and only the first alarm of a run is kept.
+        """
         wrong = ~(gap <= allowed)
         if self.alarm is not None or not wrong.any():
             return

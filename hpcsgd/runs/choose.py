@@ -273,14 +273,16 @@ def calibrate(task: Task, batch: int, world: Communicator) -> Machine:
 
     Of the world, not of the members alone: all replicas have to choose alike.
     """
-    latency, per_byte = _network(task.members, task.margin_dtype, batch)
-    own = Machine(latency=latency, per_byte=per_byte, **_rates(task, batch))
+    latency, per_byte = measure_network(task.members, task.margin_dtype, batch)
+    own = Machine(latency=latency, per_byte=per_byte, **measure_rates(task, batch))
     everyone: list[Machine] = world.exchange_objects(own)
     return reduce(Machine.slowest, everyone)
 
 
-def _network(members: Communicator, dtype: Any, batch: int) -> tuple[float, float]:
-    """α and β of sums, with all that surrounds them."""
+def measure_network(
+    members: Communicator, dtype: Any, batch: int
+) -> tuple[float, float]:
+    """Return α and β of sums over `members`, with all that surrounds a message."""
     if members.size == 1:
         return 0.0, 0.0
     short = _seconds_of_sum(members.workspace(batch, dtype), 4 * REPEATS)
@@ -297,8 +299,8 @@ def _seconds_of_sum(workspace: Workspace, repeats: int) -> float:
     return _seconds(send, repeats)
 
 
-def _rates(task: Task, batch: int) -> dict[str, float]:
-    """What one member does between two messages."""
+def measure_rates(task: Task, batch: int) -> dict[str, float]:
+    """Return the rates of what one member computes between two messages, by name."""
     shard = task.shard
     blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
     plain = task_alone(task)
@@ -598,7 +600,7 @@ def _machine(
     """From a file, by measuring where that is worth it, or as assumed."""
     path = config.products.machine
     key = _key(config, task, job)
-    assumed = MeasuredFigures(_assumed(task, job))
+    assumed = MeasuredFigures(assumed_machine(task, job))
     if isinstance(task.shard.matrix, StreamedMatrix):
         return assumed, ""  # nothing of it is here yet
     if path:
@@ -625,8 +627,8 @@ def _from_file(
     return known
 
 
-def _assumed(task: Task, job: CostInputs) -> Machine:
-    """The usual, behind the network that was asked for."""
+def assumed_machine(task: Task, job: CostInputs) -> Machine:
+    """Return the usual figures of a machine behind the network of the run."""
     machine, members = Machine(), task.members
     gram = machine.gram * 4 / task.precision.working.itemsize
     if (

@@ -445,7 +445,7 @@ class TailAverage(Hook):
             return
         weights, intercept = self._rounded(state)
         last = self._losses_now(state, exchanges)
-        mean = self._losses(weights, intercept)
+        mean = self.losses(weights, intercept)
         better = self._alike(np.isfinite(mean) & ~(mean >= last))
         self._tell(better, mean, last, self._count(state))
         if not better.any():
@@ -488,10 +488,10 @@ class TailAverage(Hook):
         if is_one and known.measured_at == exchanges and known.good is not None:
             return np.array([known.good[2]])
         seen = state.glance()
-        return self._losses(seen.weights[:, : self.columns], seen.intercept)
+        return self.losses(seen.weights[:, : self.columns], seen.intercept)
 
-    def _losses(self, weights: Array, intercept: Array | None) -> Array:
-        """Of every model."""
+    def losses(self, weights: Array, intercept: Array | None) -> Array:
+        """Return F of every model at these weights."""
         first = None if intercept is None else intercept[0]
         with np.errstate(all="ignore"):
             return self.evaluation.objective.measure(weights[self.own], first).each

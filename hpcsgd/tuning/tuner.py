@@ -229,7 +229,7 @@ def learn(
             )
             log_.warning(said, len(ways) - number, len(ways))
             break
-        result = _result(config, sample, way)
+        result = learning_run(config, sample, way)
         if not found:
             goal, needed = _goal(result), rows_to(result, _goal(result))
         found.append(Learnt(way, rows_to(result, goal) / needed, result.loss))
@@ -237,8 +237,8 @@ def learn(
     return found
 
 
-def _result(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
-    """A short run this way, without a word of it."""
+def learning_run(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
+    """Return the result of a short silent run with one batch, rate and grid."""
     short, columns = _short(config, way), _columns(sample)
     with in_silence():
         found = run_ranks(way.replicas, lambda world: _run(short, columns, world))

@@ -149,7 +149,7 @@ def test_penalties_are_rows_over_those_of_the_first(monkeypatch):
     }
     ways = [tuner.LearningSetting(batch, 0.1) for batch in curves]
     monkeypatch.setattr(
-        tuner, "_result", lambda c, s, way: FakeResult(curves[way.batch])
+        tuner, "learning_run", lambda c, s, way: FakeResult(curves[way.batch])
     )
     found = tuner.learn(RunConfig(), None, ways, 9.0)
     assert [one.penalty for one in found] == pytest.approx([1.0, 1.5, float("inf")])
@@ -158,7 +158,7 @@ def test_penalties_are_rows_over_those_of_the_first(monkeypatch):
 
 
 def test_a_loss_that_does_not_fall_is_no_goal(monkeypatch):
-    monkeypatch.setattr(tuner, "_result", lambda *_: FakeResult([1.0] * 7))
+    monkeypatch.setattr(tuner, "learning_run", lambda *_: FakeResult([1.0] * 7))
     with pytest.raises(tuner.ConfigError, match="does not fall"):
         tuner.learn(RunConfig(), None, [tuner.LearningSetting(8, 0.1)] * 2, 9.0)
 

@@ -6,6 +6,7 @@ from math import ceil
 import numpy as np
 import pytest
 
+from hpcsgd.agreements.shaping import GradientFacts
 from hpcsgd.agreements.zero import ShardedAgreement
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -304,7 +305,10 @@ def test_a_norm_of_own_slices_goes_elsewhere(monkeypatch):
     problem = make_problem("softmax")
     shaped = {"update": {"kind": "sgd", **SHAPED[0]}}
     plain = train_on(3, sliced(problem, 0, 3, **shaped), problem)
-    monkeypatch.setattr(ShardedAgreement, "_total", lambda self, words: words)
+    monkeypatch.setattr(
+        "hpcsgd.agreements.zero.GradientFacts",
+        lambda columns, total: GradientFacts(columns, lambda words: words),
+    )
     result = train_on(3, sliced(problem, 2, 3, **shaped), problem)
     assert np.abs(result.weights - plain.weights).max() > 1e-3
 
@@ -312,17 +316,18 @@ def test_a_norm_of_own_slices_goes_elsewhere(monkeypatch):
 @pytest.mark.parametrize("stage", STAGES)
 def test_replicas_that_differ_are_mended(stage, monkeypatch):
     """Weights that are whole, or the intercept; slices are nobody else's."""
-    problem, step = make_problem("softmax"), ShardedAgreement._step
+    problem = make_problem("softmax")
+    after_exchange = ShardedAgreement.after_exchange
 
-    def flipped(self, state, task):
-        step(self, state, task)
-        if self._done == 3 and self.grid.replica == 1:
+    def flipped(self, state, exchanges):
+        if exchanges == 4 and self.grid.replica == 1:
             state.intercept[0] += 1e-3
+        after_exchange(self, state, exchanges)
 
     sections = {"run": {"check_members": 2}, "rate": {"value": 0.1}}
     plain = on_all(3, sliced(problem, stage, 3, **sections), problem)
     assert {r.report["agreement"]["mended_replicas"] for r in plain} == {0}
-    monkeypatch.setattr(ShardedAgreement, "_step", flipped)
+    monkeypatch.setattr(ShardedAgreement, "after_exchange", flipped)
     results = on_all(3, sliced(problem, stage, 3, **sections), problem)
     assert {r.report["agreement"]["mended_replicas"] for r in results} == {1}
     assert {r.weights_sha256 for r in results} == {plain[0].weights_sha256}

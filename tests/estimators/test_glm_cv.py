@@ -17,6 +17,7 @@ import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError
+from hpcsgd.estimators.glm_cv import fit_many
 from tests.helpers.zoo import CHOOSING, name_of, problem_for
 
 ALPHAS = (1e-3, 1e-1, 1.0)
@@ -155,13 +156,15 @@ def test_it_has_no_partial_fit():
 
 def test_all_ranks_choose_the_same_penalty(monkeypatch):
     """Sums need not have the same last bits everywhere: rank 0 chooses."""
-    looked = hpcsgd.GLM_CV._held_at_minima
 
-    def as_a_rank_sees_it(self, task, place, rows, found):
-        held = looked(self, task, place, rows, found)
-        return held if place.world.rank == 0 else held[::-1] * np.arange(len(held))
+    def as_a_rank_sees_it(*args, world, start=None, **settings):
+        sweep = fit_many(*args, world=world, start=start, **settings)
+        if start is not None and world.rank:
+            held = np.array(sweep.history[0]["held"], dtype=float)
+            sweep.history[0]["held"] = list(held[::-1] * np.arange(len(held)))
+        return sweep
 
-    monkeypatch.setattr(hpcsgd.GLM_CV, "_held_at_minima", as_a_rank_sees_it)
+    monkeypatch.setattr("hpcsgd.estimators.glm_cv.fit_many", as_a_rank_sees_it)
     model = hpcsgd.GLM_CV(alphas=(1e-3, 1e-1, 10.0), cv=2)
     X, y = problem_for(model, n=37)
     fitted = run_ranks(2, lambda world: clone(model).fit(X, y, comm=world))

@@ -36,7 +36,7 @@ class Faulty:
     """The messages of agreement of this rank, counted; one of them never comes."""
 
     def __init__(self):
-        self.inside = Communicator._inside
+        self.enter = Communicator.enter
         self.action, self.what, self.left = None, "", 0
 
     def __call__(self, group, what, purpose):
@@ -44,7 +44,7 @@ class Faulty:
             self.left -= 1
             if self.left == 0:
                 self.action()
-        return self.inside(group, what, purpose)
+        return self.enter(group, what, purpose)
 
 
 def data():
@@ -120,7 +120,7 @@ def main(folder, cases):
     world = open_world()
     (Path(folder) / f"pid{world.rank}").write_text(str(os.getpid()))
     faulty = Faulty()
-    Communicator._inside = lambda *said: faulty(*said)
+    Communicator.enter = lambda *said: faulty(*said)
     for row, sections, (how, what, number) in json.loads(cases):
         if how == "refuses":
             said, on_all = refused(world, row, sections)

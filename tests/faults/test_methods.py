@@ -123,7 +123,7 @@ def messages_of(row, folder, ranks=4):
             if purpose == PURPOSE and group.ledger.place is here[0]:
                 kind = what.partition(" with rank ")[0]
                 found[kind] = found.get(kind, 0) + 1
-            return self.inside(group, what, purpose)
+            return self.enter(group, what, purpose)
 
     here, listening = [None], Listening()
 
@@ -132,11 +132,11 @@ def messages_of(row, folder, ranks=4):
             here[0] = world.ledger.place
         return train(world, row, sections_of(row, folder))
 
-    Communicator._inside = lambda *said: listening(*said)
+    Communicator.enter = lambda *said: listening(*said)
     try:
         run_ranks(ranks, on_rank)
     finally:
-        Communicator._inside = listening.inside
+        Communicator.enter = listening.enter
     return found
 
 

@@ -13,6 +13,7 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
+from hypothesis import seed as seeded
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -87,7 +88,7 @@ def _compare(seconds: int, seed: int) -> int:
 
 def _steps(seed: int) -> tuple[bytes, object] | None:
     """(text, what differs) of the shortest text that hypothesis finds in a batch."""
-    Damage._hypothesis_internal_use_seed = seed
+    seeded(seed)(Damage)
     try:
         options = settings(OPTIONS, max_examples=BATCH)
         run_state_machine_as_test(Damage, settings=options)

@@ -1,7 +1,7 @@
 """Twins of decentralised methods that lack one part."""
 
 from hpcsgd.agreements.averaging import flat_positions, put_flat_positions
-from hpcsgd.agreements.more.decentralized import MixPairs
+from hpcsgd.agreements.more.decentralized import LowPrecision, MixPairs
 
 
 def always_the_same(self, words, number):
@@ -11,19 +11,21 @@ def always_the_same(self, words, number):
 start = MixPairs.start
 
 
-def without_feedback(self, state, task):
+class WithoutFeedback(LowPrecision):
     """Neighbours are set from weights in 8 bits, and no δ says what was lost."""
-    before = flat_positions(state, self.columns)
-    self._whole_gradient(state)
-    self._descend(state)
-    own = flat_positions(state, self.columns)
-    for share, theirs in zip(self.shares, self.neighbours, strict=True):
-        own += share * (theirs - before)
-    put_flat_positions(state, own, self.columns)
-    for theirs in self.neighbours:
-        theirs[...] = 0.0
-    record = self._encode(own)
-    with self.overlap.posting():
-        land = self._send(record)
-    with self.overlap.waiting():
-        land()
+
+    def _step(self, state, task):
+        before = flat_positions(state, self.columns)
+        self._whole_gradient(state)
+        self._descend(state)
+        own = flat_positions(state, self.columns)
+        for share, theirs in zip(self.shares, self.neighbours, strict=True):
+            own += share * (theirs - before)
+        put_flat_positions(state, own, self.columns)
+        for theirs in self.neighbours:
+            theirs[...] = 0.0
+        record = self._encode(own)
+        with self.overlap.posting():
+            land = self._send(record)
+        with self.overlap.waiting():
+            land()

@@ -18,6 +18,7 @@ from hpcsgd.backends.cuda.kernels import (
 from tests.helpers.kernels import nvrtc
 from tests.helpers.kernels.compiles import faults_in, worthy
 from tests.helpers.kernels.emulator import KERNELS, source_of
+from tests.helpers.kernels.mutants import with_fault
 from tests.helpers.kernels.nvrtc import options_for
 
 # What device.cuh asks of an arch has the same answer for these as for the one before in
@@ -94,7 +95,7 @@ def test_every_source_is_in_the_table():
 
 def test_a_fault_is_found():
     """The checks can fail."""
-    text = source_of("margin").replace("float sum =", "flaot sum =")
+    text = with_fault(source_of("margin"), "float sum =", "flaot sum =")
     (build, *_) = all_builds("90")
     found = nvrtc.compile_text(text, "margin", options_for(build, "90"), 13)
     assert not found.ok and "flaot" in found.log
@@ -105,9 +106,8 @@ def test_a_fault_is_found():
 def test_products_one_after_another_are_found():
     """ptxas serializes wgmma where accumulators are read between, and says so."""
     build, text = build_of("gram-wgmma", "bf16", "90"), source_of("gram_wgmma")
-    before = "        wgmma_wait<1>();\n"
-    assert text.count(before) == 1
-    text = text.replace(before, f"{before}        sums[3] *= 1.5f;\n")
+    waits = "        wgmma_wait<1>();\n"
+    text = with_fault(text, waits, f"{waits}        sums[3] *= 1.5f;\n")
     given = (*options_for(build, "90"), "--ptxas-options=-v")
     (fault,) = faults_in(nvrtc.compile_text(text, "gram_wgmma", given, 13).log)
     assert "wgmma.mma_async instructions are serialized" in fault

@@ -5,18 +5,12 @@ import pytest
 
 from benchmarks.gpu import counted
 from tests.helpers.kernels.emulator import inlined, source_of
+from tests.helpers.kernels.mutants import with_fault
 from tests.helpers.kernels.ptx.chain import Interval, Latencies, Warp, steps_of
 from tests.helpers.kernels.ptx.counts import CLASSES, class_of, goes_through_l1
 from tests.helpers.kernels.ptx.parse import Instruction
 
 SIDE, COLS = 64, 128  # of a tile; two stages
-
-
-def fault(kernel, before, after):
-    """The text of a kernel with one change."""
-    text = inlined(source_of(kernel))
-    assert text.count(before) == 1, before
-    return text.replace(before, after)
 
 
 def margins(text=None):
@@ -90,9 +84,10 @@ def test_nothing_is_asked_for_that_nobody_needs(check):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_slow_is_seen(name):
-    check, *change = FAULTS[name]
+    check, kernel, *change = FAULTS[name]
+    text = inlined(source_of(kernel))
     with pytest.raises(AssertionError):
-        check(fault(*change))
+        check(with_fault(text, *change))
 
 
 @pytest.mark.parametrize(

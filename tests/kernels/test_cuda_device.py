@@ -129,7 +129,7 @@ def test_instructions_of_one_architecture_are_compiled_past_cupy(cupy, monkeypat
 @pytest.fixture
 def nothing_opened(monkeypatch):
     """No GPU that another test has opened, and none left behind."""
-    monkeypatch.setattr(cuda, "_users", {})
+    monkeypatch.setattr(cuda, "users_of_gpus", {})
     cuda.opened.devices.clear()
     yield
     cuda.opened.devices.clear()

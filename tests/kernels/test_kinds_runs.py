@@ -153,7 +153,7 @@ def test_averages_that_travel_cross_as_often_as_they_say(devices, monkeypatch):
 
         monkeypatch.setattr(owner, name, action)
 
-    for what, name in (("said", "_send"), ("taken", "_apply")):
+    for what, name in (("said", "start_average"), ("taken", "apply_average")):
         marked(what, AsyncAverage, name, lambda _, state: state.__dict__["device"])
     marked("ran", MirroredState, "written", lambda state, _: state.__dict__["device"])
     for what, name in (("down", "fetch"), ("up", "fill")):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.cuda import DeviceOffload
-from hpcsgd.agreements.more.offload import Offload, PinnedLink
-from hpcsgd.products.cuda_gradient import DeviceGradient
+from hpcsgd.agreements.gradient import Steps
+from hpcsgd.agreements.more.offload import PinnedLink, Worker
+from hpcsgd.products.cuda import Cycle
 from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
@@ -133,20 +134,21 @@ def test_no_copy_is_larger_than_a_slice(devices, monkeypatch):
 def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
     """The step of the first ends no sooner than the second is fetched."""
     fetched, seen = threading.Event(), []
-    fetch, apply = Offload._fetch, Offload._apply_slice
+    down, step, slices = PinnedLink.down, Steps.step, []
 
-    def fetching(self, number, cut):
-        if number == 1:
+    def fetching(self, part, host):
+        slices.append(host.size)
+        if len(slices) == 2:
             fetched.set()
-        fetch(self, number, cut)
+        return down(self, part, host)
 
-    def applying(self, host, cut, *given):
-        if cut is self.cuts.all[0]:
+    def stepping(self, *given):
+        if not seen:
             seen.append(fetched.wait(HANG))
-        apply(self, host, cut, *given)
+        step(self, *given)
 
-    monkeypatch.setattr(Offload, "_fetch", fetching)
-    monkeypatch.setattr(Offload, "_apply_slice", applying)
+    monkeypatch.setattr(PinnedLink, "down", fetching)
+    monkeypatch.setattr(Steps, "step", stepping)
     problem = make_problem("logistic", n=4, d=13)
     train_on(1, shared(problem, 1, **offloaded(), grid={"replicas": 1}), problem)
     assert seen and all(seen)
@@ -155,20 +157,23 @@ def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
 def test_the_host_steps_while_the_device_computes(devices, monkeypatch):
     """A late step ends no sooner than the next gradient was asked of the device."""
     asked, seen = threading.Event(), []
-    apply, cycle = Offload._apply, DeviceGradient._cycle
+    give, run = Worker.give, Cycle.run
 
-    def computing(self, *given):
+    def computing(self):
         asked.set()
-        return cycle(self, *given)
+        return run(self)
 
-    def applying(self, *given):
-        if threading.current_thread().name.startswith("hpcsgd-offload"):
+    def giving(self, action):
+        def late():
             seen.append(asked.wait(HANG))
-        asked.clear()
-        apply(self, *given)
+            asked.clear()
+            action()
 
-    monkeypatch.setattr(DeviceGradient, "_cycle", computing)
-    monkeypatch.setattr(Offload, "_apply", applying)
+        asked.clear()
+        return give(self, late)
+
+    monkeypatch.setattr(Cycle, "run", computing)
+    monkeypatch.setattr(Worker, "give", giving)
     problem = make_problem("logistic", n=12, d=13)
     train_on(1, shared(problem, 1, **offloaded(delay=0)), problem)
     assert len(seen) == 2 and all(seen)
@@ -202,14 +207,14 @@ def test_weights_that_go_up_as_they_are_are_found(devices, monkeypatch):
     """Where rows are stored times a power of two."""
     problem = make_problem("logistic", n=13, d=13)
     fp16 = {"precision": {"matrix": "fp16", "scale": "global"}}
-    plain = DeviceOffload._send_up
+    send_up = DeviceOffload.send_up
 
     def unscaled(self, state, cut):
         scale, state.__dict__["scale"] = state.scale, 1.0
-        plain(self, state, cut)
+        send_up(self, state, cut)
         state.__dict__["scale"] = scale
 
-    monkeypatch.setattr(DeviceOffload, "_send_up", unscaled)
+    monkeypatch.setattr(DeviceOffload, "send_up", unscaled)
     there, here = both(problem, 2, **offloaded(**fp16))
     with pytest.raises(AssertionError):
         near(there, here)

@@ -39,9 +39,9 @@ class CuFile:
 
     def pread(self, buf, size=None, file_offset=0, task_size=None):
         self.reads.append((type(buf).__name__, size))
-        return SimpleNamespace(get=lambda: self._get(buf, size, file_offset))
+        return SimpleNamespace(get=lambda: self.read(buf, size, file_offset))
 
-    def _get(self, buf, size, offset):
+    def read(self, buf, size, offset):
         data = os.pread(self.file, size, offset)
         if len(data) < size:
             raise RuntimeError("EOF")
@@ -176,7 +176,7 @@ def test_what_kvikio_cannot_read_goes_by_way_of_the_host(
     def broken(self, buf, size, offset):
         raise RuntimeError("cuFile: an internal error")
 
-    monkeypatch.setattr(CuFile, "_get", broken)
+    monkeypatch.setattr(CuFile, "read", broken)
     again = run(1, problem, path)
     assert again.weights_sha256 == good.weights_sha256
     assert "an internal error" in caplog.text and "by way of the host" in caplog.text

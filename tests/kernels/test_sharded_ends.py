@@ -89,17 +89,18 @@ def test_looks_see_the_weights_of_that_moment(devices, stage):
 @pytest.mark.parametrize("stage", STAGES)
 def test_replicas_that_differ_are_mended(devices, monkeypatch, stage):
     """Weights that are whole, or the intercept; slices are nobody else's."""
-    problem, step = make_problem("logistic", n=16, d=13), DeviceSharded._step
+    problem = make_problem("logistic", n=16, d=13)
+    after_exchange = DeviceSharded.after_exchange
 
-    def flipped(self, state, task):
-        step(self, state, task)
-        if self._done == 1 and self.grid.replica == 1:
+    def flipped(self, state, exchanges):
+        if exchanges == 2 and self.grid.replica == 1:
             held = state.intercept if stage == 3 else state.weights
             held[0] += 1e-3
+        after_exchange(self, state, exchanges)
 
     config = shared(problem, 2, **zero(stage, run={"check_members": 1}, **ADAM))
     plain = train_on(2, config, problem)
-    monkeypatch.setattr(DeviceSharded, "_step", flipped)
+    monkeypatch.setattr(DeviceSharded, "after_exchange", flipped)
     found = train_on(2, config, problem)
     said = [one.report["agreement"]["mended_replicas"] for one in (plain, found)]
     assert said == [0, 1] and found.weights_sha256 == plain.weights_sha256

@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 
-from hpcsgd.agreements.cuda import DeviceSharded, DeviceTileScatter
-from hpcsgd.agreements.zero import Cuts
+from hpcsgd.agreements.cuda import DeviceTileScatter
+from hpcsgd.agreements.zero import ColumnAssembler, Cuts
 from hpcsgd.backends.cuda.weights import DeviceRules
 from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceRowViews
 from tests.helpers.fake_cuda import FakeLayer
@@ -44,9 +44,9 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
 
     noted(DeviceRowViews, "add_gradient", "compute")
     noted(DeviceTileScatter, "send", "send")
-    noted(DeviceTileScatter, "_wait", "wait")
+    noted(DeviceTileScatter, "wait_for", "wait")
     noted(DeviceRules, "step", "step")
-    noted(DeviceSharded, "_spread", "spread")
+    noted(ColumnAssembler, "start", "spread")
     monkeypatch.setattr(DeviceGradient, "advance", between)
     monkeypatch.setattr(FakeLayer, "synchronize", waiting)
     problem = make_problem("logistic", n=8, d=13)

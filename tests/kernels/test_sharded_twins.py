@@ -6,7 +6,8 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.cuda import DeviceSharded, DeviceTileScatter
+from hpcsgd.agreements.cuda import DeviceTileScatter
+from hpcsgd.agreements.zero import ColumnAssembler
 from hpcsgd.backends.cuda.weights import DeviceRules, WordRange
 from hpcsgd.products.cuda_state import MirroredMemory
 from tests.helpers.harness import make_problem, train_on
@@ -39,27 +40,29 @@ def beginning_anew(self, name):
     return mirror._device.zeros(mirror._host.shape, np.float32)
 
 
-def without_a_gather(self, own):
-    for cut in self.cuts:
-        yield cut, self.device.zeros((cut.height, self.columns), np.float32)
+def without_a_gather(self, own, cut, tile, purpose):
+    if purpose != "agreement":
+        start(self, own, cut, tile, purpose)
+
+
+start = ColumnAssembler.start
 
 
 TWINS = {
-    "no gather": ((1, 2), DeviceSharded, "_spread", lambda *_: None),
-    "no gather of what scores need": (
-        (3,),
-        DeviceSharded,
-        "_tiles_of",
-        without_a_gather,
-    ),
+    "no gather": (STAGES, ColumnAssembler, "start", without_a_gather),
     "a slice that is stepped twice": (STAGES, DeviceRules, "step", twice),
     "a head that is skipped": (STAGES, DeviceRules, "step", whole_chunks_alone),
     "sums that are not cleared": (STAGES, FakeDevice, "clear", lambda *_: None),
-    "slices that stay in a tile": ((2, 3), DeviceTileScatter, "_keep", lambda *_: None),
+    "slices that stay in a tile": (
+        (2, 3),
+        DeviceTileScatter,
+        "keep_slice",
+        lambda *_: None,
+    ),
     "sums that nobody waits for": (
         STAGES,
         DeviceTileScatter,
-        "_wait",
+        "wait_for",
         lambda _, pending: pending.buffer,
     ),
     "states that begin anew": (STAGES, MirroredMemory, "on_device", beginning_anew),

@@ -129,7 +129,7 @@ def test_one_message_of_a_word_a_row():
 
 
 def test_nothing_is_asked_where_a_rate_is_given(monkeypatch):
-    monkeypatch.setattr("hpcsgd.runs.auto_rate._look", lambda *_: 1 / 0)
+    monkeypatch.setattr("hpcsgd.runs.auto_rate.smoothness", lambda *_: 1 / 0)
     problem = make_problem("logistic")
     assert train_on(1, config_for(problem), problem).status.value == "completed"
 

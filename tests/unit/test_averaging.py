@@ -164,13 +164,13 @@ def test_all_ranks_keep_the_same_iterate(monkeypatch):
     from hpcsgd.comm.threads import run_ranks
     from hpcsgd.solvers.evaluation import TailAverage
 
-    measured = TailAverage._losses
+    measured = TailAverage.losses
 
     def as_a_rank_sees_it(self, weights, intercept):
         found = measured(self, weights, intercept)
         return found + 1e9 * self.evaluation.objective.grid.world.rank
 
-    monkeypatch.setattr(TailAverage, "_losses", as_a_rank_sees_it)
+    monkeypatch.setattr(TailAverage, "losses", as_a_rank_sees_it)
     problem, config = noisy(run={"evaluate_every": 1})
     results = run_ranks(
         3, lambda world: train(config, X=problem.X, y=problem.y, world=world)

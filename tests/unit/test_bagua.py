@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.agreements.averaging import AsyncAverage, flat_positions
 from hpcsgd.agreements.codecs.bits import piece_words
-from hpcsgd.agreements.more.decentralized import LowPrecision, MixAll, MixPairs, partner
+from hpcsgd.agreements.more.decentralized import MixAll, MixPairs, OwnSteps, partner
 from hpcsgd.agreements.more.qadam import RestingAdam
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
@@ -190,20 +190,21 @@ def test_replicas_with_equal_rows_are_one_process(row):
 
 def watched(monkeypatch, spoil=None):
     """Whether neighbours were what they should be, after every step of a run."""
-    seen, step = [], LowPrecision._step
+    seen, after_exchange = [], OwnSteps.after_exchange
 
-    def looking(self, state, task):
-        step(self, state, task)
-        self._arrive()
-        if spoil is not None and (self._done, self.grid.replica) == spoil:
+    def looking(self, state, exchanges):
+        after_exchange(self, state, exchanges)
+        number = exchanges - 1
+        self.arrive(state)
+        if spoil is not None and (number, self.grid.replica) == spoil:
             self.neighbours[0][0] += 1.0
         own = flat_positions(state, self.columns)
         all_of_them = self.grid.replicas.exchange_objects(own)
         pairs = zip(self.peers, self.neighbours, strict=True)
         good = [all_of_them[p].tobytes() == n.tobytes() for p, n in pairs]
-        seen.append((self._done, all(good)))
+        seen.append((number, all(good)))
 
-    monkeypatch.setattr(LowPrecision, "_step", looking)
+    monkeypatch.setattr(OwnSteps, "after_exchange", looking)
     return seen
 
 

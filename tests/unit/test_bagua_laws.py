@@ -6,10 +6,11 @@ Logistic rows sorted by margin, the worst of shards, λ = 0.05, whole shards a s
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.more.decentralized import LowPrecision, MixPairs
+from hpcsgd.agreements.more.decentralized import MixPairs
+from hpcsgd.runs.agreements import KINDS
 from tests.helpers.averages_laws import CURVATURE, HARD, L2, OPTIMUM, gap, loss
 from tests.helpers.bagua import Ring, config_of
-from tests.helpers.bagua_laws import always_the_same, without_feedback
+from tests.helpers.bagua_laws import WithoutFeedback, always_the_same
 from tests.helpers.harness import config_for, train_on
 
 ALL = {"kind": "decentralized"}
@@ -34,7 +35,7 @@ def test_pairs_that_never_change_are_worse(monkeypatch):
 
 def test_weights_in_8_bits_are_worse_than_moves(monkeypatch):
     good = gap(LOW, slower=16.0, tau=1, passes=16)
-    monkeypatch.setattr(LowPrecision, "_step", without_feedback)
+    monkeypatch.setitem(KINDS, "decentralized-low", WithoutFeedback)
     assert gap(LOW, slower=16.0, tau=1, passes=16) > 3 * good
 
 

@@ -31,7 +31,7 @@ def told_of(monkeypatch, row, replicas=2):
         return agreement.grid.replica
 
     note(Gradient, "s", "scores", replica)
-    note(Gradient, "g", "_add", replica)
+    note(Gradient, "g", "add_gradient", replica)
     note(Overlap, "p", "posting", lambda overlap: overlap.replicas.rank)
     note(Overlap, "w", "waiting", lambda overlap: overlap.replicas.rank)
     problem = make_problem("logistic", n=32)

@@ -132,7 +132,7 @@ def test_all_replicas_choose_alike(monkeypatch):
     """Also where their machines are not: a slow rank anywhere counts for all."""
     problem = make_problem("logistic")
     monkeypatch.setattr(choose, "WORTH_MEASURING", 0.0)
-    monkeypatch.setattr(calibration, "_network", lambda *_: (1e-9, 0.0))
+    monkeypatch.setattr(calibration, "measure_network", lambda *_: (1e-9, 0.0))
     slow = threading.local()
 
     def rates(task, batch):
@@ -140,7 +140,7 @@ def test_all_replicas_choose_alike(monkeypatch):
         del quick["latency"], quick["per_byte"]
         return quick | ({"step": 10.0} if slow.here else {})
 
-    monkeypatch.setattr(calibration, "_rates", rates)
+    monkeypatch.setattr(calibration, "measure_rates", rates)
     config = config_for(
         problem,
         schedule={"batch": 4, "steps": 4, "epochs": 2},
@@ -178,7 +178,7 @@ def test_a_run_that_goes_on_keeps_its_choice(tmp_path, monkeypatch):
     whole = train_on(2, config_for(problem, **{**sections, "run": {}}), problem)
     train_on(2, config, problem, callbacks=[StopAt(2)])
     swift = Machine(latency=0.0, per_byte=0.0, step=0.0)
-    monkeypatch.setattr(choose, "_assumed", lambda task, job: swift)
+    monkeypatch.setattr(choose, "assumed_machine", lambda task, job: swift)
     fresh = config_for(problem, **{**sections, "run": {}})
     assert train_on(2, fresh, problem).report["products"] == "direct"
     assert whole.report["products"] != "direct"

@@ -295,7 +295,7 @@ def test_rounding_is_that_of_ml_dtypes(kernels, by, monkeypatch):
     """By either door: halfway cases, their neighbours, infinities and NaN."""
     if by == "ctypes":
         monkeypatch.setattr(compiled_calls, "invoke", None)
-        compiled_calls._dense_functions.cache_clear()
+        compiled_calls.dense_functions.cache_clear()
     bits = np.arange(0, 2**16, dtype=np.uint32) << 16
     near = [(bits + np.uint32(0x8000 + d)).view(np.float32) for d in (-1, 0, 1)]
     values = np.concatenate([bits.view(np.float32), *near])
@@ -341,7 +341,7 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits(monkeypatch):
         )
         out = np.empty(8 * 8 + 14 * 16, dtype=np.float32)
         monkeypatch.setattr(
-            compiled_calls, "_dense_functions", lambda one=library: Named(one)
+            compiled_calls, "dense_functions", lambda one=library: Named(one)
         )
         compiled_calls.strict_gram(matrix, rows, starts, out)
         z = np.empty((30, 1), dtype=np.float32)

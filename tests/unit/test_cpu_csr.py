@@ -132,7 +132,9 @@ def test_runs_use_them_and_equal_those_without(
     stored, _ = make_sparse(family)
     config = config_for(stored, **sections(family, update, kind, recipe))
     calls, steps, found = Spied(), Spied(), []
-    monkeypatch.setattr(compiled_calls, "_call", calls.around(compiled_calls._call))
+    monkeypatch.setattr(
+        compiled_calls, "call_csr", calls.around(compiled_calls.call_csr)
+    )
     monkeypatch.setattr(compiled_calls, "walk", steps.around(compiled_calls.walk))
     for backend in (HostBackend, NativeBackend):
         assert not calls.done and not steps.done

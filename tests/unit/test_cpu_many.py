@@ -148,8 +148,9 @@ def test_a_sweep_by_tiles_is_that_by_blas(update, product, monkeypatch):
         update={"kind": update, "momentum": 0.5},
         products={"kind": product},
     )
-    calls, call = Spied(), many_models.TileProducts._call
-    monkeypatch.setattr(many_models.TileProducts, "_call", calls.around(call))
+    calls, tiles = Spied(), many_models.TileProducts
+    for name in ("margins", "update"):
+        monkeypatch.setattr(tiles, name, calls.around(getattr(tiles, name)))
     by_tiles = sweep_on(2, config, problem)
     assert calls.done
     monkeypatch.setattr(many_models, "available", lambda: False)

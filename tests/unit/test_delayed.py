@@ -60,8 +60,11 @@ def virtual(monkeypatch):
     return clock
 
 
-def one_of(ranks, network):
-    """A delayed communicator of `ranks` whose transport takes no time at all."""
+def one_of(ranks, network, sum_has_arrived=None):
+    """A delayed communicator of `ranks` whose transport takes no time at all.
+
+    `sum_has_arrived` answers polls of sums under way; None: they cannot be polled.
+    """
 
     class Instant(SerialCommunicator):
         def _sum(self, buffer): ...
@@ -78,7 +81,9 @@ def one_of(ranks, network):
             return lambda: None  # noqa: E704
 
         def _start_sum(self, buffer):
-            return lambda: None  # noqa: E704
+            if sum_has_arrived is None:
+                return lambda: None
+            return Arrival(lambda: None, sum_has_arrived)
 
     inner = Instant()
     inner.size = ranks
@@ -160,11 +165,10 @@ def test_messages_in_flight_share_one_link(virtual):
     """Four at a time, of two groups, take as long as one after the other: no overlap
     of transfers is free, only that with computing; who asks sees them come in turn.
     """
-    comm = one_of(2, Network(1e-3, 1e6))
+    comm = one_of(2, Network(1e-3, 1e6), sum_has_arrived=lambda: True)
     other = DelayedCommunicator(
         comm.inner, comm.network, comm.link
     )  # a duplicate, the same link
-    comm.inner._start_sum = lambda buffer: Arrival(lambda: None, lambda: True)
     pending = [g.start_sum(np.zeros(125), "agreement") for g in (comm, other) * 2]
     each = 1e-3 + 1000 / 1e6
     for number, one in enumerate(pending, 1):

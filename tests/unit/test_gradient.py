@@ -272,16 +272,16 @@ def test_replicas_that_differ_are_mended(monkeypatch):
     from hpcsgd.agreements import Gradient
 
     problem = make_problem("softmax")
-    step = Gradient._step
+    after_exchange = Gradient.after_exchange
 
-    def flipped(self, state, task):
-        step(self, state, task)
-        if self._done == 3 and self.grid.replica == 1:
+    def flipped(self, state, exchanges):
+        if exchanges == 4 and self.grid.replica == 1:
             state.weights[0, 0] += 1e-3
+        after_exchange(self, state, exchanges)
 
     plain = on_all(3, agreed(problem, 3, run={"check_members": 2}), problem)
     assert {r.report["agreement"]["mended_replicas"] for r in plain} == {0}
-    monkeypatch.setattr(Gradient, "_step", flipped)
+    monkeypatch.setattr(Gradient, "after_exchange", flipped)
     for every in (2, 0):
         results = on_all(3, agreed(problem, 3, run={"check_members": every}), problem)
         found = {r.report["agreement"]["mended_replicas"] for r in results}
@@ -298,21 +298,21 @@ def test_what_steps_are_divided_by_is_mended_with_the_weights(monkeypatch, bits)
 
     monkeypatch.setattr(updates, "SMALL", 1)
     problem = make_problem("softmax")
-    step = Gradient._step
+    after_exchange = Gradient.after_exchange
 
-    def flipped(self, state, task):
-        step(self, state, task)
-        if self._done == 2 and self.grid.replica == 1:
+    def flipped(self, state, exchanges):
+        if exchanges == 3 and self.grid.replica == 1:
             kept = state.memory["adam_v"]
             (kept.scales if bits == 8 else kept)[0, 0] *= 2
             state.shared["adam_v"][0, 0] *= 2
+        after_exchange(self, state, exchanges)
 
     update = {"kind": "adam", "bits": bits}
     config = agreed(
         problem, 2, problem={"intercept": True}, update=update, run={"check_members": 1}
     )
     plain = on_all(2, config, problem)
-    monkeypatch.setattr(Gradient, "_step", flipped)
+    monkeypatch.setattr(Gradient, "after_exchange", flipped)
     results = on_all(2, config, problem)
     assert {r.report["agreement"]["mended_replicas"] for r in results} == {1}
     assert {r.weights_sha256 for r in results} == {plain[0].weights_sha256}

@@ -75,7 +75,9 @@ def test_the_innermost_launcher_is_asked(environment, ranks):
 @pytest.mark.parametrize("environment", [TORCHRUN, {**AGENTS, **TASK}, SLURM])
 def test_ranks_that_no_mpi_connects_are_refused(environment, started_by, monkeypatch):
     """Before an MPI is loaded, which would wait, abort or make singletons of them."""
-    monkeypatch.setattr(comm, "_open", lambda *_, **__: pytest.fail("MPI is loaded"))
+    monkeypatch.setattr(
+        comm, "open_communicator", lambda *_, **__: pytest.fail("MPI is loaded")
+    )
     started_by(environment)
     with pytest.raises(ConfigError, match="ranks were started by") as caught:
         open_world("auto")
@@ -117,7 +119,7 @@ def test_silent_singletons_of_mpi_are_an_error(
         opened.append(kind)
         return Lone()
 
-    monkeypatch.setattr(comm, "_open", open_kind)
+    monkeypatch.setattr(comm, "open_communicator", open_kind)
     started_by(environment)
     with pytest.raises(TransportError, match=said) as caught:
         open_world(kind)
@@ -132,7 +134,7 @@ def test_an_mpi_that_does_not_load_under_a_launcher_is_an_error(
     def open_kind(kind, reproducible, **more):
         raise MissingPackage(why_not_loaded(RuntimeError("libmpi.so.12: no such file")))
 
-    monkeypatch.setattr(comm, "_open", open_kind)
+    monkeypatch.setattr(comm, "open_communicator", open_kind)
     started_by(CRAY)
     with pytest.raises(MissingPackage, match=r"libmpi.so.12: no .*MPI4PY_LIBMPI"):
         open_world("auto")

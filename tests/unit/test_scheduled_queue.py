@@ -1,17 +1,18 @@
 """The queue, the cut and the tuner of scheduled transfers, without a run."""
 
 import heapq
+from itertools import cycle
 from math import log2
-from threading import Event
+from threading import Event, local
 
 import numpy as np
 import pytest
 
+from hpcsgd.agreements.more import scheduled as scheduled_transfers
 from hpcsgd.agreements.more.scheduled import (
     MOST,
     ROUNDS,
     OrderedTiles,
-    PartitionTuner,
     Queue,
     Search,
     TilePiece,
@@ -159,7 +160,7 @@ def test_the_search_comes_within_a_tenth_in_fifteen_evaluations(name):
 
 def test_the_grid_alone_does_not(monkeypatch):
     """The sections are what comes near."""
-    monkeypatch.setattr(Search, "_sections", lambda *_: iter(()))
+    monkeypatch.setattr(scheduled_transfers, "SECTIONS", 0)
     cost = CURVES["a narrow valley"]
     search = Search(log_grid(1 / 16, 64.0), log_grid(1 / 16, 256.0))
     assert found_by(search, cost)[0] > 1.1
@@ -204,16 +205,30 @@ def test_nothing_is_under_way_where_the_schedule_changes(monkeypatch):
     assert len(flying) > 4 and not any(flying)
 
 
+class RoundClock(local):
+    """The six rounds of a point last 99, 1, 5, 2, 4 and 3 seconds on every rank."""
+
+    def __init__(self):
+        self.now, self.calls = 0.0, 0
+        self.seconds = cycle([99.0, 1.0, 5.0, 2.0, 4.0, 3.0])
+
+    def __call__(self):
+        if self.calls % 2:  # it is read where a round begins and where it ends
+            self.now += next(self.seconds)
+        self.calls += 1
+        return self.now
+
+
 def test_a_point_costs_the_median_of_its_rounds(monkeypatch):
     """But for the first, which still has what was under way before."""
-    problem, told, decide = make_problem("softmax"), [], PartitionTuner._decide
+    problem, told, tell = make_problem("softmax"), [], Search.tell
+    monkeypatch.setattr(scheduled_transfers, "perf_counter", RoundClock())
 
-    def scripted(self, state):
-        self._seconds = [99.0, 1.0, 5.0, 2.0, 4.0, 3.0]
-        decide(self, state)
-        told.append(self.costs[self._told - 1])
+    def telling(self, cost):
+        told.append(cost)
+        tell(self, cost)
 
-    monkeypatch.setattr(PartitionTuner, "_decide", scripted)
+    monkeypatch.setattr(Search, "tell", telling)
     config = scheduled(
         problem, 2, schedule={"epochs": 3}, agreement={"tune_schedule": True}
     )

@@ -213,13 +213,13 @@ def test_counts_of_replicas_taken_for_alike_are_found(tmp_path, monkeypatch):
 
 def test_a_replica_that_is_left_out_is_found(tmp_path, monkeypatch):
     """Its rows count, its gradient is lost."""
-    add = Gradient._add
+    add = Gradient.add_gradient
 
     def not_the_second(self, gradient, rows, residuals):
         if self.grid.replica != 1:
             add(self, gradient, rows, residuals)
 
-    monkeypatch.setattr(Gradient, "_add", not_the_second)
+    monkeypatch.setattr(Gradient, "add_gradient", not_the_second)
     problem, config = plain()
     names, found = kinds(tmp_path, train(tmp_path, config, problem))
     assert len(found.failed) == 6 and all("exchange" in n for n in found.failed)

@@ -524,7 +524,7 @@ class Anybatch(Gradient):
     ) -> None:
         """Add Yᵀr of a chunk."""
         self.buffer.count_in(residuals)
-        self._add(self.buffer.gradient, rows, residuals)
+        self.add_gradient(self.buffer.gradient, rows, residuals)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Step by what was added up, then mix; a replica without rows mixes along."""

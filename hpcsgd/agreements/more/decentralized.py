@@ -77,7 +77,7 @@ class OwnSteps(Gradient, ABC):
         """Add Yᵀr of a batch; after the last one, step."""
         self._left -= 1
         self.buffer.count_in(residuals)
-        self._add(self.buffer.gradient, rows, residuals)
+        self.add_gradient(self.buffer.gradient, rows, residuals)
         task.clock.lap("update")
         if not self._left:
             self._step(state, task)

@@ -283,10 +283,11 @@ class Offload(ShardedAgreement):
         """A slice of the weights, from the host to this device and to all replicas."""
         if stepped is not None:
             self.worker.wait(stepped)
-        self._send_up(state, cut)
+        self.send_up(state, cut)
         self.joining.wait(behind=1)
 
-    def _send_up(self, state: State, cut: Cut) -> None:
+    def send_up(self, state: State, cut: Cut) -> None:
+        """Begin to send a stepped slice from the host to all devices that need it."""
         own = np.empty_like(self.master[cut.place])
         self.link.up(self.master[cut.place], own)()
         self.joining.start(own, cut, state.weights[cut.columns], PURPOSE)

@@ -479,12 +479,12 @@ class Scheduled(Gradient):
         self._flag_overflow()
         self.buffer.count_in(residuals)
         if self._left:
-            self._add(self.buffer.gradient, rows, residuals)
+            self.add_gradient(self.buffer.gradient, rows, residuals)
             return
         self.sender.begin(self.buffer, self._moment)
         for number in self.order:
             tile = self.buffer.tiles[number]
-            self._add(tile.gradient, self._columns(rows, tile), residuals)
+            self.add_gradient(tile.gradient, self._columns(rows, tile), residuals)
             task.clock.lap("update")
             if not self.sender.wants_norm:
                 self._is_ready(number, tile)

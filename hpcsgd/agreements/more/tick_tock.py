@@ -173,10 +173,10 @@ class TickTock(Gradient):
         buffer = item.buffer
         buffer.count_in(residuals)
         if not is_full:
-            self._add(buffer.gradient, rows, residuals)
+            self.add_gradient(buffer.gradient, rows, residuals)
             return
         for tile in buffer:
-            self._add(tile.gradient, self._columns(rows, tile), residuals)
+            self.add_gradient(tile.gradient, self._columns(rows, tile), residuals)
             task.clock.lap("update")
             item.send(tile)
             task.clock.start()  # what a sum takes is booked by the ledger

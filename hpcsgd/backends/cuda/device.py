@@ -389,7 +389,7 @@ class ThreadDevices(threading.local):
 
 
 opened = ThreadDevices()
-_users: dict[int, WeakSet[threading.Thread]] = {}  # of each GPU
+users_of_gpus: dict[int, WeakSet[threading.Thread]] = {}  # threads by GPU number
 _one_at_a_time = threading.Lock()
 
 
@@ -403,9 +403,9 @@ def device_of_rank(number: int) -> CudaDevice:
         opened.devices[number] = CudaDevice(number)
     device = opened.devices[number]
     with _one_at_a_time:
-        users = _users.setdefault(number, WeakSet())
-        users.add(threading.current_thread())
-        device.is_shared = sum(user.is_alive() for user in users) > 1
+        threads = users_of_gpus.setdefault(number, WeakSet())
+        threads.add(threading.current_thread())
+        device.is_shared = sum(user.is_alive() for user in threads) > 1
     device.device.use()
     return device
 

@@ -29,9 +29,15 @@ class Mutant:
 
 def planted(mutant, text):
     """The text with the fault; the place has to be there, once."""
-    count = text.count(mutant.before)
-    assert count == 1, f"{mutant.name}: {count} places in {mutant.kernel}"
-    return text.replace(mutant.before, mutant.after)
+    name = f"{mutant.name} in {mutant.kernel}"
+    return with_fault(text, mutant.before, mutant.after, name)
+
+
+def with_fault(text, before, after, name="the fault"):
+    """Return the text of a kernel with one place replaced; it has to be there, once."""
+    count = text.count(before)
+    assert count == 1, f"{name}: {count} places"
+    return text.replace(before, after)
 
 
 def modules():

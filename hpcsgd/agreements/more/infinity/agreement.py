@@ -677,7 +677,7 @@ class Infinity(Gradient):
         def add(number: int, flat: Array) -> None:
             if residuals is not None:
                 tile = rows.tile(self.store.plan.tile(number))
-                self._add(flat.reshape(-1, self.columns), tile, residuals)
+                self.add_gradient(flat.reshape(-1, self.columns), tile, residuals)
 
         return add
 

@@ -150,7 +150,7 @@ def test_without_source_the_values_remain(monkeypatch):
     def no_source(kind):
         raise OSError
 
-    monkeypatch.setattr("hpcsgd.cli.flags.inspect.getsource", no_source)
+    monkeypatch.setattr("hpcsgd.cli.template.inspect.getsource", no_source)
     assert RunConfig.parse(tomllib.loads(template())) == RunConfig()
     assert comments(Schedule) == {}
 

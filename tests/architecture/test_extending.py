@@ -14,13 +14,13 @@ def renewed(page):
 
     def block(match):
         name = match[2] or ""
-        source = source_of(match[1], name.removeprefix(":"))
+        source = shown_source(match[1], name.removeprefix(":"))
         return f"<!-- {match[1]}{name} -->\n\n```python\n{source}\n```\n"
 
     return SHOWN.sub(block, page)
 
 
-def source_of(file, name):
+def shown_source(file, name):
     """The text of a class in a file, of all the file without a name."""
     text = (ROOT / file).read_text().rstrip("\n")
     if not name:

@@ -50,7 +50,7 @@ test-ulfm: environment  ## lost ranks under Open MPI with ULFM, in .venv-ulfm
 
 test-all: slurm-packages  ## the full matrices; its summary goes to benchmarks/results/
 	@mkdir -p benchmarks/results
-	@$(RUN) -m pytest -q -m "not ulfm" > .test-all.log 2>&1; code=$$?; \
+	@$(RUN) -m tests.suite -m "not ulfm" > .test-all.log 2>&1; code=$$?; \
 	  tail -n 40 .test-all.log; \
 	  sed -n '/time by folder/,$$p' .test-all.log > benchmarks/results/test-all.txt; \
 	  rm -f .test-all.log; exit $$code

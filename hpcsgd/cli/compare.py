@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check every setting, then compare here or under mpiexec."""
     from hpcsgd.studies.compare import check
 
-    base, entries = what_to_compare(arguments)
+    base, entries = plan_comparison(arguments)
     check(entries, arguments.repeats, arguments.allow_unequal)
     check_data(base)
     launch.check_readable(base.data.path)
@@ -100,8 +100,10 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return _compare(base, entries, arguments)
 
 
-def what_to_compare(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Entry]]":
-    """What all share, and the rows: methods, the file's tables, those of --setting."""
+def plan_comparison(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Entry]]":
+    """Return the shared configuration and the rows: methods, tables of the file, those
+    of --setting.
+    """
     from hpcsgd.config import RunConfig, read_toml
     from hpcsgd.studies.compare import line_up
     from hpcsgd.studies.plan import (

@@ -66,7 +66,7 @@ def has_agent(environment: Mapping[str, str]) -> bool:
     return AGENT in environment and "MASTER_ADDR" in environment
 
 
-def why_refused(environment: Mapping[str, str], kind: str = "auto") -> str | None:
+def launch_refusal(environment: Mapping[str, str], kind: str = "auto") -> str | None:
     """Return the sentence on ranks that no launcher of MPI has started, else None.
 
     Ranks of torchrun are always such ranks. Those of `srun` without a PMI are refused

@@ -504,8 +504,8 @@ class DeviceBlock(Unheld):
         self.block = block
 
 
-def is_there(X: Any) -> bool:
-    """Whether it is an array in the memory of a GPU."""
+def is_device_array(X: Any) -> bool:
+    """Return whether X is an array in the memory of a GPU."""
     return hasattr(X, "__cuda_array_interface__")
 
 

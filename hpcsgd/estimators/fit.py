@@ -17,7 +17,7 @@ from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.api import open_session
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import let_go
+from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
@@ -186,8 +186,8 @@ _ONCE = _Once()  # a logger has it once, however often it is added
 
 
 @contextmanager
-def said_once() -> Iterator[None]:
-    """`with` it around a run whose ending is judged afterwards."""
+def suppress_repeated_logs() -> Iterator[None]:
+    """Filter the log of a run whose status is judged afterwards."""
     for name in SPEAKERS:
         logging.getLogger(name).addFilter(_ONCE)
     before = _fits.set(True)
@@ -239,7 +239,7 @@ class Runs:
     def _train(self, config: RunConfig) -> Result:
         callbacks = list(self.callbacks)
         opens, start = self.given.opens, self.start
-        with said_once():
+        with suppress_repeated_logs():
             return open_session(self.world, config, opens, callbacks, start).run()
 
     def _blew_up(self, result: Result) -> bool:
@@ -653,6 +653,6 @@ def ranks_of(
     from hpcsgd.comm.mpi import open_mpi_world
 
     world = open_mpi_world(comm=comm, timeout=timeout)
-    with let_go(world.close):
+    with close_on_agreed_error(world.close):
         yield world
     world.close()

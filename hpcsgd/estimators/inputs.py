@@ -18,7 +18,7 @@ from hpcsgd.data.readers import (
     HeldReader,
     MemoryReader,
     RowReader,
-    is_there,
+    is_device_array,
     open_reader,
 )
 from hpcsgd.data.shard import split_by_weight, split_range
@@ -252,7 +252,7 @@ def _bare(column: Any, rows: int) -> Array | None:
 
 
 def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowReader:
-    kind = DeviceReader if is_there(X) else MemoryReader
+    kind = DeviceReader if is_device_array(X) else MemoryReader
     reader = world.together(lambda: kind(X, *(sides[name] for name in SIDES)))
     if world.size > 1:
         found = (reader.y, reader.weights, reader.offsets)
@@ -473,7 +473,7 @@ def open_data(
         )
     if layout != "columns" and matrix.X is not None and sides["y"] is None:
         raise ConfigError("give y, the targets of the rows: fit(X, family, y)")
-    if is_there(matrix.X):
+    if is_device_array(matrix.X):
         _check_there(layout, config)
     columns = {name: to_column(name, values) for name, values in sides.items()}
     return FitData(open_layout(layout, matrix.X, columns, config), matrix.names)

@@ -17,10 +17,10 @@ from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.fit import NullModel, fit, ranks_of, timeout_in
 from hpcsgd.estimators.inputs import FitData, open_data
-from hpcsgd.estimators.settings import laid_over
+from hpcsgd.estimators.settings import overlay_tables
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
-from hpcsgd.runs.coordinate import along, best_form, fits, quickest_form
+from hpcsgd.runs.coordinate import along, best_form, fastest_form, fits
 from hpcsgd.runs.result import Result
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import level, open_rows
@@ -173,14 +173,14 @@ class PathFit:
             "update": {"kind": COORDINATE},
             "coordinate": {
                 "tol": float(shared["tol"]),
-                "form": quickest_form(shared["family"], l1_ratio, self.world.size),
+                "form": fastest_form(shared["family"], l1_ratio, self.world.size),
             },
             "sampling": {"seed": shared["seed"], "mode": "shuffle-once"},
             "precision": {"recipe": shared["precision"]},
         }
         if self.matrix.path is not None:
             tables["data"] = {"path": self.matrix.path}
-        config = RunConfig.parse(laid_over(tables, self.config))
+        config = RunConfig.parse(overlay_tables(tables, self.config))
         if best_form(config) == "dual" and "sampling" not in (self.config or {}):
             # In one order for all epochs it may take ten times as many.
             return replace(config, sampling=replace(config.sampling, mode="reshuffle"))

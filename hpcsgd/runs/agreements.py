@@ -236,8 +236,10 @@ KINDS: dict[str, type[Gradient]] = {
 SUMS = (Gradient, AsOne, Growing)
 
 
-def of_feed(config: RunConfig) -> RunConfig:
-    """The settings that rows are dealt by: batches that travel together are a group."""
+def feed_config(config: RunConfig) -> RunConfig:
+    """Return the settings that rows are dealt by: batches that travel together are a
+    group.
+    """
     if not takes_gradients(config.agreement.kind):
         return config
     schedule = replace(config.schedule, steps=batches_together(config.agreement))
@@ -331,8 +333,8 @@ def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]
     return MODES.get((name, asked.mode), KINDS[name])
 
 
-def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
-    """Steps of the product, put together into what `gradient` calls an exchange."""
+def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
+    """Wrap the product's steps into what `gradient` calls an exchange."""
     if isinstance(gradient, Anybatch):
         return AnyBatches(one, gradient, gradient.stream, most)
     if isinstance(gradient, ShardedAgreement) and gradient.takes_at_once and most > 1:

@@ -571,7 +571,7 @@ def job_of(
     word = get_format(precision.matrix).dtype.itemsize
     each = (word + 4) * loaded.density if shard.is_sparse else word
     return CostInputs(
-        members=felt(task.members),
+        members=modelled_ranks(task.members),
         rows=largest.stop,
         columns=shard.total_columns,
         held=max(part.stop - part.start for part in shard.parts),
@@ -587,9 +587,13 @@ def job_of(
     )
 
 
-def felt(members: Communicator) -> int:
-    """How many ranks a message is felt with."""
-    return members.felt if isinstance(members, DelayedCommunicator) else members.size
+def modelled_ranks(members: Communicator) -> int:
+    """Return the number of ranks that the network model charges a message for."""
+    return (
+        members.modelled_ranks
+        if isinstance(members, DelayedCommunicator)
+        else members.size
+    )
 
 
 def _machine(

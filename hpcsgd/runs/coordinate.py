@@ -13,7 +13,7 @@ import numpy as np
 
 from hpcsgd.backends.base import ways
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import let_go
+from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import GridConfig, RunConfig, UpdateConfig
 from hpcsgd.data.readers import RowReader
@@ -32,10 +32,10 @@ from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import ENDINGS, PollSchedule
 from hpcsgd.runs.progress import History
-from hpcsgd.runs.report import named, where_it_ran
+from hpcsgd.runs.report import machine_facts, named
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.session import Session, check_settings, lent
-from hpcsgd.solvers.callbacks import Callback, Request, View, wish_of
+from hpcsgd.runs.session import Session, borrow_world, check_settings
+from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.coordinate import COORDINATE, Array, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
 from hpcsgd.solvers.evaluation import Columns
@@ -74,7 +74,7 @@ def best_form(config: RunConfig) -> str:
     return "dual" if problem.family == OF["dual"] and is_dual else "newton"
 
 
-def quickest_form(family: str, l1: float, ranks: int) -> str:
+def fastest_form(family: str, l1: float, ranks: int) -> str:
     """Return the form that takes the least time to the optimum; "auto": the usual one.
 
     Least squares with l1 on one process have no message that a Gram would save: newton
@@ -327,7 +327,7 @@ def open_form(
     world.together(lambda: form_of(config, world.size))
     config = replace(config, grid=GridConfig(*grid_of(config, world.size)))
     opened = open_all(_plain(config), world, reader, setup)
-    with let_go(opened.grid.close):
+    with close_on_agreed_error(opened.grid.close):
         ready = _prepare(config, opened)
     setup.lap("build")
     return ready
@@ -492,7 +492,7 @@ def _facts(
         "resumes": 0,
         "checkpoints_written": 0,
         "checkpoints_failed": 0,
-        **where_it_ran(),
+        **machine_facts(),
     }
 
 
@@ -615,11 +615,11 @@ class CoordinateRun(Session):
     def _until_done(self) -> Result:
         world, config = self.world, self.config
         world.watch(config.run.timeout)
-        with let_go(world.unwatch):
+        with close_on_agreed_error(world.unwatch):
             check_settings(config, world)
             ready = open_form(config, world, self.reader, self.setup)
             folder = RunFolder(config.run.out if world.rank == 0 else None)
-            with let_go(ready.close):
+            with close_on_agreed_error(ready.close):
                 world.together(folder.claim)
                 try:
                     result = self._in_the(folder, ready)
@@ -788,7 +788,7 @@ class CoordinateTraining:
         for callback in self.callbacks:
             answer: Any = getattr(callback, event)(self.view)
             if answer:
-                self.wish = max(self.wish, wish_of(answer))
+                self.wish = max(self.wish, request_of(answer))
 
 
 # Many penalties, one after the other, on data that are opened and a Gram made once.
@@ -816,7 +816,7 @@ def along(
         penalty = penalty_of(problem, columns.total_columns).of(columns.columns)
         ready.form.become(ready.nonempty.penalty(penalty), point)
         point = point if warm else ready.form.begin()
-        with lent(ready.opened.grid.world, config.run.reproducible):
+        with borrow_world(ready.opened.grid.world, config.run.reproducible):
             training = CoordinateTraining(ready, [], point)
             status = training.run()
             result = result_of(training, status, began, setup.seconds)

@@ -74,8 +74,10 @@ def choose_exponents(
     backend.scaling = make_scaling(form, peaks, own, how)
 
 
-def say_lost(grid: Grid, scaling: ColumnExponents | None, cells: int) -> None:
-    """How many values a narrow matrix could not hold."""
+def report_rounding_loss(
+    grid: Grid, scaling: ColumnExponents | None, cells: int
+) -> None:
+    """Log how many values a narrow matrix could not represent. Collective."""
     if scaling is None:
         return
     counts = grid.world.exchange_objects((scaling.saturated, scaling.flushed))
@@ -182,7 +184,7 @@ def _stored_by_column(grid: Grid, reader: RowReader) -> NDArray[Any]:
 # Sample weights with mean 1, and rows that are not trained on as weights of 0.
 
 
-def keep_apart(
+def split_held_out(
     grid: Grid,
     weights: Array | None,
     split: FoldSplit,
@@ -190,7 +192,7 @@ def keep_apart(
     total_rows: int,
     known: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Weights of rows that are trained on, with mean 1 each, and of those held out.
+    """Return the weights of training rows, with mean 1 each, and of held-out rows.
 
     `known` are folds of all rows that somebody has drawn.
     """
@@ -344,7 +346,7 @@ def _stored(
             reader, rows, columns, backend.store, element, seen, route, look
         )
     )
-    say_lost(grid, backend.scaling, reader.rows * reader.cols)
+    report_rounding_loss(grid, backend.scaling, reader.rows * reader.cols)
     return matrix
 
 
@@ -407,7 +409,7 @@ def _read_sides(
         held = None
     else:
         known = getattr(reader, "fold_of", None)
-        scaled, held = keep_apart(grid, weights, split, rows, reader.rows, known)
+        scaled, held = split_held_out(grid, weights, split, rows, reader.rows, known)
     offsets = world.together(read_offsets)
     return _Sides(y, weights, scaled, held, offsets)
 

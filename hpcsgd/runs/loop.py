@@ -17,7 +17,7 @@ from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter
 from hpcsgd.runs.recording import MemberCheck, Recorder
 from hpcsgd.runs.result import Status
-from hpcsgd.solvers.callbacks import Callback, Request, View, wish_of
+from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.evaluation import Evaluation, StopConfig
 from hpcsgd.solvers.full_passes import NO_MINIMUM
 from hpcsgd.solvers.newton import UNFINISHED, NoFinisher
@@ -242,10 +242,11 @@ def alarm_text(alarm: dict[str, Any]) -> str:
 Cause = dict[str, Any] | None  # an alarm, or a divergence
 
 
-def fallen(
+def fallback_event(
     view: View, rung: FallbackLevel, cause: Cause, stopped: int, there: int
 ) -> Event:
-    """A fall-back: why, from where, to where, and what is changed.
+    """Return the event of a fall-back: its cause, from where, to where, and what is
+    changed.
 
     `stopped` counts exchanges as before, `there` as from now on.
     """
@@ -536,4 +537,4 @@ class Engine:
         for callback in self.callbacks:
             answer = getattr(callback, event)(self.view)
             if answer:
-                self.wish = max(self.wish, wish_of(answer))
+                self.wish = max(self.wish, request_of(answer))

@@ -24,7 +24,7 @@ from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
 from hpcsgd.runs.checks import penalty_of, proximal_hooks, snapshot_hooks
 from hpcsgd.runs.loop import Engine, GoodStates, PollSchedule, RunLength
 from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges
-from hpcsgd.runs.recovery import next_rung
+from hpcsgd.runs.recovery import next_fallback_level
 from hpcsgd.solvers.callbacks import Callback, View
 from hpcsgd.solvers.evaluation import (
     MEASURES,
@@ -337,7 +337,11 @@ def _looks_every(parts: Parts) -> int:
 def _good_states(parts: Parts) -> GoodStates:
     """Copies are kept where there is something to fall back to."""
     every = parts.config.run.gap_every if parts.is_watched else 0
-    rung = next_rung(parts.config, parts.product_name) if _falls_back(parts) else None
+    rung = (
+        next_fallback_level(parts.config, parts.product_name)
+        if _falls_back(parts)
+        else None
+    )
     return GoodStates(every, rung is not None)
 
 

@@ -109,10 +109,12 @@ def of_gradients(config: RunConfig) -> int:
     return moments + (1 if codec == "identity" else 3)
 
 
-def of_codec(
+def codec_bytes(
     config: RunConfig, grid: Grid, held: int, precision: Precision, sparse: bool
 ) -> int:
-    """What codecs keep, in all buckets, and its copies in states and checkpoints."""
+    """Return the bytes of codec states in all buckets, copies in snapshots and
+    checkpoints included.
+    """
     asked, copies = config.agreement, 2 + 4 * config.run.fall_back
     if not takes_gradients(asked.kind) or grid.replicas.size == 1:
         return 0
@@ -755,7 +757,7 @@ def predict(
         weights=of_state(config, held, states, copies, precision)
         + 2 * reader.cols * states * 8
         + of_slow(config, held, precision)
-        + of_codec(config, grid, held, precision, is_sparse(reader)),
+        + codec_bytes(config, grid, held, precision, is_sparse(reader)),
         reading=reading_of_dense(reader, rows, cols, precision),
         losses=losses_of(reader, rows, cols, precision),
         finisher=_of_finisher(config, rows, cols, reader.cols),

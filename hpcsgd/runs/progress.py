@@ -171,11 +171,13 @@ class Forecast:
 
     def left(self, view: View) -> str:
         """The same for a person."""
-        return in_words(self.seconds_left(view))
+        return format_time_left(self.seconds_left(view))
 
 
-def in_words(seconds: float) -> str:
-    """ "45 s left", "2 min 10 s left", "about 3 h left": no finer than it is known."""
+def format_time_left(seconds: float) -> str:
+    """Format the seconds left, no finer than they are known: "45 s left", "2 min 10 s
+    left", "about 3 h left".
+    """
     if not math.isfinite(seconds):
         return ""
     if seconds < 57.5:

@@ -39,8 +39,10 @@ RAISED = ("inner", "gram_wire", "margin", "matrix")  # in this order
 NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
 
 
-def next_rung(config: RunConfig, product: str) -> FallbackLevel | None:
-    """What to change next, None at the top; `config` has its steps decided."""
+def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None:
+    """Return the next fallback level, None at the last one; `config` has its steps
+    decided.
+    """
     schedule, recurs = config.schedule, product in RECURS
     if recurs and schedule.steps > 1:
         fewer = fewer_steps(schedule.steps)
@@ -70,8 +72,10 @@ def widest_format(precision: Precision) -> str:
     return min(known, key=lambda name: get_format(name).unit_roundoff)
 
 
-def moved(checkpoint: Checkpoint, before: RunConfig, after: RunConfig) -> Checkpoint:
-    """The checkpoint as one of a run with the settings `after`.
+def convert_checkpoint(
+    checkpoint: Checkpoint, before: RunConfig, after: RunConfig
+) -> Checkpoint:
+    """Return the checkpoint as one of a run with the settings `after`.
 
     Exchange k of s steps is exchange k·s/s' of s' steps; what is counted in exchanges
     stays a count of exchanges.
@@ -94,8 +98,11 @@ def moved(checkpoint: Checkpoint, before: RunConfig, after: RunConfig) -> Checkp
     return Checkpoint(document, checkpoint.arrays)
 
 
-def going_on(config: RunConfig, document: Mapping[str, Any]) -> RunConfig:
-    """`config` with what the run of a checkpoint fell back to, where it asks the same.
+def apply_recorded_fallback(
+    config: RunConfig, document: Mapping[str, Any]
+) -> RunConfig:
+    """Return `config` with what the run of a checkpoint fell back to, where both
+    request the same.
 
     Whoever asks for something else than that run did gets what is asked for.
     """
@@ -205,10 +212,11 @@ def last_common(world: Communicator, known: Sequence[Checkpoint]) -> Checkpoint 
     return next(c for c in known if c.exchanges == max(common))
 
 
-def ended_by(
+def device_loss_error(
     error: DeviceLost, rank: int | None, live: AssembledRun | None, run: RunSection
 ) -> DeviceLost:
-    """A GPU's end as the end of a run: how far it was, what is saved, how to go on.
+    """Return the error that ends the run after a lost GPU: exchanges done, what is
+    saved, how to resume.
 
     Nothing is asked of the GPU. `rank` is None where another one has said so.
     """

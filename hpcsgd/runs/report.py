@@ -371,6 +371,6 @@ def named(loaded: LoadedRows) -> dict[str, Any]:
     return {} if loaded.names is None else {"feature_names": loaded.names}
 
 
-def where_it_ran() -> dict[str, Any]:
-    """The machine of this rank, and what ran on it."""
+def machine_facts() -> dict[str, Any]:
+    """Return the facts on the machine of this rank and the software it runs."""
     return _where()

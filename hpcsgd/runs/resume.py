@@ -28,7 +28,7 @@ from hpcsgd.runs.checkpoint import (
     CheckpointStore,
     read_checkpoint,
 )
-from hpcsgd.runs.recovery import going_on
+from hpcsgd.runs.recovery import apply_recorded_fallback
 
 log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
@@ -100,13 +100,13 @@ def earlier_run(run: RunSection) -> tuple[dict[str, Any], dict[str, Any]] | None
     return dict(said.get(ASKED) or said["config"]), known
 
 
-def as_it_fell(config: RunConfig, world: Communicator) -> RunConfig:
-    """`config` with what the run that is gone on with had fallen back to."""
+def restore_fallback(config: RunConfig, world: Communicator) -> RunConfig:
+    """Return `config` with the settings that the resumed run had fallen back to."""
     if config.run.resume == "no":
         return config
     own = world.together(lambda: _document(config.run) if world.rank == 0 else None)
     said = world.exchange_objects(own)[0]
-    return config if said is None else going_on(config, said)
+    return config if said is None else apply_recorded_fallback(config, said)
 
 
 def _document(run: RunSection) -> dict[str, Any] | None:

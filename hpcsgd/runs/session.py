@@ -13,7 +13,7 @@ from hpcsgd.agreements.base import check_plan, check_same
 from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.backends.base import emulated
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import let_go
+from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
@@ -27,19 +27,19 @@ from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.gpu import on_gpu
-from hpcsgd.runs.loop import Cause, FallbackLevel, fallen
+from hpcsgd.runs.loop import Cause, FallbackLevel, fallback_event
 from hpcsgd.runs.progress import History, SlowerThanExpected
 from hpcsgd.runs.recovery import (
-    ended_by,
+    convert_checkpoint,
+    device_loss_error,
     find_damage,
     last_common,
-    moved,
-    next_rung,
+    next_fallback_level,
     smaller_grid,
 )
 from hpcsgd.runs.report import report
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.resume import as_it_fell, resume
+from hpcsgd.runs.resume import restore_fallback, resume
 from hpcsgd.solvers.callbacks import Callback, Request
 
 # Where a run begins, if not at zero.
@@ -140,7 +140,7 @@ class Session:
     def run(self) -> Result:
         """Train; a rank that leaves takes all others along."""
         try:
-            with lent(self.world, self.config.run.reproducible):
+            with borrow_world(self.world, self.config.run.reproducible):
                 return self._until_done()
         except SystemExit as leaving:
             # No hook sees this one; the others would wait for this rank for ever.
@@ -169,7 +169,7 @@ class Session:
     def _without_gpu(self, error: DeviceLost) -> NoReturn:
         """The end of this rank: weights that were on its GPU are gone."""
         own = None if error.on_all_ranks else self.world.rank
-        said = ended_by(error, own, self.live, self.config.run)
+        said = device_loss_error(error, own, self.live, self.config.run)
         shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
         if shrinks and own is not None:
             log.error("%s; this rank leaves, the others may go on", said)
@@ -204,15 +204,15 @@ class Session:
         world, self.live = self.world, None
         world.watch(self.config.run.timeout)
         if self.last is None:
-            self.config = as_it_fell(self.config, world)
+            self.config = restore_fallback(self.config, world)
         config = self.config
         folder = RunFolder(config.run.out if world.rank == 0 else None)
         callbacks = [History(folder.history), *self.callbacks]
-        with let_go(world.unwatch):
+        with close_on_agreed_error(world.unwatch):
             check_settings(config, world)
             own = (config, world, self.reader, callbacks, self.setup, self.last)
             self.live = build(*own)
-            with let_go(self.live.close):
+            with close_on_agreed_error(self.live.close):
                 check_live(self.live)
                 world.together(folder.claim)
                 try:
@@ -275,7 +275,7 @@ class Session:
         engine = live.engine
         if not engine.falls_back:
             return False
-        rung = next_rung(live.config, live.product_name)
+        rung = next_fallback_level(live.config, live.product_name)
         alarm, states = engine.alarm, engine.states
         kept = states.after_alarm() if alarm else states.after_divergence()
         if rung is None or kept is None:
@@ -295,9 +295,9 @@ class Session:
             # replicas are apart.
             engine.agreement.settle(live.state, engine.view.exchanges)
         taken = live.capture.take(live.state, engine.view)
-        self.last = moved(taken, live.config, rung.config)
+        self.last = convert_checkpoint(taken, live.config, rung.config)
         self.last.document["events"].append(
-            fallen(engine.view, rung, cause, stopped, self.last.exchanges)
+            fallback_event(engine.view, rung, cause, stopped, self.last.exchanges)
         )
         self.asked = self.asked or self.config
         self.config, self.wish = rung.config, engine.wish
@@ -327,8 +327,9 @@ def _gpu(live: AssembledRun) -> str:
 
 
 @contextmanager
-def lent(world: Communicator, reproducible: bool) -> Iterator[None]:
-    """The world counts from nothing and sums as this run asks; then as it did before.
+def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
+    """Reset the ledger of the world and set its order of sums for one run; restore both
+    afterwards.
 
     The ledger stays the same object: groups and wrappers of the world share it.
     """

@@ -13,7 +13,7 @@ from hpcsgd.config import NEEDS, USUAL, RunConfig, check_read, value_of, without
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import toml_value
 from hpcsgd.glm import get_family
-from hpcsgd.runs.checks import settle_grid
+from hpcsgd.runs.checks import resolve_grid
 
 # Rates of rules whose steps are as long as the rate says, whatever gradients are.
 #
@@ -523,7 +523,7 @@ def on_ranks(entry: Entry, ranks: int) -> Entry:
     """With the grid that it has there, where none was given."""
     if isinstance(entry, Refusal):
         return entry
-    return replace(entry, config=settle_grid(entry.config, ranks))
+    return replace(entry, config=resolve_grid(entry.config, ranks))
 
 
 def parse_setting(text: str) -> tuple[str, dict[str, Any]]:

@@ -190,7 +190,7 @@ def _losses(pilot: RunConfig, sample: Sample, precision: PrecisionConfig) -> Res
         session = Session(config, world, lambda _: sample.reader(), [], began, clock)
         return session.run()
 
-    with in_silence():
+    with silence_pilots():
         found = run_ranks(config.grid.members, on_rank)
     first: Result = found[0]
     return first
@@ -220,8 +220,8 @@ def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
 
 
 @contextmanager
-def in_silence() -> Iterator[None]:
-    """Runs of a pilot may diverge, and say much that nobody asked for."""
+def silence_pilots() -> Iterator[None]:
+    """Suppress the log messages of pilot runs, which may diverge."""
     log = logging.getLogger("hpcsgd")
     before = log.level
     log.setLevel(logging.CRITICAL)

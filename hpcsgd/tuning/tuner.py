@@ -32,7 +32,7 @@ from hpcsgd.products.cost import (
     ProductsConfig,
     candidates,
 )
-from hpcsgd.runs.checks import settle_grid
+from hpcsgd.runs.checks import resolve_grid
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.session import Session
 from hpcsgd.solvers.evaluation import StopConfig
@@ -47,7 +47,7 @@ from hpcsgd.tuning.machine import (
     measure_reading,
     sampled_rows,
 )
-from hpcsgd.tuning.pilots import Sample, draw_sample, in_silence, loss_gaps
+from hpcsgd.tuning.pilots import Sample, draw_sample, loss_gaps, silence_pilots
 from hpcsgd.tuning.rehearsal import Burst, FirstRows, Stage, TimeBudget, TimedSetting
 
 # What is asked of the tuner, and what of it is open.
@@ -240,7 +240,7 @@ def learn(
 def _result(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
     """A short run this way, without a word of it."""
     short, columns = _short(config, way), _columns(sample)
-    with in_silence():
+    with silence_pilots():
         found = run_ranks(way.replicas, lambda world: _run(short, columns, world))
     first: Result = found[0]
     return first
@@ -248,7 +248,7 @@ def _result(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
 
 def _run(config: RunConfig, columns: dict[str, Any], world: Communicator) -> Result:
     """Train on one rank of `world`."""
-    config = settle_grid(config, world.size)
+    config = resolve_grid(config, world.size)
     reader = MemoryReader(**columns)
     session = Session(config, world, lambda _: reader, [], perf_counter(), Clock())
     return session.run()
@@ -463,7 +463,7 @@ class CandidateGroup:
         return found + replicas.seconds(size) / (setting.period * setting.steps)
 
 
-def open_room(
+def open_candidate_group(
     question: TuningQuestion,
     grid: tuple[int, int],
     recipe: str,
@@ -688,7 +688,7 @@ def _rooms(
             continue
         ends = RECIPES + (OPENED - RECIPES) * (len(rooms) + 1) / len(places)
         found = (question, grid, recipe, world, sampled, reading, budget, ends)
-        rooms.append(open_room(*found))
+        rooms.append(open_candidate_group(*found))
         slowest = max(slowest, before - budget.until(FITTED))
     return rooms
 

@@ -17,7 +17,7 @@ from hpcsgd.runs import build as assembly
 from hpcsgd.runs.build import build
 from hpcsgd.studies.compare import line_up
 from hpcsgd.studies.plan import Refusal
-from hpcsgd.studies.verify.replay import open_scene
+from hpcsgd.studies.verify.replay import open_recorded_run
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import config_for, make_problem, train_on
 
@@ -300,4 +300,4 @@ def test_verify_says_which_runs_are_not_recorded(tmp_path):
     config = agreed(problem, 2, agreement={"kind": "scheduled"}, run={"record": 3})
     in_folder(tmp_path, config, 2, problem)
     with pytest.raises(DataError, match="scheduled, whose steps are not recorded"):
-        open_scene(tmp_path)
+        open_recorded_run(tmp_path)

@@ -11,7 +11,7 @@ from hpcsgd.api import train
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.recovery import WISHES, Signals
 from hpcsgd.runs.result import Status
-from hpcsgd.solvers.callbacks import Request, View, wish_of
+from hpcsgd.solvers.callbacks import Request, View, request_of
 from tests.helpers.harness import config_for, make_problem
 
 VIEW = View(1, 1, 1)
@@ -133,6 +133,6 @@ def test_a_person_outranks_the_system():
 
 
 def test_what_callbacks_may_answer():
-    assert wish_of(None) is Request.NONE and wish_of(False) is Request.NONE
-    assert wish_of(True) is Request.STOP and wish_of(np.True_) is Request.STOP
-    assert wish_of(Request.SAVE) is Request.SAVE
+    assert request_of(None) is Request.NONE and request_of(False) is Request.NONE
+    assert request_of(True) is Request.STOP and request_of(np.True_) is Request.STOP
+    assert request_of(Request.SAVE) is Request.SAVE

@@ -15,7 +15,7 @@ from hpcsgd.agreements.codecs import (
     get_codec,
 )
 from hpcsgd.agreements.codecs.base import Moment
-from hpcsgd.cli.compare import what_to_compare
+from hpcsgd.cli.compare import plan_comparison
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import (
@@ -283,7 +283,7 @@ def test_a_setting_that_says_it_itself_is_told():
 def test_compare_on_the_command_line():
     def asked(*words):
         line = ["compare", "--data", "x.h5", "--set", "codec.share=0.5", *words]
-        return what_to_compare(make_parser().parse_args(line))
+        return plan_comparison(make_parser().parse_args(line))
 
     rows = ["--setting", "a: method=sign", "--setting", "b: method=topk"]
     _, found = asked(*rows)

@@ -401,8 +401,10 @@ class Turns:
             self.changed.notify_all()
 
 
-def in_turns(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
-    """Run two works, each told of the turns; their results, or the first error."""
+def run_alternately(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
+    """Run two works that hand the turn to each other; return their results, or raise
+    the first error.
+    """
     turns = Turns()
     results: list[Any] = [None, None]
     errors: list[BaseException] = []

@@ -187,7 +187,7 @@ def tick_tock(
         config = replace(configs[own], run=run)
 
         def fit(turns: Turns) -> Result:
-            twins[own].ledger.gives_way = lambda: turns.hand_over(own)
+            twins[own].ledger.gives_way = lambda: turns.yield_turn(own)
             return open_session(twins[own], config, readers[own]).run()
 
         return fit

@@ -66,7 +66,7 @@ class Average(Agreement):
         return super().keeps_own(state)
 
     def _has_no_momentum(self, state: State) -> bool:
-        return bool(state.look_at("weights").shape[1] <= self.classes)
+        return bool(state.host_array("weights").shape[1] <= self.classes)
 
     def average(
         self, state: State, share: float, group: Communicator, purpose: str
@@ -97,7 +97,7 @@ class Average(Agreement):
 
 def positions(state: State, classes: int) -> State:
     """A copy of the weights and the intercept alone, without momentum."""
-    seen = state.glance()
+    seen = state.host_state()
     intercept: Array | None = seen.intercept
     return State(
         weights=seen.weights[:, :classes].copy(),
@@ -253,7 +253,7 @@ class NoAgreement(Agreement):
 
 def flat_positions(state: State, columns: int) -> Array:
     """A copy of [weights | intercept] without momentum, in one row."""
-    seen = state.glance()
+    seen = state.host_state()
     parts = [seen.weights[:, :columns].reshape(-1)]
     if seen.intercept is not None:
         parts.append(seen.intercept[0].astype(seen.weights.dtype))
@@ -428,5 +428,5 @@ class AsyncAverage(Average):
         return flat_positions(state, self.classes)
 
     def _says_all(self, state: State) -> bool:
-        width = state.look_at("weights").shape[1]
+        width = state.host_array("weights").shape[1]
         return self.momentum == "average" or width <= self.classes

@@ -91,8 +91,8 @@ class Buffer:
         """Nothing summed yet."""
         self.flat[...] = 0.0
 
-    def say_nothing(self) -> None:
-        """This replica has no rows: what is there is zero, and stays so."""
+    def mark_empty(self) -> None:
+        """Leave the gradient of a replica without rows at zero."""
 
     def count_in(self, residuals: Array) -> None:
         """Rows, and their Σr where there is an intercept."""

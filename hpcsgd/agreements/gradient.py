@@ -173,7 +173,7 @@ class Adder:
 
     def add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
         """In place."""
-        self.backend.descend(gradient, rows, residuals, self._plan(len(residuals)))
+        self.backend.apply_update(gradient, rows, residuals, self._plan(len(residuals)))
 
     def _plan(self, size: int) -> Any:
         """Of one step without decay, for a batch of this size."""
@@ -278,7 +278,7 @@ class Gradient(BatchRequest, Agreement):
     def start(self, state: State, exchanges: int) -> None:
         """The scale of residuals goes on where it was, and debts are paid."""
         if self.means.loss_scale is not None:
-            self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
+            self.means.loss_scale.restore(state.shared[LOSS_SCALE])
         self.debts.settle(state, self.steps.rule, self.steps.moment(exchanges))
 
     def plan_in_words(self, state: State) -> dict[str, str]:
@@ -302,10 +302,10 @@ class Gradient(BatchRequest, Agreement):
         """Every replica holds its weights."""
         task.backend.scores(rows, point, out)
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, say it and step.
+        """Add Yᵀr of a batch; after the last one, sum over replicas and step.
 
         A tile is sent as soon as it is there, and the next one computed meanwhile;
         where the norm of all tiles is wanted, they are sent after the last one.
@@ -402,7 +402,7 @@ class Gradient(BatchRequest, Agreement):
 
     def _join(self, state: State) -> None:
         """Say nothing, and step along."""
-        self.buffer.say_nothing()
+        self.buffer.mark_empty()
         self.sender.begin(self.buffer, self._moment)
         self._send_whole()
         self._step(state, None)
@@ -550,11 +550,11 @@ class Growing(Gradient):
         if self.regime.is_low:
             self._left = 1
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Step after every batch, or after the last."""
-        super().descend(task, state, rows, residuals, plan)
+        super().apply_update(task, state, rows, residuals, plan)
         if self._step_in and self._step_in < self._steps_of(self._done):
             self._begin_step(self._done)
             self._left = 1

@@ -494,10 +494,10 @@ class ShardedAgreement(SlicedState):
             if part is not out:
                 out += part
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, tile by tile, say it and step."""
+        """Add Yᵀr of a batch; after the last one, sum tile by tile and step."""
         self._left -= 1
         self.scatter.tail.count_in(residuals)
         if self._left:

@@ -535,14 +535,16 @@ def csr_update(csr: Csr, rows: Array, residuals: Array, weights: Array) -> None:
     _call("update", csr, rows, K, residuals, weights)
 
 
-def walk(
+def csr_fused_steps(
     steps: PlainStepsPlan,
     csr: Csr,
     rows: Array,
     weights: Array,
     plain: StepSequence,
 ) -> Array:
-    """The residuals of all steps; weights and intercept advance in place."""
+    """Take all steps and return their residuals; weights and intercept advance in
+    place.
+    """
     parts = (csr.indptr, csr.indices, csr.data)
     stored = _Rows(*(part.ctypes.data for part in parts))
     place = (ctypes.addressof(stored), 0, rows, csr.width)

@@ -109,12 +109,12 @@ class RoundedBackend(HostBackend):
             intercept[...] = before
         return residuals
 
-    def descend(
+    def apply_update(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """Nothing where residuals overflowed: scaled by less, they fit next time."""
         if not self._leaves_out:
-            super().descend(weights, rows, residuals, plan)
+            super().apply_update(weights, rows, residuals, plan)
 
     def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
         """score ← score + panel · scaled."""
@@ -160,7 +160,9 @@ class RoundedBackend(HostBackend):
         if self.dice is None:
             round_values(weights, self.precision.weights)
         else:
-            round_randomly(weights, self.precision.weights, self.dice.throw(weights))
+            round_randomly(
+                weights, self.precision.weights, self.dice.draw_uniform(weights)
+            )
 
 
 # Emulated formats for rows held as CSR: the columns that occur, as a dense array.

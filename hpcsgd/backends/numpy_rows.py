@@ -238,7 +238,7 @@ class HostBackend:
         """score ← score · c."""
         score *= weights
 
-    def descend(
+    def apply_update(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """One transposed product for every state that moves, and all s steps."""
@@ -253,11 +253,13 @@ class HostBackend:
     def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
         weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
 
-    def walk(self, weights: Array, plain: StepSequence) -> Array | None:
+    def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
         """None: NumPy takes the steps one by one."""
         return None
 
-    def stepwise(self, weights: Array, plain: StepSequence) -> tuple[Any, Array] | None:
+    def pipelined_steps(
+        self, weights: Array, plain: StepSequence
+    ) -> tuple[Any, Array] | None:
         """None: NumPy takes the steps one by one."""
         return None
 

@@ -158,7 +158,7 @@ _met: list[bool] = []  # whether this process has been in a world
 
 
 def is_world_open() -> bool:
-    """Return whether the ranks have met, so that an error of one can reach the others."""
+    """Return whether the ranks have met: an error of one can reach the others."""
     return bool(_met)
 
 

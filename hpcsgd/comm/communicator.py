@@ -39,8 +39,8 @@ class TransportHooks(ABC):
         """True where `error` says that other ranks are gone and we may go on."""
         return False
 
-    def vanish(self) -> None:
-        """This rank is lost to the others, who may go on; returns where it cannot be.
+    def exit_abruptly(self) -> None:
+        """Leave the other ranks, which may continue; return where the transport cannot.
 
         What they see is what a rank that was killed leaves behind.
         """

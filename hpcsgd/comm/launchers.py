@@ -305,8 +305,8 @@ def shrink(mpi: Any, world: Any, groups: Iterable[Any]) -> Any:
     return world.Shrink()
 
 
-def vanish() -> None:
-    """End this process without a word to the MPI: the others see that it is gone."""
+def kill_process() -> None:
+    """Kill this process without a call to MPI: other ranks see that it is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)

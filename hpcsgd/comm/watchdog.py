@@ -217,7 +217,7 @@ class Mail(Protocol):
     def fetch(self) -> tuple[int, Any] | None:
         """(sender, message), if one has arrived."""
 
-    def look(self, rank: int) -> str:
+    def poll(self, rank: int) -> str:
         """The state of a rank's process, "" where it cannot be seen from here."""
 
 
@@ -341,7 +341,7 @@ class Watchdog:
         )
 
     def _look(self, rank: int) -> str:
-        return self.mail.look(rank) if self.mail is not None else ""
+        return self.mail.poll(rank) if self.mail is not None else ""
 
     def _ask(self) -> None:
         stagger = min(STAGGER * self.rank, 2.0)

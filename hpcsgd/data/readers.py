@@ -489,8 +489,8 @@ class DeviceReader(MemoryReader):
         block: Array = self.X[rows, cols].get()
         return block
 
-    def block_there(self, rows: slice, cols: slice, element: str) -> Any:
-        """The block on the GPU, where it is stored as it is; else None."""
+    def device_block(self, rows: slice, cols: slice, element: str) -> Any:
+        """Return the block on the GPU where its format is the stored one, else None."""
         if element not in AS_THEY_ARE or self.X.dtype != np.float32:
             return None
         return self.X[rows, cols]

@@ -559,7 +559,7 @@ class _Race:
         while len(left) > 1:
             with np.errstate(all="ignore"):
                 done = live.engine.view.exchanges
-                live.engine.rehearse(live.state, live.feed.groups(done), length)
+                live.engine.run_exchanges(live.state, live.feed.groups(done), length)
                 live.product.finish()
             losses = self._losses(live)
             kept = _better_half(losses, first)

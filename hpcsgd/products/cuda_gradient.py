@@ -52,8 +52,10 @@ class Sums(Protocol):
     def takes_residuals(self) -> bool:
         """Whether it sums them; else it counts them."""
 
-    def arriving(self, complete: bool) -> Any:
-        """What the agreement takes for rows; complete: no batch follows."""
+    def gradient_columns(self, complete: bool) -> Any:
+        """Return the columns that the agreement takes for rows; complete: no batch
+        follows.
+        """
 
 
 class DeviceGradient(DeviceDirect):
@@ -84,7 +86,7 @@ class DeviceGradient(DeviceDirect):
         task.clock.lap("steps")
         assert task.gradient is not None
         arriving = self._arriving(exchange, sums, is_full)
-        task.gradient.descend(task, state, arriving, residuals, None)
+        task.gradient.apply_update(task, state, arriving, residuals, None)
         task.clock.lap("update")
         return state
 
@@ -93,7 +95,7 @@ class DeviceGradient(DeviceDirect):
 
     def _arriving(self, exchange: DeviceExchange, sums: Sums, complete: bool) -> Any:
         """What the agreement takes for rows."""
-        return sums.arriving(complete)
+        return sums.gradient_columns(complete)
 
     def _residuals(self, exchange: DeviceExchange, state: State, sums: Sums) -> Array:
         """Where somebody sums them or compares them; else no more than how many."""

@@ -175,7 +175,7 @@ def terms(task: Task) -> float:
     return float(1.0 + mean) * len(shard.parts)
 
 
-def walked(
+def recompute_scores(
     task: Task,
     state: State,
     group: Group,
@@ -184,7 +184,8 @@ def walked(
     model: RoundoffModel,
     number: int,
 ) -> tuple[Array, float]:
-    """This member's fresh scores, folded, and how large their rounding errors are.
+    """Return this member's recomputed scores, folded, and a bound of their rounding
+    errors.
 
     The size is in units of `model.unit`, the largest of all places.
     """
@@ -195,7 +196,7 @@ def walked(
         task.backend.scores(rows[part], probed(task, weights), scores[part])
         if j + 1 < len(group.steps):
             residuals = state.residuals[part]  # type: ignore[index]
-            task.backend.descend(weights, rows[part], residuals, plan)
+            task.backend.apply_update(weights, rows[part], residuals, plan)
     before, behind = probed(task, state.weights), probed(task, weights)
     spread = np.sqrt(
         model.of_weights * (before**2 + behind**2)
@@ -468,7 +469,9 @@ class GapMonitor(NoMonitor):
         self._note("residuals", seen.number, gap, allowed)
         fold = Fold(group.blocks, task.columns, (self.seed, seen.number))
         model = model_of(task.precision, group.blocks, terms(task), task.members.size)
-        fresh, size = walked(task, state, group, rows, fold, model, seen.number)
+        fresh, size = recompute_scores(
+            task, state, group, rows, fold, model, seen.number
+        )
         variance = model.of_products(
             exact.led_size, exact.corrections.size, exact.scores
         )

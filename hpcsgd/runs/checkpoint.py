@@ -295,7 +295,7 @@ class Capture:
     def take(self, state: State, view: View) -> Checkpoint:
         """Everything that matters after the exchange that was just done."""
         self.agreement.arrive(state)
-        arrays = self._arrays(state.glance(), view.exchanges)
+        arrays = self._arrays(state.host_state(), view.exchanges)
         return Checkpoint(self._document(view), arrays)
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
@@ -370,14 +370,14 @@ class Capture:
             },
         }
 
-    def put_back(
+    def restore(
         self,
         checkpoint: Checkpoint,
         state: State,
         view: View,
         progress: Callable[[int], tuple[int, int]],
     ) -> None:
-        """Make `state` and all that watches it what they were; a local call.
+        """Restore `state` and all that observes it from a checkpoint; a local call.
 
         `progress` says how many steps and rows this replica has done after an
         exchange: they depend on the grid, which may be another one now.
@@ -632,19 +632,19 @@ class TiledCapture(Capture):
         run = {RUN: self.agreement.run}
         return {**super()._document(view), ON_DISK: True, **run}
 
-    def put_back(
+    def restore(
         self,
         checkpoint: Checkpoint,
         state: State,
         view: View,
         progress: Callable[[int], tuple[int, int]],
     ) -> None:
-        """Where the files stand, on all ranks together."""
+        """Restore the state from the files of the tiles. Collective."""
         assert isinstance(self.agreement, Infinity)
         run = checkpoint.document.get(RUN, "")
-        found, each = self.agreement.go_on(state, run)
+        found, each = self.agreement.reopen(state, run)
         said = _until(checkpoint.document, found) | {"exchanges_per_epoch": each}
-        super().put_back(Checkpoint(said, {}), state, view, progress)
+        super().restore(Checkpoint(said, {}), state, view, progress)
 
     def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
         """The files hold it."""

@@ -342,7 +342,7 @@ def time_passes(task: Task, rows: Array) -> tuple[float, float]:
     sampled: Rows = backend.gather(*shard.at(rows), room)
     backend.scores(sampled, weights, margins)
     read = perf_counter()
-    backend.descend(weights, sampled, residuals, plan)
+    backend.apply_update(weights, sampled, residuals, plan)
     return read - began, perf_counter() - read
 
 
@@ -355,7 +355,7 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
     sampled = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
     known = (group.blocks, group.coefficients.plain, task.family, belongs, None)
     began = perf_counter()
-    found = task.backend.walk(weights, StepSequence(sampled, *known))
+    found = task.backend.fused_steps(weights, StepSequence(sampled, *known))
     return (float("inf") if found is None else perf_counter() - began,)
 
 
@@ -439,7 +439,7 @@ def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
     def step_by_step() -> None:
         sampled, batch = gather_rows(task, scratch, "rows", group), batch_of(task, rows)
         known = (group.blocks, group.coefficients.plain, task.family, batch, None)
-        by_kernel = task.backend.stepwise(weights, StepSequence(sampled, *known))
+        by_kernel = task.backend.pipelined_steps(weights, StepSequence(sampled, *known))
         if by_kernel is None:
             one_by_one(task, state, group, sampled, batch, scratch)
             return

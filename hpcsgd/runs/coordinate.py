@@ -540,10 +540,10 @@ class Descent:
         self.seen: FormModel | None = None
         self.first_gradient = form.steep
 
-    def look(self) -> FormModel:
+    def evaluate(self) -> FormModel:
         """At the point now; x is made the same bits everywhere."""
         self.ready.opened.grid.world.broadcast(self.point.x, 0, "evaluate")
-        seen = self.seen = self.ready.form.look(self.point)
+        seen = self.seen = self.ready.form.evaluate(self.point)
         self.first_gradient = self.first_gradient or seen.gradient
         return seen
 
@@ -745,7 +745,7 @@ class CoordinateTraining:
         view, clock = self.view, self.ready.clock
         clock.start()
         with np.errstate(all="ignore"):  # a figure that is not finite is reported
-            seen = self.descent.look()
+            seen = self.descent.evaluate()
         clock.lap("evaluate")
         view.loss = seen.loss
         ledger = self.ready.opened.grid.world.ledger

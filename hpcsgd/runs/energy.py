@@ -111,8 +111,10 @@ class EnergyMeter:
         self._count()
         self._before = None
 
-    def keep_up(self) -> None:
-        """Called now and then: no counter may begin again twice unseen."""
+    def count_if_due(self) -> None:
+        """Read the counters if the last reading is old: no counter may wrap around
+        twice unseen.
+        """
         if self._before is not None and self._clock() - self._read_at > OFTEN:
             self._count()
 

@@ -245,7 +245,7 @@ def _make_slices(
     if gradient.takes_at_once:
         plans = [(sum(sizes),) for sizes in feed.plans]
     one = replace(task, states=1)
-    held = gradient.bytes_there(task.shard.width)
+    held = gradient.device_bytes(task.shard.width)
     gathers = gradient.stage == 3
     kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
     check_room(device, one, plans, grid.world, kept=kept, held=held)

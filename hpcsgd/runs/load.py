@@ -471,7 +471,7 @@ def _stream(
     place = getattr(reader, "place_of_blocks", lambda _: None)(element)
     known = None if place is None else (place, rows.start, columns)
     unheld = Unheld(fill, (height, width), dtype, known)
-    there = getattr(reader, "block_there", lambda *_: None)(rows, columns, element)
+    there = getattr(reader, "device_block", lambda *_: None)(rows, columns, element)
     return unheld if there is None else DeviceBlock(unheld, there)
 
 

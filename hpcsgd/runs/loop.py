@@ -113,7 +113,7 @@ class GoodState:
     @classmethod
     def of(cls, state: State, view: View) -> "GoodState":
         """A copy of how it is now."""
-        state = state.glance()
+        state = state.host_state()
         return cls(
             exchanges=view.exchanges,
             epoch=view.epoch,
@@ -126,8 +126,8 @@ class GoodState:
             shared=_copies(state.shared),
         )
 
-    def put_back(self, state: State, view: View) -> None:
-        """Make it so again; time that was spent stays spent."""
+    def restore(self, state: State, view: View) -> None:
+        """Restore state and view from this snapshot; seconds are not taken back."""
         state.weights[...] = self.weights
         if state.intercept is not None and self.intercept is not None:
             state.intercept[...] = self.intercept
@@ -368,8 +368,10 @@ class Engine:
         falls = status is Status.DIVERGED and self.states.active
         return self._end(state, status, FALLING if falls else status.value)
 
-    def rehearse(self, state: State, groups: Iterator[Group | None], more: int) -> None:
-        """So many exchanges and no more, for their time: no loss is taken."""
+    def run_exchanges(
+        self, state: State, groups: Iterator[Group | None], more: int
+    ) -> None:
+        """Run so many exchanges and no more, to time them: no loss is evaluated."""
         self.pace = RunLength(1, self.view.exchanges + more, 0)
         self._train(state, groups)
         self.agreement.arrive(state)
@@ -476,9 +478,9 @@ class Engine:
         if not (epoch_ends or saves or self.looks.is_due(number)):
             return None
         began = perf_counter()
-        self.meter.keep_up()
+        self.meter.count_if_due()
         wish = max(self.wish, self.saver.wish())
-        bad = self.evaluation.are_broken(state.look_at("weights"))
+        bad = self.evaluation.are_broken(state.host_array("weights"))
         flag = BROKEN if bad else GAP if self.monitor.alarm else wish
         answer = self.looks.ask(flag, number, self.view.seconds)
         self.view.seconds += perf_counter() - began

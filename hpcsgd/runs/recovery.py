@@ -89,7 +89,7 @@ def convert_checkpoint(
         "exchanges": epochs * each + rest * s // fewer,
         "exchanges_per_epoch": each,
         "config": after.tables(),
-        # It is the same leg: `put_back` counts one more.
+        # It is the same leg: `restore` counts one more.
         "resumes": document["resumes"] - 1,
     }
     measured = document["evaluation"]["measured_at"]

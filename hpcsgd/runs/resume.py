@@ -59,7 +59,7 @@ def resume(
         return False
     world.together(lambda: _check(config, live, checkpoint))
     world.together(lambda: _check_place(config, live, path))
-    live.put_back(checkpoint)
+    live.restore(checkpoint)
     if world.rank == 0:
         _say(checkpoint, live)
     return known is not None or _is_own(config.run, path)

@@ -173,7 +173,7 @@ class Session:
         shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
         if shrinks and own is not None:
             log.error("%s; this rank leaves, the others may go on", said)
-            self.world.vanish()
+            self.world.exit_abruptly()
         raise said from error
 
     def _go_on_without_them(self) -> None:
@@ -281,7 +281,7 @@ class Session:
         if rung is None or kept is None:
             return False
         stopped = engine.view.exchanges
-        kept.put_back(live.state, engine.view)
+        kept.restore(live.state, engine.view)
         self._change(live, rung, alarm, stopped)
         return True
 

@@ -63,7 +63,7 @@ class Evaluation:
 
     def measure(self, state: State, view: View) -> bool:
         """Put the loss into the view; False when it says that the run diverged."""
-        seen = self.agreement.consensus(state, view.exchanges).glance()
+        seen = self.agreement.consensus(state, view.exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
         own = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
@@ -102,7 +102,7 @@ class Evaluation:
         Where the last evaluation was of this state and took the gradient, no pass is
         made for it.
         """
-        seen = self.agreement.consensus(state, exchanges).glance()
+        seen = self.agreement.consensus(state, exchanges).host_state()
         if self.known is not None and self.measured_at == exchanges:
             return seen, self.known
         intercept = None if seen.intercept is None else seen.intercept[0]
@@ -140,7 +140,7 @@ class Evaluation:
             objective.family.name, objective.penalty
         ):
             return False
-        seen = self.agreement.consensus(state, exchanges).glance()
+        seen = self.agreement.consensus(state, exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
         rows = open_rows(objective, self.columns)
         own = seen.weights[self.own, : self.columns].astype(np.float64)
@@ -340,7 +340,7 @@ class BestWeights(Hook):
     def _held_now(self, state: State) -> float | None:
         """Of weights that no evaluation has seen yet, as rank 0 has it."""
         known = self.evaluation
-        seen = state.glance()
+        seen = state.host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
         weights = seen.weights[known.own, : self.columns]
         with np.errstate(all="ignore"):
@@ -432,7 +432,7 @@ class TailAverage(Hook):
         self.evaluation.agreement.arrive(state)
         count = 1 if place == 1 else self._count(state) + 1
         state.memory[COUNT][...] = count
-        seen = state.glance()
+        seen = state.host_state()
         _move(
             state.memory[AVERAGED_WEIGHTS], seen.weights[:, : self.columns], 1.0 / count
         )
@@ -487,7 +487,7 @@ class TailAverage(Hook):
         is_one = known.objective.models is None
         if is_one and known.measured_at == exchanges and known.good is not None:
             return np.array([known.good[2]])
-        seen = state.glance()
+        seen = state.host_state()
         return self._losses(seen.weights[:, : self.columns], seen.intercept)
 
     def _losses(self, weights: Array, intercept: Array | None) -> Array:
@@ -628,7 +628,7 @@ class ReplicaLossScale(Hook):
 
     def start(self, state: State) -> None:
         """As it was saved."""
-        self.scale.put_back(state.kept[NAME])
+        self.scale.restore(state.kept[NAME])
 
     def after_steps(self, state: State, group: Group | None) -> None:
         """As the steps have left it."""

@@ -267,7 +267,7 @@ def perform(exchange: ExactExchange, precision: Precision) -> Outcome:
             *(margins.copy(), gram.copy(), plan, exchange.family),
             *(_batch(exchange, precision), beta if beta is None else beta[None].copy()),
         )
-        member.backend.descend(member.weights, member.rows, residuals, plan)
+        member.backend.apply_update(member.weights, member.rows, residuals, plan)
     whole = np.concatenate([member.weights for member in crew])
     return Outcome(whole.astype(np.float64), residuals.astype(np.float64))
 
@@ -613,7 +613,7 @@ def _once(
         residuals = backend.corrected_residuals(
             margins, gram, plan, exchange.family, batch, None
         )
-        backend.descend(weights, rows, residuals, plan)
+        backend.apply_update(weights, rows, residuals, plan)
         return perf_counter() - began
 
     return once

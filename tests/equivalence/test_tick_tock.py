@@ -131,12 +131,12 @@ def test_who_waits_for_a_turn_hears_of_a_failure():
     seen = []
 
     def fails(turns):
-        turns.hand_over(0)
+        turns.yield_turn(0)
         raise ValueError("broken")
 
     def waits(turns):
         try:
-            turns.hand_over(1)
+            turns.yield_turn(1)
         except OtherFailed:
             seen.append("ended")
             raise

@@ -233,7 +233,7 @@ class FakeLayer:
     def record(self, stream):
         return Event(stream)
 
-    def hold_back(self, stream, event):
+    def stream_wait_event(self, stream, event):
         stream.put(event.is_over)
         for key, found in event.covers.items():
             known = stream.unseen.get(key, found)

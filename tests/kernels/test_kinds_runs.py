@@ -256,10 +256,10 @@ BROKEN = {
     "what was said before, again": (
         "scheduled",
         DeviceBuffer,
-        "say_nothing",
+        "mark_empty",
         lambda self: None,
     ),
-    "the same by halves": ("delayed", DeviceBuffer, "say_nothing", lambda self: None),
+    "the same by halves": ("delayed", DeviceBuffer, "mark_empty", lambda self: None),
     "sums that are not cleared": (
         "decentralized",
         DeviceBuffer,

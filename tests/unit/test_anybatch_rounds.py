@@ -127,7 +127,7 @@ def test_members_take_what_their_first_says():
         pace = TimedRounds(grid, 6, 4.5, Ticks([1.0, 1e-9][grid.member]))
         pace.begin(0)
         taken = 0
-        while pace.goes_on(taken):
+        while pace.has_next_chunk(taken):
             taken += 1
         grid.close()
         return taken

@@ -133,7 +133,9 @@ def test_runs_use_them_and_equal_those_without(
     config = config_for(stored, **sections(family, update, kind, recipe))
     calls, steps, found = Spied(), Spied(), []
     monkeypatch.setattr(compiled_calls, "_call", calls.around(compiled_calls._call))
-    monkeypatch.setattr(compiled_calls, "walk", steps.around(compiled_calls.walk))
+    monkeypatch.setattr(
+        compiled_calls, "csr_fused_steps", steps.around(compiled_calls.csr_fused_steps)
+    )
     for backend in (HostBackend, NativeBackend):
         assert not calls.done and not steps.done
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
@@ -165,7 +167,9 @@ def test_steps_of_every_set_and_kind_of_column(kernels, recipe, column, monkeypa
     config = config_for(stored, **sections("logistic", "momentum", "direct", recipe))
     monkeypatch.setattr("hpcsgd.sparse.index_dtype", lambda width: np.dtype(column))
     steps = Spied()
-    monkeypatch.setattr(compiled_calls, "walk", steps.around(compiled_calls.walk))
+    monkeypatch.setattr(
+        compiled_calls, "csr_fused_steps", steps.around(compiled_calls.csr_fused_steps)
+    )
     one = train(config, X=stored.X, y=stored.y)
     assert steps.done
     two = train(config, X=dense.X, y=dense.y)

@@ -96,7 +96,7 @@ def test_long_runs_see_every_turn_of_the_counter(tmp_path):
     for count in (8, 6, 4, 2):  # +8, then three times once round less two
         clock.now += 30
         file.write_text(str(count * 1_000_000))
-        meter.keep_up()
+        meter.count_if_due()
     meter.pause()
     assert meter.joules[0] == pytest.approx(8 + 3 * 8)
     assert meter.seconds == 120.0
@@ -110,7 +110,7 @@ def test_readings_are_rare():
     meter.resume()
     for _ in range(1000):
         clock.now += 0.001
-        meter.keep_up()
+        meter.count_if_due()
     assert len(reads) == 1
 
 

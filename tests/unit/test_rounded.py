@@ -298,14 +298,14 @@ class TestDice:
     """Weights that are rounded at random."""
 
     def test_members_and_holders_of_all_columns_agree(self):
-        whole = ColumnDraws(7, 0, slice(0, 10), 10).throw(np.empty((10, 2)))
-        part = ColumnDraws(7, 0, slice(3, 6), 10).throw(np.empty((3, 2)))
+        whole = ColumnDraws(7, 0, slice(0, 10), 10).draw_uniform(np.empty((10, 2)))
+        part = ColumnDraws(7, 0, slice(3, 6), 10).draw_uniform(np.empty((3, 2)))
         np.testing.assert_array_equal(whole[3:6], part)
-        other = ColumnDraws(7, 1, slice(0, 10), 10).throw(np.empty((10, 2)))
+        other = ColumnDraws(7, 1, slice(0, 10), 10).draw_uniform(np.empty((10, 2)))
         again = ColumnDraws(7, 0, slice(0, 10), 10)
-        again.throw(np.empty((10, 2)))
+        again.draw_uniform(np.empty((10, 2)))
         assert (whole != other).all()
-        assert (again.throw(np.empty((10, 2))) != whole).all()
+        assert (again.draw_uniform(np.empty((10, 2))) != whole).all()
 
     @pytest.mark.parametrize("kind", ["gram", "gather"])
     def test_small_updates_are_not_lost(self, kind):

@@ -35,8 +35,8 @@ class RoundClock(Protocol):
     def begin(self, number: int) -> None:
         """Round `number` of the run, from 0 on, begins here."""
 
-    def goes_on(self, taken: int) -> bool:
-        """Whether another chunk is taken, after so many; the same on all members."""
+    def has_next_chunk(self, taken: int) -> bool:
+        """Return whether another chunk follows so many; the same on all members."""
 
     def end(self) -> None:
         """The round is over on this replica; called by all ranks."""
@@ -53,8 +53,8 @@ class Full:
     def begin(self, number: int) -> None:
         """Nothing to note."""
 
-    def goes_on(self, taken: int) -> bool:
-        """A of them."""
+    def has_next_chunk(self, taken: int) -> bool:
+        """Return whether fewer than A chunks were taken."""
         return taken < self.most
 
     def end(self) -> None:
@@ -101,8 +101,10 @@ class TimedRounds:
         self._began = self.clock()
         self._looks = []
 
-    def goes_on(self, taken: int) -> bool:
-        """What member 0 of the replica says: they take the same chunks."""
+    def has_next_chunk(self, taken: int) -> bool:
+        """Return what member 0 of the replica decides: all members take the same
+        chunks.
+        """
         now = self.clock()
         self._looks.append(now)
         if self.deadline:
@@ -495,11 +497,11 @@ class Anybatch(Gradient):
         self._started, self._taken = self.stream.taken, 0
         self.terms.pace.begin(self._done)
 
-    def goes_on(self) -> bool:
-        """Asked before every chunk."""
+    def has_next_chunk(self) -> bool:
+        """Return whether another chunk is taken; called before every chunk."""
         if self.terms.pace.has_clock:
             self.buffer.settle()
-        if not self.terms.pace.goes_on(self._taken):
+        if not self.terms.pace.has_next_chunk(self._taken):
             return False
         self._taken += 1
         return True
@@ -519,7 +521,7 @@ class Anybatch(Gradient):
         if self._taken == 1:
             yield slice(None)
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Add Yᵀr of a chunk."""

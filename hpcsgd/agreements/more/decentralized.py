@@ -71,7 +71,7 @@ class OwnSteps(Gradient, ABC):
         self._set_out(state)
         yield slice(None)
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Add Yᵀr of a batch; after the last one, step."""

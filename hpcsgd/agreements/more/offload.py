@@ -84,7 +84,7 @@ class PinnedLink:
     def down(self, part: Any, host: Array) -> Arrive:
         """Behind what the kernels have been given so far."""
         layer, stream = self.layer, self._down
-        layer.hold_back(stream, layer.record(self._kernels))
+        layer.stream_wait_event(stream, layer.record(self._kernels))
         layer.to_host(part.reshape(-1), host.reshape(-1), stream)
         self.down_bytes += host.nbytes
         done = layer.record(stream)
@@ -93,11 +93,11 @@ class PinnedLink:
     def up(self, host: Array, part: Any) -> Arrive:
         """Before what the kernels are given from now on."""
         layer, stream = self.layer, self._up
-        layer.hold_back(stream, layer.record(self._kernels))
+        layer.stream_wait_event(stream, layer.record(self._kernels))
         layer.to_device(host.reshape(-1), part.reshape(-1), stream)
         self.up_bytes += host.nbytes
         done = layer.record(stream)
-        layer.hold_back(self._kernels, done)
+        layer.stream_wait_event(self._kernels, done)
         return lambda: layer.wait(done)
 
 
@@ -173,7 +173,7 @@ class Offload(ShardedAgreement):
         self._memory = state.memory
         shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
         self.master = self.link.room(shape, dtype)
-        self.arriving = self.link.room(shape, dtype)
+        self.incoming = self.link.room(shape, dtype)
         if self.delay >= 0:
             state.memory[PENDING] = self.link.room(shape, dtype)
             state.shared[PENDING] = np.zeros((1, self.columns))
@@ -218,9 +218,9 @@ class Offload(ShardedAgreement):
         if is_late or shapes:
             for number, cut in enumerate(self.cuts):
                 self._fetch(number, cut)
-            self.arriving *= self.arriving.dtype.type(factor)
+            self.incoming *= self.incoming.dtype.type(factor)
         if shapes:
-            self._shape_mean(self.arriving)
+            self._shape_mean(self.incoming)
         if is_late:
             self._step_late(state)
         else:
@@ -236,7 +236,7 @@ class Offload(ShardedAgreement):
         for number, cut in enumerate(self.cuts):
             if factor is not None:
                 self._fetch(number, cut)
-            gradient, of = self.arriving[cut.place], factor or 1.0
+            gradient, of = self.incoming[cut.place], factor or 1.0
             action = partial(self._apply_slice, host, cut, gradient, of, moment)
             under_way.append((cut, self.worker.give(action)))
             if number:
@@ -254,7 +254,7 @@ class Offload(ShardedAgreement):
             self._under_way = None
             self._raise_all(state)
         memory, tail = state.memory, self._tail()
-        memory[PENDING], self.arriving = self.arriving, memory[PENDING]
+        memory[PENDING], self.incoming = self.incoming, memory[PENDING]
         if state.intercept is not None:
             state.shared[PENDING][0] = tail[:-1] / tail[-1]
         self.late = self._moment
@@ -275,7 +275,7 @@ class Offload(ShardedAgreement):
     def _fetch(self, number: int, cut: Cut) -> None:
         """A slice of the gradient, into the memory of the host."""
         own = self.scatter.own(number, cut)
-        self.link.down(own, self.arriving[cut.place])()
+        self.link.down(own, self.incoming[cut.place])()
 
     def _raise(
         self, state: State, cut: Cut, stepped: "Future[None] | None" = None
@@ -308,7 +308,7 @@ class Offload(ShardedAgreement):
         if self.late is None:
             return state
         names = self._sliced()
-        held = state.glance()
+        held = state.host_state()
         seen = replace(
             held,
             intercept=None if held.intercept is None else held.intercept.copy(),

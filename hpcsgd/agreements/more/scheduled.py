@@ -469,10 +469,10 @@ class Scheduled(Gradient):
             yield tile.columns
         self._begin(self._coming)
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, let it travel."""
+        """Add Yᵀr of a batch; after the last one, start its sums."""
         if not self._is_begun:
             self._begin(self._coming)
         self._left -= 1
@@ -497,7 +497,7 @@ class Scheduled(Gradient):
         if self._done != exchanges - 1:
             self.arrive(state)
             self._begin(exchanges - 1)
-            self.buffer.say_nothing()
+            self.buffer.mark_empty()
             self.sender.begin(self.buffer, self._moment)
             self._all_are_ready()
         if self.tuning is not None:

@@ -107,7 +107,7 @@ class TickTock(Gradient):
         """The tick's, then the tock's."""
         return self.items[self._seen >= self.half].buffer
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Add Yᵀr of a batch to its item; step after the last one of the tock."""
@@ -183,7 +183,7 @@ class TickTock(Gradient):
 
     def _say(self, item: Item) -> None:
         """Nothing: it is as it began."""
-        item.buffer.say_nothing()
+        item.buffer.mark_empty()
         for tile in item.buffer:
             item.send(tile)
 
@@ -242,7 +242,7 @@ class LateTickTock(TickTock):
         state.remember(GRADIENT, self.columns)
         state.shared.setdefault(TAIL, np.zeros((2, self.columns)))
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Add Yᵀr of a batch; after the last one, send it and apply the one before."""
@@ -279,7 +279,7 @@ class LateTickTock(TickTock):
     def consensus(self, state: State, exchanges: int) -> State:
         """What `settle` would give, with the state left as it is."""
         self.arrive(state)
-        seen = state.glance()
+        seen = state.host_state()
         intercept = None if seen.intercept is None else seen.intercept.copy()
         copy = replace(
             seen,
@@ -383,8 +383,8 @@ class Turns:
             if self.failed:
                 raise OtherFailed
 
-    def hand_over(self, own: int) -> None:
-        """Let the other one go on, and wait until it does the same."""
+    def yield_turn(self, own: int) -> None:
+        """Hand the turn to the other work, and wait until it comes back."""
         with self.changed:
             if 1 - own not in self.there:
                 return

@@ -512,8 +512,8 @@ class DeviceLayer:
         event.record(stream)
         return event
 
-    def hold_back(self, stream: Any, event: Any) -> None:
-        """The GPU waits, not the host."""
+    def stream_wait_event(self, stream: Any, event: Any) -> None:
+        """Make the stream wait for the event; the host goes on."""
         stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:

@@ -426,8 +426,10 @@ def in_text(files: dict[str, StateFile], half: int) -> dict[str, str]:
     }
 
 
-def put_back(files: dict[str, StateFile], half: int, said: dict[str, str]) -> None:
-    """What `in_text` has made, into the files."""
+def restore_checksums(
+    files: dict[str, StateFile], half: int, said: dict[str, str]
+) -> None:
+    """Restore the checksums of the files from the texts of `in_text`."""
     for name, file in files.items():
         file.checksums[half] = from_text(said[name])
 

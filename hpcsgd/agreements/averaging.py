@@ -334,13 +334,15 @@ class AsyncAverage(Average):
         which an average does not change.
         """
         words = self._said(state)
-        state.kept[MEAN] = np.zeros_like(words)
-        state.kept[OWN] = np.zeros_like(words)
-        state.kept[SINCE] = np.zeros(1, dtype=np.int64)  # 0: nothing is under way
+        state.rank_arrays[MEAN] = np.zeros_like(words)
+        state.rank_arrays[OWN] = np.zeros_like(words)
+        state.rank_arrays[SINCE] = np.zeros(
+            1, dtype=np.int64
+        )  # 0: nothing is under way
 
     def start(self, state: State, exchanges: int) -> None:
         """A checkpoint has waited for what was under way."""
-        kept, since = state.kept, int(state.kept[SINCE][0])
+        kept, since = state.rank_arrays, int(state.rank_arrays[SINCE][0])
         if since:
             arrived = Pending(kept[MEAN].copy())
             self._travelling = AverageUnderWay(since, kept[OWN].copy(), arrived)
@@ -375,10 +377,10 @@ class AsyncAverage(Average):
     def memory(self, state: State) -> dict[str, Array]:
         """A checkpoint has what was under way: all ranks wait for it here."""
         now = self._travelling
-        state.kept[SINCE][0] = 0 if now is None else now.since
+        state.rank_arrays[SINCE][0] = 0 if now is None else now.since
         if now is not None:
-            state.kept[MEAN][...] = self._arrive(now)
-            state.kept[OWN][...] = now.own
+            state.rank_arrays[MEAN][...] = self._arrive(now)
+            state.rank_arrays[OWN][...] = now.own
         return super().memory(state)
 
     def facts(self) -> dict[str, Any]:
@@ -410,7 +412,7 @@ class AsyncAverage(Average):
     def _apply(self, state: State) -> None:
         now, self._travelling = self._travelling, None
         assert now is not None
-        state.kept[SINCE][0] = 0
+        state.rank_arrays[SINCE][0] = 0
         # In this order: where nothing was done meanwhile, it is the mean, to the bit.
         moved = self._arrive(now) + (self._said(state) - now.own)
         if self._says_all(state):

@@ -68,7 +68,7 @@ class Buffer:
         cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
         self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
-        self.going = self.tiles  # in the order in which they are sent
+        self.send_order = self.tiles  # in the order in which they are sent
 
     def _room(self, words: int, dtype: np.dtype) -> Array:
         return np.zeros(words, dtype=dtype)

@@ -40,8 +40,8 @@ class DeviceBuffer(Buffer):
         super().__init__(columns, *given, **more)
         words = -(-self.flat.size // CHUNK) * CHUNK
         self.row = device.zeros((1, words), np.float32)  # of a matrix of one row
-        self.there = self.row[0][: self.flat.size]
-        self.stays = False  # True: replicas sum what is there
+        self.device_values = self.row[0][: self.flat.size]
+        self.is_summed_on_device = False  # True: replicas sum what is there
         self.up = self.down = 0  # bytes, since this process began
         self._landed: dict[int, Any] = {}  # first column -> the event behind its copy
 
@@ -53,11 +53,11 @@ class DeviceBuffer(Buffer):
     def clear(self) -> None:
         """There; the gradient of the host is what comes down."""
         self.tail[...] = 0.0
-        self.device.clear(self.there)
+        self.device.clear(self.device_values)
 
     def mark_empty(self) -> None:
         """Clear the host's copy: no gradient of the device is copied to it."""
-        if not self.stays:
+        if not self.is_summed_on_device:
             self.flat[...] = 0.0
 
     def place(self, tile: Tile, with_tail: bool = False) -> slice:
@@ -74,7 +74,7 @@ class DeviceBuffer(Buffer):
             self.device.layer,
             self.device.stream,
         )
-        layer.to_host(self.there[part], self.here(part), stream)
+        layer.to_host(self.device_values[part], self.here(part), stream)
         self._landed[tile.columns.start] = layer.record(stream)
         self.down += self.here(part).nbytes
 
@@ -86,8 +86,8 @@ class DeviceBuffer(Buffer):
         """Return the columns that the agreement takes for rows; complete: no batch
         follows.
         """
-        comes = complete and not self.stays
-        for tile in self.going if comes else ():
+        comes = complete and not self.is_summed_on_device
+        for tile in self.send_order if comes else ():
             self.start_copy_to_host(tile)
         return ArrivingColumns(self, comes)
 
@@ -108,7 +108,9 @@ class DeviceBuffer(Buffer):
 
     def put_tail(self) -> None:
         """What the host counted, behind the sums of the device."""
-        self.device.fill(self.there[len(self.flat) - len(self.tail) :], self.tail)
+        self.device.fill(
+            self.device_values[len(self.flat) - len(self.tail) :], self.tail
+        )
         self.up += self.tail.nbytes
 
     @property
@@ -123,7 +125,7 @@ class DeviceBuffer(Buffer):
     def copy_tail_to_host(self) -> None:
         """Copy the tail to the host and wait for it."""
         first, device = len(self.flat) - len(self.tail), self.device
-        device.layer.to_host(self.there[first:], self.tail, device.stream)
+        device.layer.to_host(self.device_values[first:], self.tail, device.stream)
         device.settle()  # collectives that fail are heard of here
         self.down += self.tail.nbytes
 
@@ -174,7 +176,7 @@ class DevicePlainSender(PlainSender):
     def send(self, buffer: Buffer, tile: Tile) -> None:
         """Start the sum of what is there."""
         assert isinstance(buffer, DeviceBuffer)
-        words = buffer.there[buffer.place(tile, tile is buffer.tiles[0])]
+        words = buffer.device_values[buffer.place(tile, tile is buffer.tiles[0])]
         with self.overlap.posting():
             self._travelling.append(self.replicas.start_sum(words, PURPOSE))
 
@@ -330,7 +332,7 @@ class DeviceSharded(ShardedAgreement):
         if self.means.shapers:
             self.link = PinnedLink(device.layer, device.stream)
             shape = cuts.height, self.columns
-            self.gradient_columns = self.link.room(shape, np.dtype(np.float32))
+            self.incoming = self.link.allocate(shape, np.dtype(np.float32))
 
     def device_bytes(self, columns: int) -> int:
         """Return the bytes on the device for so many columns: weights and all other
@@ -413,7 +415,7 @@ class DeviceSharded(ShardedAgreement):
     def _shape_slices(self, factor: float) -> None:
         """By the host: its slices of the gradient come down, and go up again."""
         assert self.link is not None
-        arriving = self.gradient_columns
+        arriving = self.incoming
         found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
         for own, cut in zip(found, self.cuts, strict=True):
             self.link.down(own, arriving[cut.place])()
@@ -459,7 +461,7 @@ class OffloadDeviceScatter(Scatter):
     ) -> None:
         super().__init__(replicas, cuts, room, whole=False, sums=sums)
         self.device = device
-        self.there = device.zeros((cuts.columns * cuts.width,), np.float32)
+        self.device_values = device.zeros((cuts.columns * cuts.width,), np.float32)
         self.up = self.down = 0  # bytes beside those of slices
         self._begun: list[Any] = []
 
@@ -471,7 +473,7 @@ class OffloadDeviceScatter(Scatter):
     @property
     def gradient(self) -> Any:
         """All of it, where batches are added up."""
-        return self.there
+        return self.device_values
 
     def gradient_columns(self, complete: bool) -> ArrivingColumns:
         """Return the columns that the agreement takes for rows: none is copied before
@@ -483,13 +485,13 @@ class OffloadDeviceScatter(Scatter):
         """Nothing summed yet, on either side."""
         super().begin()
         self._begun.clear()
-        self.device.clear(self.there)
+        self.device.clear(self.device_values)
 
     def tile(self, number: int, cut: Cut) -> Any:
         """Where the device has added it up."""
         width = self.cuts.width
         first, last = (end * width for end in (cut.columns.start, cut.columns.stop))
-        return self.there[first:last].reshape(-1, width)
+        return self.device_values[first:last].reshape(-1, width)
 
     def send(self, number: int, cut: Cut, tile: Any) -> None:
         """And what is to be waited for before the host may look at it."""
@@ -526,12 +528,12 @@ class DeviceOffload(Offload):
         """And room for slices on their way up, on both sides."""
         super().prepare(state)
         shape = self.cuts.height, self.columns
-        self.rising = self.link.room(shape, self.master.dtype)
+        self.rising = self.link.allocate(shape, self.master.dtype)
         if self.replicas.size > 1:
             self._own_there = self.device.empty(shape, np.float32)
 
     def _make_scatter(self, whole: bool, sums: bool) -> OffloadDeviceScatter:
-        given = self.device, self.replicas, self.cuts, self.room
+        given = self.device, self.replicas, self.cuts, self.workspace
         return OffloadDeviceScatter(*given, sums)
 
     def _send_up(self, state: State, cut: Cut) -> None:

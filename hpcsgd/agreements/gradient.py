@@ -45,9 +45,9 @@ class Steps:
 
     def prepare(self, state: State, columns: int) -> None:
         """Room for what the rule keeps, K words a column, and of the intercept."""
-        for name in self.rule.kept:
+        for name in self.rule.state_names:
             words = len(state.weights), columns, state.weights.dtype
-            state.memory.setdefault(name, self.rule.room(name, *words))
+            state.memory.setdefault(name, self.rule.allocate(name, *words))
             if state.intercept is not None:
                 state.shared.setdefault(name, np.zeros((1, columns)))
 
@@ -60,7 +60,7 @@ class Steps:
         moment: Moment,
     ) -> None:
         """Some columns; their mean gradient is `factor` · `gradient` (destroyed)."""
-        kept = {name: state.memory[name][columns] for name in self.rule.kept}
+        kept = {name: state.memory[name][columns] for name in self.rule.state_names}
         part = ColumnViews(state.weights[columns], kept)
         self.step(part, gradient, factor, moment)
 
@@ -76,7 +76,7 @@ class Steps:
         if state.intercept is None:
             return
         own = state.intercept.reshape(1, -1)  # (states, K) as one column
-        kept = {name: state.shared[name] for name in self.rule.kept}
+        kept = {name: state.shared[name] for name in self.rule.state_names}
         turn = Turn(moment.number, moment.rate)
         self.rule.step(ColumnViews(own, kept), gradient.reshape(1, -1), 1.0, turn, 0.0)
 
@@ -143,7 +143,7 @@ class GradientParts:
     steps: Steps
     backend: Backend
     columns: int  # K
-    held: slice  # of all columns, those of this member
+    local_columns: slice  # of all columns, those of this member
     buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
     opener: Opener
     check: ReplicaCheck
@@ -338,7 +338,7 @@ class Gradient(BatchRequest, Agreement):
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Always, but for what codecs keep."""
-        own = set(state.memory) - set(self.steps.rule.kept)
+        own = set(state.memory) - set(self.steps.rule.state_names)
         return self.grid.replicas.size == 1 or not own
 
     def memory(self, state: State) -> dict[str, Array]:
@@ -394,7 +394,7 @@ class Gradient(BatchRequest, Agreement):
     def _alike(self, state: State) -> list[Array]:
         """What all replicas hold the same of, beside their weights."""
         found = list(state.shared.values())
-        for name in self.steps.rule.kept:
+        for name in self.steps.rule.state_names:
             kept: Any = state.memory[name]
             is_eight = isinstance(kept, EightBitArray)
             found += [kept.codes, kept.scales] if is_eight else [kept]
@@ -493,7 +493,7 @@ class Gradient(BatchRequest, Agreement):
             self._shape_mean(self.buffer.gradient)
 
     def _shape_mean(self, mean: Array) -> None:
-        whole = GradientFacts(self.means.held, self._total)
+        whole = GradientFacts(self.means.local_columns, self._total)
         for shaper in self.means.shapers:
             shaper.shape(mean, whole, self._moment)
 

@@ -309,8 +309,8 @@ class LossScale:
     waits: bool = False  # True: replicas decide together, when an exchange is over
     overflowed: bool = False  # where it waits: some residual of this exchange
 
-    def keeps(self, residuals: NDArray[np.generic]) -> bool:
-        """True where the steps count; adapts.
+    def accepts(self, residuals: NDArray[np.generic]) -> bool:
+        """Return True where the steps count; adapt the scale.
 
         One that is fixed, or that has come to its least, leaves nothing out: what is
         not finite then ends the run.

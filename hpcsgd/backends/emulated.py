@@ -104,7 +104,7 @@ class RoundedBackend(HostBackend):
             given, gram, plan, family, batch, intercept
         )
         scale = self.loss_scale
-        self._leaves_out = scale is not None and not scale.keeps(residuals)
+        self._leaves_out = scale is not None and not scale.accepts(residuals)
         if self._leaves_out and intercept is not None and before is not None:
             intercept[...] = before
         return residuals

@@ -46,7 +46,7 @@ class NoMonitor:
     """
 
     words = 0  # of this member that wait for the next message
-    looks = 0  # at the recurrence that ended in a verdict
+    checks = 0  # at the recurrence that ended in a verdict
     alarm: dict[str, Any] | None = None  # what was found, until somebody takes it
 
     def begin(
@@ -238,7 +238,7 @@ class State:
     # save it by name.
     memory: dict[str, Array] = field(default_factory=dict)
     # And arrays of any shape, each rank's own: saved for the same grid alone.
-    kept: dict[str, Array] = field(default_factory=dict)
+    rank_arrays: dict[str, Array] = field(default_factory=dict)
     # And what they keep beside the intercept: (k, K), the same on every member.
     shared: dict[str, Array] = field(default_factory=dict)
 

@@ -86,7 +86,7 @@ class MirroredState(State):
         return State(
             *(weights, intercept, None),
             memory=self.memory,
-            kept=self.kept,
+            rank_arrays=self.rank_arrays,
             shared=self.shared,
         )
 

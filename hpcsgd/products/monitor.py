@@ -391,7 +391,7 @@ class GapMonitor(NoMonitor):
         self.last = 0  # the exchange before this one
         self.waiting: PendingCheck | None = None
         self.blank = 0  # words that nobody will read
-        self.looks = 0
+        self.checks = 0
 
     @property
     def words(self) -> int:  # type: ignore[override]
@@ -429,7 +429,7 @@ class GapMonitor(NoMonitor):
         found, self.waiting, self.blank = self.waiting, None, 0
         if found is None:
             return
-        self.looks += 1
+        self.checks += 1
         fresh, size = total[:-1].astype(np.float64), float(total[-1])
         gap = np.abs(fresh - found.expected)
         spread = np.sqrt(found.variance + (found.unit * size) ** 2)

@@ -197,7 +197,7 @@ def place_of(
         budget=asked.tile,
         widest=max(part.stop - part.start for part in shard.parts),
         columns=task.columns,
-        words=(task.states + len(rule.kept)) * task.columns,
+        words=(task.states + len(rule.state_names)) * task.columns,
         rows=rows,
         itemsize=np.dtype(task.precision.working).itemsize,
         replicas=max(config.grid.replicas, 1),
@@ -277,7 +277,7 @@ def make_gradient(
         steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
         backend=_backend(kind, task, device),
         columns=task.columns,
-        held=shard.columns,
+        local_columns=shard.columns,
         buckets=buckets,
         opener=lambda state, buffer: _sender(kind, config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
@@ -396,7 +396,7 @@ def _sender(
     """Of all replicas, or of the leaders of groups of them."""
     replicas, of = grid.replicas, config.agreement.hierarchical
     if isinstance(buffer, DeviceBuffer) and _sums_there(kind, config, replicas):
-        buffer.stays = True
+        buffer.is_summed_on_device = True
         return DevicePlainSender(replicas)
     if of == "off" or replicas.size == 1:
         return _between(config, grid, state, buffer, replicas, replicas.size)
@@ -438,7 +438,7 @@ def _between(
         codec = make_codec(agreement.codec, bucket, config.codec, config.accordion)
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
-            state.kept[f"codec_{number}_{name}"] = kept
+            state.rank_arrays[f"codec_{number}_{name}"] = kept
     return CodecSender(speakers, codecs, agreement.codec, grid.members)
 
 

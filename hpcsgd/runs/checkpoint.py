@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 KIND, VERSION = "checkpoint", 1
 FOLDER = "checkpoints"
 DAMAGED = ".damaged"  # behind the name of one that was passed over
-ASKED = "asked"  # the settings before a run fell back
+REQUESTED = "asked"  # the settings before a run fell back
 PRECISION_AUTO = "precision_auto"  # what pilots found, where they chose the recipe
 ON_DISK = "on_disk"  # true where files of their own hold the states
 MOST_EXCHANGES = 10**15  # of any run that ends
@@ -87,7 +87,7 @@ OPTIONAL = {
     "events": [
         {"kind": str, "event": str, "exchange": int, "evaluations": int, "text": str}
     ],
-    ASKED: {"schedule": dict, "precision": dict},
+    REQUESTED: {"schedule": dict, "precision": dict},
     ON_DISK: bool,
     PRECISION_AUTO: {"recipe": str, "considered": {...: dict}},
 }
@@ -187,7 +187,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DataError(
             f"{path} holds arrays that make no state; take an earlier checkpoint"
         )
-    for name in {"config", ASKED} & set(document):
+    for name in {"config", REQUESTED} & set(document):
         document[name] = without_retired(document[name])
     return Checkpoint(document, arrays)
 
@@ -318,9 +318,9 @@ class Capture:
 
     def _kept(self, state: State) -> dict[str, Array]:
         """(R, bytes of all members) of what only the same grid can go on with."""
-        if not state.kept:  # here and everywhere else: settings decide it
+        if not state.rank_arrays:  # here and everywhere else: settings decide it
             return {}
-        own = packed(state.kept)
+        own = packed(state.rank_arrays)
         sizes = self.grid.members.exchange_objects(own.size)
         whole = np.empty(sum(sizes), dtype=np.uint8)
         self.grid.members.gather(own, sizes, whole, "control")
@@ -397,8 +397,8 @@ class Capture:
         view.loss, view.seconds = said["loss"], said["seconds"]
         view.history[:] = said["history"]
         view.events[:] = said.get("events", [])
-        if ASKED in said:  # it fell back before
-            self.facts[ASKED] = said[ASKED]
+        if REQUESTED in said:  # it fell back before
+            self.facts[REQUESTED] = said[REQUESTED]
 
     def position(self, said: dict[str, Any]) -> int:
         """Exchanges done, on this grid: another number of replicas has other epochs."""
@@ -450,14 +450,14 @@ class Capture:
     def _put_back_kept(self, checkpoint: Checkpoint, state: State) -> None:
         """What another grid has kept fits nobody here: it begins anew."""
         copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
-        grid, wanted = self.grid, packed(state.kept).size
+        grid, wanted = self.grid, packed(state.rank_arrays).size
         if copies is None or sizes is None:
             return
         same = (len(copies), len(sizes)) == (grid.replicas.size, grid.members.size)
         if not same or sizes[grid.member] != wanted:
             return
         first = int(sizes[: grid.member].sum())
-        unpack(copies[grid.replica, first : first + wanted], state.kept)
+        unpack(copies[grid.replica, first : first + wanted], state.rank_arrays)
 
     def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
         evaluation, said = self.evaluation, checkpoint.document["evaluation"]
@@ -551,8 +551,8 @@ class Saver:
             return False
         return at_end or (self.config.every > 0 and number % self.config.every == 0)
 
-    def wish(self) -> Request:
-        """SAVE when it is time, as the rank that writes sees it."""
+    def request(self) -> Request:
+        """Return the request of this rank: a checkpoint if one is due by the clock."""
         if self.config is None or self.store is None or not self.config.seconds:
             return Request.NONE
         late = time.monotonic() - self._began >= self.config.seconds

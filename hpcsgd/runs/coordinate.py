@@ -300,7 +300,7 @@ class OpenedForm:
     @property
     def is_cached(self) -> bool:
         """Whether G stays."""
-        return self.exchanges.keeps
+        return self.exchanges.caches_grams
 
     @property
     def exchanges_planned(self) -> int:
@@ -515,7 +515,7 @@ def _of_all_ranks(training: "CoordinateTraining") -> dict[str, Any]:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     own *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     world = training.ready.opened.grid.world
-    everyone = world.exchange_objects((own, training.meter.said()))
+    everyone = world.exchange_objects((own, training.meter.report()))
     energy, why = total(said for _, said in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
@@ -668,11 +668,11 @@ class CoordinateTraining:
         self.ready = ready
         self.callbacks = callbacks
         self.descent = Descent(ready, point)
-        self.wish = Request.NONE  # of callbacks of this rank
-        self.granted = Request.NONE  # of all
+        self.request = Request.NONE  # of callbacks of this rank
+        self.agreed_request = Request.NONE  # of all
         self.ended = "epochs used up"
         config, world = ready.config, ready.opened.grid.world
-        self.looks = PollSchedule(world, config.run.check_every)
+        self.polls = PollSchedule(world, config.run.check_every)
         self.meter = make_meter("")
         planned = ready.exchanges_planned * config.schedule.epochs
         self.view = View(
@@ -689,7 +689,7 @@ class CoordinateTraining:
         view = self.view
         self._tell("on_start")
         self._evaluate()
-        self.looks.begin(0, 0.0)
+        self.polls.begin(0, 0.0)
         status = self._train()
         if view.history[-1]["exchanges"] != view.exchanges:
             self._evaluate()
@@ -712,7 +712,7 @@ class CoordinateTraining:
             self.view.epoch = self.descent.epoch
             if not went_on:
                 self.ended = "asked to stop"
-                return ENDINGS[self.granted]
+                return ENDINGS[self.agreed_request]
             if every and self.descent.epoch % every == 0:
                 self._evaluate()
         if self.ended != "converged" and not self.descent.is_done(tol):
@@ -735,10 +735,12 @@ class CoordinateTraining:
         now = perf_counter()
         view.seconds += now - self._began
         self._tell("on_exchange")
-        if self.looks.is_due(done):
-            self.granted = Request(self.looks.ask(self.wish, done, view.seconds))
+        if self.polls.is_due(done):
+            self.agreed_request = Request(
+                self.polls.ask(self.request, done, view.seconds)
+            )
         self._began = perf_counter()
-        return self.granted < Request.STOP
+        return self.agreed_request < Request.STOP
 
     def _evaluate(self) -> None:
         """Loss, gradient and gap, as a record of the history."""
@@ -788,7 +790,7 @@ class CoordinateTraining:
         for callback in self.callbacks:
             answer: Any = getattr(callback, event)(self.view)
             if answer:
-                self.wish = max(self.wish, request_of(answer))
+                self.request = max(self.request, request_of(answer))
 
 
 # Many penalties, one after the other, on data that are opened and a Gram made once.

@@ -118,8 +118,8 @@ class EnergyMeter:
         if self._before is not None and self._clock() - self._read_at > OFTEN:
             self._count()
 
-    def said(self) -> "EnergyReport":
-        """What this rank knows, for the others."""
+    def report(self) -> "EnergyReport":
+        """Return the energy measured by this rank, to be gathered."""
         gains = [
             Gain(c.node, c.name, c.source, joules)
             for c, joules in zip(self.counters, self.joules, strict=True)

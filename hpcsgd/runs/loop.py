@@ -107,7 +107,7 @@ class GoodState:
     weights: Array
     intercept: Array | None
     memory: dict[str, Array]
-    kept: dict[str, Array]
+    rank_arrays: dict[str, Array]
     shared: dict[str, Array]
 
     @classmethod
@@ -122,7 +122,7 @@ class GoodState:
             weights=state.weights.copy(),
             intercept=None if state.intercept is None else state.intercept.copy(),
             memory=_copies(state.memory),
-            kept=_copies(state.kept),
+            rank_arrays=_copies(state.rank_arrays),
             shared=_copies(state.shared),
         )
 
@@ -133,7 +133,7 @@ class GoodState:
             state.intercept[...] = self.intercept
         for own, held in (
             (state.memory, self.memory),
-            (state.kept, self.kept),
+            (state.rank_arrays, self.rank_arrays),
             (state.shared, self.shared),
         ):
             for name, array in held.items():
@@ -301,7 +301,7 @@ class Engine:
         guard: MemberCheck,
         evaluation: Evaluation,
         saver: Saver,
-        looks: PollSchedule,
+        polls: PollSchedule,
         pace: RunLength,
         view: View,
         callbacks: list[Callback],
@@ -320,7 +320,7 @@ class Engine:
         self.guard = guard
         self.evaluation = evaluation
         self.saver = saver
-        self.looks = looks
+        self.polls = polls
         self.pace = pace
         self.view = view
         self.callbacks = callbacks
@@ -336,7 +336,7 @@ class Engine:
             ()
         )  # of energy; the session has one that outlives legs
         self.alarm: dict[str, Any] | None = None  # that ended it
-        self.wish = Request.NONE
+        self.request = Request.NONE
         self.has_minimum = True  # False: F was found to fall without end
 
     def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
@@ -385,7 +385,7 @@ class Engine:
             self.view.seconds = before + perf_counter() - began
             self.view.note(self.grid.world.ledger, **more)
             self._tell("on_evaluate")
-            return self.wish
+            return self.request
 
         if self.finisher is UNFINISHED:
             self._judge_goal(state, status)
@@ -430,7 +430,7 @@ class Engine:
         if self._is_there():
             return Status.CONVERGED
         group = next(groups, None)
-        self.looks.begin(self.view.exchanges, self.view.seconds)
+        self.polls.begin(self.view.exchanges, self.view.seconds)
         for number in range(self.view.exchanges + 1, self.pace.exchanges + 1):
             self.recorder.before(state, number)
             began = perf_counter()
@@ -475,14 +475,14 @@ class Engine:
         if epoch_ends:
             self.view.epoch = number // self.pace.exchanges_per_epoch
         saves = self.saver.is_due(number, number == self.pace.exchanges)
-        if not (epoch_ends or saves or self.looks.is_due(number)):
+        if not (epoch_ends or saves or self.polls.is_due(number)):
             return None
         began = perf_counter()
         self.meter.count_if_due()
-        wish = max(self.wish, self.saver.wish())
+        wish = max(self.request, self.saver.request())
         bad = self.evaluation.are_broken(state.host_array("weights"))
         flag = BROKEN if bad else GAP if self.monitor.alarm else wish
-        answer = self.looks.ask(flag, number, self.view.seconds)
+        answer = self.polls.ask(flag, number, self.view.seconds)
         self.view.seconds += perf_counter() - began
         if answer == BROKEN:
             return Status.DIVERGED
@@ -498,8 +498,8 @@ class Engine:
         began = perf_counter()
         if saves or is_there or answer >= Request.SAVE:
             self.saver.save(state, self.view)
-            if self.wish is Request.SAVE:
-                self.wish = Request.NONE  # granted; a wish to end stays
+            if self.request is Request.SAVE:
+                self.request = Request.NONE  # granted; a wish to end stays
         self.view.seconds += perf_counter() - began
         return ENDINGS.get(Request(answer), Status.CONVERGED if is_there else None)
 
@@ -539,4 +539,4 @@ class Engine:
         for callback in self.callbacks:
             answer = getattr(callback, event)(self.view)
             if answer:
-                self.wish = max(self.wish, request_of(answer))
+                self.request = max(self.request, request_of(answer))

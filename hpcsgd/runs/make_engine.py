@@ -197,7 +197,9 @@ def is_replayable(
     plain = (
         type(agreement) is Gradient and not get_format(precision.residual).wants_scale
     )
-    return plain and not agreement.steps.rule.kept and not agreement.means.shapers
+    return (
+        plain and not agreement.steps.rule.state_names and not agreement.means.shapers
+    )
 
 
 # Which exchanges of a run are written down, and what makes two legs one run.
@@ -279,7 +281,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         guard=guard,
         evaluation=evaluation,
         saver=_saver(parts, capture),
-        looks=PollSchedule(grid.world, _looks_every(parts)),
+        polls=PollSchedule(grid.world, _looks_every(parts)),
         pace=RunLength(schedule.epochs, each, config.run.evaluate_every),
         view=view,
         callbacks=callbacks,

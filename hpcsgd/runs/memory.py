@@ -434,7 +434,7 @@ class ExchangeSizes:
         )
 
     @property
-    def looks(self) -> bool:
+    def is_monitored(self) -> bool:
         """True where a run is long enough that the recurrence is checked."""
         every = self.config.run.gap_every
         return self._has_gram and 0 < every <= self.count
@@ -509,7 +509,7 @@ class ExchangeSizes:
         if self.rest:
             peak = max(peak, first + held(self.rest) + workspace(self.rest))
         # A look repeats the recurrence in float64, a block row of the Gram at a time.
-        return peak + self.looks * self.gram * 3 // 2
+        return peak + self.is_monitored * self.gram * 3 // 2
 
     def _words(self, m: int) -> int:
         """Words of the packed Gram of m rows."""
@@ -746,7 +746,7 @@ def predict(
     if kind == "auto" and again and grid.members.size > 1:
         kept = min(max(keeps.values()), CACHE_BUDGET)
     # Good states, the one that a checkpoint is made of, and the walk of a look.
-    copies = 2 + 4 * config.run.fall_back + 3 * exchange.looks
+    copies = 2 + 4 * config.run.fall_back + 3 * exchange.is_monitored
     copies += of_gradients(config)
     need = MemoryNeed(
         process=process_bytes(),

@@ -25,7 +25,7 @@ from hpcsgd.formats import get_format, wider
 from hpcsgd.precision import Precision
 from hpcsgd.products import RECURS
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.checkpoint import ASKED, Checkpoint, CheckpointStore
+from hpcsgd.runs.checkpoint import REQUESTED, Checkpoint, CheckpointStore
 from hpcsgd.runs.loop import FallbackLevel
 from hpcsgd.runs.result import Status
 from hpcsgd.solvers.callbacks import Callback, Request, View
@@ -106,7 +106,7 @@ def apply_recorded_fallback(
 
     Whoever asks for something else than that run did gets what is asked for.
     """
-    then = document.get(ASKED)
+    then = document.get(REQUESTED)
     if not then:
         return config
     now, fell = config.tables(), document["config"]
@@ -254,7 +254,7 @@ def _way_on(run: RunSection) -> str:
 # SIGINT once: save and end with 130; twice: at once. SIGTERM and SIGUSR2 (which Slurm
 # sends ahead of a time limit): save and end with the code that asks for a requeue.
 
-WISHES = {
+SIGNAL_REQUESTS = {
     signal.SIGINT: Request.INTERRUPT,
     signal.SIGTERM: Request.PREEMPT,
     signal.SIGUSR2: Request.PREEMPT,
@@ -282,7 +282,7 @@ class Signals(Callback):
     ) -> None:
         self.end_all = end_all  # the `abort` of the world, where there is one
         self.leave = leave  # how a program ends that must not wait for anything
-        self.wish = Request.NONE
+        self.request = Request.NONE
         self.started = False
         self._pipe = (-1, -1)
         self._before: dict[int, Any] = {}
@@ -291,15 +291,15 @@ class Signals(Callback):
     def on_start(self, view: View) -> Request:
         """From now on a signal is a wish, and never more than that."""
         self.started = True
-        return self.wish
+        return self.request
 
     def on_exchange(self, view: View) -> Request:
         """What was asked for so far."""
-        return self.wish
+        return self.request
 
     def on_evaluate(self, view: View) -> Request:
         """The same: passes of a finisher are evaluations, with no exchange between."""
-        return self.wish
+        return self.request
 
     def __enter__(self) -> "Signals":
         self._pipe = os.pipe()
@@ -312,7 +312,7 @@ class Signals(Callback):
         threading.Thread(
             target=self._listen, args=(self._pipe[0],), daemon=True
         ).start()
-        for number in WISHES:
+        for number in SIGNAL_REQUESTS:
             self._before[number] = signal.signal(number, self._hear)
         return self
 
@@ -328,8 +328,8 @@ class Signals(Callback):
         os.close(self._pipe[1])  # the listener reads the end and closes its own side
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        wish = WISHES[signal.Signals(number)]
-        self.wish = max(self.wish, wish)
+        wish = SIGNAL_REQUESTS[signal.Signals(number)]
+        self.request = max(self.request, wish)
         if not self.started:
             if wish is Request.PREEMPT and "SLURM_STEP_ID" in os.environ:
                 self.leave(CODES[wish])

@@ -19,10 +19,10 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import unreadable
 from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.checkpoint import (
-    ASKED,
     FOLDER,
     MEMORY,
     PRECISION_AUTO,
+    REQUESTED,
     SHARED,
     Checkpoint,
     CheckpointStore,
@@ -97,7 +97,7 @@ def earlier_run(run: RunSection) -> tuple[dict[str, Any], dict[str, Any]] | None
         return None
     said = found[1].document
     known = {PRECISION_AUTO: said[PRECISION_AUTO]} if PRECISION_AUTO in said else {}
-    return dict(said.get(ASKED) or said["config"]), known
+    return dict(said.get(REQUESTED) or said["config"]), known
 
 
 def restore_fallback(config: RunConfig, world: Communicator) -> RunConfig:
@@ -121,7 +121,7 @@ def _document(run: RunSection) -> dict[str, Any] | None:
         for one in paths:
             with suppress(DataError):
                 said = read_checkpoint(one).document
-                return {k: said[k] for k in (ASKED, "config") if k in said}
+                return {k: said[k] for k in (REQUESTED, "config") if k in said}
     return None
 
 

@@ -22,7 +22,7 @@ from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Array
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
-from hpcsgd.runs.checkpoint import ASKED, PRECISION_AUTO, Checkpoint
+from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED, Checkpoint
 from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
 from hpcsgd.runs.folder import RunFolder
@@ -132,9 +132,9 @@ class Session:
         self.live: AssembledRun | None = None
         self.last: Checkpoint | None = None  # what survivors go on from
         self.lost = 0  # ranks
-        self.asked: RunConfig | None = None  # before the first fall-back
+        self.requested_config: RunConfig | None = None  # before the first fall-back
         self.start: Start | None = None  # None: at zero, or at a checkpoint
-        self.wish = Request.NONE  # of callbacks, in the leg before
+        self.request = Request.NONE  # of callbacks, in the leg before
         self.meter: EnergyMeter | None = None  # of energy, over all legs
 
     def run(self) -> Result:
@@ -299,8 +299,8 @@ class Session:
         self.last.document["events"].append(
             fallback_event(engine.view, rung, cause, stopped, self.last.exchanges)
         )
-        self.asked = self.asked or self.config
-        self.config, self.wish = rung.config, engine.wish
+        self.requested_config = self.requested_config or self.config
+        self.config, self.request = rung.config, engine.request
         # Put back with the state: what was sent for nothing was sent, too.
         live.grid.world.ledger.entries = Ledger().entries
 
@@ -311,11 +311,11 @@ class Session:
         if live.chosen.rival is not None and self.world.rank == 0:
             keeps = live.product_name in KEEPS
             live.engine.callbacks.append(SlowerThanExpected(live.chosen, keeps))
-        if self.asked is None:
+        if self.requested_config is None:
             return
         engine = live.engine
-        live.capture.facts.setdefault(ASKED, self.asked.tables())
-        engine.wish, self.wish = max(engine.wish, self.wish), Request.NONE
+        live.capture.facts.setdefault(REQUESTED, self.requested_config.tables())
+        engine.request, self.request = max(engine.request, self.request), Request.NONE
         # At once: what is on disk was made with the settings that failed.
         engine.saver.save(live.state, engine.view)
 

@@ -220,8 +220,8 @@ class Landscape:
         self.has_intercept = has_intercept
         grid = rows.grid
         self.world = grid.world
-        self.speaks = grid.member == 0  # for the rows of its replica
-        self.is_first = self.speaks and grid.replica == 0
+        self.is_member_0 = grid.member == 0  # for the rows of its replica
+        self.is_first = self.is_member_0 and grid.replica == 0
 
     def centred(self, centers: Centers) -> "Landscape":
         """Return the landscape over the rows less `centers`: the same F of w."""
@@ -254,7 +254,7 @@ class Landscape:
         of β, which one member says for all: no two of them may round it differently.
         """
         own = [np.vdot(point.weights, v) for v in (point.weights, weights)]
-        given = intercept * self.speaks - pull
+        given = intercept * self.is_member_0 - pull
         words = np.array([*own, np.vdot(weights, weights), *given])
         scores, total = self.rows.scores(weights, words)
         moved = total[3:] * self.has_intercept
@@ -267,7 +267,7 @@ class Landscape:
     ) -> Trial:
         """F and its slope at one step: three words over the world, no pass."""
         words = np.zeros(3)
-        if self.speaks:
+        if self.is_member_0:
             scores = point.scores + step * direction.scores
             words[:] = self._seen(scores, direction.scores)
         if self.is_first:
@@ -460,7 +460,7 @@ class LbfgsStatus:
     gradient: float  # ‖∇F‖
     relative: float  # ‖g‖ of the scaled variables, over the size of the residuals
     floor: float  # of the latter: below it there are no digits
-    wishes: tuple[int, ...]  # how many ranks have each of them
+    requests: tuple[int, ...]  # how many ranks have each of them
 
 
 # What a rank wishes after an iteration, one word for each wish; all ranks are asked.
@@ -494,7 +494,7 @@ class Lbfgs:
         self.refined_at: list[float] = []  # how far above points were that were refined
         self.rescaled_at = RESCALED_FIRST
         self.centers: Centers | None = None  # what the columns of `landscape` lack
-        self.wishes: tuple[int, ...] = (0, 0, 0)
+        self.requests: tuple[int, ...] = (0, 0, 0)
         self.passes = self.trials = 0
 
     def run(
@@ -651,15 +651,15 @@ class Lbfgs:
     def _hear(self, point: RefinementPoint) -> LbfgsStatus:
         """Inner products, sizes and wishes, in one message to all ranks."""
         words = self.memory.words
-        message = np.zeros(words + 3 + len(self.wishes))
+        message = np.zeros(words + 3 + len(self.requests))
         message[words : words + 3] = self._sizes(point)
-        message[words + 3 :] = self.wishes
+        message[words + 3 :] = self.requests
         if self.landscape.rows.grid.replica == 0:
             message[:words] = self.memory.parts(self._own(point))
         self.landscape.world.sum(message, "evaluate")
         self.memory.add_products(message[:words])
         stand = self._judged(message[words:])
-        self.wishes = self.ask(stand, point)
+        self.requests = self.ask(stand, point)
         return stand
 
     def _own(self, point: RefinementPoint) -> slice:
@@ -673,7 +673,7 @@ class Lbfgs:
             square = float(np.vdot(point.slope, point.slope))
         if self.landscape.is_first:
             square += float(np.vdot(point.drift, point.drift))
-        if self.landscape.speaks:
+        if self.landscape.is_member_0:
             share, level = self.landscape.rows.share, np.square(self.scaling.level)
             residuals = float((share * np.square(point.residuals) / level).sum())
             scores = float((share * np.square(point.scores) * level).sum())
@@ -689,7 +689,7 @@ class Lbfgs:
             gradient=square,
             relative=float(np.sqrt(max(self.memory.square, 0.0))) / size,
             floor=4.0 * EPS * (1.0 + scores / size),
-            wishes=tuple(int(count) for count in heard[3:]),
+            requests=tuple(int(count) for count in heard[3:]),
         )
 
     def _ending(self, stand: LbfgsStatus, best: "_Best") -> StopReason | None:
@@ -699,7 +699,7 @@ class Lbfgs:
             return StopReason.ROUNDING
         if best.age >= STALE:
             return _given_up(stand)
-        if any(stand.wishes):
+        if any(stand.requests):
             return StopReason.ASKED
         return StopReason.PASSES if self.passes >= self.settings.passes else None
 

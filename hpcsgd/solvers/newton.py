@@ -282,7 +282,7 @@ def least_curvature(values: Array) -> float:
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
-WISHES = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
+REQUESTS = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
 Tell = Callable[[dict[str, Any]], Request]
 
 REMEDY = {
@@ -356,11 +356,11 @@ class Finisher(NoFinisher):
         def ask(stand: LbfgsStatus, point: RefinementPoint) -> tuple[int, ...]:
             """Tell of a pass; what this rank wishes, one word for each wish."""
             if not stand.passes:
-                return tuple(0 for _ in WISHES)
+                return tuple(0 for _ in REQUESTS)
             view.loss = stand.loss
             known = {"gradient": stand.gradient, **self._bound(steps.landscape, point)}
             wish = tell({**known, "passes": stand.passes})
-            return tuple(int(wish is one) for one in WISHES)
+            return tuple(int(wish is one) for one in REQUESTS)
 
         certificate = GapCertificate(settings.tol) if self._has_gap else None
         steps = make_steps(land, settings, ask, certificate)
@@ -490,7 +490,7 @@ def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
 
 def _granted(stand: LbfgsStatus) -> Request:
     """The largest that any rank has."""
-    heard = zip(WISHES, stand.wishes, strict=True)
+    heard = zip(REQUESTS, stand.requests, strict=True)
     return max((wish for wish, count in heard if count), default=Request.NONE)
 
 

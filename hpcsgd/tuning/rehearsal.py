@@ -231,7 +231,7 @@ class _Rehearsal:
             engine.run_exchanges(self.live.state, groups, count)
         calls, waited = looks.calls - control[0], looks.seconds - control[1]
         own = (view.seconds - before - waited) / count
-        own += waited / max(calls, 1) / engine.looks.every
+        own += waited / max(calls, 1) / engine.polls.every
         return float(max(*world.exchange_objects(own), 1e-9))
 
 

@@ -361,7 +361,7 @@ class CandidateGroup:
     bursts: list[Burst] = field(default_factory=list)
 
     @property
-    def told(self) -> Machine:
+    def comparison_machine(self) -> Machine:
         """What another machine may be compared with.
 
         Rates are those of each kernel alone: a fit on one width of rows may lay what
@@ -590,7 +590,10 @@ def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
         learnt=tuple(learnt),
         gaps=gaps,
         figures=figures,
-        rooms={(r.grid, r.recipe): (r.told, r.figures.directions) for r in rooms},
+        rooms={
+            (r.grid, r.recipe): (r.comparison_machine, r.figures.directions)
+            for r in rooms
+        },
         sampled=(sampled, total),
         seconds=budget.spent,
     )

@@ -238,21 +238,23 @@ class TestLossScale:
     def test_it_grows_and_backs_off(self):
         scale = LossScale()
         good, bad = np.ones((3, 1)), np.array([[1.0], [np.inf]])
-        assert not scale.keeps(bad) and scale.value == FIRST / 2 and scale.skipped == 1
+        assert (
+            not scale.accepts(bad) and scale.value == FIRST / 2 and scale.skipped == 1
+        )
         for _ in range(PATIENCE - 1):
-            assert scale.keeps(good)
+            assert scale.accepts(good)
         assert scale.value == FIRST / 2
-        assert scale.keeps(good) and scale.value == FIRST
+        assert scale.accepts(good) and scale.value == FIRST
 
     def test_what_is_not_finite_at_the_least_scale_is_let_through(self):
         """The run then ends as diverged, and does not skip for ever."""
         scale = LossScale(value=2 * LEAST)
         bad = np.array([[np.nan]])
-        assert not scale.keeps(bad) and scale.keeps(bad) and scale.keeps(bad)
+        assert not scale.accepts(bad) and scale.accepts(bad) and scale.accepts(bad)
 
     def test_a_fixed_one_stays(self):
         scale = make_loss_scale(64.0)
-        assert scale.keeps(np.array([[np.inf]])) and scale.value == 64
+        assert scale.accepts(np.array([[np.inf]])) and scale.value == 64
 
     def test_what_is_no_power_of_two_is_refused(self):
         for value in (3.0, -2.0, 2.0**40):

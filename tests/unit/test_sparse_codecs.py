@@ -418,7 +418,7 @@ def test_memory_counts_the_arrays_of_a_run(name, monkeypatch):
 
     def known(self, state):
         prepare(self, state)
-        arrays = {**state.memory, **state.kept}
+        arrays = {**state.memory, **state.rank_arrays}
         held.append(sum(a.nbytes for k, a in arrays.items() if k.startswith("codec_")))
 
     monkeypatch.setattr(Gradient, "prepare", known)

@@ -459,7 +459,7 @@ class Anybatch(Gradient):
         given = *shape, state.weights.dtype, 1, has_intercept
         self.buffer = self.means.buffer(*given)
         self.mirror = self.terms.mirror(len(state.weights) == self.means.total)
-        for name in self.mirror.kept:
+        for name in self.mirror.state_names:
             state.remember(name, self.columns)
         real = state.weights.dtype
         for name in self.mirror.shared:
@@ -589,7 +589,7 @@ class Anybatch(Gradient):
     def _point(self, state: State) -> ReplicaViews:
         return ReplicaViews(
             state.weights,
-            {name: state.memory[name] for name in self.mirror.kept},
+            {name: state.memory[name] for name in self.mirror.state_names},
             {name: state.shared[name] for name in self.mirror.shared},
         )
 

@@ -141,7 +141,7 @@ class OwnSteps(Gradient, ABC):
         if not count:
             return
         rule, moment = self.steps.rule, self._moment
-        kept = {name: state.memory[name] for name in rule.kept}
+        kept = {name: state.memory[name] for name in rule.state_names}
         turn = Turn(moment.number, moment.rate)
         part = ColumnViews(state.weights, kept)
         rule.step(part, self.buffer.gradient, 1.0, turn, 0.0)

@@ -29,13 +29,13 @@ Arrive = Callable[[], None]  # returns once the copy is there
 
 
 class SliceLink(Protocol):
-    """Copies of whole slices; `host` arrays are those that `room` gave."""
+    """Copies of whole slices; `host` arrays are those that `allocate` gave."""
 
     down_bytes: int
     up_bytes: int
 
-    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Zeros in the memory of the host, from which the device copies."""
+    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Allocate zeros in host memory from which the device copies."""
 
     def down(self, part: Any, host: Array) -> Arrive:
         """host ← part, begun; both belong to it until it is there."""
@@ -50,8 +50,8 @@ class HostLink:
     def __init__(self) -> None:
         self.down_bytes = self.up_bytes = 0
 
-    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Any memory."""
+    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Allocate zeros in pageable memory."""
         return np.zeros(shape, dtype=dtype)
 
     def down(self, part: Array, host: Array) -> Arrive:
@@ -75,8 +75,10 @@ class PinnedLink:
         self.down_bytes = self.up_bytes = 0
         self._down, self._up = layer.new_stream(), layer.new_stream()
 
-    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Pinned: copies of other memory would hold the device up."""
+    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Allocate zeros in pinned memory: copies of other memory would delay the
+        device.
+        """
         host = self.layer.pinned(shape[0] * shape[1], dtype)
         host[...] = 0
         return host.reshape(shape)
@@ -172,10 +174,10 @@ class Offload(ShardedAgreement):
         super().prepare(state)
         self._memory = state.memory
         shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
-        self.master = self.link.room(shape, dtype)
-        self.incoming = self.link.room(shape, dtype)
+        self.master = self.link.allocate(shape, dtype)
+        self.incoming = self.link.allocate(shape, dtype)
         if self.delay >= 0:
-            state.memory[PENDING] = self.link.room(shape, dtype)
+            state.memory[PENDING] = self.link.allocate(shape, dtype)
             state.shared[PENDING] = np.zeros((1, self.columns))
 
     def plan_in_words(self, state: State) -> dict[str, str]:

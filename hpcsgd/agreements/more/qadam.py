@@ -47,7 +47,7 @@ class RestingAdam(Adam):
         if not self.rests(turn.number):
             super().step(part, gradient, factor, turn, l2)
             return
-        m, real = part.kept["adam_m"], gradient.dtype.type
+        m, real = part.arrays["adam_m"], gradient.dtype.type
         gradient *= real(factor)
         m[...] = gradient
         if l2:

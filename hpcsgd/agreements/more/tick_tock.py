@@ -293,7 +293,7 @@ class LateTickTock(TickTock):
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """What is late is the same on all replicas."""
-        own = set(state.memory) - {GRADIENT, *self.steps.rule.kept}
+        own = set(state.memory) - {GRADIENT, *self.steps.rule.state_names}
         return self.grid.replicas.size == 1 or not own
 
     @property
@@ -372,7 +372,7 @@ class Turns:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.turn = 0
-        self.there = {0, 1}
+        self.active = {0, 1}
         self.failed = False
         self.handovers = 0
 
@@ -386,7 +386,7 @@ class Turns:
     def yield_turn(self, own: int) -> None:
         """Hand the turn to the other work, and wait until it comes back."""
         with self.changed:
-            if 1 - own not in self.there:
+            if 1 - own not in self.active:
                 return
             self.turn = 1 - own
             self.handovers += 1
@@ -396,7 +396,7 @@ class Turns:
     def leave(self, own: int, failed: bool) -> None:
         """It is done: the other one goes on alone, or not at all."""
         with self.changed:
-            self.there.discard(own)
+            self.active.discard(own)
             self.turn, self.failed = 1 - own, self.failed or failed
             self.changed.notify_all()
 

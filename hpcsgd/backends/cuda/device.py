@@ -270,7 +270,7 @@ class CudaDevice:
                 return make(shape, dtype=dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            raise self.faults.no_room(size) from error
+            raise self.faults.out_of_memory_error(size) from error
 
     def memory(self) -> tuple[int, int]:
         """(bytes that are free, bytes in all)."""

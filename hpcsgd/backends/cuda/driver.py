@@ -56,27 +56,31 @@ class Faults:
         )
         self._full = cupy.cuda.memory.OutOfMemoryError
 
-    def said(self, error: BaseException, asked: int = 0) -> BaseException:
-        """The same as an error of ours; itself where CUDA has no part in it."""
+    def as_package_error(self, error: BaseException, asked: int = 0) -> BaseException:
+        """Return the error as one of this package; the error itself where CUDA has no
+        part in it.
+        """
         if isinstance(error, self._full):
-            return self.no_room(asked)
+            return self.out_of_memory_error(asked)
         if not isinstance(error, self._of_cuda):
             return error
         if getattr(error, "status", None) == FULL:
-            return self.no_room(asked)
+            return self.out_of_memory_error(asked)
         return lost(self.place, str(error))
 
-    def no_room(self, asked: int = 0) -> ConfigError:
-        """An allocation that failed, with what is there now."""
+    def out_of_memory_error(self, asked: int = 0) -> ConfigError:
+        """Return the error of a failed allocation, with the memory that is free now."""
         try:
             free, total = self.cupy.cuda.runtime.memGetInfo()
         except self._of_cuda:
             free = total = 0
-        return no_room(self.place, asked, free, total)
+        return out_of_memory_error(self.place, asked, free, total)
 
 
-def no_room(place: str, asked: int, free: int, total: int) -> ConfigError:
-    """Bytes that were asked for; 0 where that is not known."""
+def out_of_memory_error(place: str, asked: int, free: int, total: int) -> ConfigError:
+    """Return the error of a GPU without memory for `asked` bytes; 0 where that is not
+    known.
+    """
     more = f"{shown(asked)} more" if asked else "what it was asked for"
     there = f" ({shown(free)} of {shown(total)} are free)" if total else ""
     return ConfigError(f"the GPU {place} has no room for {more}{there}; {SMALLER}")
@@ -105,7 +109,7 @@ def guard(method: Callable[..., Any]) -> Callable[..., Any]:
         except HpcsgdError:
             raise
         except Exception as error:
-            found = self.faults.said(error)
+            found = self.faults.as_package_error(error)
             if found is error:
                 raise
             raise found from error

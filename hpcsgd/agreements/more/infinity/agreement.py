@@ -474,7 +474,7 @@ class Infinity(Gradient):
         dtype = state.weights.dtype
         has_intercept = state.intercept is not None
         self.buffer = Buffer(0, self.columns, dtype, 0, has_intercept)
-        kept = dict.fromkeys(self.steps.rule.kept, self.columns)
+        kept = dict.fromkeys(self.steps.rule.state_names, self.columns)
         widths = {WEIGHTS: state.weights.shape[1], **kept}
         if has_intercept:
             for name in kept:
@@ -661,7 +661,7 @@ class Infinity(Gradient):
             gradient = own.reshape(-1, self.columns)
             if not len(gradient):
                 return  # fewer columns than replicas
-            kept = {name: words[name] for name in self.steps.rule.kept}
+            kept = {name: words[name] for name in self.steps.rule.state_names}
             part = ColumnViews(words[WEIGHTS], kept)
             self.steps.step(part, gradient, factor, self._moment)
             self.is_broken |= not np.isfinite(words[WEIGHTS]).all()

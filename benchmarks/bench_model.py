@@ -162,7 +162,7 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
         Learnt,
         TuningQuestion,
         open_candidate_group,
-        run_best,
+        time_best_candidates,
     )
 
     rows, _, epochs, family, recipe = SHAPES[shape]
@@ -179,7 +179,7 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
     room.fit(question, [BATCH], budget, 0.6)
     way = Learnt(LearningSetting(BATCH, 0.1), 1.0)
     every = [c for c in room.candidates(question, [way]) if c.setting.steps in JUDGED]
-    chosen = run_best(every, [room], budget)[0]
+    chosen = time_best_candidates(every, [room], budget)[0]
     took = {c: [] for c in every}
     for _ in range(REPEATS):
         for candidate in every:

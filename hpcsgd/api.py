@@ -8,7 +8,11 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from hpcsgd.agreements.more.tick_tock import Turns, run_alternately, twin
+from hpcsgd.agreements.more.tick_tock import (
+    Turns,
+    duplicate_communicator,
+    run_alternately,
+)
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
@@ -178,7 +182,7 @@ def tick_tock(
         )
     # One network for both: what travels at the same time shares its bandwidth.
     there = emulate_network(configs[0], comm)
-    twins = [twin(there), twin(there)]
+    twins = [duplicate_communicator(there), duplicate_communicator(there)]
     reader = open_data(configs[0], X, y, sample_weight, offset)
     readers = [reader, open_data(configs[1], X, y, sample_weight, offset)]
 

@@ -186,7 +186,7 @@ class FedAvg(Average):
         share = rows[grid.replica] / sum(rows)
         super().__init__(grid, share, period, momentum, classes)
         self.rows = rows
-        self.count = drawn_of(len(rows), fraction)
+        self.count = client_count(len(rows), fraction)
         self.seed = seed
 
     @classmethod
@@ -226,8 +226,8 @@ class FedAvg(Average):
         self.average(state, share, self.grid.replicas, purpose)
 
 
-def drawn_of(replicas: int, fraction: float) -> int:
-    """m, one at least."""
+def client_count(replicas: int, fraction: float) -> int:
+    """Return the number of clients m, one at least."""
     return max(int(fraction * replicas + 0.5), 1)
 
 

@@ -63,7 +63,7 @@ class Cuts:
         self.all: list[Cut] = []
         first = turn = 0
         for tile in _tiles(columns, tiles, unit):
-            heights = dealt(tile.stop - tile.start, replicas, turn)
+            heights = slice_widths(tile.stop - tile.start, replicas, turn)
             turn += (tile.stop - tile.start) % replicas
             self.all.append(_cut(tile, heights, replica, first))
             first += heights[replica]
@@ -101,8 +101,10 @@ def _tiles(columns: int, tiles: int, unit: int) -> Iterator[slice]:
         yield slice(part.start * unit, min(part.stop * unit, columns))
 
 
-def dealt(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
-    """Columns of each replica; those left over go to replica `turn` and on from it."""
+def slice_widths(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
+    """Return the columns of each replica; those left over go to replica `turn` and on
+    from it.
+    """
     size, extra = divmod(columns, replicas)
     return tuple(size + ((r - turn) % replicas < extra) for r in range(replicas))
 

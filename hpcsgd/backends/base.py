@@ -215,8 +215,8 @@ class HostPlan:
     carry: Array  # (states, states)
     unrolled: UnrolledSteps
 
-    def carry_on(self, weights: Array) -> None:
-        """weights ← Φ weights, where state k owns K columns."""
+    def apply_transition(self, weights: Array) -> None:
+        """Apply weights ← Φ weights, where state k owns K columns."""
         carry = self.carry
         if self.states == 1:
             if carry[0, 0] != 1.0:
@@ -245,14 +245,16 @@ STORED = {"matrix": ("bf16",), "margin": ("bf16",)}
 SENT = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 
 
-def ways(precision: Precision) -> dict[str, str]:
-    """Field -> native or emulated; numbers are the same, speed is of native ones."""
+def emulated_fields(precision: Precision) -> dict[str, str]:
+    """Return field -> "native" or "emulated": numbers are the same, speed is that of
+    native formats.
+    """
     return {name: _way(precision, name) for name in FIELDS}
 
 
 def emulated(precision: Precision) -> dict[str, str]:
     """Field -> its format, of those that are emulated."""
-    how = ways(precision)
+    how = emulated_fields(precision)
     return {n: getattr(precision, n) for n in FIELDS if how[n] == EMULATED}
 
 

@@ -147,7 +147,7 @@ class RoundedBackend(HostBackend):
     def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
         """weights ← Φ weights + Yᵀ scaled, rounded once."""
         moved = weights.astype(self.working)
-        plan.carry_on(moved)
+        plan.apply_transition(moved)
         self._add_gradient(moved[:, : scaled.shape[1]], rows, scaled)
         self._settle(moved)
         weights[...] = moved

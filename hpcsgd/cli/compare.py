@@ -110,7 +110,7 @@ def plan_comparison(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Ent
         Entry,
         NamedSetting,
         check_shared,
-        expanded,
+        expand_settings,
         make_setting,
         on_ranks,
         parse_setting,
@@ -124,7 +124,7 @@ def plan_comparison(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Ent
     ranks = arguments.ranks or launch.launcher_size()
     if arguments.methods is not None:
         found += line_up(arguments.methods, base, ranks)
-    found += [make_setting(n, base, expanded(n, t, SHORT)) for n, t in named]
+    found += [make_setting(n, base, expand_settings(n, t, SHORT)) for n, t in named]
     check_shared(base, [one.config for one in found if isinstance(one, NamedSetting)])
     return shared, [on_ranks(one, ranks) for one in found]
 

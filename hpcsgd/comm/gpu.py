@@ -421,8 +421,8 @@ def of_hosts(group: Communicator) -> Communicator:
 PROOF = 64  # words of the sum at the start
 
 
-def prove(world: DeviceCommunicator) -> None:
-    """One small sum on the device, checked; its failure is an error on all ranks."""
+def check_transport(world: DeviceCommunicator) -> None:
+    """Check one small sum on the device; its failure is an error on all ranks."""
     world.together(lambda: _prove(world))
 
 
@@ -580,7 +580,7 @@ def open_transport(
     check_own_gpu(places, share_gpus and kind != "nccl", kind)
     world = transport(host, layer, stream)
     if world.size > 1:
-        prove(world)
+        check_transport(world)
     return world
 
 

@@ -169,9 +169,9 @@ def fit_many(
     asked = {"l2": alphas, "folds": folds, "fold_seed": config.sampling.seed}
     config = world.together(lambda: with_sweep(config, asked))
     given = world.together(lambda: open_data(matrix, sides, layout, config))
-    given = given.knowing(labels=labels, fold_of=fold_of)
+    given = given.with_facts(labels=labels, fold_of=fold_of)
     for _ in range(TRIES):
-        run = (config, world, given.opens, list(callbacks))
+        run = (config, world, given.open_reader, list(callbacks))
         session = Session(*run, time.perf_counter(), Clock())
         session.start = None if start is None else make_start(start)
         found = Sweep(session.run())

@@ -438,11 +438,11 @@ def _of_rank_0(
 class FitData:
     """The data of a fit."""
 
-    opens: Callable[[Communicator], RowReader]
+    open_reader: Callable[[Communicator], RowReader]
     names: list[str] | None  # of the columns, where they have any
 
-    def knowing(self, **facts: Any) -> "FitData":
-        """The same, whose reader knows what rows do not say.
+    def with_facts(self, **facts: Any) -> "FitData":
+        """Return these data with a reader that knows facts that rows do not contain.
 
         `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
         each row of the whole data.
@@ -450,12 +450,12 @@ class FitData:
         known = {name: fact for name, fact in facts.items() if fact is not None}
 
         def opens(world: Communicator) -> RowReader:
-            reader = self.opens(world)
+            reader = self.open_reader(world)
             for name, fact in known.items():
                 setattr(reader, name, fact)
             return reader
 
-        return replace(self, opens=opens) if known else self
+        return replace(self, open_reader=opens) if known else self
 
 
 def open_data(

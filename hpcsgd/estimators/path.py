@@ -105,7 +105,7 @@ class PathFit:
             ]
             return [replace(config.problem, **part) for part in parts]
 
-        return list(along(config, self.world, opened.opens, problems, self.warm))
+        return list(along(config, self.world, opened.open_reader, problems, self.warm))
 
     def by_fits(self, grid: Alphas) -> list[Result]:
         """A fit for each, from the weights of the one before."""
@@ -135,8 +135,8 @@ class PathFit:
         """The largest slope of a column where only an intercept is fitted."""
         config = replace(self._settings(1.0, 0.0), update=RunConfig().update)
         opened = self._open(config)
-        live = build(config, self.world, opened.opens, [], Clock())
-        NullModel(np.empty(0), None).put_into(live)
+        live = build(config, self.world, opened.open_reader, [], Clock())
+        NullModel(np.empty(0), None).load_into(live)
         objective, state = live.engine.evaluation.objective, live.state
         columns = live.task.columns
         rows = open_rows(objective, columns)

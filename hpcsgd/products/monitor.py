@@ -312,8 +312,8 @@ def residuals_at(
 # One model of several, as a run of it alone would see an exchange.
 
 
-def one_of(number: int, task: Task, group: Group) -> tuple[Task, Group]:
-    """The task and the group of that model."""
+def task_of_model(number: int, task: Task, group: Group) -> tuple[Task, Group]:
+    """Return the task and the group of model `number`."""
     models, coefficients = task.models, group.coefficients
     assert models is not None and isinstance(coefficients, ManyCoefficients)
     one = Models((models.each[number],), models.scores, (models.weights[number],))
@@ -457,7 +457,7 @@ class GapMonitor(NoMonitor):
         if task.models is not None:  # one of them a look: they share what may be wrong
             number = seen.number // self.every % len(task.models)
             seen, state = seen.of(number, task), state_of(number, task, state)
-            task, group = one_of(number, task, group)
+            task, group = task_of_model(number, task, group)
         assert state.residuals is not None
         if not np.isfinite(state.residuals).all():
             # Left out by the scale of residuals, or a divergence that others see; the

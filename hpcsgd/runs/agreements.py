@@ -183,10 +183,12 @@ def _pace(config: RunConfig, grid: Grid, feed: Feed) -> RoundClock:
 # A run whose weights are on disk: where they lie, and who works with them.
 
 
-def place_of(
+def infinity_place(
     config: RunConfig, loaded: LoadedRows, task: Task, rule: Rule
 ) -> InfinityPlace | None:
-    """The folder, and the tile that the budget allows; None where nothing is there."""
+    """Return the folder, and the tile that the budget allows; None without states on
+    disk.
+    """
     asked, shard = config.agreement, loaded.shard
     if not is_on_disk(asked.kind):
         return None
@@ -287,7 +289,7 @@ def make_gradient(
         more=terms_of(config, grid, loaded, feed),
         accordion=config.accordion,
         batches=_batches(config, loaded, grid),
-        place=place_of(config, loaded, task, rule),
+        place=infinity_place(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
         buffer=_buffers(device, config.agreement.kind),

@@ -574,7 +574,7 @@ def job_of(
         members=modelled_ranks(task.members),
         rows=largest.stop,
         columns=shard.total_columns,
-        held=max(part.stop - part.start for part in shard.parts),
+        local_columns=max(part.stop - part.start for part in shard.parts),
         batch=schedule.batch,
         epochs=schedule.epochs,
         comes_again=config.sampling.mode == "shuffle-once" and schedule.epochs > 1,
@@ -651,7 +651,7 @@ def _assumed(task: Task, job: CostInputs) -> Machine:
 
 def _key(config: RunConfig, task: Task, job: CostInputs) -> str:
     """What figures depend on: kernels, formats, family, widths, ranks, network."""
-    width = 2 ** round(log2(max(job.held, 1)))
+    width = 2 ** round(log2(max(job.local_columns, 1)))
     parts = (
         compiled_calls.instructions() or "numpy",
         "sparse" if task.shard.is_sparse else "dense",

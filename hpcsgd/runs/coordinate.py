@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.base import ways
+from hpcsgd.backends.base import emulated_fields
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -474,7 +474,7 @@ def _facts(
         "classes": loaded.columns,
         "labels": list(loaded.targets.labels),
         "precision": dict(vars(words.precision)),
-        "precision_runs": ways(words.precision),
+        "precision_runs": emulated_fields(words.precision),
         "clipped_scores": 0,
         "mended_members": 0,
         "events": list(view.events),

@@ -9,7 +9,7 @@ from hpcsgd.agreements.cuda import DeviceGradientAgreement, DeviceOffload, Devic
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.agreements.more.tick_tock import TickTock
 from hpcsgd.backends.cuda.device import Device
-from hpcsgd.backends.cuda.driver import shown
+from hpcsgd.backends.cuda.driver import format_bytes
 from hpcsgd.backends.cuda.gram import allowed, bytes_asked
 from hpcsgd.backends.cuda.kernels import build_of
 from hpcsgd.backends.cuda.memory import DeviceNeed, device_need, grams_bytes, rows_bytes
@@ -103,8 +103,8 @@ def check_device_memory(
     who = f" by {len(here)} ranks" if len(here) > 1 else ""
     parts = need.describe(task.precision.matrix)
     raise ConfigError(
-        f"the GPU {place} has no room: {shown(needed)} are needed{who} and"
-        f" {shown(free)} of {shown(total)} are free (one rank: {parts});"
+        f"the GPU {place} has no room: {format_bytes(needed)} are needed{who} and"
+        f" {format_bytes(free)} of {format_bytes(total)} are free (one rank: {parts});"
         f" {_smaller(need, task, len(here) > 1, held is not None)}"
     )
 
@@ -198,7 +198,9 @@ def make_on_gpu(
     )
     may_ask = asked == "auto" and takes > 0  # the same on all ranks
     if may_ask and not all(grid.world.exchange_objects(takes <= left)):
-        log.info("cuBLAS is not asked: %s for its squares are not free", shown(takes))
+        log.info(
+            "cuBLAS is not asked: %s for its squares are not free", format_bytes(takes)
+        )
         asked = "own"
     product = make_on_device(name, task, device, look_ahead)
     product.gram_asked = asked

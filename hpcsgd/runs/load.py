@@ -131,7 +131,7 @@ def stream_tiles(
 # Which rows and which columns of the data each rank of a grid owns.
 
 
-def own_rows(grid: Grid, reader: RowReader) -> slice:
+def replica_rows(grid: Grid, reader: RowReader) -> slice:
     """The rows of this rank's replica, in equal numbers: each draws equal batches.
 
     Refused where a replica would have no row, or a member no column.
@@ -286,7 +286,7 @@ def load(
     """
     world = grid.world
     rows, preparation, names = world.together(
-        lambda: (own_rows(grid, reader), preparation_of(reader), names_of(reader))
+        lambda: (replica_rows(grid, reader), preparation_of(reader), names_of(reader))
     )
     parts = column_parts(grid, reader, partition)
     columns = parts[grid.member]

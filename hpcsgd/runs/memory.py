@@ -71,8 +71,8 @@ def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
     return -(-held // bucket_count(held, 1, word, asked.bucket))
 
 
-def at_once(config: RunConfig) -> int:
-    """Batches that are one where replicas hold slices of their gradient."""
+def batches_at_once(config: RunConfig) -> int:
+    """Return how many batches are one where replicas store slices of their gradient."""
     asked = config.agreement
     is_whole = asked.kind == "sharded" and asked.stage == 1
     return asked.accumulate if asked.kind in SHARDED and not is_whole else 1
@@ -419,7 +419,7 @@ class ExchangeSizes:
         """The exchange of a rank that has so many local rows and columns."""
         schedule = config.schedule
         of_gram = max(min(schedule.batch * schedule.most_steps, rows), 1)
-        m = max(min(of_gram * at_once(config), rows), 1)
+        m = max(min(of_gram * batches_at_once(config), rows), 1)
         return cls(
             config=config,
             precision=precision,

@@ -14,7 +14,7 @@ import numpy as np
 import hpcsgd
 from hpcsgd.agreements.more.infinity.agreement import Infinity, OnDisk
 from hpcsgd.agreements.more.infinity.tiles import disk_full_error
-from hpcsgd.backends.base import ways
+from hpcsgd.backends.base import emulated_fields
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.files import CREATE, check_entry, open_entry
 from hpcsgd.products.base import Array, State
@@ -268,7 +268,7 @@ def _facts(
         "classes": live.loaded.columns,
         "labels": list(live.loaded.targets.labels),
         "precision": _precision(live),
-        "precision_runs": ways(live.task.precision),
+        "precision_runs": emulated_fields(live.task.precision),
         **_casts(live),
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,

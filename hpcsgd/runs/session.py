@@ -52,19 +52,19 @@ class Start:
     weights: Array  # (d, states x K)
     intercept: Array | None  # (states, K)
 
-    def put_into(self, live: AssembledRun) -> None:
+    def load_into(self, live: AssembledRun) -> None:
         """On every rank: its columns, in the format that its weights have."""
         state, precision = live.state, live.task.precision
         if isinstance(state.weights, OnDisk):
-            raise begins_at_zero()
+            raise initial_weights_error()
         live.engine.agreement.put_whole(state, self.weights[live.columns.own])
         live.task.backend.round(state.weights, precision.weights)
         if state.intercept is not None:
             state.intercept[...] = self.intercept
 
 
-def begins_at_zero() -> ConfigError:
-    """Weights on disk are not put in from memory."""
+def initial_weights_error() -> ConfigError:
+    """Return the error of initial weights given to a run whose weights are on disk."""
     return ConfigError(
         "[agreement] kind = 'infinity' begins at zero and initial weights were given;"
         " leave them out, or use --agreement gradient"
@@ -234,7 +234,7 @@ class Session:
             world.together(lambda: folder.begin(config, goes_on))
             # Not over what a checkpoint, or a leg before a fall-back, has put there.
             if self.start is not None and not live.engine.view.exchanges:
-                self.start.put_into(live)
+                self.start.load_into(live)
         self._take_over(live)
         live.open()
         log.info(*_chosen(live), extra=ONCE)

@@ -228,8 +228,8 @@ class Landscape:
         objective = centre(self.rows.objective, centers)
         return Landscape(replace(self.rows, objective=objective), self.l2, True)
 
-    def stand(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        """Begin at these weights: two passes."""
+    def start_at(self, weights: Array, intercept: Array | None) -> RefinementPoint:
+        """Return the point of these weights: two passes."""
         scores = self.rows.start(weights, intercept)
         columns = weights.shape[1]
         own = np.zeros(columns) if intercept is None else intercept
@@ -288,8 +288,8 @@ class Landscape:
         point.scores = point.scores + step * direction.scores
         self.evaluate_gradient(point)
 
-    def nowhere(self, point: RefinementPoint) -> SearchDirection:
-        """The direction in which nothing changes, for F where it stands."""
+    def zero_direction(self, point: RefinementPoint) -> SearchDirection:
+        """Return the direction zero, to evaluate F at a point."""
         still = np.zeros_like(point.weights)
         size = np.array([np.vdot(point.weights, point.weights)])
         self.rows.grid.members.sum(size, "evaluate")
@@ -525,20 +525,22 @@ class Lbfgs:
             best = _Best(stand, self.here.noise)
 
     def _begin(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        point = self.landscape.stand(weights, intercept)
+        point = self.landscape.start_at(weights, intercept)
         moments = self._moments_at(point)
         if intercept is not None:
             self.centers = find_centers(self.landscape.rows, moments)
         if intercept is not None and self.centers is not None:
             self.landscape = self.landscape.centred(self.centers)
             moved = self.centers.moved(self.landscape.rows.objective, weights)
-            point = self.landscape.stand(weights, intercept + moved)
+            point = self.landscape.start_at(weights, intercept + moved)
             moments = self._moments_at(point)
         self.scaling = make_scaling(
             moments, self.landscape.l2, self.landscape.has_intercept
         )
         self._forget(point)
-        self.here = self.landscape.look(point, self.landscape.nowhere(point), 0.0)
+        self.here = self.landscape.look(
+            point, self.landscape.zero_direction(point), 0.0
+        )
         return point
 
     def _moments_at(

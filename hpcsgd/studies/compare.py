@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from hpcsgd.agreements.more.qadam import still_before
+from hpcsgd.agreements.more.qadam import unreached_phase
 from hpcsgd.api import train
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
@@ -163,7 +163,7 @@ class Comparison:
     def before(self) -> dict[str, str]:
         """Rows that were over before their method began -> what they were instead."""
         said = {
-            row.name: still_before(row.setting.config, row.result.exchanges)
+            row.name: unreached_phase(row.setting.config, row.result.exchanges)
             for row in self.rows
         }
         return {name: why for name, why in said.items() if why}

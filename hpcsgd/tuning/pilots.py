@@ -272,8 +272,8 @@ def perform(exchange: ExactExchange, precision: Precision) -> Outcome:
     return Outcome(whole.astype(np.float64), residuals.astype(np.float64))
 
 
-def as_one_field(field: str, name: str) -> Precision:
-    """Format `name` in one field, fp64 in the eight others."""
+def with_one_field(field: str, name: str) -> Precision:
+    """Return a precision of format `name` in one field and fp64 in eight others."""
     return replace(EXACT, **{field: name})
 
 

@@ -456,7 +456,7 @@ class CandidateGroup:
     def _step(self, setting: TimedSetting) -> float:
         """By the model, with what replicas say to one another."""
         found = self.model.step(replace(setting, period=0))
-        replicas, words = self.figures.directions[1], self.model.job.held
+        replicas, words = self.figures.directions[1], self.model.job.local_columns
         if replicas.ranks == 1 or not setting.period:
             return found
         size = WORD * words * self.model.job.scores * self.model.job.states
@@ -573,7 +573,7 @@ def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
             f"{sampled} rows are fewer than one exchange needs;"
             " use a smaller --batch or --steps"
         )
-    best = run_best(every, rooms, budget)
+    best = time_best_candidates(every, rooms, budget)
     figures = {
         f"{room.grid[0]}x{room.grid[1]} {room.recipe}": room.figures.as_dict()
         | {"fitted": room.model.start.as_dict()}
@@ -699,10 +699,12 @@ def _rooms(
 PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")  # usually cheapest first
 
 
-def run_best(
+def time_best_candidates(
     every: Sequence[Candidate], rooms: Sequence[CandidateGroup], budget: TimeBudget
 ) -> list[Candidate]:
-    """Run those that promise most, in turns; what was seen may bring up others."""
+    """Time the candidates of the best scores, in turns; measured times may bring up
+    others.
+    """
     known: dict[Candidate, list[float]] = {}
     ratios: dict[tuple[Any, ...], float] = {}
     each = budget.until(RUN) / (OVERHEAD * 2 * BEST * TURNS)

@@ -204,7 +204,7 @@ def test_a_file_is_there_whole_or_not_at_all(data, tmp_path, monkeypatch):
     def fails(*_):
         raise tuner.ConfigError("planted; mend it")
 
-    monkeypatch.setattr(tuner, "run_best", fails)
+    monkeypatch.setattr(tuner, "time_best_candidates", fails)
     asked = ["tune", "--data", str(data), "--seconds", "1", "--out", str(tuned)]
     assert main(asked) == 2 and tuned.read_text() == "before"
     assert list(tmp_path.iterdir()) == [tuned]

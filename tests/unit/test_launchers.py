@@ -154,7 +154,7 @@ def test_one_rank_speaks_for_all(variables, started_by, monkeypatch):
 
 def test_ranks_without_an_mpi_to_start_them_are_one_sentence(started_by, monkeypatch):
     started_by({})
-    monkeypatch.setattr(launch, "_mpiexec", lambda: None)
+    monkeypatch.setattr(launch, "find_mpiexec", lambda: None)
     with pytest.raises(ConfigError, match="pip install mpich") as caught:
         launch.relaunch(2, ["info"])
     assert "--ranks" in str(caught.value) and "\n" not in str(caught.value)

@@ -12,9 +12,9 @@ from hpcsgd.backends.base import (
     ColumnDraws,
     LossScale,
     emulated,
+    emulated_fields,
     make_loss_scale,
     make_scaling,
-    ways,
 )
 from hpcsgd.backends.emulated import TOGETHER, RoundedBackend, accumulate, round_values
 from hpcsgd.backends.numpy_rows import HostBackend
@@ -138,7 +138,7 @@ def test_what_is_emulated_is_said():
         **dict.fromkeys(FIELDS, "native"),
         "inner": "emulated",
     }
-    assert ways(RECIPES["fp64"]) == dict.fromkeys(FIELDS, "native")
+    assert emulated_fields(RECIPES["fp64"]) == dict.fromkeys(FIELDS, "native")
 
 
 @pytest.mark.parametrize("kind", ["gram", "direct", "gather", "cached"])

@@ -25,7 +25,7 @@ from hpcsgd.config import (
     RunConfig,
     check_read,
     is_read,
-    unread,
+    unread_settings,
     value_of,
 )
 from hpcsgd.errors import ConfigError
@@ -202,15 +202,15 @@ def test_what_nobody_reads_is_refused_with_its_remedy(sections, said):
     ],
 )
 def test_what_is_read_is_let_pass(sections):
-    assert unread(parsed(**sections)) == {}
+    assert unread_settings(parsed(**sections)) == {}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_method_sets_what_it_does_not_read(method):
-    assert unread(parsed(agreement={"method": method})) == {}
+    assert unread_settings(parsed(agreement={"method": method})) == {}
     plain = parsed(agreement={"method": method})
     anonymous = replace(plain, agreement=replace(plain.agreement, method=""))
-    assert unread(anonymous) == {}
+    assert unread_settings(anonymous) == {}
 
 
 def test_codecs_and_agreements_of_yours_may_read_anything(monkeypatch):
@@ -220,7 +220,9 @@ def test_codecs_and_agreements_of_yours_may_read_anything(monkeypatch):
     monkeypatch.setitem(AGREEMENTS, "yours", Yours)
     monkeypatch.setitem(CODECS, "yours", f"{__name__}:Yours")
     asked = {"kind": "yours", "codec": "yours", "fraction": 0.25, "bucket": 1.0}
-    assert unread(parsed(agreement=asked, codec={"share": 0.5, "rank": 3})) == {}
+    assert (
+        unread_settings(parsed(agreement=asked, codec={"share": 0.5, "rank": 3})) == {}
+    )
 
 
 def test_a_run_says_so_before_it_begins():

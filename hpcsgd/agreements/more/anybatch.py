@@ -110,7 +110,7 @@ class TimedRounds:
         if self.deadline:
             ends = taken >= self.most or now - self._began >= self.deadline
         else:
-            ends = taken >= half_of(self.most)
+            ends = taken >= half_round(self.most)
         word = np.array([ends], dtype=np.uint8)
         return not self.grid.members.broadcast(word, 0, "control")[0]
 
@@ -121,11 +121,11 @@ class TimedRounds:
         told = self.grid.world.exchange_objects(np.diff(self._looks).tolist())
         each = [float(np.median(seconds)) for seconds in told if seconds]
         if each:
-            self.deadline = half_of(self.most) * float(np.median(each))
+            self.deadline = half_round(self.most) * float(np.median(each))
 
 
-def half_of(most: int) -> int:
-    """Chunks of a round of usual length."""
+def half_round(most: int) -> int:
+    """Return the chunks of a round of usual length."""
     return max(most // 2, 1)
 
 
@@ -372,23 +372,23 @@ class RoundMixer:
         return found | {self.replicas.rank: words.copy()}
 
 
-def in_one_row(arrays: Sequence[Array], dtype: np.dtype) -> Array:
-    """All of them, one after the other, as they travel."""
+def flatten_arrays(arrays: Sequence[Array], dtype: np.dtype) -> Array:
+    """Return all arrays as one vector, in the order in which they are sent."""
     flat = np.concatenate([array.reshape(-1) for array in arrays])
     words: Array = flat.astype(dtype, copy=False)
     return words
 
 
-def weighed(words: Array, logs: int, rows: int) -> Array:
-    """[b y | b] of a replica that had b rows."""
+def weight_by_rows(words: Array, logs: int, rows: int) -> Array:
+    """Return [b y | b] of a replica that had b rows."""
     with np.errstate(divide="ignore"):
         words[:logs] += np.log(words.dtype.type(rows))
     words[logs:] *= rows
     return np.append(words, words.dtype.type(rows))
 
 
-def unweigh(words: Array, logs: int) -> float:
-    """num ← num / den of what was mixed; den, and where that is 0 nothing is done."""
+def divide_by_weight(words: Array, logs: int) -> float:
+    """Divide the mixed numerators by their denominator and return it; 0 leaves them."""
     den = words[-1]
     if den != 0.0:
         words[:logs] -= np.log(den)
@@ -396,8 +396,8 @@ def unweigh(words: Array, logs: int) -> float:
     return float(den)
 
 
-def apart(world: Communicator, own: Array, mean: Array) -> float:
-    """sqrt(mean_i |x_i − x̄|²) / |x̄|, over all ranks."""
+def relative_disagreement(world: Communicator, own: Array, mean: Array) -> float:
+    """Return sqrt(mean_i |x_i − x̄|²) / |x̄| over all ranks. Collective."""
     found = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
     world.sum(found, "control")
     return float(np.sqrt(found[0] / found[1])) if found[1] else 0.0
@@ -559,8 +559,8 @@ class Anybatch(Gradient):
         logs = sum(a.size for a in travelling) if self.mirror.logarithms else 0
         if state.intercept is not None:
             travelling = [*travelling, state.intercept]
-        words = in_one_row(travelling, self.buffer.flat.dtype)
-        words = weighed(words, logs, rows) if self.weighted else words
+        words = flatten_arrays(travelling, self.buffer.flat.dtype)
+        words = weight_by_rows(words, logs, rows) if self.weighted else words
         self.mixer.mix(words, logs, self._done)
         if self._knows(state, words, logs):
             first = 0
@@ -575,7 +575,7 @@ class Anybatch(Gradient):
         """num / den; False where no neighbour had any rows: nothing is known here."""
         if not self.weighted:
             return True
-        den = unweigh(words, logs)
+        den = divide_by_weight(words, logs)
         state.shared[DEN][...] = den
         return den != 0.0
 
@@ -621,7 +621,7 @@ class Anybatch(Gradient):
         intercept = state.become(mean)
         if intercept is not None and self.grid.members.size > 1:
             self.grid.members.broadcast(intercept, 0, purpose)
-        self.disagreement = apart(self.grid.world, own, state.weights)
+        self.disagreement = relative_disagreement(self.grid.world, own, state.weights)
 
     def _mean(self, state: State, purpose: str, share: float) -> Array | None:
         words = state.portion(share, self.grid.replicas)

@@ -432,8 +432,8 @@ def run_alternately(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
     return results
 
 
-def twin(world: Communicator) -> Communicator:
-    """The same ranks, who count what they say in a ledger of their own."""
+def duplicate_communicator(world: Communicator) -> Communicator:
+    """Return a communicator of the same ranks with a ledger of its own."""
     one: Communicator | None = world.split(0, world.rank)
     found, ledger = one, Ledger()
     while one is not None:  # through what it is wrapped in

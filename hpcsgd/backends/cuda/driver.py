@@ -36,8 +36,8 @@ SMALLER = (
 )
 
 
-def shown(size: float) -> str:
-    """Bytes as people read them."""
+def format_bytes(size: float) -> str:
+    """Format a number of bytes with its binary unit."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} bytes"
@@ -66,7 +66,7 @@ class Faults:
             return error
         if getattr(error, "status", None) == FULL:
             return self.out_of_memory_error(asked)
-        return lost(self.place, str(error))
+        return device_lost_error(self.place, str(error))
 
     def out_of_memory_error(self, asked: int = 0) -> ConfigError:
         """Return the error of a failed allocation, with the memory that is free now."""
@@ -81,13 +81,15 @@ def out_of_memory_error(place: str, asked: int, free: int, total: int) -> Config
     """Return the error of a GPU without memory for `asked` bytes; 0 where that is not
     known.
     """
-    more = f"{shown(asked)} more" if asked else "what it was asked for"
-    there = f" ({shown(free)} of {shown(total)} are free)" if total else ""
+    more = f"{format_bytes(asked)} more" if asked else "what it was asked for"
+    there = (
+        f" ({format_bytes(free)} of {format_bytes(total)} are free)" if total else ""
+    )
     return ConfigError(f"the GPU {place} has no room for {more}{there}; {SMALLER}")
 
 
-def lost(place: str, why: str) -> DeviceLost:
-    """From here on this GPU does nothing; the run adds what is saved."""
+def device_lost_error(place: str, why: str) -> DeviceLost:
+    """Return the error of a GPU that failed; the run adds what is saved."""
     return DeviceLost(f"the GPU {place} failed ({' '.join(why.split())})")
 
 
@@ -487,8 +489,8 @@ class DeviceLayer:
             if getattr(error, "status", FULL) != FULL:
                 raise
             raise ConfigError(
-                f"the host cannot page-lock {shown(size)} for the GPU {self.place}; put"
-                " fewer ranks on a node, or raise ulimit -l"
+                f"the host cannot page-lock {format_bytes(size)} for the GPU"
+                f" {self.place}; put fewer ranks on a node, or raise ulimit -l"
             ) from error
         return np.frombuffer(memory, kind, words)
 
@@ -631,7 +633,7 @@ class Cublas:
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(self._handle, *arguments)
         if status in LOST:
-            raise lost(self._place, f"{name} of cuBLAS: status {status}")
+            raise device_lost_error(self._place, f"{name} of cuBLAS: status {status}")
         if status:
             raise ConfigError(
                 f"cuBLAS cannot multiply on the GPU {self._place} ({name}: status"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.cuda import kernels
-from hpcsgd.backends.cuda.driver import shown
+from hpcsgd.backends.cuda.driver import format_bytes
 from hpcsgd.sparse import Csr
 
 CHUNK = 16  # bytes; rows are whole chunks
@@ -50,7 +50,8 @@ class DeviceNeed:
         parts = sorted(vars(self).items(), key=lambda part: -part[1])
         parts = [part for part in parts if part[1]]
         return ", ".join(
-            f"{NAMES[name]} {shown(size)}{f' in {form}' if name == 'matrix' else ''}"
+            f"{NAMES[name]} {format_bytes(size)}"
+            f"{f' in {form}' if name == 'matrix' else ''}"
             for name, size in parts
         )
 

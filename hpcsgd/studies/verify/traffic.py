@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.averaging import draw, drawn_of
+from hpcsgd.agreements.averaging import client_count, draw
 from hpcsgd.agreements.buckets import bucket_count
 from hpcsgd.agreements.codecs import make_codec
 from hpcsgd.agreements.codecs.base import Bucket
@@ -222,7 +222,7 @@ class TrafficShape:
         """Whether replica 0 takes part in exchange `number`, from 0."""
         if base_of(self.agreement) != "fedavg":
             return True
-        count = drawn_of(self.replicas, self.agreement["fraction"])
+        count = client_count(self.replicas, self.agreement["fraction"])
         place = number // self.schedule.period
         return 0 in draw(self.seed, place, self.replicas, count)
 

@@ -30,11 +30,11 @@ pytestmark = [
 RANKS = 2
 PARENT = """
 import os, sys
-from hpcsgd.cli.launch import NOTED, RankLaunch, OWN_CODES, say_how_it_ended
+from hpcsgd.cli.launch import NOTED, RankLaunch, OWN_CODES, report_launch_end
 from tests.helpers.launcher import mpiexec
 program = [sys.executable, "-m", "tests.faults.obedient", *sys.argv[1:]]
 ending = RankLaunch([*mpiexec(), "-n", "2", *NOTED], program, os.environ).run()
-say_how_it_ended(ending, keeps_checkpoints=True)
+report_launch_end(ending, keeps_checkpoints=True)
 code = ending.code
 print("back", code, flush=True)
 sys.exit(code if code in OWN_CODES else 1)

@@ -14,7 +14,7 @@ import argparse
 from benchmarks.sorted_rows import sorted_rows
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig, without_unread
+from hpcsgd.config import RunConfig, drop_unread_settings
 
 REPLICAS, L2 = 4, 0.05
 KINDS = {
@@ -44,7 +44,7 @@ def run(data, epochs, rate, codec, settings, accordion=None, **agreement):
         "rate": {"value": float(rate / slope)},
         "run": {"evaluate_every": 0, "fall_back": False},
     }
-    config = RunConfig.parse(without_unread(tables, tables))
+    config = RunConfig.parse(drop_unread_settings(tables, tables))
     result = run_ranks(REPLICAS, lambda world: train(config, X=X, y=y, world=world))[0]
     said = result.report["agreement"]
     low = said.get("low_buckets", said.get("small_steps", 0))

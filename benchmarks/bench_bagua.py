@@ -86,7 +86,7 @@ def hidden() -> Figures:
 def _hidden_share(X: Any, y: Any, row: str) -> float:
     from hpcsgd.api import train
     from hpcsgd.comm.threads import run_ranks
-    from hpcsgd.config import without_unread
+    from hpcsgd.config import drop_unread_settings
 
     method, more, _ = ROWS[row]
     config: Figures = {
@@ -98,7 +98,7 @@ def _hidden_share(X: Any, y: Any, row: str) -> float:
         "run": {"network": SLOW, "evaluate_every": 0},
     }
 
-    read = without_unread(config, config)
+    read = drop_unread_settings(config, config)
 
     def on_rank(world: Any) -> float:
         report = train(read, X=X, y=y, world=world).report

@@ -143,7 +143,7 @@ def rows(d: int, m: int = 512) -> dict:
         margins[name] = lambda one=backend, X=X, draw=draw: one.scores(
             one.gather(X, draw(), room), w, z
         )
-        updates[name] = lambda one=backend, X=X, draw=draw, plan=plan: one.descend(
+        updates[name] = lambda one=backend, X=X, draw=draw, plan=plan: one.apply_update(
             w, one.gather(X, draw(), room), r, plan
         )
     size = 4.0 * m * d

@@ -161,8 +161,8 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
         LearningSetting,
         Learnt,
         TuningQuestion,
-        open_room,
-        run_best,
+        open_candidate_group,
+        time_best_candidates,
     )
 
     rows, _, epochs, family, recipe = SHAPES[shape]
@@ -175,11 +175,11 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
     }
     question = TuningQuestion(RunConfig.parse(tables), (BATCH,), SECONDS)
     budget, grid = TimeBudget(world, SECONDS), (1, world.size)
-    room = open_room(question, grid, recipe, world, rows, 1.0, budget, 0.25)
+    room = open_candidate_group(question, grid, recipe, world, rows, 1.0, budget, 0.25)
     room.fit(question, [BATCH], budget, 0.6)
     way = Learnt(LearningSetting(BATCH, 0.1), 1.0)
     every = [c for c in room.candidates(question, [way]) if c.setting.steps in JUDGED]
-    chosen = run_best(every, [room], budget)[0]
+    chosen = time_best_candidates(every, [room], budget)[0]
     took = {c: [] for c in every}
     for _ in range(REPEATS):
         for candidate in every:
@@ -197,7 +197,7 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
 
 def _run(setting, room, world, epochs: int) -> float:
     """Seconds of a step of a real run: all its epochs, or as many as time allows."""
-    from hpcsgd.runs.build import put_together
+    from hpcsgd.runs.build import assemble_run
 
     config = room.stage.config
     config = replace(
@@ -213,7 +213,7 @@ def _run(setting, room, world, epochs: int) -> float:
         run=replace(config.run, check_every=16),
     )
     watch = _watch(setting.product in ("cached", "gather-once"), world.rank)
-    live = put_together(config, room.stage.opened, [watch])
+    live = assemble_run(config, room.stage.opened, [watch])
     live.warm_up()
     live.engine.view.history.append(
         {}

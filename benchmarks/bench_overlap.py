@@ -28,7 +28,7 @@ from benchmarks.two_networks import NETWORKS
 from hpcsgd.agreements import Scheduled
 from hpcsgd.api import tick_tock, train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig, without_unread
+from hpcsgd.config import RunConfig, drop_unread_settings
 from hpcsgd.runs.progress import Callback
 
 METHODS = {
@@ -102,7 +102,7 @@ def run(X, y, name, options):
         "rate": {"value": 1e-3},
         "run": {"evaluate_every": 0, "network": options.network, "threads": 1},
     }
-    config = RunConfig.parse(without_unread(tables, tables))
+    config = RunConfig.parse(drop_unread_settings(tables, tables))
     own = options.clock == "own-core"
     with own_cores() if own else nullcontext():
         each, found = on_two(X, y, name, config, now if own else perf_counter)

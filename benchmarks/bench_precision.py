@@ -18,7 +18,7 @@ from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS
 from hpcsgd.tuning.bound import ExactExchange, term
 from hpcsgd.tuning.exact_exchange import largest_safe_rate
-from hpcsgd.tuning.pilots import as_one_field, held, relative_error
+from hpcsgd.tuning.pilots import held, relative_error, with_one_field
 
 FORMAT = "bf16"
 DRAWS = 12
@@ -63,7 +63,7 @@ def medians(batch: int, steps: int, columns: int, members: int) -> dict[str, lis
         drawn = make_exchange(seed, batch, steps, columns, members)
         for field in FIELDS:
             exchange = held(drawn, FORMAT) if field == "weights" else drawn
-            low = as_one_field(field, FORMAT)
+            low = with_one_field(field, FORMAT)
             said = [term(exchange, low, field, model).relative for model in MODELS]
             found[field].append((relative_error(exchange, low), *said))
     return {field: np.median(rows, axis=0).tolist() for field, rows in found.items()}

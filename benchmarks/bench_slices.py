@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.two_networks import main, on_both
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig, without_unread
+from hpcsgd.config import RunConfig, drop_unread_settings
 
 ROWS = {
     "ddp": {"method": "ddp"},
@@ -41,7 +41,7 @@ def run(X, y, asked, network):
         "rate": {"value": 1e-3},
         "run": {"evaluate_every": 0, "network": network},
     }
-    config = RunConfig.parse(without_unread(tables, {"agreement": each}))
+    config = RunConfig.parse(drop_unread_settings(tables, {"agreement": each}))
     try:
         result = run_ranks(2, lambda world: train(config, X=X, y=y, world=world))[0]
     finally:

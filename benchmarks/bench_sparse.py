@@ -121,7 +121,7 @@ def _exchange(backend, matrix, chosen, width):
     marks.append(time.perf_counter())
     backend.scores(rows, w, z)
     marks.append(time.perf_counter())
-    backend.descend(w, rows, r, plan)
+    backend.apply_update(w, rows, r, plan)
     marks.append(time.perf_counter())
     return np.diff(marks)
 

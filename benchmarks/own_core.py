@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import hpcsgd.comm.network_model as link
 from hpcsgd.agreements.base import Overlap
-from hpcsgd.comm.communicator import Arrival, has_come_of
+from hpcsgd.comm.communicator import Arrival, completion_test
 from hpcsgd.comm.network_model import DelayedCommunicator
 
 
@@ -53,7 +53,7 @@ def own_cores():
             finish()
             CLOCK.wait_until(over())
 
-        inner = has_come_of(finish)
+        inner = completion_test(finish)
         return Arrival(wait, lambda: inner() and now() >= over())
 
     before = link.perf_counter, link.sleep_until

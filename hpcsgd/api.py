@@ -8,7 +8,11 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from hpcsgd.agreements.more.tick_tock import Turns, in_turns, twin
+from hpcsgd.agreements.more.tick_tock import (
+    Turns,
+    duplicate_communicator,
+    run_alternately,
+)
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
@@ -16,13 +20,13 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig, check_read
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
-from hpcsgd.runs.checks import behind_network, settle_grid
+from hpcsgd.runs.checks import emulate_network, resolve_grid
 from hpcsgd.runs.coordinate import CoordinateRun
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import Session, Start
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.tuning.auto_precision import settle_precision
+from hpcsgd.tuning.auto_precision import resolve_precision
 
 
 @one_thread()
@@ -91,12 +95,12 @@ def open_session(
 ) -> Session:
     """A run on the ranks of `world` with what `reader` opens there, ready to go."""
     began, setup = began or time.perf_counter(), Clock()
-    config = settle_grid(config, world.size)
+    config = resolve_grid(config, world.size)
     if config.update.kind == COORDINATE:
         run = CoordinateRun(config, world, reader, callbacks or [], began, setup)
         run.start = start
         return run
-    config, notes = settle_precision(config, world, reader)
+    config, notes = resolve_precision(config, world, reader)
     session = Session(config, world, reader, callbacks or [], began, setup, notes)
     session.start = start
     return session
@@ -177,8 +181,8 @@ def tick_tock(
             " mpi4py.rc.thread_level = 'serialized' or 'multiple' before MPI starts"
         )
     # One network for both: what travels at the same time shares its bandwidth.
-    there = behind_network(configs[0], comm)
-    twins = [twin(there), twin(there)]
+    there = emulate_network(configs[0], comm)
+    twins = [duplicate_communicator(there), duplicate_communicator(there)]
     reader = open_data(configs[0], X, y, sample_weight, offset)
     readers = [reader, open_data(configs[1], X, y, sample_weight, offset)]
 
@@ -187,12 +191,12 @@ def tick_tock(
         config = replace(configs[own], run=run)
 
         def fit(turns: Turns) -> Result:
-            twins[own].ledger.gives_way = lambda: turns.hand_over(own)
+            twins[own].ledger.gives_way = lambda: turns.yield_turn(own)
             return open_session(twins[own], config, readers[own]).run()
 
         return fit
 
-    one, other = in_turns([work(0), work(1)])
+    one, other = run_alternately([work(0), work(1)])
     for group in twins:
         group.close()
     if world is None:

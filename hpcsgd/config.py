@@ -805,14 +805,16 @@ def check_read(config: RunConfig, given: Tables | None = None) -> None:
 
     `given`: the tables of somebody, where others have laid theirs below.
     """
-    for name, sentence in unread(config).items():
+    for name, sentence in unread_settings(config).items():
         section, key = name.split(".")
         if given is None or key in given.get(section, {}):
             raise ConfigError(sentence)
 
 
-def unread(config: RunConfig) -> dict[str, str]:
-    """section.key -> why it is not read here, for all that were given a value."""
+def unread_settings(config: RunConfig) -> dict[str, str]:
+    """Return section.key -> why it is not read here, for all settings that were given a
+    value.
+    """
     found = {}
     for name in NEEDS:
         needs = list(_missing(name, config)) if _is_given(name, config) else []
@@ -832,14 +834,14 @@ def value_of(name: str, config: RunConfig) -> Any:
     return getattr(getattr(config, section), key)
 
 
-def without_unread(tables: Tables, shared: Tables) -> dict[str, dict[str, Any]]:
-    """`tables` less what they have of `shared` and would not read.
+def drop_unread_settings(tables: Tables, shared: Tables) -> dict[str, dict[str, Any]]:
+    """Return `tables` without the settings of `shared` that the run would not read.
 
     What several runs share is for those of them that read it.
     """
     left = {section: dict(table) for section, table in tables.items()}
     try:
-        names = list(unread(RunConfig.parse(tables)))
+        names = list(unread_settings(RunConfig.parse(tables)))
     except ConfigError:
         return left  # whoever parses them says why
     for name in names:
@@ -917,7 +919,7 @@ def _turned(config: RunConfig) -> dict[str, str]:
     """Settings of [codec] that accordion has others for in both of its modes."""
     if config.agreement.codec != "accordion" or config.accordion.codec not in CODECS:
         return {}
-    low, high = config.accordion.ways(config.codec)
+    low, high = config.accordion.regimes(config.codec)
     found = {}
     for key, value in vars(config.codec).items():
         if value not in (getattr(low, key), getattr(high, key)):

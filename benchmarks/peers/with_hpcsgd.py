@@ -16,7 +16,7 @@ from benchmarks.peers.problems import Problem
 from benchmarks.peers.settings import Setting
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.solvers.callbacks import Callback, View
-from hpcsgd.tuning.pilots import in_silence
+from hpcsgd.tuning.pilots import silence_pilots
 
 GROUP = 32  # steps handed to the kernels together; on one rank no iterate depends on it
 
@@ -118,7 +118,7 @@ class Ours(WithRate):
             "run": {"comm": "serial", "evaluate_every": every},
         }
         world = SerialCommunicator()
-        with in_silence():
+        with silence_pilots():
             follow.began = perf_counter()
             return hpcsgd.train(
                 config, X=problem.X, y=problem.y, world=world, callbacks=[follow]

@@ -66,7 +66,7 @@ class Average(Agreement):
         return super().keeps_own(state)
 
     def _has_no_momentum(self, state: State) -> bool:
-        return bool(state.look_at("weights").shape[1] <= self.classes)
+        return bool(state.host_array("weights").shape[1] <= self.classes)
 
     def average(
         self, state: State, share: float, group: Communicator, purpose: str
@@ -97,7 +97,7 @@ class Average(Agreement):
 
 def positions(state: State, classes: int) -> State:
     """A copy of the weights and the intercept alone, without momentum."""
-    seen = state.glance()
+    seen = state.host_state()
     intercept: Array | None = seen.intercept
     return State(
         weights=seen.weights[:, :classes].copy(),
@@ -186,7 +186,7 @@ class FedAvg(Average):
         share = rows[grid.replica] / sum(rows)
         super().__init__(grid, share, period, momentum, classes)
         self.rows = rows
-        self.count = drawn_of(len(rows), fraction)
+        self.count = client_count(len(rows), fraction)
         self.seed = seed
 
     @classmethod
@@ -226,8 +226,8 @@ class FedAvg(Average):
         self.average(state, share, self.grid.replicas, purpose)
 
 
-def drawn_of(replicas: int, fraction: float) -> int:
-    """m, one at least."""
+def client_count(replicas: int, fraction: float) -> int:
+    """Return the number of clients m, one at least."""
     return max(int(fraction * replicas + 0.5), 1)
 
 
@@ -253,7 +253,7 @@ class NoAgreement(Agreement):
 
 def flat_positions(state: State, columns: int) -> Array:
     """A copy of [weights | intercept] without momentum, in one row."""
-    seen = state.glance()
+    seen = state.host_state()
     parts = [seen.weights[:, :columns].reshape(-1)]
     if seen.intercept is not None:
         parts.append(seen.intercept[0].astype(seen.weights.dtype))
@@ -334,13 +334,15 @@ class AsyncAverage(Average):
         which an average does not change.
         """
         words = self._said(state)
-        state.kept[MEAN] = np.zeros_like(words)
-        state.kept[OWN] = np.zeros_like(words)
-        state.kept[SINCE] = np.zeros(1, dtype=np.int64)  # 0: nothing is under way
+        state.rank_arrays[MEAN] = np.zeros_like(words)
+        state.rank_arrays[OWN] = np.zeros_like(words)
+        state.rank_arrays[SINCE] = np.zeros(
+            1, dtype=np.int64
+        )  # 0: nothing is under way
 
     def start(self, state: State, exchanges: int) -> None:
         """A checkpoint has waited for what was under way."""
-        kept, since = state.kept, int(state.kept[SINCE][0])
+        kept, since = state.rank_arrays, int(state.rank_arrays[SINCE][0])
         if since:
             arrived = Pending(kept[MEAN].copy())
             self._travelling = AverageUnderWay(since, kept[OWN].copy(), arrived)
@@ -375,10 +377,10 @@ class AsyncAverage(Average):
     def memory(self, state: State) -> dict[str, Array]:
         """A checkpoint has what was under way: all ranks wait for it here."""
         now = self._travelling
-        state.kept[SINCE][0] = 0 if now is None else now.since
+        state.rank_arrays[SINCE][0] = 0 if now is None else now.since
         if now is not None:
-            state.kept[MEAN][...] = self._arrive(now)
-            state.kept[OWN][...] = now.own
+            state.rank_arrays[MEAN][...] = self._arrive(now)
+            state.rank_arrays[OWN][...] = now.own
         return super().memory(state)
 
     def facts(self) -> dict[str, Any]:
@@ -412,7 +414,7 @@ class AsyncAverage(Average):
         """Take the average that has arrived, plus what was done since it began."""
         now, self._travelling = self._travelling, None
         assert now is not None
-        state.kept[SINCE][0] = 0
+        state.rank_arrays[SINCE][0] = 0
         # In this order: where nothing was done meanwhile, it is the mean, to the bit.
         moved = self._arrive(now) + (self._said(state) - now.own)
         if self._says_all(state):
@@ -430,5 +432,5 @@ class AsyncAverage(Average):
         return flat_positions(state, self.classes)
 
     def _says_all(self, state: State) -> bool:
-        width = state.look_at("weights").shape[1]
+        width = state.host_array("weights").shape[1]
         return self.momentum == "average" or width <= self.classes

@@ -134,7 +134,7 @@ class Agreement(ABC):
         """What an agreement would give now, with the state left as it is."""
         if self.is_whole(exchanges):
             return state
-        seen = state.glance()
+        seen = state.host_state()
         intercept = None if seen.intercept is None else seen.intercept.copy()
         copy = replace(seen, weights=seen.weights.copy(), intercept=intercept)
         self.conclude(copy, exchanges, "evaluate")
@@ -345,7 +345,7 @@ class ReplicaCheck:
         """Compare when due; `more` is what else all replicas hold alike."""
         if not self.is_due(exchanges):
             return
-        prints = _fingerprint(_held(state.glance(), more))
+        prints = _fingerprint(_held(state.host_state(), more))
         if len(set(self.replicas.exchange_objects(prints))) > 1:
             self._mend(_held(state, more), exchanges)
 

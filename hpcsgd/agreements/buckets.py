@@ -68,7 +68,7 @@ class Buffer:
         cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
         self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
-        self.going = self.tiles  # in the order in which they are sent
+        self.send_order = self.tiles  # in the order in which they are sent
 
     def _room(self, words: int, dtype: np.dtype) -> Array:
         return np.zeros(words, dtype=dtype)
@@ -91,8 +91,8 @@ class Buffer:
         """Nothing summed yet."""
         self.flat[...] = 0.0
 
-    def say_nothing(self) -> None:
-        """This replica has no rows: what is there is zero, and stays so."""
+    def mark_empty(self) -> None:
+        """Leave the gradient of a replica without rows at zero."""
 
     def count_in(self, residuals: Array) -> None:
         """Rows, and their Σr where there is an intercept."""

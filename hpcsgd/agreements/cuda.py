@@ -40,8 +40,8 @@ class DeviceBuffer(Buffer):
         super().__init__(columns, *given, **more)
         words = -(-self.flat.size // CHUNK) * CHUNK
         self.row = device.zeros((1, words), np.float32)  # of a matrix of one row
-        self.there = self.row[0][: self.flat.size]
-        self.stays = False  # True: replicas sum what is there
+        self.device_values = self.row[0][: self.flat.size]
+        self.is_summed_on_device = False  # True: replicas sum what is there
         self.up = self.down = 0  # bytes, since this process began
         self._landed: dict[int, Any] = {}  # first column -> the event behind its copy
 
@@ -53,11 +53,11 @@ class DeviceBuffer(Buffer):
     def clear(self) -> None:
         """There; the gradient of the host is what comes down."""
         self.tail[...] = 0.0
-        self.device.clear(self.there)
+        self.device.clear(self.device_values)
 
-    def say_nothing(self) -> None:
-        """No gradient will come down."""
-        if not self.stays:
+    def mark_empty(self) -> None:
+        """Clear the host's copy: no gradient of the device is copied to it."""
+        if not self.is_summed_on_device:
             self.flat[...] = 0.0
 
     def place(self, tile: Tile, with_tail: bool = False) -> slice:
@@ -67,14 +67,14 @@ class DeviceBuffer(Buffer):
         )
         return slice(first, self.flat.size if with_tail else last)
 
-    def bring(self, tile: Tile, with_tail: bool = False) -> None:
-        """Begin to copy it down; `land` waits for it."""
+    def start_copy_to_host(self, tile: Tile, with_tail: bool = False) -> None:
+        """Start to copy a tile to the host; `wait_for_copy` waits for it."""
         part, layer, stream = (
             self.place(tile, with_tail),
             self.device.layer,
             self.device.stream,
         )
-        layer.to_host(self.there[part], self.here(part), stream)
+        layer.to_host(self.device_values[part], self.here(part), stream)
         self._landed[tile.columns.start] = layer.record(stream)
         self.down += self.here(part).nbytes
 
@@ -82,23 +82,25 @@ class DeviceBuffer(Buffer):
         """The same words on the host."""
         return self.flat[part]
 
-    def arriving(self, complete: bool) -> "ArrivingColumns":
-        """What the agreement takes for rows; complete: no batch follows."""
-        comes = complete and not self.stays
-        for tile in self.going if comes else ():
-            self.bring(tile)
+    def gradient_columns(self, complete: bool) -> "ArrivingColumns":
+        """Return the columns that the agreement takes for rows; complete: no batch
+        follows.
+        """
+        comes = complete and not self.is_summed_on_device
+        for tile in self.send_order if comes else ():
+            self.start_copy_to_host(tile)
         return ArrivingColumns(self, comes)
 
-    def land(self, first: int) -> None:
-        """Wait for the tile that begins at this column."""
+    def wait_for_copy(self, first: int) -> None:
+        """Wait for the copy of the tile that begins at this column."""
         self.device.layer.wait(self._landed.pop(first))
 
     def collect(self) -> None:
         """Down, and wait for all of it."""
         for tile in self:
-            self.bring(tile)
+            self.start_copy_to_host(tile)
         for tile in self:
-            self.land(tile.columns.start)
+            self.wait_for_copy(tile.columns.start)
 
     def settle(self) -> None:
         """For whoever looks at a clock."""
@@ -106,7 +108,9 @@ class DeviceBuffer(Buffer):
 
     def put_tail(self) -> None:
         """What the host counted, behind the sums of the device."""
-        self.device.fill(self.there[len(self.flat) - len(self.tail) :], self.tail)
+        self.device.fill(
+            self.device_values[len(self.flat) - len(self.tail) :], self.tail
+        )
         self.up += self.tail.nbytes
 
     @property
@@ -118,10 +122,10 @@ class DeviceBuffer(Buffer):
         """Bytes between host and device for gradients and weights."""
         return {"device_bytes_up": self.up, "device_bytes_down": self.down}
 
-    def bring_tail(self) -> None:
-        """Down, and wait for it."""
+    def copy_tail_to_host(self) -> None:
+        """Copy the tail to the host and wait for it."""
         first, device = len(self.flat) - len(self.tail), self.device
-        device.layer.to_host(self.there[first:], self.tail, device.stream)
+        device.layer.to_host(self.device_values[first:], self.tail, device.stream)
         device.settle()  # collectives that fail are heard of here
         self.down += self.tail.nbytes
 
@@ -152,12 +156,12 @@ class DeviceAddBackend:
         """Of a tile."""
         return replace(rows, first=columns.start)
 
-    def descend(
+    def apply_update(
         self, gradient: Array, rows: ArrivingColumns, residuals: Array, plan: Any
     ) -> None:
-        """Wait until the tile is where it is expected."""
+        """Wait until the tile has been copied to the host."""
         if rows.comes:
-            rows.buffer.land(rows.first)
+            rows.buffer.wait_for_copy(rows.first)
 
 
 class DevicePlainSender(PlainSender):
@@ -172,7 +176,7 @@ class DevicePlainSender(PlainSender):
     def send(self, buffer: Buffer, tile: Tile) -> None:
         """Start the sum of what is there."""
         assert isinstance(buffer, DeviceBuffer)
-        words = buffer.there[buffer.place(tile, tile is buffer.tiles[0])]
+        words = buffer.device_values[buffer.place(tile, tile is buffer.tiles[0])]
         with self.overlap.posting():
             self._travelling.append(self.replicas.start_sum(words, PURPOSE))
 
@@ -182,7 +186,7 @@ class DevicePlainSender(PlainSender):
         with self.overlap.waiting():
             if self._travelling:
                 self._bring(buffer)
-            buffer.land(tile.columns.start)
+            buffer.wait_for_copy(tile.columns.start)
         return 1.0 / float(self._tail[-1])
 
     def finish(self, buffer: DeviceBuffer) -> None:
@@ -191,12 +195,12 @@ class DevicePlainSender(PlainSender):
             for summed in self._travelling:
                 summed.wait()
             self._travelling.clear()
-            buffer.bring_tail()
+            buffer.copy_tail_to_host()
 
     def _bring(self, buffer: DeviceBuffer) -> None:
         for tile, summed in zip(buffer, self._travelling, strict=True):
             summed.wait()
-            buffer.bring(tile, tile is buffer.tiles[0])
+            buffer.start_copy_to_host(tile, tile is buffer.tiles[0])
         self._travelling.clear()
         buffer.device.settle()  # collectives that fail are heard of here
 
@@ -226,7 +230,7 @@ class DeviceGradientAgreement(Gradient):
         carry = rule.update.transition(moment.rate, self.steps.l2)
         gain = rule.update.gain(moment.rate, 1) / tail[-1] / state.scale
         self._add_there.to(state.on_device("weights"), carry, gain)
-        state.wrote("weights")
+        state.mark_written("weights")
         if state.intercept is not None:
             self.steps.take_intercept(
                 state, tail[: self.buffer.sums] / tail[-1], moment
@@ -248,10 +252,10 @@ class RowsBackend(DeviceAddBackend):
         """Of a tile."""
         return rows.part(columns)
 
-    def descend(  # type: ignore[override]
+    def apply_update(  # type: ignore[override]
         self, gradient: Any, rows: DeviceRowViews, residuals: Array, plan: Any
     ) -> None:
-        """gradient ← gradient + Yᵀr."""
+        """Add Yᵀr to the gradient on the device."""
         rows.add_gradient(gradient)
 
 
@@ -329,10 +333,12 @@ class DeviceSharded(ShardedAgreement):
         if self.means.shapers:
             self.link = PinnedLink(device.layer, device.stream)
             shape = cuts.height, self.columns
-            self.arriving = self.link.room(shape, np.dtype(np.float32))
+            self.incoming = self.link.allocate(shape, np.dtype(np.float32))
 
-    def bytes_there(self, columns: int) -> int:
-        """Of the device, for so many columns: weights and all that lies beside them."""
+    def device_bytes(self, columns: int) -> int:
+        """Return the bytes on the device for so many columns: weights and all other
+        arrays.
+        """
         self.shape(columns, self.columns)
         cuts, alone = self.cuts, self.replicas.size == 1
         own, tiles = cuts.height * self.columns, min(len(cuts), 2)
@@ -385,9 +391,9 @@ class DeviceSharded(ShardedAgreement):
         assert isinstance(state, MirroredState) and isinstance(
             state.memory, MirroredMemory
         )
-        state.wrote("weights")
+        state.mark_written("weights")
         for name in self._sliced():
-            state.memory.wrote(name)
+            state.memory.mark_written(name)
 
     def _spread(self, own: Any, cut: Cut, tile: Any) -> None:
         if self.replicas.size > 1:  # else it is in its place
@@ -410,7 +416,7 @@ class DeviceSharded(ShardedAgreement):
     def _shape_slices(self, factor: float) -> None:
         """By the host: its slices of the gradient come down, and go up again."""
         assert self.link is not None
-        arriving = self.arriving
+        arriving = self.incoming
         found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
         for own, cut in zip(found, self.cuts, strict=True):
             self.link.down(own, arriving[cut.place])()
@@ -456,7 +462,7 @@ class OffloadDeviceScatter(Scatter):
     ) -> None:
         super().__init__(replicas, cuts, room, whole=False, sums=sums)
         self.device = device
-        self.there = device.zeros((cuts.columns * cuts.width,), np.float32)
+        self.device_values = device.zeros((cuts.columns * cuts.width,), np.float32)
         self.up = self.down = 0  # bytes beside those of slices
         self._begun: list[Any] = []
 
@@ -468,23 +474,25 @@ class OffloadDeviceScatter(Scatter):
     @property
     def gradient(self) -> Any:
         """All of it, where batches are added up."""
-        return self.there
+        return self.device_values
 
-    def arriving(self, complete: bool) -> ArrivingColumns:
-        """What the agreement takes for rows: nothing comes down before it is summed."""
+    def gradient_columns(self, complete: bool) -> ArrivingColumns:
+        """Return the columns that the agreement takes for rows: none is copied before
+        the sum.
+        """
         return ArrivingColumns(self, False)
 
     def begin(self) -> None:
         """Nothing summed yet, on either side."""
         super().begin()
         self._begun.clear()
-        self.device.clear(self.there)
+        self.device.clear(self.device_values)
 
     def tile(self, number: int, cut: Cut) -> Any:
         """Where the device has added it up."""
         width = self.cuts.width
         first, last = (end * width for end in (cut.columns.start, cut.columns.stop))
-        return self.there[first:last].reshape(-1, width)
+        return self.device_values[first:last].reshape(-1, width)
 
     def send(self, number: int, cut: Cut, tile: Any) -> None:
         """And what is to be waited for before the host may look at it."""
@@ -521,12 +529,12 @@ class DeviceOffload(Offload):
         """And room for slices on their way up, on both sides."""
         super().prepare(state)
         shape = self.cuts.height, self.columns
-        self.rising = self.link.room(shape, self.master.dtype)
+        self.rising = self.link.allocate(shape, self.master.dtype)
         if self.replicas.size > 1:
             self._own_there = self.device.empty(shape, np.float32)
 
     def _make_scatter(self, whole: bool, sums: bool) -> OffloadDeviceScatter:
-        given = self.device, self.replicas, self.cuts, self.room
+        given = self.device, self.replicas, self.cuts, self.workspace
         return OffloadDeviceScatter(*given, sums)
 
     def send_up(self, state: State, cut: Cut) -> None:
@@ -545,7 +553,7 @@ class DeviceOffload(Offload):
             own = self._own_there[cut.place]
             self.link.up(rising, own)
             self.joining.start(own, cut, tile, PURPOSE)
-        state.wrote("weights")
+        state.mark_written("weights")
 
     def settle(self, state: State, exchanges: int) -> None:
         """No gradient has come down since the last slices went up: wait for these."""

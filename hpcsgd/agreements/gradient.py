@@ -45,9 +45,9 @@ class Steps:
 
     def prepare(self, state: State, columns: int) -> None:
         """Room for what the rule keeps, K words a column, and of the intercept."""
-        for name in self.rule.kept:
+        for name in self.rule.state_names:
             words = len(state.weights), columns, state.weights.dtype
-            state.memory.setdefault(name, self.rule.room(name, *words))
+            state.memory.setdefault(name, self.rule.allocate(name, *words))
             if state.intercept is not None:
                 state.shared.setdefault(name, np.zeros((1, columns)))
 
@@ -60,7 +60,7 @@ class Steps:
         moment: Moment,
     ) -> None:
         """Some columns; their mean gradient is `factor` · `gradient` (destroyed)."""
-        kept = {name: state.memory[name][columns] for name in self.rule.kept}
+        kept = {name: state.memory[name][columns] for name in self.rule.state_names}
         part = ColumnViews(state.weights[columns], kept)
         self.step(part, gradient, factor, moment)
 
@@ -76,7 +76,7 @@ class Steps:
         if state.intercept is None:
             return
         own = state.intercept.reshape(1, -1)  # (states, K) as one column
-        kept = {name: state.shared[name] for name in self.rule.kept}
+        kept = {name: state.shared[name] for name in self.rule.state_names}
         turn = Turn(moment.number, moment.rate)
         self.rule.step(ColumnViews(own, kept), gradient.reshape(1, -1), 1.0, turn, 0.0)
 
@@ -143,7 +143,7 @@ class GradientParts:
     steps: Steps
     backend: Backend
     columns: int  # K
-    held: slice  # of all columns, those of this member
+    local_columns: slice  # of all columns, those of this member
     buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
     opener: Opener
     check: ReplicaCheck
@@ -173,7 +173,7 @@ class Adder:
 
     def add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
         """In place."""
-        self.backend.descend(gradient, rows, residuals, self._plan(len(residuals)))
+        self.backend.apply_update(gradient, rows, residuals, self._plan(len(residuals)))
 
     def _plan(self, size: int) -> Any:
         """Of one step without decay, for a batch of this size."""
@@ -278,7 +278,7 @@ class Gradient(BatchRequest, Agreement):
     def start(self, state: State, exchanges: int) -> None:
         """The scale of residuals goes on where it was, and debts are paid."""
         if self.means.loss_scale is not None:
-            self.means.loss_scale.put_back(state.shared[LOSS_SCALE])
+            self.means.loss_scale.restore(state.shared[LOSS_SCALE])
         self.debts.settle(state, self.steps.rule, self.steps.moment(exchanges))
 
     def plan_in_words(self, state: State) -> dict[str, str]:
@@ -302,10 +302,10 @@ class Gradient(BatchRequest, Agreement):
         """Every replica holds its weights."""
         task.backend.scores(rows, point, out)
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, say it and step.
+        """Add Yᵀr of a batch; after the last one, sum over replicas and step.
 
         A tile is sent as soon as it is there, and the next one computed meanwhile;
         where the norm of all tiles is wanted, they are sent after the last one.
@@ -338,7 +338,7 @@ class Gradient(BatchRequest, Agreement):
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Always, but for what codecs keep."""
-        own = set(state.memory) - set(self.steps.rule.kept)
+        own = set(state.memory) - set(self.steps.rule.state_names)
         return self.grid.replicas.size == 1 or not own
 
     def memory(self, state: State) -> dict[str, Array]:
@@ -394,7 +394,7 @@ class Gradient(BatchRequest, Agreement):
     def _alike(self, state: State) -> list[Array]:
         """What all replicas hold the same of, beside their weights."""
         found = list(state.shared.values())
-        for name in self.steps.rule.kept:
+        for name in self.steps.rule.state_names:
             kept: Any = state.memory[name]
             is_eight = isinstance(kept, EightBitArray)
             found += [kept.codes, kept.scales] if is_eight else [kept]
@@ -402,7 +402,7 @@ class Gradient(BatchRequest, Agreement):
 
     def _join(self, state: State) -> None:
         """Say nothing, and step along."""
-        self.buffer.say_nothing()
+        self.buffer.mark_empty()
         self.sender.begin(self.buffer, self._moment)
         self._send_whole()
         self._step(state, None)
@@ -494,7 +494,7 @@ class Gradient(BatchRequest, Agreement):
             self._shape_mean(self.buffer.gradient)
 
     def _shape_mean(self, mean: Array) -> None:
-        whole = GradientFacts(self.means.held, self._total)
+        whole = GradientFacts(self.means.local_columns, self._total)
         for shaper in self.means.shapers:
             shaper.shape(mean, whole, self._moment)
 
@@ -551,11 +551,11 @@ class Growing(Gradient):
         if self.regime.is_low:
             self._left = 1
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Step after every batch, or after the last."""
-        super().descend(task, state, rows, residuals, plan)
+        super().apply_update(task, state, rows, residuals, plan)
         if self._step_in and self._step_in < self._steps_of(self._done):
             self._begin_step(self._done)
             self._left = 1

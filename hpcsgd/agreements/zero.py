@@ -63,7 +63,7 @@ class Cuts:
         self.all: list[Cut] = []
         first = turn = 0
         for tile in _tiles(columns, tiles, unit):
-            heights = dealt(tile.stop - tile.start, replicas, turn)
+            heights = slice_widths(tile.stop - tile.start, replicas, turn)
             turn += (tile.stop - tile.start) % replicas
             self.all.append(_cut(tile, heights, replica, first))
             first += heights[replica]
@@ -101,8 +101,10 @@ def _tiles(columns: int, tiles: int, unit: int) -> Iterator[slice]:
         yield slice(part.start * unit, min(part.stop * unit, columns))
 
 
-def dealt(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
-    """Columns of each replica; those left over go to replica `turn` and on from it."""
+def slice_widths(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
+    """Return the columns of each replica; those left over go to replica `turn` and on
+    from it.
+    """
     size, extra = divmod(columns, replicas)
     return tuple(size + ((r - turn) % replicas < extra) for r in range(replicas))
 
@@ -149,7 +151,7 @@ class ColumnAssembler:
     """What replicas own in slices, as whoever needs the columns sees it."""
 
     def __init__(self, replicas: Communicator, cuts: Cuts, room: TileWorkspace) -> None:
-        self.replicas, self.cuts, self.room = replicas, cuts, room
+        self.replicas, self.cuts, self.workspace = replicas, cuts, room
         self.overlap = Overlap(replicas)
         self._travelling: list[tuple[Pending, Array]] = []
 
@@ -160,7 +162,7 @@ class ColumnAssembler:
 
         `room`: for two of them, where that is not of the host.
         """
-        width, room = own.shape[1], room or self.room
+        width, room = own.shape[1], room or self.workspace
         if own.dtype != room.dtype or width != self.cuts.width:
             words = self.cuts.largest // self.cuts.width * width
             room = TileWorkspace(words, len(self.cuts), own.dtype)
@@ -227,8 +229,8 @@ class SlicedState(Gradient):
         tiles = self.means.buckets(columns, dtype.itemsize)
         own = (replicas.size, replicas.rank)
         self.cuts = Cuts(columns, self.columns, tiles, *own, unit=self.means.unit)
-        self.room = TileWorkspace(self.cuts.largest, len(self.cuts), dtype)
-        self.joining = ColumnAssembler(replicas, self.cuts, self.room)
+        self.workspace = TileWorkspace(self.cuts.largest, len(self.cuts), dtype)
+        self.joining = ColumnAssembler(replicas, self.cuts, self.workspace)
         return (self.cuts.height if self.stage == 3 else columns), self.columns
 
     def start(self, state: State, exchanges: int) -> None:
@@ -246,7 +248,7 @@ class SlicedState(Gradient):
 
     def _sliced(self) -> tuple[str, ...]:
         """Names in the memory that are slices in every stage."""
-        return (*self.steps.rule.kept, *((VELOCITY,) if self.states > 1 else ()))
+        return (*self.steps.rule.state_names, *((VELOCITY,) if self.states > 1 else ()))
 
     def whole(self, state: State) -> Array:
         """[w | v] of all columns held, as if nothing were sliced."""
@@ -357,7 +359,7 @@ class Scatter:
         whole: bool,
         sums: bool,
     ) -> None:
-        self.replicas, self.cuts, self.room = replicas, cuts, room
+        self.replicas, self.cuts, self.workspace = replicas, cuts, room
         self.overlap = Overlap(replicas)
         self.tail = Tail(self.overlap, cuts.width, sums, room.dtype)
         height, width = (cuts.columns if whole else 0), cuts.width
@@ -389,7 +391,7 @@ class Scatter:
             return self._whole[cut.columns]
         if len(self._travelling) == 2:
             self._settle()
-        words = self.room.tile(number, cut.height * self.cuts.width)
+        words = self.workspace.tile(number, cut.height * self.cuts.width)
         self._clear(words)
         return words.reshape(-1, self.cuts.width)
 
@@ -423,7 +425,7 @@ class Scatter:
         return pending.wait()
 
     def _zeros(self, height: int, width: int) -> Array:
-        return np.zeros((height, width), dtype=self.room.dtype)
+        return np.zeros((height, width), dtype=self.workspace.dtype)
 
     def _clear(self, array: Array) -> None:
         array[...] = 0.0
@@ -461,14 +463,14 @@ class ShardedAgreement(SlicedState):
         for name in self._sliced():
             shape = self.cuts.height, self.columns
             state.memory[name] = np.zeros(shape, dtype=state.weights.dtype)
-        for name in self.steps.rule.kept:
+        for name in self.steps.rule.state_names:
             if state.intercept is not None:
                 state.shared[name] = np.zeros((1, self.columns))
         for shaper in self.means.shapers:
             shaper.prepare(state)
 
     def _make_scatter(self, whole: bool, sums: bool) -> Scatter:
-        return Scatter(self.replicas, self.cuts, self.room, whole, sums)
+        return Scatter(self.replicas, self.cuts, self.workspace, whole, sums)
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """Whole columns and their tiles: slices differ among replicas."""
@@ -495,10 +497,10 @@ class ShardedAgreement(SlicedState):
             if part is not out:
                 out += part
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, tile by tile, say it and step."""
+        """Add Yᵀr of a batch; after the last one, sum tile by tile and step."""
         self._left -= 1
         self.scatter.tail.count_in(residuals)
         if self._left:
@@ -595,7 +597,7 @@ class ShardedAgreement(SlicedState):
         """In place; a velocity lies beside the weights for as long as it takes."""
         if not len(own):  # a tile of fewer columns than replicas
             return
-        kept = {name: memory[name][cut.place] for name in self.steps.rule.kept}
+        kept = {name: memory[name][cut.place] for name in self.steps.rule.state_names}
         if self.states == 1:
             self.steps.step(ColumnViews(own, kept), gradient, factor, moment)
             return
@@ -614,7 +616,7 @@ class ShardedAgreement(SlicedState):
             own[...] = mean[cut.place]
 
     def _shape_mean(self, mean: Array) -> None:
-        columns = self.means.held.start + self.cuts.numbers
+        columns = self.means.local_columns.start + self.cuts.numbers
         whole = GradientFacts(columns, self._total)
         for shaper in self.means.shapers:
             shaper.shape(mean, whole, self._moment)

@@ -169,17 +169,22 @@ class Backend(Protocol):
     ) -> Array:
         """The residuals of s exact steps; `intercept` advances in place."""
 
-    def descend(self, weights: Array, rows: Any, residuals: Array, plan: Any) -> None:
-        """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
+    def apply_update(
+        self, weights: Array, rows: Any, residuals: Array, plan: Any
+    ) -> None:
+        """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
 
-    def walk(self, weights: Array, plain: StepSequence) -> Array | None:
-        """All steps on rows of all columns, no message between them, in one call.
+    def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
+        """Take all steps on rows of all columns in one call, with no message between
+        them.
 
         Their residuals; None, and nothing done, where the backend has no such call.
         """
 
-    def stepwise(self, weights: Array, plain: StepSequence) -> tuple[Any, Array] | None:
-        """The same where a sum of margins over members parts the steps.
+    def pipelined_steps(
+        self, weights: Array, plain: StepSequence
+    ) -> tuple[Any, Array] | None:
+        """Return the steps as a function that a sum of margins over members may part.
 
         What to call with (j, summed margins of step j, place for those of step j + 1),
         from j = -1 on, and the residuals that it fills; None as above.
@@ -210,8 +215,8 @@ class HostPlan:
     carry: Array  # (states, states)
     unrolled: UnrolledSteps
 
-    def carry_on(self, weights: Array) -> None:
-        """weights ← Φ weights, where state k owns K columns."""
+    def apply_transition(self, weights: Array) -> None:
+        """Apply weights ← Φ weights, where state k owns K columns."""
         carry = self.carry
         if self.states == 1:
             if carry[0, 0] != 1.0:
@@ -240,14 +245,16 @@ STORED = {"matrix": ("bf16",), "margin": ("bf16",)}
 SENT = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 
 
-def ways(precision: Precision) -> dict[str, str]:
-    """Field -> native or emulated; numbers are the same, speed is of native ones."""
+def emulated_fields(precision: Precision) -> dict[str, str]:
+    """Return field -> "native" or "emulated": numbers are the same, speed is that of
+    native formats.
+    """
     return {name: _way(precision, name) for name in FIELDS}
 
 
 def emulated(precision: Precision) -> dict[str, str]:
     """Field -> its format, of those that are emulated."""
-    how = ways(precision)
+    how = emulated_fields(precision)
     return {n: getattr(precision, n) for n in FIELDS if how[n] == EMULATED}
 
 
@@ -274,8 +281,8 @@ class ColumnDraws:
         self.columns = columns
         self.throws = 0
 
-    def throw(self, weights: Array) -> Array:
-        """Uniform in [0, 1), one for each of these weights: own columns, or all."""
+    def draw_uniform(self, weights: Array) -> Array:
+        """Return a number in [0, 1) for each of these weights: own columns, or all."""
         counter = np.array([0, 0, 0, self.throws], dtype=np.uint64)
         self.throws += 1
         source = np.random.Generator(np.random.Philox(key=self.key, counter=counter))
@@ -304,8 +311,8 @@ class LossScale:
     waits: bool = False  # True: replicas decide together, when an exchange is over
     overflowed: bool = False  # where it waits: some residual of this exchange
 
-    def keeps(self, residuals: NDArray[np.generic]) -> bool:
-        """True where the steps count; adapts.
+    def accepts(self, residuals: NDArray[np.generic]) -> bool:
+        """Return True where the steps count; adapt the scale.
 
         One that is fixed, or that has come to its least, leaves nothing out: what is
         not finite then ends the run.
@@ -332,8 +339,8 @@ class LossScale:
         """What has to outlive a checkpoint."""
         return np.array([[self.value, self.quiet, self.skipped]])
 
-    def put_back(self, kept: NDArray[np.float64]) -> None:
-        """Such numbers, again."""
+    def restore(self, kept: NDArray[np.float64]) -> None:
+        """Restore the numbers of `kept`."""
         self.value = float(kept[0, 0])
         self.quiet, self.skipped = int(kept[0, 1]), int(kept[0, 2])
 

@@ -248,14 +248,14 @@ class NativeBackend(HostBackend):
         by(margins, gram, batch, intercept, residuals, np.empty_like(residuals))
         return residuals
 
-    def descend(
+    def apply_update(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """One pass over the rows where they lie, where `_takes_columns` for several."""
         is_column = weights.shape[1] == 1 and weights.flags.c_contiguous
         is_column &= not isinstance(plan, ManyPlan)
         if not isinstance(rows, Sampled) or not is_column:
-            super().descend(weights, rows, residuals, plan)
+            super().apply_update(weights, rows, residuals, plan)
             return
         scaled = (residuals * plan.gain[0]).astype(np.float32, copy=False)
         carry = float(plan.carry[0, 0])
@@ -263,7 +263,7 @@ class NativeBackend(HostBackend):
             weights *= carry
         compiled_calls.update(rows.matrix, rows.rows, scaled, weights)
 
-    def walk(self, weights: Array, plain: StepSequence) -> Array | None:
+    def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
         """All steps in one call, with their residuals; None where NumPy has to."""
         rows = plain.rows
         matrix = rows.matrix if isinstance(rows, Sampled) else rows
@@ -274,7 +274,7 @@ class NativeBackend(HostBackend):
         place = (matrix, compiled_calls.stride_of(matrix), numbers, matrix.shape[1])
         return self._walk(plain, weights).all_at_once(by, place, weights, plain)
 
-    def stepwise(
+    def pipelined_steps(
         self, weights: Array, plain: StepSequence
     ) -> tuple[Between, Array] | None:
         """The same for steps that sums over members part; None where NumPy has to."""
@@ -498,11 +498,11 @@ class NativeSparseBackend(SparseHostBackend, NativeBackend):
         )
         return out
 
-    def descend(
+    def apply_update(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """One pass over stored values for every state and all s steps."""
-        HostBackend.descend(self, weights, rows, residuals, plan)
+        HostBackend.apply_update(self, weights, rows, residuals, plan)
 
     def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
         if not isinstance(rows, SampledCsr):
@@ -514,13 +514,15 @@ class NativeSparseBackend(SparseHostBackend, NativeBackend):
         else:
             super()._add_gradient(weights, rows.widened, scaled)
 
-    def walk(self, weights: Array, plain: StepSequence) -> Array | None:
+    def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
         """All steps in one call, with their residuals; None where SciPy has to."""
         rows = plain.rows
         if not isinstance(rows, SampledCsr) or not self._walks(weights, plain):
             return None
         go = self._walk(plain, weights)
-        return compiled_calls.walk(go, rows.stored, rows.rows, weights, plain)
+        return compiled_calls.csr_fused_steps(
+            go, rows.stored, rows.rows, weights, plain
+        )
 
     def _is_for_kernels(self, stored: Csr) -> bool:
         return self._has_rows and stored.dtype.name in compiled_calls.VALUES

@@ -81,8 +81,10 @@ def best() -> tuple[Any, str, str]:
     return library, SETS[0], why
 
 
-def settle_isa(sets: Sequence[str]) -> bool:
-    """Use no better set than the least of `sets`, "" for none; True if that is news."""
+def resolve_isa(sets: Sequence[str]) -> bool:
+    """Use no better instruction set than the least of `sets`, "" for none; return True
+    if that changes it.
+    """
     least = min(sets, key=(("", *SETS)).index)
     if least == best()[1]:
         return False
@@ -206,7 +208,7 @@ def settle(sets: Sequence[str]) -> None:
 
     Ranks that compute the same thing would otherwise differ in its last bits.
     """
-    if settle_isa(sets):
+    if resolve_isa(sets):
         dense_functions.cache_clear()
 
 
@@ -534,14 +536,16 @@ def csr_update(csr: Csr, rows: Array, residuals: Array, weights: Array) -> None:
     call_csr("update", csr, rows, K, residuals, weights)
 
 
-def walk(
+def csr_fused_steps(
     steps: PlainStepsPlan,
     csr: Csr,
     rows: Array,
     weights: Array,
     plain: StepSequence,
 ) -> Array:
-    """The residuals of all steps; weights and intercept advance in place."""
+    """Take all steps and return their residuals; weights and intercept advance in
+    place.
+    """
     parts = (csr.indptr, csr.indices, csr.data)
     stored = _Rows(*(part.ctypes.data for part in parts))
     place = (ctypes.addressof(stored), 0, rows, csr.width)

@@ -104,17 +104,17 @@ class RoundedBackend(HostBackend):
             given, gram, plan, family, batch, intercept
         )
         scale = self.loss_scale
-        self._leaves_out = scale is not None and not scale.keeps(residuals)
+        self._leaves_out = scale is not None and not scale.accepts(residuals)
         if self._leaves_out and intercept is not None and before is not None:
             intercept[...] = before
         return residuals
 
-    def descend(
+    def apply_update(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """Nothing where residuals overflowed: scaled by less, they fit next time."""
         if not self._leaves_out:
-            super().descend(weights, rows, residuals, plan)
+            super().apply_update(weights, rows, residuals, plan)
 
     def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
         """score ← score + panel · scaled."""
@@ -147,7 +147,7 @@ class RoundedBackend(HostBackend):
     def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
         """weights ← Φ weights + Yᵀ scaled, rounded once."""
         moved = weights.astype(self.working)
-        plan.carry_on(moved)
+        plan.apply_transition(moved)
         self._add_gradient(moved[:, : scaled.shape[1]], rows, scaled)
         self._settle(moved)
         weights[...] = moved
@@ -160,7 +160,9 @@ class RoundedBackend(HostBackend):
         if self.dice is None:
             round_values(weights, self.precision.weights)
         else:
-            round_randomly(weights, self.precision.weights, self.dice.throw(weights))
+            round_randomly(
+                weights, self.precision.weights, self.dice.draw_uniform(weights)
+            )
 
 
 # Emulated formats for rows held as CSR: the columns that occur, as a dense array.

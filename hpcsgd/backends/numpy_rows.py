@@ -35,8 +35,8 @@ class ManyPlan(HostPlan):
         shape = (step, sizes[0], residuals.shape[1])
         np.multiply(residuals.reshape(shape), couple[:, None], out=out.reshape(shape))
 
-    def carry_on(self, weights: Array) -> None:
-        """weights ← Φ weights, where state k owns K columns."""
+    def apply_transition(self, weights: Array) -> None:
+        """Apply weights ← Φ weights, where state k owns K columns."""
         carry = self.carry.astype(weights.dtype)
         if self.states == 1:
             if (carry != 1.0).any():
@@ -238,7 +238,7 @@ class HostBackend:
         """score ← score · c."""
         score *= weights
 
-    def descend(
+    def apply_update(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
         """One transposed product for every state that moves, and all s steps."""
@@ -247,17 +247,19 @@ class HostBackend:
 
     def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
         """weights ← Φ weights + Yᵀ scaled."""
-        plan.carry_on(weights)
+        plan.apply_transition(weights)
         self._add_gradient(weights[:, : scaled.shape[1]], rows, scaled)
 
     def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
         weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
 
-    def walk(self, weights: Array, plain: StepSequence) -> Array | None:
+    def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
         """None: NumPy takes the steps one by one."""
         return None
 
-    def stepwise(self, weights: Array, plain: StepSequence) -> tuple[Any, Array] | None:
+    def pipelined_steps(
+        self, weights: Array, plain: StepSequence
+    ) -> tuple[Any, Array] | None:
         """None: NumPy takes the steps one by one."""
         return None
 

@@ -11,8 +11,8 @@ from collections.abc import MutableMapping, Sequence
 from hpcsgd.cli.interrupts import (
     INTERRUPTED,
     end_by_interrupts,
-    leave,
-    leaving_when_interrupted,
+    exit_by_interrupt,
+    exit_when_interrupted,
 )
 
 
@@ -26,22 +26,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             with one_thread():
                 return _run(words)
-        calm_blas(os.environ)
+        limit_blas_threads(os.environ)
         return _run(words)
     except KeyboardInterrupt:
         if argv is None:  # the command is the whole process
-            leave()
+            exit_by_interrupt()
         return INTERRUPTED
 
 
 def _run(words: list[str]) -> int:
-    with leaving_when_interrupted():
+    with exit_when_interrupted():
         from hpcsgd.cli.parser import run
 
     return run(words)
 
 
-def calm_blas(environment: MutableMapping[str, str]) -> None:
+def limit_blas_threads(environment: MutableMapping[str, str]) -> None:
     """Give BLAS one thread, unless its own variable says otherwise.
 
     One rank has one, too, with a launcher and without: a pool of threads waits for the

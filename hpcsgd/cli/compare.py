@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check every setting, then compare here or under mpiexec."""
     from hpcsgd.studies.compare import check
 
-    base, entries = what_to_compare(arguments)
+    base, entries = plan_comparison(arguments)
     check(entries, arguments.repeats, arguments.allow_unequal)
     check_data(base)
     launch.check_readable(base.data.path)
@@ -100,15 +100,17 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     return _compare(base, entries, arguments)
 
 
-def what_to_compare(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Entry]]":
-    """What all share, and the rows: methods, the file's tables, those of --setting."""
+def plan_comparison(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Entry]]":
+    """Return the shared configuration and the rows: methods, tables of the file, those
+    of --setting.
+    """
     from hpcsgd.config import RunConfig, read_toml
     from hpcsgd.studies.compare import line_up
     from hpcsgd.studies.plan import (
         Entry,
         NamedSetting,
         check_shared,
-        expanded,
+        expand_settings,
         make_setting,
         on_ranks,
         parse_setting,
@@ -122,7 +124,7 @@ def what_to_compare(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Ent
     ranks = arguments.ranks or launch.launcher_size()
     if arguments.methods is not None:
         found += line_up(arguments.methods, base, ranks)
-    found += [make_setting(n, base, expanded(n, t, SHORT)) for n, t in named]
+    found += [make_setting(n, base, expand_settings(n, t, SHORT)) for n, t in named]
     check_shared(base, [one.config for one in found if isinstance(one, NamedSetting)])
     return shared, [on_ranks(one, ranks) for one in found]
 

@@ -394,9 +394,9 @@ def _watched(
     """Convert, and let a key end all ranks."""
     from hpcsgd.data.convert.parallel import Crew
     from hpcsgd.data.convert.pipeline import convert
-    from hpcsgd.data.convert.transform import keep_freed
+    from hpcsgd.data.convert.transform import retain_freed_memory
 
-    keep_freed(recipe.block)
+    retain_freed_memory(recipe.block)
     crew = Crew(world)
     source, wanted = crew.everywhere(
         lambda: (_source(arguments), _like(arguments, recipe))

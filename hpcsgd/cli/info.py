@@ -175,7 +175,7 @@ def transport_facts(packages: Mapping[str, str], gpus: int) -> dict[str, Any]:
         nccl=nccl_version(library),
         cupy=packages.get("cupy", "not installed") != "not installed",
         gpus=gpus,
-        mpi=gpu_mpi.mpi_way(ask_mpi(), os.environ),
+        mpi=gpu_mpi.mpi_way(probe_mpi_device_memory(), os.environ),
         rdma=gpu_mpi.rdma_way(root, os.environ),
         storage=gpu_mpi.storage_way(
             root, os.environ, _version_of(KVIKIO), ctypes.util.find_library("cufile")
@@ -243,8 +243,8 @@ def nccl_version(library: str | None) -> str | None:
     return None if failed else gpu_mpi.version_text(number.value)
 
 
-def ask_mpi() -> bool | None:
-    """MPI's own word on device memory, from a process of its own that starts it.
+def probe_mpi_device_memory() -> bool | None:
+    """Return whether MPI reads device memory, by a process of its own that starts it.
 
     None where MPI has no word on it, or where a launcher would start it for all ranks.
     """

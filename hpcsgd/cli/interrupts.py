@@ -33,7 +33,7 @@ def is_rank(environment: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def leaving_when_interrupted() -> Iterator[None]:
+def exit_when_interrupted() -> Iterator[None]:
     """End the process with 130 at the first SIGINT inside the `with`.
 
     For imports and parsing, which leave nothing behind. An exception would not do:
@@ -44,7 +44,7 @@ def leaving_when_interrupted() -> Iterator[None]:
     try:
         if not _is_free_to_listen():
             raise ValueError("SIGINT has another handler")
-        signal.signal(signal.SIGINT, leave)
+        signal.signal(signal.SIGINT, exit_by_interrupt)
     except ValueError:  # or this is not the main thread, which alone sets handlers
         yield
         return
@@ -62,7 +62,7 @@ def _is_free_to_listen() -> bool:
     return handler is signal.default_int_handler
 
 
-def leave(*_: Any) -> None:
+def exit_by_interrupt(*_: Any) -> None:
     """End the process with 130, whatever the interpreter makes of an interrupt.
 
     It would kill itself by SIGINT where the exception came out of code that was

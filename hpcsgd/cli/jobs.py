@@ -605,7 +605,7 @@ def run_smoke(arguments: argparse.Namespace, argv: list[str]) -> int:
             timeout=arguments.timeout,
         )
     except HpcsgdError as error:  # ranks that never met have a verdict, too
-        if launch.speaks():
+        if launch.is_rank_0_of_launcher():
             _show([SmokeCheck("ranks", False, str(error))], arguments.json)
         return 1
 

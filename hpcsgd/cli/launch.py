@@ -261,7 +261,7 @@ def _before_mpiexec() -> None:
     """In mpiexec, before it starts.
 
     Slurm signals every process of a task, and SIGUSR2 would end a launcher; ranks hear
-    it again (`launch.hear_again`).
+    it again (`launch.restore_signal_handlers`).
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     end_with_parent()
@@ -302,10 +302,10 @@ def possible_signals(code: int) -> tuple[str, ...]:
     return tuple(s.name for s in FATAL if any(s | more == code for more in added))
 
 
-def say_how_it_ended(
+def report_launch_end(
     ending: LaunchEnd, keeps_checkpoints: bool, remedy: str = ""
 ) -> None:
-    """One sentence on an end of which no rank could speak, and what to do."""
+    """Print one sentence on a launch that ended without a message, and the remedy."""
     if ending.code in OWN_CODES:
         return
     how = f"ended without a message (exit code {ending.code})"
@@ -347,13 +347,13 @@ def launcher_size() -> int:
     return launched_size(os.environ) or 1 if is_launched(os.environ) else 1
 
 
-def speaks() -> bool:
-    """True on the one rank whose words reach the user."""
+def is_rank_0_of_launcher() -> bool:
+    """Return True on the one rank whose messages reach the user."""
     return launcher_rank() in (None, 0)
 
 
-def sees_rank_0() -> bool:
-    """True where rank 0 of the same launch is alive, on this node."""
+def is_rank_0_on_node() -> bool:
+    """Return True where rank 0 of the same launch is alive on this node."""
     own = _above(os.getpid())
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -389,8 +389,10 @@ def check_readable(path: str) -> None:
         raise DataError(f"{path} cannot be read by this user; check its permissions")
 
 
-def hear_again() -> None:
-    """In a rank of ours: SIGUSR2 ends it until it trains, whatever mpiexec ignores."""
+def restore_signal_handlers() -> None:
+    """Give SIGUSR2 its default action in a rank of our launcher, whatever mpiexec
+    ignores: it ends the rank until training begins.
+    """
     ignored = signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
     if EXPECTED in os.environ and ignored:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
@@ -423,7 +425,7 @@ def relaunch(
     full = [*mpiexec(shrinks), "-n", str(ranks), *NOTED]
     job = RankLaunch(full, command, _environment(ranks), survives=shrinks)
     ending = job.run()
-    say_how_it_ended(ending, keeps_checkpoints, remedy)
+    report_launch_end(ending, keeps_checkpoints, remedy)
     if ending.code in OWN_CODES:
         return ending.code
     from hpcsgd.runs.result import REQUEUE

@@ -124,7 +124,7 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     )
     from hpcsgd.runs.result import load_result
 
-    if not launch.speaks():
+    if not launch.is_rank_0_of_launcher():
         return 0  # one rank of a launcher is enough, and two would write one file
     result, what, path = load_result(arguments.model), arguments.what, arguments.out
     model = model_of(result)
@@ -250,7 +250,7 @@ def checkpoint_facts(path: Path) -> Facts:
         "rows": said["rows"],
         "ran": f"{said['product']} on {said['ranks']} rank(s)",
         "replicas": said["replicas"],
-        **held_facts(checkpoint),
+        **weight_state_facts(checkpoint),
         "resumes": said["resumes"],
         "settings": changed(said["config"]),
         "ledger": {k: v for k, v in said["ledger"].items() if v.get("calls")},
@@ -259,8 +259,10 @@ def checkpoint_facts(path: Path) -> Facts:
     }
 
 
-def held_facts(checkpoint: "Checkpoint") -> Facts:
-    """The weights that it holds, if they are not in files of their own."""
+def weight_state_facts(checkpoint: "Checkpoint") -> Facts:
+    """Return the facts on weights in the checkpoint itself, if they are not in files of
+    their own.
+    """
     import numpy as np
 
     from hpcsgd.runs.checkpoint import ON_DISK

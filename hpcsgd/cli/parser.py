@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import hpcsgd
 from hpcsgd.cli import launch
-from hpcsgd.cli.interrupts import leaving_when_interrupted
+from hpcsgd.cli.interrupts import exit_when_interrupted
 from hpcsgd.cli.names import COMMANDS, PARSERS, WORK
 from hpcsgd.comm import open_world
 from hpcsgd.comm.start_limit import TIMEOUT
@@ -157,8 +157,8 @@ def _comm(text: str) -> str:
 _met: list[bool] = []  # whether this process has been in a world
 
 
-def has_met() -> bool:
-    """Whether the ranks have met, so that an error of one can reach the others."""
+def is_world_open() -> bool:
+    """Return whether the ranks have met: an error of one can reach the others."""
     return bool(_met)
 
 
@@ -252,17 +252,17 @@ def _is_said_by_rank_0(error: HpcsgdError) -> bool:
     one alone. Then rank 0 is still there after some time and waits for this one.
     """
     is_bad_input = isinstance(error, ConfigError | DataError)
-    if error.on_all_ranks or has_met() or not is_bad_input:
+    if error.on_all_ranks or is_world_open() or not is_bad_input:
         return True
     time.sleep(RANK_0_FIRST)
-    return not launch.sees_rank_0()
+    return not launch.is_rank_0_on_node()
 
 
 def run(argv: Sequence[str]) -> int:
     """Parse, run, and turn what is wrong into one sentence and an exit code."""
-    launch.hear_again()
+    launch.restore_signal_handlers()
     try:
-        with leaving_when_interrupted():
+        with exit_when_interrupted():
             is_known = bool(argv) and argv[0] in COMMANDS
             parser = make_parser(argv[0]) if is_known else make_menu()
             arguments = parser.parse_args(argv)
@@ -272,7 +272,7 @@ def run(argv: Sequence[str]) -> int:
         code: int = arguments.run(arguments, list(argv))
         return code
     except HpcsgdError as error:
-        if launch.speaks():
+        if launch.is_rank_0_of_launcher():
             print(f"hpcsgd: error: {error}", file=sys.stderr)
         elif error.is_own or not _is_said_by_rank_0(error):
             who = f"rank {launch.launcher_rank()}"

@@ -322,7 +322,7 @@ def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
         )
     if not 0 <= arguments.point_timeout < float("inf"):
         raise ConfigError("--point-timeout must be finite seconds, 0 = none")
-    plan, out = what_to_run(kind, arguments)
+    plan, out = read_study_plan(kind, arguments)
     if arguments.dry_run:
         print(plan_json(plan) if arguments.json else plan_text(plan))
         return 0
@@ -367,8 +367,10 @@ def _here(plan: "StudyPlan", out: str, arguments: argparse.Namespace) -> int:
     return show(found, arguments.json)
 
 
-def what_to_run(kind: str, arguments: argparse.Namespace) -> "tuple[StudyPlan, str]":
-    """The plan, and the folder: the file's tables, then --set, then the flags."""
+def read_study_plan(
+    kind: str, arguments: argparse.Namespace
+) -> "tuple[StudyPlan, str]":
+    """Return plan and folder: tables of the file, then --set, then the flags."""
     from hpcsgd.config import read_toml
     from hpcsgd.studies.run import make_plan
 

@@ -9,10 +9,10 @@ from hpcsgd.comm.launchers import (
     EXPECTED,
     has_mpi_signs,
     is_launched,
+    launch_refusal,
     launched,
     launched_number,
     launched_size,
-    why_refused,
 )
 from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.errors import ConfigError, TransportError
@@ -57,7 +57,7 @@ def open_world(
     if kind not in ("auto", *COMMUNICATORS):
         known = ", ".join(["auto", *COMMUNICATORS])
         raise ConfigError(f"[run] unknown comm: {kind!r}; known: {known}")
-    refusal = None if kind == "serial" else why_refused(os.environ, kind)
+    refusal = None if kind == "serial" else launch_refusal(os.environ, kind)
     if refusal is not None:
         error = ConfigError(refusal)
         error.on_all_ranks = True
@@ -82,7 +82,7 @@ def choose(environment: Mapping[str, str]) -> tuple[str, str]:
 
     What it takes is "none" for ranks that are refused.
     """
-    refusal = why_refused(environment)
+    refusal = launch_refusal(environment)
     if refusal is not None:
         return "none", refusal
     if has_mpi_signs(environment) or EXPECTED in environment:

@@ -39,8 +39,8 @@ class TransportHooks(ABC):
         """True where `error` says that other ranks are gone and we may go on."""
         return False
 
-    def vanish(self) -> None:
-        """This rank is lost to the others, who may go on; returns where it cannot be.
+    def exit_abruptly(self) -> None:
+        """Leave the other ranks, which may continue; return where the transport cannot.
 
         What they see is what a rank that was killed leaves behind.
         """
@@ -499,8 +499,10 @@ class Pending:
         return self._has_come is not None and self._has_come()
 
 
-def has_come_of(finish: Callable[[], None]) -> Callable[[], bool] | None:
-    """How to ask whether a transfer is here, of transports that can say so."""
+def completion_test(finish: Callable[[], None]) -> Callable[[], bool] | None:
+    """Return the function that tests whether a transfer is complete, None where the
+    transport has none.
+    """
     return finish.has_come if isinstance(finish, Arrival) else None
 
 
@@ -523,7 +525,7 @@ class StartedCollectives(BlockingCollectives):
         number = self.begun
         self._book(purpose, buffer, sum_bytes(buffer.nbytes, self.size), began)
         wait = lambda: self._wait(finish, purpose, number)  # noqa: E731
-        return Pending(buffer, wait, has_come_of(finish))
+        return Pending(buffer, wait, completion_test(finish))
 
     def start_gather(
         self, part: Array, counts: Sequence[int], out: Array, purpose: str

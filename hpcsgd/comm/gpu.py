@@ -59,8 +59,8 @@ class Layer(Protocol):
     def record(self, stream: Any) -> Any:
         """An event that is done once the work so far is."""
 
-    def hold_back(self, stream: Any, event: Any) -> None:
-        """What the stream is given from now on begins after the event."""
+    def stream_wait_event(self, stream: Any, event: Any) -> None:
+        """Make the stream wait for the event; the host goes on."""
 
     def is_done(self, event: Any) -> bool:
         """Whether it is, without waiting."""
@@ -179,8 +179,8 @@ class Carrier(ABC):
         """Let go of what it holds."""
         return
 
-    def give_up(self) -> None:
-        """The same where other ranks may be gone."""
+    def abort_pending(self) -> None:
+        """Abort pending collectives where other ranks may be gone."""
         return
 
 
@@ -242,7 +242,7 @@ class DeviceCommunicator(Communicator):
 
     def survivors(self) -> "DeviceCommunicator":
         """Those that are left, each on the GPU that it had."""
-        self.carrier.give_up()
+        self.carrier.abort_pending()
         return type(self)(self.host.survivors(), self.layer, self._stream)
 
     def watch(self, timeout: float) -> None:
@@ -421,8 +421,8 @@ def of_hosts(group: Communicator) -> Communicator:
 PROOF = 64  # words of the sum at the start
 
 
-def prove(world: DeviceCommunicator) -> None:
-    """One small sum on the device, checked; its failure is an error on all ranks."""
+def check_transport(world: DeviceCommunicator) -> None:
+    """Check one small sum on the device; its failure is an error on all ranks."""
     world.together(lambda: _prove(world))
 
 
@@ -580,7 +580,7 @@ def open_transport(
     check_own_gpu(places, share_gpus and kind != "nccl", kind)
     world = transport(host, layer, stream)
     if world.size > 1:
-        prove(world)
+        check_transport(world)
     return world
 
 

@@ -227,8 +227,10 @@ def is_loaded(root: Path, module: str) -> bool:
     return any(line.split()[:1] == [module] for line in lines)
 
 
-def lends_by_dmabuf(root: Path, environment: Mapping[str, str]) -> bool:
-    """The kernel's own way, which only the open modules of the driver know."""
+def has_dmabuf(root: Path, environment: Mapping[str, str]) -> bool:
+    """Return whether the kernel can lend GPU memory by dma-buf, which only the open
+    driver modules can.
+    """
     if environment.get("NCCL_DMABUF_ENABLE", "1") == "0":
         return False
     is_open = "Open Kernel Module" in _text(root / "proc/driver/nvidia/version")
@@ -276,7 +278,7 @@ def _lender(root: Path, environment: Mapping[str, str]) -> str:
     for module in PEER_MEMORY:
         if is_loaded(root, module):
             return module
-    return "dmabuf" if lends_by_dmabuf(root, environment) else ""
+    return "dmabuf" if has_dmabuf(root, environment) else ""
 
 
 def _linux(root: Path) -> tuple[int, int]:

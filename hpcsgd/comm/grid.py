@@ -48,8 +48,9 @@ def duplicate(group: Communicator) -> Communicator:  # after `Grid.meet`
 
 
 @contextmanager
-def let_go(close: Callable[[], None]) -> Iterator[None]:
-    """`close` where all ranks refuse alike: none is in a sum, and the program goes on.
+def close_on_agreed_error(close: Callable[[], None]) -> Iterator[None]:
+    """Call `close` when all ranks raise the same error: no rank is inside a collective
+    then.
 
     After other errors it is left open: closing waits for all ranks.
     """

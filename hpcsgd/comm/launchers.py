@@ -66,7 +66,7 @@ def has_agent(environment: Mapping[str, str]) -> bool:
     return AGENT in environment and "MASTER_ADDR" in environment
 
 
-def why_refused(environment: Mapping[str, str], kind: str = "auto") -> str | None:
+def launch_refusal(environment: Mapping[str, str], kind: str = "auto") -> str | None:
     """Return the sentence on ranks that no launcher of MPI has started, else None.
 
     Ranks of torchrun are always such ranks. Those of `srun` without a PMI are refused
@@ -305,8 +305,8 @@ def shrink(mpi: Any, world: Any, groups: Iterable[Any]) -> Any:
     return world.Shrink()
 
 
-def vanish() -> None:
-    """End this process without a word to the MPI: the others see that it is gone."""
+def kill_process() -> None:
+    """Kill this process without a call to MPI: other ranks see that it is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -46,8 +46,8 @@ def library() -> Any:
     return found
 
 
-def held_dtype(name: str) -> np.dtype[Any]:
-    """The unsigned integers that a message in format `name` is made of."""
+def message_dtype(name: str) -> np.dtype[Any]:
+    """Return the unsigned integer dtype of a message in format `name`."""
     return np.dtype(f"u{get_format(name).dtype.itemsize}")
 
 
@@ -216,7 +216,7 @@ class NarrowPieces:
         self.form = form
         self.header = int(form.wants_scale)  # words; an exponent fits into one
         self.counts = [length + self.header for length in lengths]
-        self.held: Array = np.empty(sum(self.counts), held_dtype(form.name))
+        self.held: Array = np.empty(sum(self.counts), message_dtype(form.name))
         starts = [0, *accumulate(self.counts)]
         self._heads = np.array(starts[:-1], dtype=np.intp)
         self._bodies = [

@@ -17,10 +17,10 @@ from hpcsgd.comm.communicator import Array, Arrival, Communicator, Workspace
 from hpcsgd.comm.launchers import (
     abort_on_uncaught,
     is_loss,
+    kill_process,
     launched,
     remove_leftovers,
     shrink,
-    vanish,
 )
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.shared_memory import SumChoice
@@ -70,7 +70,7 @@ class MpiMail:
                 return sender, message
         return None
 
-    def look(self, rank: int) -> str:
+    def poll(self, rank: int) -> str:
         """From /proc, where the rank is on this node."""
         return process_state(self._mates[rank]) if rank in self._mates else ""
 
@@ -275,9 +275,9 @@ class MpiCommunicator(Communicator):
         """What an MPI with ULFM raises instead of ending the job."""
         return is_loss(self._mpi, error)
 
-    def vanish(self) -> None:
-        """What an MPI with ULFM notices."""
-        vanish()
+    def exit_abruptly(self) -> None:
+        """Kill this process, which an MPI with ULFM notices."""
+        kill_process()
 
     def survivors(self) -> "MpiCommunicator":
         """Those that are left, in the order they had."""

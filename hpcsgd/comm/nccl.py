@@ -71,8 +71,8 @@ class NcclQueue(Carrier):
         """Count what is under way together: on one stream it ends in one order."""
         self.under_way = other.under_way
 
-    def keep_pace(self, most: int) -> None:
-        """Wait until no more than so many are under way, the oldest first."""
+    def limit_pending(self, most: int) -> None:
+        """Wait until no more than `most` collectives are pending, the oldest first."""
         while len(self.under_way) > most:
             sent = self.under_way.popleft()
             sent.carrier.wait_for(sent)
@@ -80,7 +80,7 @@ class NcclQueue(Carrier):
     def reach(self, sent: QueuedCollective) -> None:
         """Wait for it, and for what was queued before."""
         while sent in self.under_way:
-            self.keep_pace(len(self.under_way) - 1)
+            self.limit_pending(len(self.under_way) - 1)
 
     def wait_for(self, sent: QueuedCollective) -> None:
         """In its place, and with an eye on errors."""
@@ -92,8 +92,8 @@ class NcclQueue(Carrier):
             while not self.layer.is_done(sent.event):
                 self._comm.check_async_error()
 
-    def give_up(self) -> None:
-        """Free the GPU of what waits there for ranks that do not come."""
+    def abort_pending(self) -> None:
+        """Abort collectives that wait on the GPU for ranks that do not come."""
         others = [sent for sent in self.under_way if sent.carrier is not self]
         self.under_way.clear()
         self.under_way.extend(others)
@@ -105,8 +105,8 @@ class NcclQueue(Carrier):
     def close(self) -> None:
         """After the last collective, with all others."""
         if self._is_broken:
-            self.give_up()
-        self.keep_pace(0)
+            self.abort_pending()
+        self.limit_pending(0)
         self._release()
         comm, self._comm = self._comm, None
         if comm is not None:
@@ -140,12 +140,12 @@ class NcclQueue(Carrier):
     def _aside(self, action: Callable[[int], None]) -> Callable[[], None]:
         """On the second stream, after what is queued on the first so far."""
         ready = self.layer.record(self.stream)
-        self.layer.hold_back(self._side, ready)
+        self.layer.stream_wait_event(self._side, ready)
         done = self._queue(self._side, action)
         said = self._said()
 
         def finish() -> None:
-            self.layer.hold_back(self.stream, done)
+            self.layer.stream_wait_event(self.stream, done)
             self._check(said)
 
         return finish
@@ -169,7 +169,7 @@ class NcclQueue(Carrier):
 
     def _check_open(self) -> None:
         if self._is_broken:
-            self.give_up()
+            self.abort_pending()
         if self._comm is None:
             raise TransportError(
                 f"NCCL cannot begin {self._said()}: it was ended after an error; start"
@@ -204,7 +204,7 @@ class NcclQueue(Carrier):
             raise
         except TransportError:
             self._look_at_gpu()
-            self.give_up()
+            self.abort_pending()
             raise
 
     @contextmanager
@@ -486,7 +486,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     def settle(self) -> None:
         """Wait for the collectives, each in its place, then for the stream."""
-        self.carrier.keep_pace(0)
+        self.carrier.limit_pending(0)
         super().settle()
 
     def abort(self, code: int = 1) -> NoReturn:
@@ -502,7 +502,7 @@ class NcclCommunicator(DeviceCommunicator):
         """Enter the next collective, not too far ahead of the device."""
         carrier = getattr(self, "carrier", None)  # none while it is opened
         if carrier is not None:
-            carrier.keep_pace(AHEAD)
+            carrier.limit_pending(AHEAD)
         place = super().enter(what, purpose)
         if carrier is not None:
             carrier.now = (what, purpose, self.begun)

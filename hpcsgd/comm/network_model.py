@@ -19,7 +19,7 @@ from hpcsgd.comm.communicator import (
     Arrival,
     Communicator,
     Workspace,
-    has_come_of,
+    completion_test,
 )
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.errors import ConfigError
@@ -167,7 +167,7 @@ class DelayedCommunicator(Communicator):
         owns_a_core = inner.waits_busily and here <= (os.cpu_count() or 1)
         self.link = link or NetworkLink(network, inner.rank, spins=owns_a_core)
         # A tree over the emulated ranks, if there are more than there are.
-        self.felt = max(network.ranks, inner.size) if inner.size > 1 else 1
+        self.modelled_ranks = max(network.ranks, inner.size) if inner.size > 1 else 1
 
     @property
     def mpi_handle(self) -> Any:
@@ -212,12 +212,12 @@ class DelayedCommunicator(Communicator):
 
     def charge(self, wire_bytes: float) -> float:
         """α⌈log₂p⌉ + bytes / bandwidth."""
-        hops = ceil(log2(self.felt))
+        hops = ceil(log2(self.modelled_ranks))
         return self.network.alpha * hops + wire_bytes / self.network.bandwidth
 
     def _sum(self, buffer: Array) -> None:
         self.inner._sum(buffer)
-        self._feel(communicator.sum_bytes(buffer.nbytes, self.felt))
+        self._feel(communicator.sum_bytes(buffer.nbytes, self.modelled_ranks))
 
     def _workspace(self, words: int, dtype: Any) -> Workspace:
         inner = self.inner._workspace(words, dtype)
@@ -231,14 +231,15 @@ class DelayedCommunicator(Communicator):
     def _start_sum(self, buffer: Array) -> Callable[[], None]:
         finish = self.inner._start_sum(buffer)
         return self.postpone(
-            finish, self.charge(communicator.sum_bytes(buffer.nbytes, self.felt))
+            finish,
+            self.charge(communicator.sum_bytes(buffer.nbytes, self.modelled_ranks)),
         )
 
     def _start_sum_parts(
         self, buffer: Array, counts: Sequence[int]
     ) -> Callable[[], None]:
         finish = self.inner._start_sum_parts(buffer, counts)
-        moved = communicator.reduce_bytes(buffer.nbytes, self.felt)
+        moved = communicator.reduce_bytes(buffer.nbytes, self.modelled_ranks)
         return self.postpone(finish, self.charge(moved))
 
     def postpone(
@@ -251,30 +252,31 @@ class DelayedCommunicator(Communicator):
             finish()
             self.link.wait_until(done_at)
 
-        inner = has_come_of(finish)
+        inner = completion_test(finish)
         if inner is None:
             return wait
         return Arrival(wait, lambda: self.link.is_over(done_at) and inner())
 
     def _reduce(self, buffer: Array) -> None:
         self.inner._reduce(buffer)
-        self._feel(communicator.reduce_bytes(buffer.nbytes, self.felt))
+        self._feel(communicator.reduce_bytes(buffer.nbytes, self.modelled_ranks))
 
     def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._gather(part, counts, out)
-        self._feel(communicator.gather_bytes(out.nbytes, self.felt))
+        self._feel(communicator.gather_bytes(out.nbytes, self.modelled_ranks))
 
     def _start_gather(
         self, part: Array, counts: Sequence[int], out: Array
     ) -> Callable[[], None]:
         finish = self.inner._start_gather(part, counts, out)
         return self.postpone(
-            finish, self.charge(communicator.gather_bytes(out.nbytes, self.felt))
+            finish,
+            self.charge(communicator.gather_bytes(out.nbytes, self.modelled_ranks)),
         )
 
     def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
         self.inner._exchange(pieces, counts, out)
-        self._feel(communicator.exchange_bytes(pieces.nbytes, self.felt))
+        self._feel(communicator.exchange_bytes(pieces.nbytes, self.modelled_ranks))
 
     def _deal(
         self,
@@ -284,14 +286,17 @@ class DelayedCommunicator(Communicator):
         received: Sequence[int],
     ) -> None:
         self.inner._deal(pieces, counts, out, received)
-        self._feel(communicator.exchange_bytes(pieces.nbytes, self.felt))
+        self._feel(communicator.exchange_bytes(pieces.nbytes, self.modelled_ranks))
 
     def _start_exchange(
         self, pieces: Array, counts: Sequence[int], out: Array
     ) -> Callable[[], None]:
         finish = self.inner._start_exchange(pieces, counts, out)
         return self.postpone(
-            finish, self.charge(communicator.exchange_bytes(pieces.nbytes, self.felt))
+            finish,
+            self.charge(
+                communicator.exchange_bytes(pieces.nbytes, self.modelled_ranks)
+            ),
         )
 
     def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
@@ -307,16 +312,16 @@ class DelayedCommunicator(Communicator):
 
     def _broadcast(self, buffer: Array, root: int) -> None:
         self.inner._broadcast(buffer, root)
-        self._feel(communicator.broadcast_bytes(buffer.nbytes, self.felt))
+        self._feel(communicator.broadcast_bytes(buffer.nbytes, self.modelled_ranks))
 
     def _max(self, value: int) -> int:
         largest = self.inner._max(value)
-        self._feel(communicator.sum_bytes(8, self.felt))
+        self._feel(communicator.sum_bytes(8, self.modelled_ranks))
         return largest
 
     def _objects(self, item: Any) -> list[Any]:
         items = self.inner._objects(item)
-        self._feel((self.felt - 1) * len(pickle.dumps(item)))
+        self._feel((self.modelled_ranks - 1) * len(pickle.dumps(item)))
         return items
 
     def _feel(self, wire_bytes: float) -> None:
@@ -330,7 +335,9 @@ class DelayedWorkspace(Workspace):
         super().__init__(group, 0, inner.array.dtype)
         self.inner = inner
         self._feel = group._feel
-        self._wire_bytes = communicator.sum_bytes(inner.array.nbytes, group.felt)
+        self._wire_bytes = communicator.sum_bytes(
+            inner.array.nbytes, group.modelled_ranks
+        )
 
     @property
     def array(self) -> Array:

@@ -183,7 +183,7 @@ class NodeRanks:
         """Open another window, at least twice the last; all ranks, or none."""
         last = len(self._bases[-1]) if self._bases else FIRST_WINDOW // 2
         size = max(size + LINE, 2 * last)
-        if not agreed(self.comm, self.mpi, has_room(size)):
+        if not agreed(self.comm, self.mpi, fits_shared_memory(size)):
             return False
         own = size if self.rank == 0 else 0
         window = attempt(lambda: self.mpi.Win.Allocate_shared(own, 1, comm=self.comm))
@@ -219,8 +219,10 @@ def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
     return NodeRanks(own, across, mpi, whole=sizes == {comm.size})
 
 
-def has_room(size: int) -> bool:
-    """Whether `size` bytes fit; a page that does not would kill whoever touches it."""
+def fits_shared_memory(size: int) -> bool:
+    """Return whether `size` bytes fit into shared memory; touching a page that does not
+    fit kills the process.
+    """
     try:
         there = os.statvfs(SHARED_MEMORY)
     except OSError:

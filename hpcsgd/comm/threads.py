@@ -39,8 +39,8 @@ class Census:
         self.world: list[Board] = []  # of those that are left, once they have met
         self.changed = threading.Condition()
 
-    def bury(self) -> None:
-        """One rank less."""
+    def record_death(self) -> None:
+        """Count one rank less."""
         with self.changed:
             self.dead += 1
             self.changed.notify_all()
@@ -180,8 +180,8 @@ class ThreadCommunicator(Communicator):
         """What those hear who wait for a rank that vanished."""
         return isinstance(error, LostRank)
 
-    def vanish(self) -> None:
-        """As if it had been killed."""
+    def exit_abruptly(self) -> None:
+        """End this rank's thread as if it had been killed."""
         raise RankDied
 
     def survivors(self) -> "ThreadCommunicator":
@@ -334,7 +334,7 @@ def run_ranks(
             results[rank] = function(world)
         except BaseException as error:  # whatever it is, the others must not wait
             now = newest_world(boards)
-            now[0].census.bury()
+            now[0].census.record_death()
             if not isinstance(error, RankDied):
                 failures.append(error)
             for board in list(now):

@@ -35,7 +35,9 @@ class RankLocation:
     since: float  # seconds that it has been there
     awake: float  # of which its process surely was not suspended
     busy: bool
-    looks: Mapping[int, str] = field(default_factory=dict)  # silent ranks it can see
+    visible_states: Mapping[int, str] = field(
+        default_factory=dict
+    )  # silent ranks it can see
 
 
 class Action(Enum):
@@ -217,7 +219,7 @@ class Mail(Protocol):
     def fetch(self) -> tuple[int, Any] | None:
         """(sender, message), if one has arrived."""
 
-    def look(self, rank: int) -> str:
+    def poll(self, rank: int) -> str:
         """The state of a rank's process, "" where it cannot be seen from here."""
 
 
@@ -227,7 +229,7 @@ class RollCall:
 
     number: int
     spot: tuple[Spot | None, float]  # the wait that it is about
-    asked: float
+    started_at: float
     silent_before: frozenset[int]  # who did not answer the one before it
     answers: dict[int, RankLocation] = field(default_factory=dict)
 
@@ -337,11 +339,11 @@ class Watchdog:
             since=now - since,
             awake=now - max(since, self.resumed),
             busy=self.place.task is not None or self.usage.is_busy(),
-            looks={r: state for r, state in looks.items() if state},
+            visible_states={r: state for r, state in looks.items() if state},
         )
 
     def _look(self, rank: int) -> str:
-        return self.mail.look(rank) if self.mail is not None else ""
+        return self.mail.poll(rank) if self.mail is not None else ""
 
     def _ask(self) -> None:
         stagger = min(STAGGER * self.rank, 2.0)
@@ -356,7 +358,7 @@ class Watchdog:
 
     def _is_heard(self, call: RollCall) -> bool:
         complete = len(call.answers) == self.size - 1
-        return complete or self.clock() - call.asked >= HEARING
+        return complete or self.clock() - call.started_at >= HEARING
 
     def _judge(self, call: RollCall) -> None:
         """Act on the answers; who was silent is asked once more before it counts."""
@@ -382,7 +384,11 @@ class Watchdog:
 
     def _state(self, rank: int, call: RollCall) -> str:
         """What this rank, or one beside it, sees of a silent one's process."""
-        seen = [a.looks[rank] for a in call.answers.values() if rank in a.looks]
+        seen = [
+            a.visible_states[rank]
+            for a in call.answers.values()
+            if rank in a.visible_states
+        ]
         return self._look(rank) or next(iter(seen), "")
 
     def _end(self, verdict: Verdict) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.data.readers import RAGGED, is_there, refuse_masked, to_numbers
+from hpcsgd.data.readers import RAGGED, is_device_array, refuse_masked, to_numbers
 from hpcsgd.errors import DataError
 
 MOST_NAMED = 3  # columns that an error names
@@ -43,7 +43,7 @@ def is_wide(X: Any) -> bool:
 def _numbers(data: Any) -> tuple[Any, list[str] | None]:
     if data is None or hasattr(data, "tocsr"):
         return data, None
-    if is_there(data):
+    if is_device_array(data):
         return data, None
     home = type(data).__module__.partition(".")[0]
     if home == "polars":
@@ -60,7 +60,7 @@ def to_column(name: str, values: Any) -> Any:
         return None
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
-    elif is_there(values):
+    elif is_device_array(values):
         values = values.get()
     return to_numbers(name, values)
 

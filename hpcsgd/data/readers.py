@@ -489,8 +489,8 @@ class DeviceReader(MemoryReader):
         block: Array = self.X[rows, cols].get()
         return block
 
-    def block_there(self, rows: slice, cols: slice, element: str) -> Any:
-        """The block on the GPU, where it is stored as it is; else None."""
+    def device_block(self, rows: slice, cols: slice, element: str) -> Any:
+        """Return the block on the GPU where its format is the stored one, else None."""
         if element not in AS_THEY_ARE or self.X.dtype != np.float32:
             return None
         return self.X[rows, cols]
@@ -504,8 +504,8 @@ class DeviceBlock(Unheld):
         self.block = block
 
 
-def is_there(X: Any) -> bool:
-    """Whether it is an array in the memory of a GPU."""
+def is_device_array(X: Any) -> bool:
+    """Return whether X is an array in the memory of a GPU."""
     return hasattr(X, "__cuda_array_interface__")
 
 

@@ -96,7 +96,7 @@ class PlantedData:
         rho = self.knobs.correlation
         if rho:  # x_j = ρ x_{j−1} + √(1 − ρ²) z_j
             X[:, 1:] *= np.float32(np.sqrt(1 - rho**2))
-            X = carry_over(rho, X).astype(np.float32)
+            X = add_running_sum(rho, X).astype(np.float32)
         if self.knobs.condition > 1:
             X *= self.scales.astype(np.float32)
         return X
@@ -137,7 +137,7 @@ class PlantedData:
             return float(np.linalg.norm(w))
         scaled = w * self.scales
         # Σ_ij ρ^|i−j| u_i u_j by one recursion over the columns.
-        carried = carry_over(knobs.correlation, scaled)
+        carried = add_running_sum(knobs.correlation, scaled)
         return float(np.sqrt(knobs.density * scaled @ (2 * carried - scaled)))
 
 
@@ -168,7 +168,7 @@ def _shift(signal: float, balance: float) -> float:
     return float(brentq(excess, -1e4, 1e4))
 
 
-def carry_over(share: float, values: Any) -> Any:
+def add_running_sum(share: float, values: Any) -> Any:
     """Every value along the last axis, plus a share of the sum so far before it."""
     from scipy.signal import lfilter  # half a second, for those who need it
 

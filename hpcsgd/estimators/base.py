@@ -42,7 +42,7 @@ from hpcsgd.estimators.saved import (
     save,
     total_offset,
 )
-from hpcsgd.estimators.settings import FitSettings, laid_over
+from hpcsgd.estimators.settings import FitSettings, overlay_tables
 from hpcsgd.runs.result import Result
 
 # What a fit was given: checked as scikit-learn does it, on all ranks together.
@@ -533,7 +533,7 @@ class Learner(LinearEstimator):
                 self._check_count()
             # Another order of rows in every epoch.
             seed = self._seed(place) + int(np.max(done))
-            config = laid_over(ANY_ROWS, self.config)
+            config = overlay_tables(ANY_ROWS, self.config)
             # Exact steps would fit these rows and forget those before.
             solver = "sgd" if self.solver == "auto" else self.solver
             changed = {"seed": seed, "config": config, "solver": solver, **ONE_EPOCH}

@@ -17,7 +17,7 @@ from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.api import open_session
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import let_go
+from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
@@ -29,7 +29,7 @@ from hpcsgd.estimators.sweep import race_on
 from hpcsgd.products.base import Array
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.session import Start, begins_at_zero, settings_of
+from hpcsgd.runs.session import Start, initial_weights_error, settings_of
 from hpcsgd.solvers.callbacks import Callback, View
 from hpcsgd.solvers.full_passes import ENDLESS, NO_MINIMUM, gap_limit
 from hpcsgd.solvers.lbfgs import StopReason
@@ -186,8 +186,8 @@ _ONCE = _Once()  # a logger has it once, however often it is added
 
 
 @contextmanager
-def said_once() -> Iterator[None]:
-    """`with` it around a run whose ending is judged afterwards."""
+def suppress_repeated_logs() -> Iterator[None]:
+    """Filter the log of a run whose status is judged afterwards."""
     for name in SPEAKERS:
         logging.getLogger(name).addFilter(_ONCE)
     before = _fits.set(True)
@@ -238,8 +238,8 @@ class Runs:
 
     def _train(self, config: RunConfig) -> Result:
         callbacks = list(self.callbacks)
-        opens, start = self.given.opens, self.start
-        with said_once():
+        opens, start = self.given.open_reader, self.start
+        with suppress_repeated_logs():
             return open_session(self.world, config, opens, callbacks, start).run()
 
     def _blew_up(self, result: Result) -> bool:
@@ -308,7 +308,7 @@ def _numbers(given: Any) -> Array:
 class KnownModel(Start):
     """Weights (d, K) and perhaps an intercept (1, K); momentum begins at zero."""
 
-    def put_into(self, live: AssembledRun) -> None:
+    def load_into(self, live: AssembledRun) -> None:
         """Refused alike on all ranks where it is the model of something else."""
         columns, state = live.task.columns, live.state
         wanted = (live.task.shard.total_columns, columns)
@@ -318,7 +318,7 @@ class KnownModel(Start):
                 f" {wanted}; give the model of the same columns and classes"
             )
         if isinstance(state.weights, OnDisk):
-            raise begins_at_zero()
+            raise initial_weights_error()
         agreement, own = live.engine.agreement, self.weights[live.columns.own]
         weights = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
         weights[:, :columns] = own
@@ -332,7 +332,7 @@ class KnownModel(Start):
 class NullModel(Start):
     """Zero weights, and the intercept that is best with them, where there is one."""
 
-    def put_into(self, live: AssembledRun) -> None:
+    def load_into(self, live: AssembledRun) -> None:
         """From sums over the targets, the same bits on all ranks."""
         if live.state.intercept is not None:
             live.state.intercept[:1] = best_constant(live)
@@ -595,9 +595,9 @@ def run_fit(
         check_same(world, said | settings_of(settings))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
         names = agree_on_names(world, given.names, layout)
-        given = replace(given, names=names).knowing(labels=classes)
+        given = replace(given, names=names).with_facts(labels=classes)
         if wanted.rate == RACE:
-            found = race_on(settings, world, given.opens)
+            found = race_on(settings, world, given.open_reader)
             settings = replace(settings, rate=replace(settings.rate, value=found))
         watching = world.together(lambda: _check_callbacks(callbacks))
         if shown and world.rank == 0:
@@ -653,6 +653,6 @@ def ranks_of(
     from hpcsgd.comm.mpi import open_mpi_world
 
     world = open_mpi_world(comm=comm, timeout=timeout)
-    with let_go(world.close):
+    with close_on_agreed_error(world.close):
         yield world
     world.close()

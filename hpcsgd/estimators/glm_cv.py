@@ -19,7 +19,7 @@ from hpcsgd.estimators.base import FitRanks, FitRows
 from hpcsgd.estimators.fit import SLOWER, TRIES, make_start
 from hpcsgd.estimators.glm import Generic
 from hpcsgd.estimators.inputs import open_data
-from hpcsgd.estimators.settings import EPOCHS, FitSettings, laid_over
+from hpcsgd.estimators.settings import EPOCHS, FitSettings, overlay_tables
 from hpcsgd.estimators.sweep import Sweep, with_sweep
 from hpcsgd.runs.session import Session
 from hpcsgd.solvers.callbacks import Callback
@@ -164,14 +164,14 @@ def fit_many(
     # Nobody waits for one of them: they are compared after as many epochs, at the end
     # of which the rate has gone to zero and with it what is not the model's but noise.
     config = replace(config, stop=StopConfig())
-    if "kind" not in (laid_over({}, wanted.config).get("rate") or {}):
+    if "kind" not in (overlay_tables({}, wanted.config).get("rate") or {}):
         config = replace(config, rate=replace(config.rate, kind="cosine"))
     asked = {"l2": alphas, "folds": folds, "fold_seed": config.sampling.seed}
     config = world.together(lambda: with_sweep(config, asked))
     given = world.together(lambda: open_data(matrix, sides, layout, config))
-    given = given.knowing(labels=labels, fold_of=fold_of)
+    given = given.with_facts(labels=labels, fold_of=fold_of)
     for _ in range(TRIES):
-        run = (config, world, given.opens, list(callbacks))
+        run = (config, world, given.open_reader, list(callbacks))
         session = Session(*run, time.perf_counter(), Clock())
         session.start = None if start is None else make_start(start)
         found = Sweep(session.run())

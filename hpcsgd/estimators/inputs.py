@@ -18,7 +18,7 @@ from hpcsgd.data.readers import (
     HeldReader,
     MemoryReader,
     RowReader,
-    is_there,
+    is_device_array,
     open_reader,
 )
 from hpcsgd.data.shard import split_by_weight, split_range
@@ -252,7 +252,7 @@ def _bare(column: Any, rows: int) -> Array | None:
 
 
 def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowReader:
-    kind = DeviceReader if is_there(X) else MemoryReader
+    kind = DeviceReader if is_device_array(X) else MemoryReader
     reader = world.together(lambda: kind(X, *(sides[name] for name in SIDES)))
     if world.size > 1:
         found = (reader.y, reader.weights, reader.offsets)
@@ -438,11 +438,11 @@ def _of_rank_0(
 class FitData:
     """The data of a fit."""
 
-    opens: Callable[[Communicator], RowReader]
+    open_reader: Callable[[Communicator], RowReader]
     names: list[str] | None  # of the columns, where they have any
 
-    def knowing(self, **facts: Any) -> "FitData":
-        """The same, whose reader knows what rows do not say.
+    def with_facts(self, **facts: Any) -> "FitData":
+        """Return these data with a reader that knows facts that rows do not contain.
 
         `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
         each row of the whole data.
@@ -450,12 +450,12 @@ class FitData:
         known = {name: fact for name, fact in facts.items() if fact is not None}
 
         def opens(world: Communicator) -> RowReader:
-            reader = self.opens(world)
+            reader = self.open_reader(world)
             for name, fact in known.items():
                 setattr(reader, name, fact)
             return reader
 
-        return replace(self, opens=opens) if known else self
+        return replace(self, open_reader=opens) if known else self
 
 
 def open_data(
@@ -473,7 +473,7 @@ def open_data(
         )
     if layout != "columns" and matrix.X is not None and sides["y"] is None:
         raise ConfigError("give y, the targets of the rows: fit(X, family, y)")
-    if is_there(matrix.X):
+    if is_device_array(matrix.X):
         _check_there(layout, config)
     columns = {name: to_column(name, values) for name, values in sides.items()}
     return FitData(open_layout(layout, matrix.X, columns, config), matrix.names)

@@ -17,10 +17,10 @@ from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.fit import NullModel, fit, ranks_of, timeout_in
 from hpcsgd.estimators.inputs import FitData, open_data
-from hpcsgd.estimators.settings import laid_over
+from hpcsgd.estimators.settings import overlay_tables
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
-from hpcsgd.runs.coordinate import along, best_form, fits, quickest_form
+from hpcsgd.runs.coordinate import along, best_form, fastest_form, fits
 from hpcsgd.runs.result import Result
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import level, open_rows
@@ -105,7 +105,7 @@ class PathFit:
             ]
             return [replace(config.problem, **part) for part in parts]
 
-        return list(along(config, self.world, opened.opens, problems, self.warm))
+        return list(along(config, self.world, opened.open_reader, problems, self.warm))
 
     def by_fits(self, grid: Alphas) -> list[Result]:
         """A fit for each, from the weights of the one before."""
@@ -135,8 +135,8 @@ class PathFit:
         """The largest slope of a column where only an intercept is fitted."""
         config = replace(self._settings(1.0, 0.0), update=RunConfig().update)
         opened = self._open(config)
-        live = build(config, self.world, opened.opens, [], Clock())
-        NullModel(np.empty(0), None).put_into(live)
+        live = build(config, self.world, opened.open_reader, [], Clock())
+        NullModel(np.empty(0), None).load_into(live)
         objective, state = live.engine.evaluation.objective, live.state
         columns = live.task.columns
         rows = open_rows(objective, columns)
@@ -173,14 +173,14 @@ class PathFit:
             "update": {"kind": COORDINATE},
             "coordinate": {
                 "tol": float(shared["tol"]),
-                "form": quickest_form(shared["family"], l1_ratio, self.world.size),
+                "form": fastest_form(shared["family"], l1_ratio, self.world.size),
             },
             "sampling": {"seed": shared["seed"], "mode": "shuffle-once"},
             "precision": {"recipe": shared["precision"]},
         }
         if self.matrix.path is not None:
             tables["data"] = {"path": self.matrix.path}
-        config = RunConfig.parse(laid_over(tables, self.config))
+        config = RunConfig.parse(overlay_tables(tables, self.config))
         if best_form(config) == "dual" and "sampling" not in (self.config or {}):
             # In one order for all epochs it may take ten times as many.
             return replace(config, sampling=replace(config.sampling, mode="reshuffle"))

@@ -12,7 +12,7 @@ from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import RunConfig, check_read, get_method, with_method
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checks import ALONE
-from hpcsgd.runs.coordinate import quickest_form
+from hpcsgd.runs.coordinate import fastest_form
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import FINEST, NULL_SHARE
 
@@ -26,8 +26,10 @@ def agrees_on_gradients(config: Any) -> bool:
     return takes_gradients(str(_agreement(config).get("kind")))
 
 
-def never_whole(config: Any) -> str:
-    """The agreement that it names, if no rank ever holds all weights there."""
+def sharded_weights_option(config: Any) -> str:
+    """Return the option of the agreement under which no rank ever holds all weights, or
+    "".
+    """
     asked = _agreement(config)
     if is_on_disk(str(asked.get("kind"))):
         return "--agreement infinity"
@@ -66,10 +68,10 @@ def _agreement(config: Any) -> Mapping[str, Any]:
 Tables = dict[str, dict[str, Any]]
 
 
-def laid_over(
+def overlay_tables(
     tables: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any] | RunConfig | None
 ) -> Tables:
-    """`tables` with every key of `more` instead of theirs."""
+    """Return `tables` with every key of `more` instead of theirs."""
     if isinstance(more, RunConfig):
         more = more.tables()
     if more is not None and not isinstance(more, Mapping):
@@ -165,7 +167,7 @@ class FitSettings:
             "run": self._run(solver),
         }
         if solver == COORDINATE:
-            form = quickest_form(self.family, problem["l1"], self.ranks)
+            form = fastest_form(self.family, problem["l1"], self.ranks)
             tables["coordinate"] = {
                 "tol": _gap(_number("tol", self.tol)),
                 "form": form,
@@ -173,9 +175,9 @@ class FitSettings:
         if path is not None:
             tables["data"] = {"path": path}
         self._leave_to_method(tables)
-        config = RunConfig.parse(laid_over(tables, self.config))
+        config = RunConfig.parse(overlay_tables(tables, self.config))
         # The rest is as others want it, which the caller may have turned off.
-        check_read(config, laid_over({"update": {"momentum": 0.0}}, self.config))
+        check_read(config, overlay_tables({"update": {"momentum": 0.0}}, self.config))
         return config
 
     def _leave_to_method(self, tables: Tables) -> None:
@@ -279,7 +281,9 @@ class FitSettings:
             "l1 and bounds bend it": not _is_smooth(problem),
             "hold_out ends before the optimum": bool(self.hold_out),
             "coordinates go there themselves": solver == COORDINATE,
-            f"{never_whole(self.config)} {WHOLE}": bool(never_whole(self.config)),
+            f"{sharded_weights_option(self.config)} {WHOLE}": bool(
+                sharded_weights_option(self.config)
+            ),
         }
         reason = next((text for text, holds in why.items() if holds), "")
         if wish is True and reason:
@@ -311,7 +315,9 @@ class FitSettings:
         """Held-out rows name weights of their own: a mean of others would hide them.
         SVRG and coordinates have no noise that a mean would take away.
         """
-        noiseless = solver in ("svrg", COORDINATE) or never_whole(self.config)
+        noiseless = solver in ("svrg", COORDINATE) or sharded_weights_option(
+            self.config
+        )
         if self.average == "auto" and (self.hold_out or noiseless):
             return "none"
         return AVERAGES.get(self.average, self.average)
@@ -326,12 +332,16 @@ class FitSettings:
         if way not in ("sgd", "svrg"):
             return {}
         is_penalised = problem["l2"] > 0.0 or problem["l1"] > 0.0
-        has_gap = is_penalised and not never_whole(self.config)
+        has_gap = is_penalised and not sharded_weights_option(self.config)
         return {"on": "gap" if has_gap else "loss", **aim}
 
     def _run(self, solver: str) -> dict[str, Any]:
         """Of what a person looks at, every pass has a gap."""
-        shown = self.verbose and solver != COORDINATE and not never_whole(self.config)
+        shown = (
+            self.verbose
+            and solver != COORDINATE
+            and not sharded_weights_option(self.config)
+        )
         more = {"evaluate": "gap"} if shown else {}
         return {"device": self.device, "record": 0, **more}
 

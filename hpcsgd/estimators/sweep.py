@@ -29,9 +29,9 @@ from hpcsgd.glm.penalties import Models, SweepModel
 from hpcsgd.precision import AUTO
 from hpcsgd.products.base import State
 from hpcsgd.runs.assembled_run import AssembledRun, Earlier
-from hpcsgd.runs.auto_rate import settle_rate
-from hpcsgd.runs.build import OpenedRun, open_all, put_together
-from hpcsgd.runs.checks import check_many, settle_grid
+from hpcsgd.runs.auto_rate import resolve_rate
+from hpcsgd.runs.build import OpenedRun, assemble_run, open_all
+from hpcsgd.runs.checks import check_many, resolve_grid
 from hpcsgd.runs.folder import SWEEP
 from hpcsgd.runs.result import (
     WORSE,
@@ -368,7 +368,7 @@ def sweep(
     reader = open_data(config, X, y, sample_weight, offset)
     run = config.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    config = settle_grid(config, comm.size)
+    config = resolve_grid(config, comm.size)
     session = Session(config, comm, reader, callbacks or [], began, setup)
     found = Sweep(session.run())
     if config.run.out and "unsaved" not in found.outcome.report:
@@ -458,7 +458,7 @@ def race(
     reader = open_data(config, X, y, sample_weight, offset)
     run = config.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    config = settle_grid(config, comm.size)
+    config = resolve_grid(config, comm.size)
     best = race_on(config, comm, reader, rates, share)
     if world is None:
         comm.close()
@@ -497,7 +497,7 @@ def _check(config: RunConfig) -> None:
 def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
     """Powers of two around the rate of the run; around that of the data where open."""
     found = opened.words, opened.grid, opened.loaded
-    middle = settle_rate(config, found[1], found[2], found[0].family).rate.value
+    middle = resolve_rate(config, found[1], found[2], found[0].family).rate.value
     return tuple(middle * 2.0**k for k in range(-4, WAYS - 4))
 
 
@@ -551,7 +551,7 @@ class _Race:
     def run(self) -> float:
         """All rounds."""
         left = self.config.sweep.rate
-        live = put_together(self.config, self.opened, [])
+        live = assemble_run(self.config, self.opened, [])
         losses = first = self._losses(live)
         rounds = max(ceil(np.log2(len(left))), 1)
         each = live.engine.pace.exchanges_per_epoch
@@ -559,7 +559,7 @@ class _Race:
         while len(left) > 1:
             with np.errstate(all="ignore"):
                 done = live.engine.view.exchanges
-                live.engine.rehearse(live.state, live.feed.groups(done), length)
+                live.engine.run_exchanges(live.state, live.feed.groups(done), length)
                 live.product.finish()
             losses = self._losses(live)
             kept = _better_half(losses, first)
@@ -602,7 +602,7 @@ class _Race:
         earlier = Earlier(
             chosen.product, chosen.steps, chosen.look_ahead, live.task.members.size
         )
-        fewer = put_together(config, self.opened, [], earlier)
+        fewer = assemble_run(config, self.opened, [], earlier)
         assert live.task.models is not None
         _take_columns(live.state, fewer.state, live.task.models, kept)
         view, before = fewer.engine.view, live.engine.view

@@ -58,7 +58,7 @@ UPDATES: dict[str, type[LinearUpdate]] = {
 
 # Words a weight that they keep. None of these is affine in the state: they need the
 # gradient of every step.
-ADAPTIVE = {"adagrad": len(Adagrad.kept), "adam": len(Adam.kept)}
+ADAPTIVE = {"adagrad": len(Adagrad.state_names), "adam": len(Adam.state_names)}
 
 
 def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
@@ -85,7 +85,7 @@ def make_rule(settings: Any, update: LinearUpdate) -> Rule:
         rule = Velocity(settings.momentum, settings.kind == "nesterov")
     else:
         rule = LinearRule(update)
-    return InEightBits(rule) if settings.bits == 8 and rule.kept else rule
+    return InEightBits(rule) if settings.bits == 8 and rule.state_names else rule
 
 
 __all__ = [

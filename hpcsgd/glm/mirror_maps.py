@@ -27,14 +27,16 @@ class ReplicaViews:
     """Views of one replica's weights on one member, that a map writes to."""
 
     weights: Array  # (columns held, K): what predicts
-    kept: Mapping[str, Array]  # (columns held, K) each, named by `MirrorMap.kept`
+    arrays: Mapping[
+        str, Array
+    ]  # (columns held, K) each, named by `MirrorMap.state_names`
     shared: Mapping[str, Array]  # (1, K) each, the same on every member
 
 
 class MirrorMap(ABC):
     """The protocol of a map."""
 
-    kept: ClassVar[tuple[str, ...]] = ()  # K words a column, beside the weights
+    state_names: ClassVar[tuple[str, ...]] = ()  # K words a column, beside the weights
     shared: ClassVar[tuple[str, ...]] = ()  # K words in all
     logarithms: ClassVar[bool] = False  # whether what travels are logarithms
     totals: int = 0  # gathers over members in a step
@@ -114,7 +116,7 @@ LOG = "mirror_log"  # ln(x / radius)
 class Entropy(MirrorMap):
     """Exponentiated gradients."""
 
-    kept = (LOG,)
+    state_names = (LOG,)
     logarithms = True
     totals = 1
 
@@ -126,26 +128,26 @@ class Entropy(MirrorMap):
 
     def begin(self, point: ReplicaViews) -> None:
         """All weights alike."""
-        point.kept[LOG][...] = -np.log(self.columns)
+        point.arrays[LOG][...] = -np.log(self.columns)
         self.arrive(point)
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
         """Needs the largest logarithm and the sum of all members."""
         gradient *= gradient.dtype.type(rate)
-        point.kept[LOG][...] -= gradient
+        point.arrays[LOG][...] -= gradient
         self.repair(point)
 
     def travels(self, point: ReplicaViews) -> list[Array]:
         """The logarithms."""
-        return [point.kept[LOG]]
+        return [point.arrays[LOG]]
 
     def arrive(self, point: ReplicaViews) -> None:
         """A mean of points of the simplex is one."""
-        point.weights[...] = self.radius * np.exp(point.kept[LOG])
+        point.weights[...] = self.radius * np.exp(point.arrays[LOG])
 
     def repair(self, point: ReplicaViews) -> None:
         """Divide by the sum."""
-        logs = point.kept[LOG]
+        logs = point.arrays[LOG]
         own = log_sum(logs.astype(np.float64))
         logs -= log_sum(self.gather(own)).astype(logs.dtype)
         self.arrive(point)
@@ -163,7 +165,7 @@ PLUS, MINUS, SLACK = "mirror_plus", "mirror_minus", "mirror_slack"
 class SignedMap(MirrorMap):
     """Logarithms of all three are kept, and mixed."""
 
-    kept = (PLUS, MINUS)
+    state_names = (PLUS, MINUS)
     shared = (SLACK,)
     logarithms = True
     totals = 1
@@ -183,19 +185,19 @@ class SignedMap(MirrorMap):
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
         """Needs the largest logarithm and the sum of all members."""
         gradient *= gradient.dtype.type(rate)
-        point.kept[PLUS][...] -= gradient
-        point.kept[MINUS][...] += gradient
+        point.arrays[PLUS][...] -= gradient
+        point.arrays[MINUS][...] += gradient
         self.repair(point)
 
     def travels(self, point: ReplicaViews) -> list[Array]:
         """2d + 1 coordinates of every column."""
-        return [point.kept[PLUS], point.kept[MINUS], point.shared[SLACK]]
+        return [point.arrays[PLUS], point.arrays[MINUS], point.shared[SLACK]]
 
     def arrive(self, point: ReplicaViews) -> None:
         """radius (u⁺ − u⁻)."""
         weights = point.weights
-        np.exp(point.kept[PLUS], out=weights)
-        weights -= np.exp(point.kept[MINUS])
+        np.exp(point.arrays[PLUS], out=weights)
+        weights -= np.exp(point.arrays[MINUS])
         weights *= weights.dtype.type(self.radius)
 
     def repair(self, point: ReplicaViews) -> None:
@@ -259,7 +261,7 @@ SQUARES = "mirror_h"
 class Diagonal(MirrorMap):
     """h ← h + g²;  y = x − η g / (√h + ε). Weights are mixed, h is not."""
 
-    kept = (SQUARES,)
+    state_names = (SQUARES,)
 
     def __init__(
         self, columns: int, gather: Callable[[Array], Array], epsilon: float
@@ -269,7 +271,7 @@ class Diagonal(MirrorMap):
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
         """Word by word: nothing of other members."""
-        squares = point.kept[SQUARES]
+        squares = point.arrays[SQUARES]
         squares += np.square(gradient)
         below = np.sqrt(squares)
         below += below.dtype.type(self.epsilon)

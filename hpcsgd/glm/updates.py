@@ -110,7 +110,7 @@ class ColumnViews:
     """Some columns: views that a step writes to."""
 
     weights: Array  # (columns, states · K)
-    kept: Mapping[str, Any]  # (columns, K) each, by the names that the rule keeps
+    arrays: Mapping[str, Any]  # (columns, K) each, by the names that the rule keeps
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class Rule(ABC):
     """The protocol; what a rule keeps begins as zeros."""
 
     states: int = 1  # of K columns each, in the weights: 2 with a velocity beside them
-    kept: ClassVar[tuple[str, ...]] = ()  # K words a column more, each
+    state_names: ClassVar[tuple[str, ...]] = ()  # K words a column more, each
     unit: ClassVar[int] = 1  # columns that stay together: parts begin at multiples
 
-    def room(self, name: str, columns: int, width: int, dtype: Any) -> Any:
-        """An array for what is kept under `name`, or what gives views like one."""
+    def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
+        """Return an array for the state `name`, or one whose slices are arrays."""
         return np.zeros((columns, width), dtype)
 
     @abstractmethod
@@ -189,13 +189,13 @@ class Adagrad(Rule):
     """h ← h + g²;  w ← w − η g / (√h + ε)."""
 
     epsilon: float = 1e-8
-    kept: ClassVar[tuple[str, ...]] = ("adagrad_h",)
+    state_names: ClassVar[tuple[str, ...]] = ("adagrad_h",)
 
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
         """Word by word."""
-        g, h = whole_gradient(part, gradient, factor, l2), part.kept["adagrad_h"]
+        g, h = whole_gradient(part, gradient, factor, l2), part.arrays["adagrad_h"]
         h += np.square(g)
         below = np.sqrt(h)
         below += below.dtype.type(self.epsilon)
@@ -211,14 +211,14 @@ class Adam(Rule):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-    kept: ClassVar[tuple[str, ...]] = ("adam_m", "adam_v")
+    state_names: ClassVar[tuple[str, ...]] = ("adam_m", "adam_v")
 
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
         """With the corrections of step `turn.number` + 1."""
         g = whole_gradient(part, gradient, factor, l2)
-        m, v = part.kept["adam_m"], part.kept["adam_v"]
+        m, v = part.arrays["adam_m"], part.arrays["adam_v"]
         real = g.dtype.type
         v *= real(self.beta2)
         v += real(1.0 - self.beta2) * np.square(g)
@@ -229,7 +229,7 @@ class Adam(Rule):
 
     def walk(self, part: ColumnViews, turn: Turn) -> None:
         """w ← w − η m̂ / (√v̂ + ε)."""
-        m, v = part.kept["adam_m"], part.kept["adam_v"]
+        m, v = part.arrays["adam_m"], part.arrays["adam_v"]
         real, t = m.dtype.type, turn.number + 1
         below = np.sqrt(v * real(1.0 / (1.0 - self.beta2**t)))
         below += real(self.epsilon)
@@ -360,12 +360,12 @@ class InEightBits(Rule):
     unit: ClassVar[int] = BLOCK
 
     @property
-    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Of the rule."""
-        return self.inner.kept
+    def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names of the inner rule's state."""
+        return self.inner.state_names
 
-    def room(self, name: str, columns: int, width: int, dtype: Any) -> Any:
-        """Where `name` is kept: wide where that is small."""
+    def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
+        """Allocate the state `name`: in eight bits, or wide where it is small."""
         if columns * width < SMALL:
             return np.zeros((columns, width), dtype)
         return EightBitArray.zeros(columns, width, dtype, name in SQUARES)
@@ -376,10 +376,10 @@ class InEightBits(Rule):
         """The step of the rule, on what it kept to eight bits."""
         wide = {
             name: kept.decoded() if isinstance(kept, EightBitArray) else kept
-            for name, kept in part.kept.items()
+            for name, kept in part.arrays.items()
         }
         self.inner.step(ColumnViews(part.weights, wide), gradient, factor, turn, l2)
-        for name, kept in part.kept.items():
+        for name, kept in part.arrays.items():
             if isinstance(kept, EightBitArray):
                 kept.encode(wide[name])
 
@@ -390,13 +390,13 @@ class Velocity(Rule):
 
     momentum: float
     looks_ahead: bool = False
-    kept: ClassVar[tuple[str, ...]] = ("velocity",)
+    state_names: ClassVar[tuple[str, ...]] = ("velocity",)
 
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
         """Word by word."""
-        g, v = whole_gradient(part, gradient, factor, l2), part.kept["velocity"]
+        g, v = whole_gradient(part, gradient, factor, l2), part.arrays["velocity"]
         real = g.dtype.type
         v *= real(self.momentum)
         v += g

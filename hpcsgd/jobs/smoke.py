@@ -28,8 +28,8 @@ MOST_READ = 64  # files that a rank reads of others
 SIZE = 2**16
 
 
-def look_at_files(world: Communicator, folder: Path) -> str:
-    """Every rank writes, all see it; the time of the slowest write."""
+def check_files(world: Communicator, folder: Path) -> str:
+    """Check that every rank writes and all ranks see it; report the slowest write."""
     names = world.exchange_objects(f"smoke-{uuid.uuid4().hex[:12]}")
     place = folder / names[0]
     try:
@@ -126,13 +126,13 @@ def smoke(
     expected : how many ranks there must be; None takes what there are
     """
     looks: dict[str, Look] = {
-        "ranks": lambda: look_at_ranks(world, expected),
-        "sums": lambda: look_at_sums(world),
-        "speed": lambda: look_at_speed(world),
-        "versions": lambda: look_at_versions(world),
-        "gpus": lambda: look_at_gpus(world, device, transport),
-        "files": lambda: look_at_files(world, folder),
-        "clocks": lambda: look_at_clocks(world),
+        "ranks": lambda: check_ranks(world, expected),
+        "sums": lambda: check_sums(world),
+        "speed": lambda: measure_speed(world),
+        "versions": lambda: check_versions(world),
+        "gpus": lambda: check_gpus(world, device, transport),
+        "files": lambda: check_files(world, folder),
+        "clocks": lambda: check_clocks(world),
     }
     return [_check(name, look) for name, look in looks.items()]
 
@@ -155,8 +155,8 @@ def _check(name: str, look: Look) -> SmokeCheck:
         return SmokeCheck(name, False, str(error))
 
 
-def look_at_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
-    """As many as were asked for, where they are, and through what they communicate."""
+def check_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
+    """Check the number of ranks; report their nodes and their transport."""
     if expected is not None and world.size != expected:
         raise TransportError(
             f"{expected} ranks were asked for and there are {world.size}; ask for"
@@ -172,8 +172,8 @@ def look_at_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts
     return f"{places}, {max(nodes.values())} at most on one, {through}", facts
 
 
-def look_at_sums(world: Communicator) -> str:
-    """Sums whose results are known, on every way that messages take."""
+def check_sums(world: Communicator) -> str:
+    """Check sums whose results are known, on every path that messages take."""
     right = sum(map(content_of, range(world.size)))
     for words in WORDS:
         workspace = world.workspace(words, np.float32)
@@ -184,7 +184,7 @@ def look_at_sums(world: Communicator) -> str:
     return f"sums of {WORDS[0]} to {WORDS[-1]} words are right"
 
 
-def look_at_speed(world: Communicator) -> str | tuple[str, Facts]:
+def measure_speed(world: Communicator) -> str | tuple[str, Facts]:
     """Time sums over all ranks of arrays on the host, one short and one long.
 
     A time is the median over the repeats on a rank, and the longest of all ranks'.
@@ -224,8 +224,8 @@ def content_of(rank: int) -> int:
     return 1 + rank % 63
 
 
-def look_at_versions(world: Communicator) -> str:
-    """The same programs everywhere."""
+def check_versions(world: Communicator) -> str:
+    """Check that all ranks run the same versions of the programs."""
     own = {
         "hpcsgd": hpcsgd.__version__,
         "python": platform.python_version(),
@@ -247,8 +247,8 @@ def look_at_versions(world: Communicator) -> str:
     return ", ".join(f"{name} {said[0][name]}" for name in shown)
 
 
-def look_at_gpus(world: Communicator, device: str, transport: str) -> str:
-    """A GPU for each rank, and a sum through the transport."""
+def check_gpus(world: Communicator, device: str, transport: str) -> str:
+    """Check that each rank has a GPU and that a sum through the transport is right."""
     if device != "cuda":
         return "no GPUs asked for"
     from hpcsgd.config import RunConfig
@@ -261,8 +261,8 @@ def look_at_gpus(world: Communicator, device: str, transport: str) -> str:
     return f"{counted(len(places), 'GPU')}, {over.transport}"
 
 
-def look_at_clocks(world: Communicator) -> str:
-    """Clocks that agree, as far as a message lets one see."""
+def check_clocks(world: Communicator) -> str:
+    """Check that the clocks of all ranks agree, as far as a message can tell."""
     world.exchange_objects(None)
     times = world.exchange_objects(time.clock_gettime(time.CLOCK_REALTIME))
     skew = max(times) - min(times)

@@ -161,8 +161,8 @@ SIGNS = tuple(
 ENDED_WELL = "Exited with exit code 75"  # saved, to go on later
 
 
-def blame(log: Path) -> Blame | None:
-    """Whom the log of a failed job names, of its last start."""
+def find_culprit(log: Path) -> Blame | None:
+    """Return the rank or cause that the log of a failed job names last."""
     text = last_start(log)
     death = DEATH.search(ENDING.split(text, maxsplit=1)[0])
     if death:
@@ -286,12 +286,16 @@ def states(folder: Path) -> list[JobState]:
     # A script that is run by hand has one name however often it is written.
     sent = {r["job"]: r for r in said if r.get("event") == "submitted"}.values()
     jobs = [(job, number, r) for r in sent for number, job in elements(r)]
-    known = look_up([job for job, _, _ in jobs], said)
+    known = query_slurm([job for job, _, _ in jobs], said)
     return [_state(folder, job, n, record, known) for job, n, record in jobs]
 
 
-def look_up(jobs: Sequence[str], said: Sequence[Mapping[str, Any]] = ()) -> SlurmFacts:
-    """Ask Slurm; the accounting only of what the queue does not show as active."""
+def query_slurm(
+    jobs: Sequence[str], said: Sequence[Mapping[str, Any]] = ()
+) -> SlurmFacts:
+    """Query Slurm: the queue, and the accounting of jobs that the queue does not show
+    as active.
+    """
     queue = queued()
     active = {job for job, seen in (queue or {}).items() if seen.is_active}
     cancelled = {str(r.get("job")) for r in said if r.get("event") == "cancelled"}
@@ -315,7 +319,7 @@ def _state(
     if word not in (*ACTIVE, "completed") and known.was_cancelled(job):
         word, why = "cancelled", ""
     log = folder / "log" / f"{job}.log"
-    blamed = blame(log) if word in BAD else None
+    blamed = find_culprit(log) if word in BAD else None
     runs = _runs(record, number)
     is_over = word not in (*ACTIVE, "unknown")
     return JobState(

@@ -46,7 +46,7 @@ class NoMonitor:
     """
 
     words = 0  # of this member that wait for the next message
-    looks = 0  # at the recurrence that ended in a verdict
+    checks = 0  # at the recurrence that ended in a verdict
     alarm: dict[str, Any] | None = None  # what was found, until somebody takes it
 
     def begin(
@@ -104,12 +104,12 @@ class Clip:
     clipped: int = 0  # updates that were made smaller
     _word: Array = field(default_factory=lambda: np.zeros(1))
 
-    def descend(
+    def apply_update(
         self, task: "Task", state: "State", rows: "Rows", residuals: Array, plan: Any
     ) -> None:
         """weights ← Φ weights + clipped Σ_i gain_i Y_iᵀ r_i."""
         moved = np.zeros_like(state.weights)
-        task.backend.descend(moved, rows, residuals, plan)
+        task.backend.apply_update(moved, rows, residuals, plan)
         parts = moved.reshape(len(moved), task.states, -1)
         sizes = np.array(plan.blocks.sizes, dtype=np.float64)
         limits = self.at * (np.abs(plan.unrolled.gain) * sizes[:, None]).sum(axis=0)
@@ -175,10 +175,10 @@ def refuse(product: str, how: str) -> ConfigError:
 class GradientSink(Protocol):
     """Takes what would be added to the weights, before it is."""
 
-    def descend(
+    def apply_update(
         self, task: "Task", state: "State", rows: "Rows", residuals: Array, plan: Any
     ) -> None:
-        """What becomes of the gradient Yᵀr of one step."""
+        """Take the gradient Yᵀr of one step."""
 
 
 class GradientReducer(GradientSink, Protocol):
@@ -212,8 +212,8 @@ class Task:
     models: Models | None = None  # several at once, `columns` of all of them together
 
     @property
-    def taker(self) -> GradientSink | None:
-        """Who takes every update before it is added; None: kernels may add it."""
+    def gradient_sink(self) -> GradientSink | None:
+        """The sink of every update before it is added; None: kernels may add it."""
         return self.gradient or self.clip
 
     @cached_property
@@ -238,7 +238,7 @@ class State:
     # save it by name.
     memory: dict[str, Array] = field(default_factory=dict)
     # And arrays of any shape, each rank's own: saved for the same grid alone.
-    kept: dict[str, Array] = field(default_factory=dict)
+    rank_arrays: dict[str, Array] = field(default_factory=dict)
     # And what they keep beside the intercept: (k, K), the same on every member.
     shared: dict[str, Array] = field(default_factory=dict)
 
@@ -249,12 +249,14 @@ class State:
             self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
         return self.memory[name]
 
-    def look_at(self, name: str) -> Any:
-        """One of its arrays, to be read: where it lives elsewhere, it stays there."""
+    def host_array(self, name: str) -> Any:
+        """Return one of its arrays to be read; where it is stored on a device, it stays
+        there.
+        """
         return getattr(self, name)
 
-    def glance(self) -> "State":
-        """The same, to be read: where it lives elsewhere, it stays there."""
+    def host_state(self) -> "State":
+        """Return this state to be read; arrays on a device stay there."""
         return self
 
     def portion(self, share: float, group: Communicator) -> Array:
@@ -414,17 +416,21 @@ def iterate(
     task.clock.lap("inner")
     if seen is not None:
         task.monitor.after(seen, task, state, group, rows, gram)
-    descend(task, state, rows, state.residuals, group.plan)
+    apply_update(task, state, rows, state.residuals, group.plan)
     task.clock.lap("update")
     return state
 
 
-def descend(task: Task, state: State, rows: Rows, residuals: Array, plan: Any) -> None:
-    """weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, unless somebody takes that before."""
-    if task.taker is None:
-        task.backend.descend(state.weights, rows, residuals, plan)
+def apply_update(
+    task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+) -> None:
+    """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, unless a gradient sink takes the
+    gradient.
+    """
+    if task.gradient_sink is None:
+        task.backend.apply_update(state.weights, rows, residuals, plan)
     else:
-        task.taker.descend(task, state, rows, residuals, plan)
+        task.gradient_sink.apply_update(task, state, rows, residuals, plan)
 
 
 def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> None:

@@ -77,7 +77,7 @@ class CostInputs:
     members: int  # that messages are felt with, also where they are emulated
     rows: int  # of a replica
     columns: int  # of the whole matrix
-    held: int  # of a member
+    local_columns: int  # of a member
     batch: int
     epochs: int
     comes_again: bool  # the same groups in every epoch
@@ -179,7 +179,7 @@ class _Exchange:
 
 
 def _direct(x: _Exchange) -> float:
-    steps = x.plain(x.job.held) + x.machine.exchange
+    steps = x.plain(x.job.local_columns) + x.machine.exchange
     if x.job.members == 1:
         return steps + x.steps * x.machine.alone
     return steps + x.steps * (x.margins(x.job.batch) + x.machine.step)
@@ -189,11 +189,11 @@ def _later(x: _Exchange, rate: float) -> float:
     """An exchange that needs z alone."""
     machine = x.machine
     around = machine.exchange + x.steps * machine.turn
-    return x.margins(x.rows) + x.twice(x.job.held) + x.inner(rate) + around
+    return x.margins(x.rows) + x.twice(x.job.local_columns) + x.inner(rate) + around
 
 
 def _gram(x: _Exchange) -> float:
-    flops = x.blocks.gram_words * x.job.held
+    flops = x.blocks.gram_words * x.job.local_columns
     return _later(x, x.machine.again) + x.gram() + flops / x.machine.gram
 
 

@@ -14,7 +14,7 @@ from hpcsgd.backends.cuda.exchange import (
     DeviceExchange,
     DeviceFusedSteps,
     Widths,
-    can_walk,
+    has_fused_kernel,
     put_csr,
 )
 from hpcsgd.backends.cuda.gram import Seconds, choose_gram
@@ -434,7 +434,7 @@ class OneMemberDirect:
         how = blocks, task.family, task.precision, self.in_order
         if task.states * task.columns > 1 or isinstance(matrix, DeviceCsr):
             return None
-        if not can_walk(device, matrix, *how):
+        if not has_fused_kernel(device, matrix, *how):
             return None
         sampled = DeviceSampled(device, self.order, blocks.rows)
         walk = DeviceFusedSteps(device, matrix, sampled, *how)
@@ -788,7 +788,7 @@ class DeviceGather(DeviceProduct):
 
     def __init__(self, task: Task, device: Device) -> None:
         super().__init__(task, device)
-        self.bringer = RowGatherer(self)
+        self.gatherer = RowGatherer(self)
         self._blocks: dict[int, OfRows] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
@@ -799,7 +799,7 @@ class DeviceGather(DeviceProduct):
         if block is None:
             block = self._blocks[rows] = OfRows(self, rows)
         self.order.seek(*group.place, rows)
-        self.bringer.bring(block.sampled, block.whole)
+        self.gatherer.gather_rows(block.sampled, block.whole)
         block.order.seek(block.numbers, 0, rows)
         weights, intercept = state.on_device("weights"), state.on_device("intercept")
         residuals = block.alone.advance(group, weights, intercept)
@@ -818,7 +818,7 @@ class DeviceGatherOnce(DeviceProduct):
 
     def __init__(self, task: Task, device: Device) -> None:
         super().__init__(task, device)
-        self.bringer = RowGatherer(self)
+        self.gatherer = RowGatherer(self)
         height = task.shard.height
         self.whole = self._room(height)
         self.alone = OneMemberDirect(task, device, self.whole, self.order)
@@ -838,9 +838,9 @@ class DeviceGatherOnce(DeviceProduct):
         return state
 
     def _room(self, height: int) -> DeviceMatrix:
-        width = sum(self.bringer.widths)
+        width = sum(self.gatherer.widths)
         try:
-            return whole_matrix(self.device, self.bringer.own, height, width)
+            return whole_matrix(self.device, self.gatherer.own, height, width)
         except ConfigError as error:
             raise ConfigError(
                 "[products] kind = 'gather-once' keeps all rows on each GPU, and"
@@ -853,7 +853,7 @@ class DeviceGatherOnce(DeviceProduct):
             self._sampled[rows] = DeviceSampled(self.device, self.order, rows)
         sampled = self._sampled[rows]
         self.order.seek(*group.place, rows)
-        self.bringer.bring(sampled, self.whole, sampled.numbers)
+        self.gatherer.gather_rows(sampled, self.whole, sampled.numbers)
         self._is_here[group.rows] = True
 
 
@@ -861,9 +861,9 @@ class OfRows:
     """A block of so many rows, with what belongs to them: filled anew each time."""
 
     def __init__(self, product: DeviceGather, rows: int) -> None:
-        device, width = product.device, sum(product.bringer.widths)
+        device, width = product.device, sum(product.gatherer.widths)
         self.sampled = DeviceSampled(device, product.order, rows)
-        self.whole = whole_matrix(device, product.bringer.own, rows, width)
+        self.whole = whole_matrix(device, product.gatherer.own, rows, width)
         self.numbers: Array = np.arange(rows, dtype=np.int64)
         self.order = Order.of(device, self.sampled)
         self.alone = OneMemberDirect(
@@ -880,10 +880,10 @@ class RowGatherer:
         self.widths = tuple(part.stop - part.start for part in self.task.shard.parts)
         self._pieces: dict[int, DeviceMemberRows] = {}
 
-    def bring(
+    def gather_rows(
         self, sampled: DeviceSampled, whole: DeviceMatrix, places: Any = None
     ) -> None:
-        """The rows that the order has next, to `whole`: in order, or at `places`."""
+        """Gather the next rows of the order into `whole`: in order, or at `places`."""
         task, rows = self.task, len(sampled.numbers)
         pieces = self._pieces.get(rows)
         if pieces is None:

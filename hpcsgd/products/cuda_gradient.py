@@ -44,7 +44,7 @@ class Shares(Protocol):
 class Sums(Protocol):
     """Where a device adds the gradients of an exchange."""
 
-    there: Any  # float32: the gradient, row by row, and more behind it
+    device_values: Any  # float32: the gradient, row by row, and more behind it
     up: int  # bytes that went to the device
     down: int  # and came from it
 
@@ -52,8 +52,10 @@ class Sums(Protocol):
     def takes_residuals(self) -> bool:
         """Whether it sums them; else it counts them."""
 
-    def arriving(self, complete: bool) -> Any:
-        """What the agreement takes for rows; complete: no batch follows."""
+    def gradient_columns(self, complete: bool) -> Any:
+        """Return the columns that the agreement takes for rows; complete: no batch
+        follows.
+        """
 
 
 class DeviceGradient(DeviceDirect):
@@ -61,7 +63,7 @@ class DeviceGradient(DeviceDirect):
 
     def __init__(self, task: Task, device: Device, shares: Shares) -> None:
         super().__init__(replace(task, states=1, probe=np.ones(1)), device)
-        self.asked, self.shares = task, shares
+        self.gradient_task, self.shares = task, shares
         self.point: Any = None
         self.intercept: Any = None
         self.plain = adding(self.scale)
@@ -80,11 +82,11 @@ class DeviceGradient(DeviceDirect):
         exchange.coefficients.load(self.plain)
         self._compute(exchange, state, sums)
         residuals = self._residuals(exchange, state, sums)
-        task = self.asked
+        task = self.gradient_task
         task.clock.lap("steps")
         assert task.gradient is not None
         arriving = self._arriving(exchange, sums, is_full)
-        task.gradient.descend(task, state, arriving, residuals, None)
+        task.gradient.apply_update(task, state, arriving, residuals, None)
         task.clock.lap("update")
         return state
 
@@ -93,7 +95,7 @@ class DeviceGradient(DeviceDirect):
 
     def _arriving(self, exchange: DeviceExchange, sums: Sums, complete: bool) -> Any:
         """What the agreement takes for rows."""
-        return sums.arriving(complete)
+        return sums.gradient_columns(complete)
 
     def _residuals(self, exchange: DeviceExchange, state: State, sums: Sums) -> Array:
         """Where somebody sums them or compares them; else no more than how many."""
@@ -115,7 +117,7 @@ class DeviceGradient(DeviceDirect):
 
     def _read(self, weights: Any) -> None:
         """The weights, or a point of all their states."""
-        task, device = self.asked, self.device
+        task, device = self.gradient_task, self.device
         if weights.shape[1] == task.columns:  # what momenta keep is elsewhere
             self.point = weights
             return
@@ -128,7 +130,7 @@ class DeviceGradient(DeviceDirect):
         launch(*blend(count)[:2], (weights, *sizes, self._probe, self.point))
 
     def _send_point(self, state: State, sums: Sums) -> None:
-        task = self.asked
+        task = self.gradient_task
         if self.point is None:
             shape = len(state.weights), task.columns
             self.point = self.device.empty(shape, np.float32)
@@ -140,7 +142,7 @@ class DeviceGradient(DeviceDirect):
             sums.up += there.nbytes
 
     def _send_intercept(self, intercept: Array, sums: Sums) -> None:
-        read = np.ascontiguousarray(self.asked.probe @ intercept)[None]
+        read = np.ascontiguousarray(self.gradient_task.probe @ intercept)[None]
         if self.intercept is None:
             self.intercept = self.device.empty(read.shape, np.float64)
         self.device.fill(self.intercept, read)
@@ -155,7 +157,7 @@ class DeviceGradient(DeviceDirect):
                 *(self.device, self.sums),
                 lambda: exchange.before(self.point),
                 self.messages(exchange),
-                lambda: exchange.after(sums.there, self.intercept),
+                lambda: exchange.after(sums.device_values, self.intercept),
             )
         return found
 
@@ -215,10 +217,14 @@ class DeviceSlices(DeviceGradient):
         if not self.gathers:
             super()._compute(exchange, state, sums)
             return
-        assert isinstance(state, MirroredState) and self.asked.gradient is not None
+        assert (
+            isinstance(state, MirroredState) and self.gradient_task.gradient is not None
+        )
         exchange.sample()
         own, rows = state.on_device("weights"), self._rows(exchange)
-        self.asked.gradient.scores(self.asked, state, rows, own, exchange.margins)
+        self.gradient_task.gradient.scores(
+            self.gradient_task, state, rows, own, exchange.margins
+        )
         for message in self.messages(exchange):
             self.sums.sum(message.name, message.array, message.form)
         exchange.iterate(self.intercept)

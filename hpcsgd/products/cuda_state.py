@@ -17,8 +17,8 @@ from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, gathe
 # The state of a run whose weights live on a device between exchanges.
 #
 # Everybody else sees arrays of the host: they come when somebody asks for them, and go
-# back when the next exchange begins. Who only looks (`look_at`, `glance`) sends nothing
-# back.
+# back when the next exchange begins. Those to be read alone (`host_array`,
+# `host_state`) are not sent back.
 
 
 class MirroredMemory(dict[str, Array]):
@@ -37,8 +37,8 @@ class MirroredMemory(dict[str, Array]):
         """An array there, to be read and written."""
         return self._mirrors[name].on_device()
 
-    def wrote(self, name: str) -> None:
-        """It has been written there."""
+    def mark_written(self, name: str) -> None:
+        """Mark an array as written on the device."""
         self._mirrors[name].written()
 
     def __getitem__(self, name: str) -> Array:
@@ -75,18 +75,18 @@ class MirroredState(State):
         mirror = self.mirror(name)
         return None if mirror is None else mirror.on_device()
 
-    def look_at(self, name: str) -> Any:
-        """One of its arrays, to be read: nothing goes back for it."""
+    def host_array(self, name: str) -> Any:
+        """Return one of its arrays on the host, read-only; nothing is sent back."""
         mirror = self.mirror(name)
-        return self.__dict__[name] if mirror is None else mirror.to_look_at()
+        return self.__dict__[name] if mirror is None else mirror.host_view()
 
-    def glance(self) -> State:
-        """All of it but the residuals, to be read."""
-        weights, intercept = self.look_at("weights"), self.look_at("intercept")
+    def host_state(self) -> State:
+        """Return weights and intercept on the host, read-only, without residuals."""
+        weights, intercept = self.host_array("weights"), self.host_array("intercept")
         return State(
             *(weights, intercept, None),
             memory=self.memory,
-            kept=self.kept,
+            rank_arrays=self.rank_arrays,
             shared=self.shared,
         )
 
@@ -96,8 +96,8 @@ class MirroredState(State):
             mirror.written()
         self.__dict__["there"] = residuals
 
-    def wrote(self, name: str) -> None:
-        """One of its arrays has been written there."""
+    def mark_written(self, name: str) -> None:
+        """Mark one of its arrays as written on the device."""
         self.__dict__["mirrors"][name].written()
 
     @property
@@ -111,7 +111,7 @@ class MirroredState(State):
         if not isinstance(group, DeviceCommunicator) or not self.__dict__.get(
             "mirrors"
         ):
-            return self.glance().portion(share, group)
+            return self.host_state().portion(share, group)
         weights, intercept = self.on_device("weights"), self.on_device("intercept")
         average = self.__dict__.get("average")
         if average is None:
@@ -244,7 +244,7 @@ class DeviceWatch:
             *(seen, task, self._as_before(state, exchange), group),
             *(rows, self._gram(exchange)),
         )
-        exchange.descend(state.on_device("weights"))
+        exchange.apply_update(state.on_device("weights"))
 
     def _rows(self, group: Group, exchange: DeviceExchange) -> Rows:
         """Of the host where it holds them, else from the device."""
@@ -256,7 +256,7 @@ class DeviceWatch:
 
     def _as_before(self, state: MirroredState, exchange: DeviceExchange) -> State:
         """The weights that the steps began with, and the residuals that they had."""
-        weights = state.look_at("weights").astype(self.task.precision.working)
+        weights = state.host_array("weights").astype(self.task.precision.working)
         residuals = self.device.fetch(exchange.residuals)
         return State(weights, None, residuals)
 

@@ -20,8 +20,8 @@ from hpcsgd.products.base import (
     Scratch,
     State,
     Task,
+    apply_update,
     batch_of,
-    descend,
     gather_rows,
     movable_intercept,
     score,
@@ -47,12 +47,12 @@ class Direct:
         batch = batch_of(task, group.rows)
         if task.members.size > 1 and _is_for_kernels(task):
             plain = _plain(task, state, group, rows, batch)
-            by_kernel = task.backend.stepwise(state.weights, plain)
+            by_kernel = task.backend.pipelined_steps(state.weights, plain)
             if by_kernel is not None:
                 self._between_messages(group.blocks.sizes, by_kernel[0])
                 state.residuals = by_kernel[1]
                 return state
-        return walk(task, state, group, rows, self.scratch, batch)
+        return run_plain_steps(task, state, group, rows, self.scratch, batch)
 
     def _between_messages(self, sizes: tuple[int, ...], between: Any) -> None:
         """A sum, a call; a sum, a call: nothing else lies between two steps."""
@@ -78,7 +78,7 @@ class Direct:
         """Nothing is begun early."""
 
 
-def walk(
+def run_plain_steps(
     task: Task,
     state: State,
     group: Group,
@@ -94,7 +94,7 @@ def walk(
     alone = scratch is None or task.members.size == 1
     if alone and _is_for_kernels(task):
         plain = _plain(task, state, group, rows, batch)
-        at_once = task.backend.walk(state.weights, plain)
+        at_once = task.backend.fused_steps(state.weights, plain)
         if at_once is not None:
             task.clock.lap("steps")
             state.residuals = at_once
@@ -104,7 +104,7 @@ def walk(
 
 def _is_for_kernels(task: Task) -> bool:
     """Where nothing lies between two steps that a kernel does not know."""
-    return task.taker is None and task.models is None and not task.anchored
+    return task.gradient_sink is None and task.models is None and not task.anchored
 
 
 def _plain(
@@ -157,7 +157,7 @@ def _step(
         movable_intercept(task, state),
     )
     clock.lap("inner")
-    descend(task, state, rows, residuals, plan)
+    apply_update(task, state, rows, residuals, plan)
     clock.lap("update")
     return residuals
 
@@ -275,8 +275,8 @@ class RoundJudge(Protocol):
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """A round begins, of up to so many chunks."""
 
-    def goes_on(self) -> bool:
-        """Whether another chunk is taken now."""
+    def has_next_chunk(self) -> bool:
+        """Return whether another chunk is taken now."""
 
 
 @dataclass
@@ -332,7 +332,7 @@ class AnyBatches:
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Chunks of the stream at the weights it found; `group` says which round."""
         self.judge.begin(group.epoch, group.index, self.most)
-        while self.judge.goes_on():
+        while self.judge.has_next_chunk():
             state = self.product.advance(state, self.stream.next(), None)
         return state
 

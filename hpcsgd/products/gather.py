@@ -6,7 +6,7 @@ import numpy as np
 
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, batch_of
-from hpcsgd.products.direct import walk
+from hpcsgd.products.direct import run_plain_steps
 from hpcsgd.products.gram import same_rows
 from hpcsgd.sparse import Csr, edges_of, index_dtype, side_by_side
 
@@ -113,7 +113,7 @@ class Gather:
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows of all columns, then plain steps on them."""
         rows = self.for_products(self.gather(group))
-        return walk(self.task, state, group, rows, None)
+        return run_plain_steps(self.task, state, group, rows, None)
 
     def finish(self) -> None:
         """Nothing is begun early."""
@@ -192,7 +192,7 @@ class GatherOnce:
             known = group.rows.copy(), stored, batch_of(task, group.rows)
             self.kept[group.index] = known
         rows = self.first.for_products(known[1])
-        return walk(task, state, group, rows, None, known[2])
+        return run_plain_steps(task, state, group, rows, None, known[2])
 
     def finish(self) -> None:
         """Nothing is begun early."""

@@ -175,7 +175,7 @@ def terms(task: Task) -> float:
     return float(1.0 + mean) * len(shard.parts)
 
 
-def walked(
+def recompute_scores(
     task: Task,
     state: State,
     group: Group,
@@ -184,7 +184,8 @@ def walked(
     model: RoundoffModel,
     number: int,
 ) -> tuple[Array, float]:
-    """This member's fresh scores, folded, and how large their rounding errors are.
+    """Return this member's recomputed scores, folded, and a bound of their rounding
+    errors.
 
     The size is in units of `model.unit`, the largest of all places.
     """
@@ -195,7 +196,7 @@ def walked(
         task.backend.scores(rows[part], probed(task, weights), scores[part])
         if j + 1 < len(group.steps):
             residuals = state.residuals[part]  # type: ignore[index]
-            task.backend.descend(weights, rows[part], residuals, plan)
+            task.backend.apply_update(weights, rows[part], residuals, plan)
     before, behind = probed(task, state.weights), probed(task, weights)
     spread = np.sqrt(
         model.of_weights * (before**2 + behind**2)
@@ -311,8 +312,8 @@ def residuals_at(
 # One model of several, as a run of it alone would see an exchange.
 
 
-def one_of(number: int, task: Task, group: Group) -> tuple[Task, Group]:
-    """The task and the group of that model."""
+def task_of_model(number: int, task: Task, group: Group) -> tuple[Task, Group]:
+    """Return the task and the group of model `number`."""
     models, coefficients = task.models, group.coefficients
     assert models is not None and isinstance(coefficients, ManyCoefficients)
     one = Models((models.each[number],), models.scores, (models.weights[number],))
@@ -390,7 +391,7 @@ class GapMonitor(NoMonitor):
         self.last = 0  # the exchange before this one
         self.waiting: PendingCheck | None = None
         self.blank = 0  # words that nobody will read
-        self.looks = 0
+        self.checks = 0
 
     @property
     def words(self) -> int:  # type: ignore[override]
@@ -428,7 +429,7 @@ class GapMonitor(NoMonitor):
         found, self.waiting, self.blank = self.waiting, None, 0
         if found is None:
             return
-        self.looks += 1
+        self.checks += 1
         fresh, size = total[:-1].astype(np.float64), float(total[-1])
         gap = np.abs(fresh - found.expected)
         spread = np.sqrt(found.variance + (found.unit * size) ** 2)
@@ -456,7 +457,7 @@ class GapMonitor(NoMonitor):
         if task.models is not None:  # one of them a look: they share what may be wrong
             number = seen.number // self.every % len(task.models)
             seen, state = seen.of(number, task), state_of(number, task, state)
-            task, group = one_of(number, task, group)
+            task, group = task_of_model(number, task, group)
         assert state.residuals is not None
         if not np.isfinite(state.residuals).all():
             # Left out by the scale of residuals, or a divergence that others see; the
@@ -468,7 +469,9 @@ class GapMonitor(NoMonitor):
         self.note("residuals", seen.number, gap, allowed)
         fold = Fold(group.blocks, task.columns, (self.seed, seen.number))
         model = model_of(task.precision, group.blocks, terms(task), task.members.size)
-        fresh, size = walked(task, state, group, rows, fold, model, seen.number)
+        fresh, size = recompute_scores(
+            task, state, group, rows, fold, model, seen.number
+        )
         variance = model.of_products(
             exact.led_size, exact.corrections.size, exact.scores
         )

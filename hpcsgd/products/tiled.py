@@ -102,7 +102,7 @@ class TiledProduct:
             movable_intercept(task, state),
         )
         task.clock.lap("inner")
-        self.by_tiles.descend(task, state, rows, state.residuals, plan)
+        self.by_tiles.apply_update(task, state, rows, state.residuals, plan)
         return state
 
     def finish(self) -> None:

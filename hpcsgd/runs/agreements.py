@@ -183,10 +183,12 @@ def _pace(config: RunConfig, grid: Grid, feed: Feed) -> RoundClock:
 # A run whose weights are on disk: where they lie, and who works with them.
 
 
-def place_of(
+def infinity_place(
     config: RunConfig, loaded: LoadedRows, task: Task, rule: Rule
 ) -> InfinityPlace | None:
-    """The folder, and the tile that the budget allows; None where nothing is there."""
+    """Return the folder, and the tile that the budget allows; None without states on
+    disk.
+    """
     asked, shard = config.agreement, loaded.shard
     if not is_on_disk(asked.kind):
         return None
@@ -197,7 +199,7 @@ def place_of(
         budget=asked.tile,
         widest=max(part.stop - part.start for part in shard.parts),
         columns=task.columns,
-        words=(task.states + len(rule.kept)) * task.columns,
+        words=(task.states + len(rule.state_names)) * task.columns,
         rows=rows,
         itemsize=np.dtype(task.precision.working).itemsize,
         replicas=max(config.grid.replicas, 1),
@@ -236,8 +238,10 @@ KINDS: dict[str, type[Gradient]] = {
 SUMS = (Gradient, AsOne, Growing)
 
 
-def of_feed(config: RunConfig) -> RunConfig:
-    """The settings that rows are dealt by: batches that travel together are a group."""
+def feed_config(config: RunConfig) -> RunConfig:
+    """Return the settings that rows are dealt by: batches that travel together are a
+    group.
+    """
     if not takes_gradients(config.agreement.kind):
         return config
     schedule = replace(config.schedule, steps=batches_together(config.agreement))
@@ -275,7 +279,7 @@ def make_gradient(
         steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
         backend=_backend(kind, task, device),
         columns=task.columns,
-        held=shard.columns,
+        local_columns=shard.columns,
         buckets=buckets,
         opener=lambda state, buffer: _sender(kind, config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
@@ -285,7 +289,7 @@ def make_gradient(
         more=terms_of(config, grid, loaded, feed),
         accordion=config.accordion,
         batches=_batches(config, loaded, grid),
-        place=place_of(config, loaded, task, rule),
+        place=infinity_place(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
         buffer=_buffers(device, config.agreement.kind),
@@ -331,8 +335,8 @@ def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]
     return MODES.get((name, asked.mode), KINDS[name])
 
 
-def in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
-    """Steps of the product, put together into what `gradient` calls an exchange."""
+def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
+    """Wrap the product's steps into what `gradient` calls an exchange."""
     if isinstance(gradient, Anybatch):
         return AnyBatches(one, gradient, gradient.stream, most)
     if isinstance(gradient, ShardedAgreement) and gradient.takes_at_once and most > 1:
@@ -394,7 +398,7 @@ def _sender(
     """Of all replicas, or of the leaders of groups of them."""
     replicas, of = grid.replicas, config.agreement.hierarchical
     if isinstance(buffer, DeviceBuffer) and _sums_there(kind, config, replicas):
-        buffer.stays = True
+        buffer.is_summed_on_device = True
         return DevicePlainSender(replicas)
     if of == "off" or replicas.size == 1:
         return _between(config, grid, state, buffer, replicas, replicas.size)
@@ -436,7 +440,7 @@ def _between(
         codec = make_codec(agreement.codec, bucket, config.codec, config.accordion)
         codecs[tile.columns.start] = codec
         for name, kept in codec.kept.items():
-            state.kept[f"codec_{number}_{name}"] = kept
+            state.rank_arrays[f"codec_{number}_{name}"] = kept
     return CodecSender(speakers, codecs, agreement.codec, grid.members)
 
 

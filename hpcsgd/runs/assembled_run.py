@@ -243,9 +243,9 @@ class AssembledRun:
         """Whether its Gram travels ahead of use."""
         return self.chosen.look_ahead
 
-    def put_back(self, checkpoint: Checkpoint) -> None:
-        """Stand where the checkpoint stood."""
-        self.capture.put_back(
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore the state of a checkpoint."""
+        self.capture.restore(
             checkpoint, self.state, self.engine.view, self.feed.progress
         )
         trains, done = self.engine.agreement.trains, self.engine.view.exchanges

@@ -42,10 +42,10 @@ BOLDER = "; rate.norm = 'batches' takes the L of sampled batches, which is small
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
 
-def settle_rate(
+def resolve_rate(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> RunConfig:
-    """`config` with the rate that its data ask for, the same on all ranks."""
+    """Return `config` with the rate that its data require, the same on all ranks."""
     if config.rate.per_batch:
         return _scaled(config, _steepness(config, grid, loaded, family))
     if not config.rate.is_open:

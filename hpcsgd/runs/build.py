@@ -13,7 +13,7 @@ from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import Grid, let_go
+from hpcsgd.comm.grid import Grid, close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig, split_of
 from hpcsgd.data.readers import RowReader
@@ -39,7 +39,13 @@ from hpcsgd.products.cuda_state import MirroredState
 from hpcsgd.products.gram import LookAheadGram
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.products.tiled import TiledProduct
-from hpcsgd.runs.agreements import DrawPlace, cast, in_exchanges, make_gradient, of_feed
+from hpcsgd.runs.agreements import (
+    DrawPlace,
+    cast,
+    feed_config,
+    make_gradient,
+    wrap_in_exchanges,
+)
 from hpcsgd.runs.assembled_run import (
     AssembledRun,
     Earlier,
@@ -49,9 +55,9 @@ from hpcsgd.runs.assembled_run import (
     make_feed,
     steps_in,
 )
-from hpcsgd.runs.auto_rate import settle_rate
+from hpcsgd.runs.auto_rate import resolve_rate
 from hpcsgd.runs.checkpoint import Checkpoint
-from hpcsgd.runs.checks import many_models, rates_of, resolve_names, settle_steps
+from hpcsgd.runs.checks import many_models, rates_of, resolve_names, resolve_steps
 from hpcsgd.runs.choose import choose_run
 from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu, open_gpu
 from hpcsgd.runs.load import LoadedRows, load
@@ -120,13 +126,13 @@ def assemble(
     `earlier` is what a run that goes on had chosen, `device` the GPU that it is for;
     what closes the groups that were opened on the way goes into `undo`.
     """
-    config = settle_steps(config)
+    config = resolve_steps(config)
     task = _task(config, words, grid, loaded)
     chosen = choose_run(config, words, task, loaded, earlier)
     schedule = replace(config.schedule, steps=chosen.steps)
     config = replace(config, schedule=schedule)
     name, look_ahead = chosen.product, chosen.look_ahead
-    feed = _feed(of_feed(config), words, task, grid, loaded)
+    feed = _feed(feed_config(config), words, task, grid, loaded)
     # A look holds residuals against their scores, not against two of them.
     watched = NO_MONITOR if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
@@ -137,7 +143,9 @@ def assemble(
             product = _sharing(config, name, task, gradient)
         else:
             one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
-            product = in_exchanges(one, gradient, batches_together(config.agreement))
+            product = wrap_in_exchanges(
+                one, gradient, batches_together(config.agreement)
+            )
     elif device is None:
         product = _product(name, look_ahead, task)
     else:
@@ -219,7 +227,7 @@ def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Pr
     if isinstance(gradient, Infinity):
         return TiledProduct(task, gradient)
     one = _product(name, False, task)
-    return in_exchanges(one, gradient, batches_together(config.agreement))
+    return wrap_in_exchanges(one, gradient, batches_together(config.agreement))
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:
@@ -277,21 +285,21 @@ def build(
     `known` is the checkpoint that survivors of a failure go on from.
     """
     opened = open_all(config, world, reader, setup)
-    with let_go(opened.grid.close):
-        config = settle_rate(config, opened.grid, opened.loaded, opened.words.family)
+    with close_on_agreed_error(opened.grid.close):
+        config = resolve_rate(config, opened.grid, opened.loaded, opened.words.family)
         earlier = earlier_choice(config, opened.grid.world, known)
-        live = put_together(config, opened, callbacks, earlier)
+        live = assemble_run(config, opened, callbacks, earlier)
     setup.lap("build")
     return live
 
 
-def put_together(
+def assemble_run(
     config: RunConfig,
     opened: OpenedRun,
     callbacks: list[Callback],
     earlier: Earlier | None = None,
 ) -> AssembledRun:
-    """A run on what was opened, on all ranks together."""
+    """Assemble a run from what was opened. Collective."""
     found = opened.words, opened.grid, opened.loaded
     undo: list[Callable[[], None]] = []
     device = opened.device
@@ -300,7 +308,7 @@ def put_together(
         for one in undo:
             one()
 
-    with let_go(close):
+    with close_on_agreed_error(close):
         return opened.grid.world.together(
             lambda: assemble(config, *found, callbacks, earlier, device, undo)
         )
@@ -319,7 +327,7 @@ def open_all(
     device, world = open_gpu(config, world)
     words = world.together(lambda: resolve_names(config, world))
     grid = Grid(words.world, config.grid.replicas, words.members)
-    with let_go(grid.close):
+    with close_on_agreed_error(grid.close):
         loaded = _loaded(config, words, grid, reader, setup)
     return OpenedRun(words, grid, loaded, device)
 

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 KIND, VERSION = "checkpoint", 1
 FOLDER = "checkpoints"
 DAMAGED = ".damaged"  # behind the name of one that was passed over
-ASKED = "asked"  # the settings before a run fell back
+REQUESTED = "asked"  # the settings before a run fell back
 PRECISION_AUTO = "precision_auto"  # what pilots found, where they chose the recipe
 ON_DISK = "on_disk"  # true where files of their own hold the states
 MOST_EXCHANGES = 10**15  # of any run that ends
@@ -87,7 +87,7 @@ OPTIONAL = {
     "events": [
         {"kind": str, "event": str, "exchange": int, "evaluations": int, "text": str}
     ],
-    ASKED: {"schedule": dict, "precision": dict},
+    REQUESTED: {"schedule": dict, "precision": dict},
     ON_DISK: bool,
     PRECISION_AUTO: {"recipe": str, "considered": {...: dict}},
 }
@@ -187,7 +187,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DataError(
             f"{path} holds arrays that make no state; take an earlier checkpoint"
         )
-    for name in {"config", ASKED} & set(document):
+    for name in {"config", REQUESTED} & set(document):
         document[name] = without_retired(document[name])
     return Checkpoint(document, arrays)
 
@@ -295,7 +295,7 @@ class Capture:
     def take(self, state: State, view: View) -> Checkpoint:
         """Everything that matters after the exchange that was just done."""
         self.agreement.arrive(state)
-        arrays = self._arrays(state.glance(), view.exchanges)
+        arrays = self._arrays(state.host_state(), view.exchanges)
         return Checkpoint(self._document(view), arrays)
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
@@ -318,9 +318,9 @@ class Capture:
 
     def _kept(self, state: State) -> dict[str, Array]:
         """(R, bytes of all members) of what only the same grid can go on with."""
-        if not state.kept:  # here and everywhere else: settings decide it
+        if not state.rank_arrays:  # here and everywhere else: settings decide it
             return {}
-        own = packed(state.kept)
+        own = packed(state.rank_arrays)
         sizes = self.grid.members.exchange_objects(own.size)
         whole = np.empty(sum(sizes), dtype=np.uint8)
         self.grid.members.gather(own, sizes, whole, "control")
@@ -370,14 +370,14 @@ class Capture:
             },
         }
 
-    def put_back(
+    def restore(
         self,
         checkpoint: Checkpoint,
         state: State,
         view: View,
         progress: Callable[[int], tuple[int, int]],
     ) -> None:
-        """Make `state` and all that watches it what they were; a local call.
+        """Restore `state` and all that observes it from a checkpoint; a local call.
 
         `progress` says how many steps and rows this replica has done after an
         exchange: they depend on the grid, which may be another one now.
@@ -397,8 +397,8 @@ class Capture:
         view.loss, view.seconds = said["loss"], said["seconds"]
         view.history[:] = said["history"]
         view.events[:] = said.get("events", [])
-        if ASKED in said:  # it fell back before
-            self.facts[ASKED] = said[ASKED]
+        if REQUESTED in said:  # it fell back before
+            self.facts[REQUESTED] = said[REQUESTED]
 
     def position(self, said: dict[str, Any]) -> int:
         """Exchanges done, on this grid: another number of replicas has other epochs."""
@@ -450,14 +450,14 @@ class Capture:
     def _put_back_kept(self, checkpoint: Checkpoint, state: State) -> None:
         """What another grid has kept fits nobody here: it begins anew."""
         copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
-        grid, wanted = self.grid, packed(state.kept).size
+        grid, wanted = self.grid, packed(state.rank_arrays).size
         if copies is None or sizes is None:
             return
         same = (len(copies), len(sizes)) == (grid.replicas.size, grid.members.size)
         if not same or sizes[grid.member] != wanted:
             return
         first = int(sizes[: grid.member].sum())
-        unpack(copies[grid.replica, first : first + wanted], state.kept)
+        unpack(copies[grid.replica, first : first + wanted], state.rank_arrays)
 
     def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
         evaluation, said = self.evaluation, checkpoint.document["evaluation"]
@@ -551,8 +551,8 @@ class Saver:
             return False
         return at_end or (self.config.every > 0 and number % self.config.every == 0)
 
-    def wish(self) -> Request:
-        """SAVE when it is time, as the rank that writes sees it."""
+    def request(self) -> Request:
+        """Return the request of this rank: a checkpoint if one is due by the clock."""
         if self.config is None or self.store is None or not self.config.seconds:
             return Request.NONE
         late = time.monotonic() - self._began >= self.config.seconds
@@ -632,19 +632,19 @@ class TiledCapture(Capture):
         run = {RUN: self.agreement.run}
         return {**super()._document(view), ON_DISK: True, **run}
 
-    def put_back(
+    def restore(
         self,
         checkpoint: Checkpoint,
         state: State,
         view: View,
         progress: Callable[[int], tuple[int, int]],
     ) -> None:
-        """Where the files stand, on all ranks together."""
+        """Restore the state from the files of the tiles. Collective."""
         assert isinstance(self.agreement, Infinity)
         run = checkpoint.document.get(RUN, "")
-        found, each = self.agreement.go_on(state, run)
+        found, each = self.agreement.reopen(state, run)
         said = _until(checkpoint.document, found) | {"exchanges_per_epoch": each}
-        super().put_back(Checkpoint(said, {}), state, view, progress)
+        super().restore(Checkpoint(said, {}), state, view, progress)
 
     def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
         """The files hold it."""

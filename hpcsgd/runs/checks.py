@@ -139,8 +139,10 @@ def check_asynchronous(config: RunConfig) -> None:
             raise ConfigError(f"[agreement] kind = 'async-average' {why}")
 
 
-def wrong_on_disk(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
-    """What would hold all weights in memory, or lose them, with its remedy."""
+def disk_conflicts(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
+    """Return the settings that would hold all weights in memory, or lose them, each
+    with its remedy.
+    """
     return (*_wrong_around(config), *_wrong_steps(config, precision))
 
 
@@ -317,7 +319,7 @@ def check(config: RunConfig, precision: Precision) -> None:
     make_codec(codec, ONE_WORD, config.codec, config.accordion)
     more: tuple[Wrong, ...] = ()
     if is_on_disk(config.agreement.kind):
-        more = wrong_on_disk(config, precision)
+        more = disk_conflicts(config, precision)
     for is_wrong, why in (
         *_of_settings(config),
         *_of_update(config),
@@ -549,9 +551,9 @@ log = logging.getLogger(__name__)
 ALONE = ("auto", "none", "growing", "offload", "infinity")
 
 
-def settle_grid(config: RunConfig, ranks: int) -> RunConfig:
-    """`config`, with a replica on each rank where it is about replicas and no grid was
-    given: members of one would agree on nothing.
+def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
+    """Return `config` with a replica on each rank where its method is about replicas
+    and no grid was given: members of one would agree on nothing.
     """
     is_open = config.grid == GridConfig() and not config.run.emulate_members
     is_other = config.agreement.kind in ALONE or config.update.kind == COORDINATE
@@ -691,8 +693,10 @@ def check_steps(config: RunConfig) -> None:
         )
 
 
-def settle_steps(config: RunConfig) -> RunConfig:
-    """Steps that were left open are one where it has to be one."""
+def resolve_steps(config: RunConfig) -> RunConfig:
+    """Return `config` with steps set to one where they were left open and have to be
+    one.
+    """
     if config.schedule.steps or not takes_one_step(config):
         return config
     return replace(config, schedule=replace(config.schedule, steps=1))
@@ -779,7 +783,7 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
     shrinks = config.run.on_failure == "shrink"
     world.share_nodes("off" if shrinks else config.run.node_sharing)
     return ResolvedNames(
-        world=behind_network(config, world),
+        world=emulate_network(config, world),
         members=members,
         family=get_family(config.problem.family),
         precision=precision,
@@ -794,8 +798,8 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
     )
 
 
-def behind_network(config: RunConfig, world: Communicator) -> Communicator:
-    """The world, as slow as the network that is asked for."""
+def emulate_network(config: RunConfig, world: Communicator) -> Communicator:
+    """Return the world with the delays of the requested network."""
     if not config.run.network:
         return world
     return DelayedCommunicator(world, parse_network(config.run.network))

@@ -344,7 +344,7 @@ def time_passes(task: Task, rows: Array) -> tuple[float, float]:
     sampled: Rows = backend.gather(*shard.at(rows), room)
     backend.scores(sampled, weights, margins)
     read = perf_counter()
-    backend.descend(weights, sampled, residuals, plan)
+    backend.apply_update(weights, sampled, residuals, plan)
     return read - began, perf_counter() - read
 
 
@@ -357,7 +357,7 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
     sampled = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
     known = (group.blocks, group.coefficients.plain, task.family, belongs, None)
     began = perf_counter()
-    found = task.backend.walk(weights, StepSequence(sampled, *known))
+    found = task.backend.fused_steps(weights, StepSequence(sampled, *known))
     return (float("inf") if found is None else perf_counter() - began,)
 
 
@@ -441,7 +441,7 @@ def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
     def step_by_step() -> None:
         sampled, batch = gather_rows(task, scratch, "rows", group), batch_of(task, rows)
         known = (group.blocks, group.coefficients.plain, task.family, batch, None)
-        by_kernel = task.backend.stepwise(weights, StepSequence(sampled, *known))
+        by_kernel = task.backend.pipelined_steps(weights, StepSequence(sampled, *known))
         if by_kernel is None:
             one_by_one(task, state, group, sampled, batch, scratch)
             return
@@ -573,10 +573,10 @@ def job_of(
     word = get_format(precision.matrix).dtype.itemsize
     each = (word + 4) * loaded.density if shard.is_sparse else word
     return CostInputs(
-        members=felt(task.members),
+        members=modelled_ranks(task.members),
         rows=largest.stop,
         columns=shard.total_columns,
-        held=max(part.stop - part.start for part in shard.parts),
+        local_columns=max(part.stop - part.start for part in shard.parts),
         batch=schedule.batch,
         epochs=schedule.epochs,
         comes_again=config.sampling.mode == "shuffle-once" and schedule.epochs > 1,
@@ -589,9 +589,13 @@ def job_of(
     )
 
 
-def felt(members: Communicator) -> int:
-    """How many ranks a message is felt with."""
-    return members.felt if isinstance(members, DelayedCommunicator) else members.size
+def modelled_ranks(members: Communicator) -> int:
+    """Return the number of ranks that the network model charges a message for."""
+    return (
+        members.modelled_ranks
+        if isinstance(members, DelayedCommunicator)
+        else members.size
+    )
 
 
 def _machine(
@@ -649,7 +653,7 @@ def assumed_machine(task: Task, job: CostInputs) -> Machine:
 
 def _key(config: RunConfig, task: Task, job: CostInputs) -> str:
     """What figures depend on: kernels, formats, family, widths, ranks, network."""
-    width = 2 ** round(log2(max(job.held, 1)))
+    width = 2 ** round(log2(max(job.local_columns, 1)))
     parts = (
         compiled_calls.instructions() or "numpy",
         "sparse" if task.shard.is_sparse else "dense",

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.base import ways
+from hpcsgd.backends.base import emulated_fields
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import let_go
+from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import GridConfig, RunConfig, UpdateConfig
 from hpcsgd.data.readers import RowReader
@@ -32,10 +32,10 @@ from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import ENDINGS, PollSchedule
 from hpcsgd.runs.progress import History
-from hpcsgd.runs.report import named, where_it_ran
+from hpcsgd.runs.report import machine_facts, named
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.session import Session, check_settings, lent
-from hpcsgd.solvers.callbacks import Callback, Request, View, wish_of
+from hpcsgd.runs.session import Session, borrow_world, check_settings
+from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.coordinate import COORDINATE, Array, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
 from hpcsgd.solvers.evaluation import Columns
@@ -74,7 +74,7 @@ def best_form(config: RunConfig) -> str:
     return "dual" if problem.family == OF["dual"] and is_dual else "newton"
 
 
-def quickest_form(family: str, l1: float, ranks: int) -> str:
+def fastest_form(family: str, l1: float, ranks: int) -> str:
     """Return the form that takes the least time to the optimum; "auto": the usual one.
 
     Least squares with l1 on one process have no message that a Gram would save: newton
@@ -300,7 +300,7 @@ class OpenedForm:
     @property
     def is_cached(self) -> bool:
         """Whether G stays."""
-        return self.exchanges.keeps
+        return self.exchanges.caches_grams
 
     @property
     def exchanges_planned(self) -> int:
@@ -327,7 +327,7 @@ def open_form(
     world.together(lambda: form_of(config, world.size))
     config = replace(config, grid=GridConfig(*grid_of(config, world.size)))
     opened = open_all(_plain(config), world, reader, setup)
-    with let_go(opened.grid.close):
+    with close_on_agreed_error(opened.grid.close):
         ready = _prepare(config, opened)
     setup.lap("build")
     return ready
@@ -474,7 +474,7 @@ def _facts(
         "classes": loaded.columns,
         "labels": list(loaded.targets.labels),
         "precision": dict(vars(words.precision)),
-        "precision_runs": ways(words.precision),
+        "precision_runs": emulated_fields(words.precision),
         "clipped_scores": 0,
         "mended_members": 0,
         "events": list(view.events),
@@ -492,7 +492,7 @@ def _facts(
         "resumes": 0,
         "checkpoints_written": 0,
         "checkpoints_failed": 0,
-        **where_it_ran(),
+        **machine_facts(),
     }
 
 
@@ -515,7 +515,7 @@ def _of_all_ranks(training: "CoordinateTraining") -> dict[str, Any]:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     own *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     world = training.ready.opened.grid.world
-    everyone = world.exchange_objects((own, training.meter.said()))
+    everyone = world.exchange_objects((own, training.meter.report()))
     energy, why = total(said for _, said in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
@@ -540,10 +540,10 @@ class Descent:
         self.seen: FormModel | None = None
         self.first_gradient = form.steep
 
-    def look(self) -> FormModel:
+    def evaluate(self) -> FormModel:
         """At the point now; x is made the same bits everywhere."""
         self.ready.opened.grid.world.broadcast(self.point.x, 0, "evaluate")
-        seen = self.seen = self.ready.form.look(self.point)
+        seen = self.seen = self.ready.form.evaluate(self.point)
         self.first_gradient = self.first_gradient or seen.gradient
         return seen
 
@@ -615,11 +615,11 @@ class CoordinateRun(Session):
     def _until_done(self) -> Result:
         world, config = self.world, self.config
         world.watch(config.run.timeout)
-        with let_go(world.unwatch):
+        with close_on_agreed_error(world.unwatch):
             check_settings(config, world)
             ready = open_form(config, world, self.reader, self.setup)
             folder = RunFolder(config.run.out if world.rank == 0 else None)
-            with let_go(ready.close):
+            with close_on_agreed_error(ready.close):
                 world.together(folder.claim)
                 try:
                     result = self._in_the(folder, ready)
@@ -668,11 +668,11 @@ class CoordinateTraining:
         self.ready = ready
         self.callbacks = callbacks
         self.descent = Descent(ready, point)
-        self.wish = Request.NONE  # of callbacks of this rank
-        self.granted = Request.NONE  # of all
+        self.request = Request.NONE  # of callbacks of this rank
+        self.agreed_request = Request.NONE  # of all
         self.ended = "epochs used up"
         config, world = ready.config, ready.opened.grid.world
-        self.looks = PollSchedule(world, config.run.check_every)
+        self.polls = PollSchedule(world, config.run.check_every)
         self.meter = make_meter("")
         planned = ready.exchanges_planned * config.schedule.epochs
         self.view = View(
@@ -689,7 +689,7 @@ class CoordinateTraining:
         view = self.view
         self._tell("on_start")
         self._evaluate()
-        self.looks.begin(0, 0.0)
+        self.polls.begin(0, 0.0)
         status = self._train()
         if view.history[-1]["exchanges"] != view.exchanges:
             self._evaluate()
@@ -712,7 +712,7 @@ class CoordinateTraining:
             self.view.epoch = self.descent.epoch
             if not went_on:
                 self.ended = "asked to stop"
-                return ENDINGS[self.granted]
+                return ENDINGS[self.agreed_request]
             if every and self.descent.epoch % every == 0:
                 self._evaluate()
         if self.ended != "converged" and not self.descent.is_done(tol):
@@ -735,17 +735,19 @@ class CoordinateTraining:
         now = perf_counter()
         view.seconds += now - self._began
         self._tell("on_exchange")
-        if self.looks.is_due(done):
-            self.granted = Request(self.looks.ask(self.wish, done, view.seconds))
+        if self.polls.is_due(done):
+            self.agreed_request = Request(
+                self.polls.ask(self.request, done, view.seconds)
+            )
         self._began = perf_counter()
-        return self.granted < Request.STOP
+        return self.agreed_request < Request.STOP
 
     def _evaluate(self) -> None:
         """Loss, gradient and gap, as a record of the history."""
         view, clock = self.view, self.ready.clock
         clock.start()
         with np.errstate(all="ignore"):  # a figure that is not finite is reported
-            seen = self.descent.look()
+            seen = self.descent.evaluate()
         clock.lap("evaluate")
         view.loss = seen.loss
         ledger = self.ready.opened.grid.world.ledger
@@ -788,7 +790,7 @@ class CoordinateTraining:
         for callback in self.callbacks:
             answer: Any = getattr(callback, event)(self.view)
             if answer:
-                self.wish = max(self.wish, wish_of(answer))
+                self.request = max(self.request, request_of(answer))
 
 
 # Many penalties, one after the other, on data that are opened and a Gram made once.
@@ -816,7 +818,7 @@ def along(
         penalty = penalty_of(problem, columns.total_columns).of(columns.columns)
         ready.form.become(ready.nonempty.penalty(penalty), point)
         point = point if warm else ready.form.begin()
-        with lent(ready.opened.grid.world, config.run.reproducible):
+        with borrow_world(ready.opened.grid.world, config.run.reproducible):
             training = CoordinateTraining(ready, [], point)
             status = training.run()
             result = result_of(training, status, began, setup.seconds)

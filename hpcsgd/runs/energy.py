@@ -111,13 +111,15 @@ class EnergyMeter:
         self._count()
         self._before = None
 
-    def keep_up(self) -> None:
-        """Called now and then: no counter may begin again twice unseen."""
+    def count_if_due(self) -> None:
+        """Read the counters if the last reading is old: no counter may wrap around
+        twice unseen.
+        """
         if self._before is not None and self._clock() - self._read_at > OFTEN:
             self._count()
 
-    def said(self) -> "EnergyReport":
-        """What this rank knows, for the others."""
+    def report(self) -> "EnergyReport":
+        """Return the energy measured by this rank, to be gathered."""
         gains = [
             Gain(c.node, c.name, c.source, joules)
             for c, joules in zip(self.counters, self.joules, strict=True)

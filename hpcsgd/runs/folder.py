@@ -9,7 +9,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import FolderLock, read_entry_text, reason, write_text
 from hpcsgd.runs.checkpoint import FOLDER, CheckpointStore
-from hpcsgd.runs.progress import as_lines, in_order
+from hpcsgd.runs.progress import format_records, in_order
 from hpcsgd.runs.recording import NAME
 from hpcsgd.runs.result import Result, UnsavedFile, saving
 
@@ -97,7 +97,7 @@ class RunFolder:
 
     def _complete_history(self, path: Path, result: Result) -> None:
         """Write it once more where a disk was full when a line came."""
-        lines = as_lines(in_order(result.history, result.events))
+        lines = format_records(in_order(result.history, result.events))
         with saving(path):
             if not path.is_file() or read_entry_text(path) != lines:
                 write_text(path, lines)

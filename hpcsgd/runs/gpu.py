@@ -9,10 +9,10 @@ from hpcsgd.agreements.cuda import DeviceGradientAgreement, DeviceOffload, Devic
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.agreements.more.tick_tock import TickTock
 from hpcsgd.backends.cuda.device import Device
-from hpcsgd.backends.cuda.driver import shown
+from hpcsgd.backends.cuda.driver import format_bytes
 from hpcsgd.backends.cuda.gram import allowed, bytes_asked
 from hpcsgd.backends.cuda.kernels import build_of
-from hpcsgd.backends.cuda.memory import DeviceNeed, grams_bytes, room_of, rows_bytes
+from hpcsgd.backends.cuda.memory import DeviceNeed, device_need, grams_bytes, rows_bytes
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.grid import Grid
@@ -70,7 +70,7 @@ def open_gpu(
     )
 
 
-def check_room(
+def check_device_memory(
     device: Device,
     task: Task,
     plans: Iterable[Sequence[int]],
@@ -89,7 +89,7 @@ def check_room(
     """
     wide = task.columns * task.states
     matrix = task.shard.matrix, plans, device.multiprocessors
-    need = room_of(*matrix, wide, sets, kept, held, asked)
+    need = device_need(*matrix, wide, sets, kept, held, asked)
     free, total = device.memory()
     place = device.layer.place
     said = world.exchange_objects((place, need.total, free))
@@ -101,10 +101,10 @@ def check_room(
     if needed <= free:
         return min(_left(ranks) for ranks in gpus.values())
     who = f" by {len(here)} ranks" if len(here) > 1 else ""
-    parts = need.said(task.precision.matrix)
+    parts = need.describe(task.precision.matrix)
     raise ConfigError(
-        f"the GPU {place} has no room: {shown(needed)} are needed{who} and"
-        f" {shown(free)} of {shown(total)} are free (one rank: {parts});"
+        f"the GPU {place} has no room: {format_bytes(needed)} are needed{who} and"
+        f" {format_bytes(free)} of {format_bytes(total)} are free (one rank: {parts});"
         f" {_smaller(need, task, len(here) > 1, held is not None)}"
     )
 
@@ -193,10 +193,14 @@ def make_on_gpu(
     asked = allowed(config.products.gram_kernel, config.run.reproducible)
     takes = sets * _asked_bytes(asked, task, plans, device)
     insists = 0 if asked == "auto" else takes
-    left = check_room(device, task, plans, grid.world, sets, kept, asked=insists)
+    left = check_device_memory(
+        device, task, plans, grid.world, sets, kept, asked=insists
+    )
     may_ask = asked == "auto" and takes > 0  # the same on all ranks
     if may_ask and not all(grid.world.exchange_objects(takes <= left)):
-        log.info("cuBLAS is not asked: %s for its squares are not free", shown(takes))
+        log.info(
+            "cuBLAS is not asked: %s for its squares are not free", format_bytes(takes)
+        )
         asked = "own"
     product = make_on_device(name, task, device, look_ahead)
     product.gram_asked = asked
@@ -231,7 +235,7 @@ def make_gradient_on_gpu(
     offloads = isinstance(gradient, DeviceOffload)
     again = task.shard.width if isinstance(gradient, TickTock) else 0
     kept = 4 * (own * offloads + again) * task.columns
-    check_room(device, two, plans, grid.world, kept=kept)
+    check_device_memory(device, two, plans, grid.world, kept=kept)
     product = DeviceGradient(task, device, gradient)
     product.holds_weights = offloads or isinstance(gradient, DeviceGradientAgreement)
     return product
@@ -245,10 +249,10 @@ def _make_slices(
     if gradient.takes_at_once:
         plans = [(sum(sizes),) for sizes in feed.plans]
     one = replace(task, states=1)
-    held = gradient.bytes_there(task.shard.width)
+    held = gradient.device_bytes(task.shard.width)
     gathers = gradient.stage == 3
     kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
-    check_room(device, one, plans, grid.world, kept=kept, held=held)
+    check_device_memory(device, one, plans, grid.world, kept=kept, held=held)
     product = DeviceSlices(task, device, gradient)
     product.holds_weights, product.gathers = True, gathers
     return product

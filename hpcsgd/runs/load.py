@@ -74,8 +74,10 @@ def choose_exponents(
     backend.scaling = make_scaling(form, peaks, own, how)
 
 
-def say_lost(grid: Grid, scaling: ColumnExponents | None, cells: int) -> None:
-    """How many values a narrow matrix could not hold."""
+def report_rounding_loss(
+    grid: Grid, scaling: ColumnExponents | None, cells: int
+) -> None:
+    """Log how many values a narrow matrix could not represent. Collective."""
     if scaling is None:
         return
     counts = grid.world.exchange_objects((scaling.saturated, scaling.flushed))
@@ -129,7 +131,7 @@ def stream_tiles(
 # Which rows and which columns of the data each rank of a grid owns.
 
 
-def own_rows(grid: Grid, reader: RowReader) -> slice:
+def replica_rows(grid: Grid, reader: RowReader) -> slice:
     """The rows of this rank's replica, in equal numbers: each draws equal batches.
 
     Refused where a replica would have no row, or a member no column.
@@ -182,7 +184,7 @@ def _stored_by_column(grid: Grid, reader: RowReader) -> NDArray[Any]:
 # Sample weights with mean 1, and rows that are not trained on as weights of 0.
 
 
-def keep_apart(
+def split_held_out(
     grid: Grid,
     weights: Array | None,
     split: FoldSplit,
@@ -190,7 +192,7 @@ def keep_apart(
     total_rows: int,
     known: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Weights of rows that are trained on, with mean 1 each, and of those held out.
+    """Return the weights of training rows, with mean 1 each, and of held-out rows.
 
     `known` are folds of all rows that somebody has drawn.
     """
@@ -284,7 +286,7 @@ def load(
     """
     world = grid.world
     rows, preparation, names = world.together(
-        lambda: (own_rows(grid, reader), preparation_of(reader), names_of(reader))
+        lambda: (replica_rows(grid, reader), preparation_of(reader), names_of(reader))
     )
     parts = column_parts(grid, reader, partition)
     columns = parts[grid.member]
@@ -344,7 +346,7 @@ def _stored(
             reader, rows, columns, backend.store, element, seen, route, look
         )
     )
-    say_lost(grid, backend.scaling, reader.rows * reader.cols)
+    report_rounding_loss(grid, backend.scaling, reader.rows * reader.cols)
     return matrix
 
 
@@ -407,7 +409,7 @@ def _read_sides(
         held = None
     else:
         known = getattr(reader, "fold_of", None)
-        scaled, held = keep_apart(grid, weights, split, rows, reader.rows, known)
+        scaled, held = split_held_out(grid, weights, split, rows, reader.rows, known)
     offsets = world.together(read_offsets)
     return _Sides(y, weights, scaled, held, offsets)
 
@@ -469,7 +471,7 @@ def _stream(
     place = getattr(reader, "place_of_blocks", lambda _: None)(element)
     known = None if place is None else (place, rows.start, columns)
     unheld = Unheld(fill, (height, width), dtype, known)
-    there = getattr(reader, "block_there", lambda *_: None)(rows, columns, element)
+    there = getattr(reader, "device_block", lambda *_: None)(rows, columns, element)
     return unheld if there is None else DeviceBlock(unheld, there)
 
 

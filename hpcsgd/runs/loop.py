@@ -17,7 +17,7 @@ from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter
 from hpcsgd.runs.recording import MemberCheck, Recorder
 from hpcsgd.runs.result import Status
-from hpcsgd.solvers.callbacks import Callback, Request, View, wish_of
+from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.evaluation import Evaluation, StopConfig
 from hpcsgd.solvers.full_passes import NO_MINIMUM
 from hpcsgd.solvers.newton import UNFINISHED, NoFinisher
@@ -107,13 +107,13 @@ class GoodState:
     weights: Array
     intercept: Array | None
     memory: dict[str, Array]
-    kept: dict[str, Array]
+    rank_arrays: dict[str, Array]
     shared: dict[str, Array]
 
     @classmethod
     def of(cls, state: State, view: View) -> "GoodState":
         """A copy of how it is now."""
-        state = state.glance()
+        state = state.host_state()
         return cls(
             exchanges=view.exchanges,
             epoch=view.epoch,
@@ -122,18 +122,18 @@ class GoodState:
             weights=state.weights.copy(),
             intercept=None if state.intercept is None else state.intercept.copy(),
             memory=_copies(state.memory),
-            kept=_copies(state.kept),
+            rank_arrays=_copies(state.rank_arrays),
             shared=_copies(state.shared),
         )
 
-    def put_back(self, state: State, view: View) -> None:
-        """Make it so again; time that was spent stays spent."""
+    def restore(self, state: State, view: View) -> None:
+        """Restore state and view from this snapshot; seconds are not taken back."""
         state.weights[...] = self.weights
         if state.intercept is not None and self.intercept is not None:
             state.intercept[...] = self.intercept
         for own, held in (
             (state.memory, self.memory),
-            (state.kept, self.kept),
+            (state.rank_arrays, self.rank_arrays),
             (state.shared, self.shared),
         ):
             for name, array in held.items():
@@ -242,10 +242,11 @@ def alarm_text(alarm: dict[str, Any]) -> str:
 Cause = dict[str, Any] | None  # an alarm, or a divergence
 
 
-def fallen(
+def fallback_event(
     view: View, rung: FallbackLevel, cause: Cause, stopped: int, there: int
 ) -> Event:
-    """A fall-back: why, from where, to where, and what is changed.
+    """Return the event of a fall-back: its cause, from where, to where, and what is
+    changed.
 
     `stopped` counts exchanges as before, `there` as from now on.
     """
@@ -300,7 +301,7 @@ class Engine:
         guard: MemberCheck,
         evaluation: Evaluation,
         saver: Saver,
-        looks: PollSchedule,
+        polls: PollSchedule,
         pace: RunLength,
         view: View,
         callbacks: list[Callback],
@@ -319,7 +320,7 @@ class Engine:
         self.guard = guard
         self.evaluation = evaluation
         self.saver = saver
-        self.looks = looks
+        self.polls = polls
         self.pace = pace
         self.view = view
         self.callbacks = callbacks
@@ -335,7 +336,7 @@ class Engine:
             ()
         )  # of energy; the session has one that outlives legs
         self.alarm: dict[str, Any] | None = None  # that ended it
-        self.wish = Request.NONE
+        self.request = Request.NONE
         self.has_minimum = True  # False: F was found to fall without end
 
     def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
@@ -367,8 +368,10 @@ class Engine:
         falls = status is Status.DIVERGED and self.states.active
         return self._end(state, status, FALLING if falls else status.value)
 
-    def rehearse(self, state: State, groups: Iterator[Group | None], more: int) -> None:
-        """So many exchanges and no more, for their time: no loss is taken."""
+    def run_exchanges(
+        self, state: State, groups: Iterator[Group | None], more: int
+    ) -> None:
+        """Run so many exchanges and no more, to time them: no loss is evaluated."""
         self.pace = RunLength(1, self.view.exchanges + more, 0)
         self._train(state, groups)
         self.agreement.arrive(state)
@@ -382,7 +385,7 @@ class Engine:
             self.view.seconds = before + perf_counter() - began
             self.view.note(self.grid.world.ledger, **more)
             self._tell("on_evaluate")
-            return self.wish
+            return self.request
 
         if self.finisher is UNFINISHED:
             self._judge_goal(state, status)
@@ -427,7 +430,7 @@ class Engine:
         if self._is_there():
             return Status.CONVERGED
         group = next(groups, None)
-        self.looks.begin(self.view.exchanges, self.view.seconds)
+        self.polls.begin(self.view.exchanges, self.view.seconds)
         for number in range(self.view.exchanges + 1, self.pace.exchanges + 1):
             self.recorder.before(state, number)
             began = perf_counter()
@@ -472,14 +475,14 @@ class Engine:
         if epoch_ends:
             self.view.epoch = number // self.pace.exchanges_per_epoch
         saves = self.saver.is_due(number, number == self.pace.exchanges)
-        if not (epoch_ends or saves or self.looks.is_due(number)):
+        if not (epoch_ends or saves or self.polls.is_due(number)):
             return None
         began = perf_counter()
-        self.meter.keep_up()
-        wish = max(self.wish, self.saver.wish())
-        bad = self.evaluation.are_broken(state.look_at("weights"))
+        self.meter.count_if_due()
+        wish = max(self.request, self.saver.request())
+        bad = self.evaluation.are_broken(state.host_array("weights"))
         flag = BROKEN if bad else GAP if self.monitor.alarm else wish
-        answer = self.looks.ask(flag, number, self.view.seconds)
+        answer = self.polls.ask(flag, number, self.view.seconds)
         self.view.seconds += perf_counter() - began
         if answer == BROKEN:
             return Status.DIVERGED
@@ -495,8 +498,8 @@ class Engine:
         began = perf_counter()
         if saves or is_there or answer >= Request.SAVE:
             self.saver.save(state, self.view)
-            if self.wish is Request.SAVE:
-                self.wish = Request.NONE  # granted; a wish to end stays
+            if self.request is Request.SAVE:
+                self.request = Request.NONE  # granted; a wish to end stays
         self.view.seconds += perf_counter() - began
         return ENDINGS.get(Request(answer), Status.CONVERGED if is_there else None)
 
@@ -536,4 +539,4 @@ class Engine:
         for callback in self.callbacks:
             answer = getattr(callback, event)(self.view)
             if answer:
-                self.wish = max(self.wish, wish_of(answer))
+                self.request = max(self.request, request_of(answer))

@@ -24,7 +24,7 @@ from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
 from hpcsgd.runs.checks import penalty_of, proximal_hooks, snapshot_hooks
 from hpcsgd.runs.loop import Engine, GoodStates, PollSchedule, RunLength
 from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges
-from hpcsgd.runs.recovery import next_rung
+from hpcsgd.runs.recovery import next_fallback_level
 from hpcsgd.solvers.callbacks import Callback, View
 from hpcsgd.solvers.evaluation import (
     MEASURES,
@@ -197,7 +197,9 @@ def is_replayable(
     plain = (
         type(agreement) is Gradient and not get_format(precision.residual).wants_scale
     )
-    return plain and not agreement.steps.rule.kept and not agreement.means.shapers
+    return (
+        plain and not agreement.steps.rule.state_names and not agreement.means.shapers
+    )
 
 
 # Which exchanges of a run are written down, and what makes two legs one run.
@@ -279,7 +281,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         guard=guard,
         evaluation=evaluation,
         saver=_saver(parts, capture),
-        looks=PollSchedule(grid.world, _looks_every(parts)),
+        polls=PollSchedule(grid.world, _looks_every(parts)),
         pace=RunLength(schedule.epochs, each, config.run.evaluate_every),
         view=view,
         callbacks=callbacks,
@@ -337,7 +339,11 @@ def _looks_every(parts: Parts) -> int:
 def _good_states(parts: Parts) -> GoodStates:
     """Copies are kept where there is something to fall back to."""
     every = parts.config.run.gap_every if parts.is_watched else 0
-    rung = next_rung(parts.config, parts.product_name) if _falls_back(parts) else None
+    rung = (
+        next_fallback_level(parts.config, parts.product_name)
+        if _falls_back(parts)
+        else None
+    )
     return GoodStates(every, rung is not None)
 
 

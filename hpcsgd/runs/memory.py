@@ -71,8 +71,8 @@ def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
     return -(-held // bucket_count(held, 1, word, asked.bucket))
 
 
-def at_once(config: RunConfig) -> int:
-    """Batches that are one where replicas hold slices of their gradient."""
+def batches_at_once(config: RunConfig) -> int:
+    """Return how many batches are one where replicas store slices of their gradient."""
     asked = config.agreement
     is_whole = asked.kind == "sharded" and asked.stage == 1
     return asked.accumulate if asked.kind in SHARDED and not is_whole else 1
@@ -109,10 +109,12 @@ def of_gradients(config: RunConfig) -> int:
     return moments + (1 if codec == "identity" else 3)
 
 
-def of_codec(
+def codec_bytes(
     config: RunConfig, grid: Grid, held: int, precision: Precision, sparse: bool
 ) -> int:
-    """What codecs keep, in all buckets, and its copies in states and checkpoints."""
+    """Return the bytes of codec states in all buckets, copies in snapshots and
+    checkpoints included.
+    """
     asked, copies = config.agreement, 2 + 4 * config.run.fall_back
     if not takes_gradients(asked.kind) or grid.replicas.size == 1:
         return 0
@@ -417,7 +419,7 @@ class ExchangeSizes:
         """The exchange of a rank that has so many local rows and columns."""
         schedule = config.schedule
         of_gram = max(min(schedule.batch * schedule.most_steps, rows), 1)
-        m = max(min(of_gram * at_once(config), rows), 1)
+        m = max(min(of_gram * batches_at_once(config), rows), 1)
         return cls(
             config=config,
             precision=precision,
@@ -432,7 +434,7 @@ class ExchangeSizes:
         )
 
     @property
-    def looks(self) -> bool:
+    def is_monitored(self) -> bool:
         """True where a run is long enough that the recurrence is checked."""
         every = self.config.run.gap_every
         return self._has_gram and 0 < every <= self.count
@@ -507,7 +509,7 @@ class ExchangeSizes:
         if self.rest:
             peak = max(peak, first + held(self.rest) + workspace(self.rest))
         # A look repeats the recurrence in float64, a block row of the Gram at a time.
-        return peak + self.looks * self.gram * 3 // 2
+        return peak + self.is_monitored * self.gram * 3 // 2
 
     def _words(self, m: int) -> int:
         """Words of the packed Gram of m rows."""
@@ -744,7 +746,7 @@ def predict(
     if kind == "auto" and again and grid.members.size > 1:
         kept = min(max(keeps.values()), CACHE_BUDGET)
     # Good states, the one that a checkpoint is made of, and the walk of a look.
-    copies = 2 + 4 * config.run.fall_back + 3 * exchange.looks
+    copies = 2 + 4 * config.run.fall_back + 3 * exchange.is_monitored
     copies += of_gradients(config)
     need = MemoryNeed(
         process=process_bytes(),
@@ -755,7 +757,7 @@ def predict(
         weights=of_state(config, held, states, copies, precision)
         + 2 * reader.cols * states * 8
         + of_slow(config, held, precision)
-        + of_codec(config, grid, held, precision, is_sparse(reader)),
+        + codec_bytes(config, grid, held, precision, is_sparse(reader)),
         reading=reading_of_dense(reader, rows, cols, precision),
         losses=losses_of(reader, rows, cols, precision),
         finisher=_of_finisher(config, rows, cols, reader.cols),

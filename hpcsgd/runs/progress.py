@@ -65,7 +65,7 @@ class History(Callback):
                 self.lines = self.end = 0
             file.truncate(self.end)
             file.seek(self.end)
-            file.write(as_lines(records[self.lines :]).encode())
+            file.write(format_records(records[self.lines :]).encode())
             file.flush()
             end = file.tell()
         # Some file systems notice only when it is closed that there is no room.
@@ -96,8 +96,8 @@ def in_order(
     return found + waiting
 
 
-def as_lines(records: Sequence[dict[str, Any]]) -> str:
-    """The text of the file."""
+def format_records(records: Sequence[dict[str, Any]]) -> str:
+    """Return the records as lines of JSON."""
     return "".join(json.dumps(finite(record)) + "\n" for record in records)
 
 
@@ -171,11 +171,13 @@ class Forecast:
 
     def left(self, view: View) -> str:
         """The same for a person."""
-        return in_words(self.seconds_left(view))
+        return format_time_left(self.seconds_left(view))
 
 
-def in_words(seconds: float) -> str:
-    """ "45 s left", "2 min 10 s left", "about 3 h left": no finer than it is known."""
+def format_time_left(seconds: float) -> str:
+    """Format the seconds left, no finer than they are known: "45 s left", "2 min 10 s
+    left", "about 3 h left".
+    """
     if not math.isfinite(seconds):
         return ""
     if seconds < 57.5:

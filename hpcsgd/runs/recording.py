@@ -98,12 +98,12 @@ class Recorder:
     def _take(self, state: State, number: int, moment: str) -> None:
         if self.columns is None or self.to_host is None:
             return
-        weights = self.columns.join(self.to_host(state.look_at("weights")))
+        weights = self.columns.join(self.to_host(state.host_array("weights")))
         if self.path is None:
             return
         kept = self.states.setdefault(number, {})
         kept[f"weights_{moment}"] = weights
-        intercept = state.look_at("intercept")
+        intercept = state.host_array("intercept")
         if intercept is not None:
             kept[f"intercept_{moment}"] = intercept.copy()
 
@@ -192,8 +192,8 @@ class MemberCheck:
     def _fingerprint(self, state: State) -> int:
         parts = [
             state.residuals,
-            state.look_at("intercept"),
-            state.look_at("weights") if self.whole else None,
+            state.host_array("intercept"),
+            state.host_array("weights") if self.whole else None,
         ]
         value = 0
         for part in parts:

@@ -25,7 +25,7 @@ from hpcsgd.formats import get_format, wider
 from hpcsgd.precision import Precision
 from hpcsgd.products import RECURS
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.checkpoint import ASKED, Checkpoint, CheckpointStore
+from hpcsgd.runs.checkpoint import REQUESTED, Checkpoint, CheckpointStore
 from hpcsgd.runs.loop import FallbackLevel
 from hpcsgd.runs.result import Status
 from hpcsgd.solvers.callbacks import Callback, Request, View
@@ -39,8 +39,10 @@ RAISED = ("inner", "gram_wire", "margin", "matrix")  # in this order
 NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
 
 
-def next_rung(config: RunConfig, product: str) -> FallbackLevel | None:
-    """What to change next, None at the top; `config` has its steps decided."""
+def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None:
+    """Return the next fallback level, None at the last one; `config` has its steps
+    decided.
+    """
     schedule, recurs = config.schedule, product in RECURS
     if recurs and schedule.steps > 1:
         fewer = fewer_steps(schedule.steps)
@@ -70,8 +72,10 @@ def widest_format(precision: Precision) -> str:
     return min(known, key=lambda name: get_format(name).unit_roundoff)
 
 
-def moved(checkpoint: Checkpoint, before: RunConfig, after: RunConfig) -> Checkpoint:
-    """The checkpoint as one of a run with the settings `after`.
+def convert_checkpoint(
+    checkpoint: Checkpoint, before: RunConfig, after: RunConfig
+) -> Checkpoint:
+    """Return the checkpoint as one of a run with the settings `after`.
 
     Exchange k of s steps is exchange k·s/s' of s' steps; what is counted in exchanges
     stays a count of exchanges.
@@ -85,7 +89,7 @@ def moved(checkpoint: Checkpoint, before: RunConfig, after: RunConfig) -> Checkp
         "exchanges": epochs * each + rest * s // fewer,
         "exchanges_per_epoch": each,
         "config": after.tables(),
-        # It is the same leg: `put_back` counts one more.
+        # It is the same leg: `restore` counts one more.
         "resumes": document["resumes"] - 1,
     }
     measured = document["evaluation"]["measured_at"]
@@ -94,12 +98,15 @@ def moved(checkpoint: Checkpoint, before: RunConfig, after: RunConfig) -> Checkp
     return Checkpoint(document, checkpoint.arrays)
 
 
-def going_on(config: RunConfig, document: Mapping[str, Any]) -> RunConfig:
-    """`config` with what the run of a checkpoint fell back to, where it asks the same.
+def apply_recorded_fallback(
+    config: RunConfig, document: Mapping[str, Any]
+) -> RunConfig:
+    """Return `config` with what the run of a checkpoint fell back to, where both
+    request the same.
 
     Whoever asks for something else than that run did gets what is asked for.
     """
-    then = document.get(ASKED)
+    then = document.get(REQUESTED)
     if not then:
         return config
     now, fell = config.tables(), document["config"]
@@ -205,10 +212,11 @@ def last_common(world: Communicator, known: Sequence[Checkpoint]) -> Checkpoint 
     return next(c for c in known if c.exchanges == max(common))
 
 
-def ended_by(
+def device_loss_error(
     error: DeviceLost, rank: int | None, live: AssembledRun | None, run: RunSection
 ) -> DeviceLost:
-    """A GPU's end as the end of a run: how far it was, what is saved, how to go on.
+    """Return the error that ends the run after a lost GPU: exchanges done, what is
+    saved, how to resume.
 
     Nothing is asked of the GPU. `rank` is None where another one has said so.
     """
@@ -246,7 +254,7 @@ def _way_on(run: RunSection) -> str:
 # SIGINT once: save and end with 130; twice: at once. SIGTERM and SIGUSR2 (which Slurm
 # sends ahead of a time limit): save and end with the code that asks for a requeue.
 
-WISHES = {
+SIGNAL_REQUESTS = {
     signal.SIGINT: Request.INTERRUPT,
     signal.SIGTERM: Request.PREEMPT,
     signal.SIGUSR2: Request.PREEMPT,
@@ -274,7 +282,7 @@ class Signals(Callback):
     ) -> None:
         self.end_all = end_all  # the `abort` of the world, where there is one
         self.leave = leave  # how a program ends that must not wait for anything
-        self.wish = Request.NONE
+        self.request = Request.NONE
         self.started = False
         self._pipe = (-1, -1)
         self._before: dict[int, Any] = {}
@@ -283,15 +291,15 @@ class Signals(Callback):
     def on_start(self, view: View) -> Request:
         """From now on a signal is a wish, and never more than that."""
         self.started = True
-        return self.wish
+        return self.request
 
     def on_exchange(self, view: View) -> Request:
         """What was asked for so far."""
-        return self.wish
+        return self.request
 
     def on_evaluate(self, view: View) -> Request:
         """The same: passes of a finisher are evaluations, with no exchange between."""
-        return self.wish
+        return self.request
 
     def __enter__(self) -> "Signals":
         self._pipe = os.pipe()
@@ -304,7 +312,7 @@ class Signals(Callback):
         threading.Thread(
             target=self._listen, args=(self._pipe[0],), daemon=True
         ).start()
-        for number in WISHES:
+        for number in SIGNAL_REQUESTS:
             self._before[number] = signal.signal(number, self._hear)
         return self
 
@@ -320,8 +328,8 @@ class Signals(Callback):
         os.close(self._pipe[1])  # the listener reads the end and closes its own side
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        wish = WISHES[signal.Signals(number)]
-        self.wish = max(self.wish, wish)
+        wish = SIGNAL_REQUESTS[signal.Signals(number)]
+        self.request = max(self.request, wish)
         if not self.started:
             if wish is Request.PREEMPT and "SLURM_STEP_ID" in os.environ:
                 self.leave(CODES[wish])

@@ -13,8 +13,8 @@ import numpy as np
 
 import hpcsgd
 from hpcsgd.agreements.more.infinity.agreement import Infinity, OnDisk
-from hpcsgd.agreements.more.infinity.tiles import no_room
-from hpcsgd.backends.base import ways
+from hpcsgd.agreements.more.infinity.tiles import disk_full_error
+from hpcsgd.backends.base import emulated_fields
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.files import CREATE, check_entry, open_entry
 from hpcsgd.products.base import Array, State
@@ -129,7 +129,7 @@ class ModelFile:
     def finish(self) -> None:
         """Raise what has failed."""
         if self.failure is not None:
-            raise no_room(self.path, self.failure, self.path.stat().st_size)
+            raise disk_full_error(self.path, self.failure, self.path.stat().st_size)
 
 
 def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) -> Path:
@@ -268,13 +268,13 @@ def _facts(
         "classes": live.loaded.columns,
         "labels": list(live.loaded.targets.labels),
         "precision": _precision(live),
-        "precision_runs": ways(live.task.precision),
+        "precision_runs": emulated_fields(live.task.precision),
         **_casts(live),
         "clipped_scores": live.engine.evaluation.clipped,
         "mended_members": live.engine.guard.mended,
         "events": list(view.events),
         **live.engine.hooks.facts(),
-        "gap_looks": live.task.monitor.looks,
+        "gap_looks": live.task.monitor.checks,
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),
         "seconds_evaluate": evaluate,
@@ -334,7 +334,7 @@ def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     own *= 1 if sys.platform == "darwin" else 1024
-    everyone = live.grid.world.exchange_objects((own, live.engine.meter.said()))
+    everyone = live.grid.world.exchange_objects((own, live.engine.meter.report()))
     energy, why = total(said for _, said in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
@@ -371,6 +371,6 @@ def named(loaded: LoadedRows) -> dict[str, Any]:
     return {} if loaded.names is None else {"feature_names": loaded.names}
 
 
-def where_it_ran() -> dict[str, Any]:
-    """The machine of this rank, and what ran on it."""
+def machine_facts() -> dict[str, Any]:
+    """Return the facts on the machine of this rank and the software it runs."""
     return _where()

@@ -48,8 +48,8 @@ def fingerprint(weights: Array, intercept: Array | None) -> str:
     return digest.hexdigest()
 
 
-def put_beside(weights: Array, path: Path) -> None:
-    """The file that these weights are a view of, once more at `path`."""
+def link_weights(weights: Array, path: Path) -> None:
+    """Link or copy the file that these weights are a view of to `path`."""
     own = Path(str(weights.filename))  # type: ignore[attr-defined]
     if path.exists() and path.samefile(own):
         return
@@ -269,7 +269,7 @@ class Result:
         with saving(path):
             folder.mkdir(parents=True, exist_ok=True)
             if ON_FILE in self.report:
-                put_beside(self.weights, folder / self.report[ON_FILE])
+                link_weights(self.weights, folder / self.report[ON_FILE])
             write_sealed(path, KIND, VERSION, self.document(), self.arrays())
         try:
             with saving(said):

@@ -19,16 +19,16 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import unreadable
 from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.checkpoint import (
-    ASKED,
     FOLDER,
     MEMORY,
     PRECISION_AUTO,
+    REQUESTED,
     SHARED,
     Checkpoint,
     CheckpointStore,
     read_checkpoint,
 )
-from hpcsgd.runs.recovery import going_on
+from hpcsgd.runs.recovery import apply_recorded_fallback
 
 log = logging.getLogger(__name__)
 # Sections that decide the iterates: other values are another run.
@@ -59,7 +59,7 @@ def resume(
         return False
     world.together(lambda: _check(config, live, checkpoint))
     world.together(lambda: _check_place(config, live, path))
-    live.put_back(checkpoint)
+    live.restore(checkpoint)
     if world.rank == 0:
         _say(checkpoint, live)
     return known is not None or _is_own(config.run, path)
@@ -97,16 +97,16 @@ def earlier_run(run: RunSection) -> tuple[dict[str, Any], dict[str, Any]] | None
         return None
     said = found[1].document
     known = {PRECISION_AUTO: said[PRECISION_AUTO]} if PRECISION_AUTO in said else {}
-    return dict(said.get(ASKED) or said["config"]), known
+    return dict(said.get(REQUESTED) or said["config"]), known
 
 
-def as_it_fell(config: RunConfig, world: Communicator) -> RunConfig:
-    """`config` with what the run that is gone on with had fallen back to."""
+def restore_fallback(config: RunConfig, world: Communicator) -> RunConfig:
+    """Return `config` with the settings that the resumed run had fallen back to."""
     if config.run.resume == "no":
         return config
     own = world.together(lambda: _document(config.run) if world.rank == 0 else None)
     said = world.exchange_objects(own)[0]
-    return config if said is None else going_on(config, said)
+    return config if said is None else apply_recorded_fallback(config, said)
 
 
 def _document(run: RunSection) -> dict[str, Any] | None:
@@ -121,7 +121,7 @@ def _document(run: RunSection) -> dict[str, Any] | None:
         for one in paths:
             with suppress(DataError):
                 said = read_checkpoint(one).document
-                return {k: said[k] for k in (ASKED, "config") if k in said}
+                return {k: said[k] for k in (REQUESTED, "config") if k in said}
     return None
 
 

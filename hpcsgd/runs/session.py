@@ -13,7 +13,7 @@ from hpcsgd.agreements.base import check_plan, check_same
 from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.backends.base import emulated
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import let_go
+from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
@@ -22,24 +22,24 @@ from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Array
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
-from hpcsgd.runs.checkpoint import ASKED, PRECISION_AUTO, Checkpoint
+from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED, Checkpoint
 from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.gpu import on_gpu
-from hpcsgd.runs.loop import Cause, FallbackLevel, fallen
+from hpcsgd.runs.loop import Cause, FallbackLevel, fallback_event
 from hpcsgd.runs.progress import History, SlowerThanExpected
 from hpcsgd.runs.recovery import (
-    ended_by,
+    convert_checkpoint,
+    device_loss_error,
     find_damage,
     last_common,
-    moved,
-    next_rung,
+    next_fallback_level,
     smaller_grid,
 )
 from hpcsgd.runs.report import report
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.resume import as_it_fell, resume
+from hpcsgd.runs.resume import restore_fallback, resume
 from hpcsgd.solvers.callbacks import Callback, Request
 
 # Where a run begins, if not at zero.
@@ -52,19 +52,19 @@ class Start:
     weights: Array  # (d, states x K)
     intercept: Array | None  # (states, K)
 
-    def put_into(self, live: AssembledRun) -> None:
+    def load_into(self, live: AssembledRun) -> None:
         """On every rank: its columns, in the format that its weights have."""
         state, precision = live.state, live.task.precision
         if isinstance(state.weights, OnDisk):
-            raise begins_at_zero()
+            raise initial_weights_error()
         live.engine.agreement.put_whole(state, self.weights[live.columns.own])
         live.task.backend.round(state.weights, precision.weights)
         if state.intercept is not None:
             state.intercept[...] = self.intercept
 
 
-def begins_at_zero() -> ConfigError:
-    """Weights on disk are not put in from memory."""
+def initial_weights_error() -> ConfigError:
+    """Return the error of initial weights given to a run whose weights are on disk."""
     return ConfigError(
         "[agreement] kind = 'infinity' begins at zero and initial weights were given;"
         " leave them out, or use --agreement gradient"
@@ -132,15 +132,15 @@ class Session:
         self.live: AssembledRun | None = None
         self.last: Checkpoint | None = None  # what survivors go on from
         self.lost = 0  # ranks
-        self.asked: RunConfig | None = None  # before the first fall-back
+        self.requested_config: RunConfig | None = None  # before the first fall-back
         self.start: Start | None = None  # None: at zero, or at a checkpoint
-        self.wish = Request.NONE  # of callbacks, in the leg before
+        self.request = Request.NONE  # of callbacks, in the leg before
         self.meter: EnergyMeter | None = None  # of energy, over all legs
 
     def run(self) -> Result:
         """Train; a rank that leaves takes all others along."""
         try:
-            with lent(self.world, self.config.run.reproducible):
+            with borrow_world(self.world, self.config.run.reproducible):
                 return self._until_done()
         except SystemExit as leaving:
             # No hook sees this one; the others would wait for this rank for ever.
@@ -169,11 +169,11 @@ class Session:
     def _without_gpu(self, error: DeviceLost) -> NoReturn:
         """The end of this rank: weights that were on its GPU are gone."""
         own = None if error.on_all_ranks else self.world.rank
-        said = ended_by(error, own, self.live, self.config.run)
+        said = device_loss_error(error, own, self.live, self.config.run)
         shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
         if shrinks and own is not None:
             log.error("%s; this rank leaves, the others may go on", said)
-            self.world.vanish()
+            self.world.exit_abruptly()
         raise said from error
 
     def _go_on_without_them(self) -> None:
@@ -204,15 +204,15 @@ class Session:
         world, self.live = self.world, None
         world.watch(self.config.run.timeout)
         if self.last is None:
-            self.config = as_it_fell(self.config, world)
+            self.config = restore_fallback(self.config, world)
         config = self.config
         folder = RunFolder(config.run.out if world.rank == 0 else None)
         callbacks = [History(folder.history), *self.callbacks]
-        with let_go(world.unwatch):
+        with close_on_agreed_error(world.unwatch):
             check_settings(config, world)
             own = (config, world, self.reader, callbacks, self.setup, self.last)
             self.live = build(*own)
-            with let_go(self.live.close):
+            with close_on_agreed_error(self.live.close):
                 check_live(self.live)
                 world.together(folder.claim)
                 try:
@@ -234,7 +234,7 @@ class Session:
             world.together(lambda: folder.begin(config, goes_on))
             # Not over what a checkpoint, or a leg before a fall-back, has put there.
             if self.start is not None and not live.engine.view.exchanges:
-                self.start.put_into(live)
+                self.start.load_into(live)
         self._take_over(live)
         live.open()
         log.info(*_chosen(live), extra=ONCE)
@@ -275,13 +275,13 @@ class Session:
         engine = live.engine
         if not engine.falls_back:
             return False
-        rung = next_rung(live.config, live.product_name)
+        rung = next_fallback_level(live.config, live.product_name)
         alarm, states = engine.alarm, engine.states
         kept = states.after_alarm() if alarm else states.after_divergence()
         if rung is None or kept is None:
             return False
         stopped = engine.view.exchanges
-        kept.put_back(live.state, engine.view)
+        kept.restore(live.state, engine.view)
         self._change(live, rung, alarm, stopped)
         return True
 
@@ -295,12 +295,12 @@ class Session:
             # replicas are apart.
             engine.agreement.settle(live.state, engine.view.exchanges)
         taken = live.capture.take(live.state, engine.view)
-        self.last = moved(taken, live.config, rung.config)
+        self.last = convert_checkpoint(taken, live.config, rung.config)
         self.last.document["events"].append(
-            fallen(engine.view, rung, cause, stopped, self.last.exchanges)
+            fallback_event(engine.view, rung, cause, stopped, self.last.exchanges)
         )
-        self.asked = self.asked or self.config
-        self.config, self.wish = rung.config, engine.wish
+        self.requested_config = self.requested_config or self.config
+        self.config, self.request = rung.config, engine.request
         # Put back with the state: what was sent for nothing was sent, too.
         live.grid.world.ledger.entries = Ledger().entries
 
@@ -311,11 +311,11 @@ class Session:
         if live.chosen.rival is not None and self.world.rank == 0:
             keeps = live.product_name in KEEPS
             live.engine.callbacks.append(SlowerThanExpected(live.chosen, keeps))
-        if self.asked is None:
+        if self.requested_config is None:
             return
         engine = live.engine
-        live.capture.facts.setdefault(ASKED, self.asked.tables())
-        engine.wish, self.wish = max(engine.wish, self.wish), Request.NONE
+        live.capture.facts.setdefault(REQUESTED, self.requested_config.tables())
+        engine.request, self.request = max(engine.request, self.request), Request.NONE
         # At once: what is on disk was made with the settings that failed.
         engine.saver.save(live.state, engine.view)
 
@@ -327,8 +327,9 @@ def _gpu(live: AssembledRun) -> str:
 
 
 @contextmanager
-def lent(world: Communicator, reproducible: bool) -> Iterator[None]:
-    """The world counts from nothing and sums as this run asks; then as it did before.
+def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
+    """Reset the ledger of the world and set its order of sums for one run; restore both
+    afterwards.
 
     The ledger stays the same object: groups and wrappers of the world share it.
     """

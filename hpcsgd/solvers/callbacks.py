@@ -72,8 +72,8 @@ class Callback:
         """After the last exchange, however the run ends."""
 
 
-def wish_of(answer: Any) -> Request:
-    """What a callback's answer asks for."""
+def request_of(answer: Any) -> Request:
+    """Return the request that a callback's answer stands for."""
     if isinstance(answer, Request):
         return answer
     return Request.STOP if answer else Request.NONE

@@ -160,7 +160,7 @@ class Exchanges:
 
     members: Communicator
     form: str  # of a word on the wire: fp32 or fp64
-    keeps: bool  # G of groups that come again
+    caches_grams: bool  # G of groups that come again
     clock: Clock
     scratch: Scratch = field(default_factory=Scratch)
     known: dict[int, FormFacts] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class Exchanges:
         self.clock.lap("communicate")
         if known is None:
             known = _known(total[m:], blocks)
-            if self.keeps:
+            if self.caches_grams:
                 self.known[group] = known
         return known, total[:m].astype(np.float64)
 

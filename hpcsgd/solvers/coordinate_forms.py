@@ -91,8 +91,8 @@ class Form(ABC):
         """After them."""
 
     @abstractmethod
-    def look(self, point: CoordinatePoint) -> FormModel:
-        """Its loss, subgradient and gap."""
+    def evaluate(self, point: CoordinatePoint) -> FormModel:
+        """Return loss, subgradient and gap at a point."""
 
 
 # ψ: what is added for every unknown by itself, with its proximal step.
@@ -258,8 +258,8 @@ class Primal(Form):
         shift = self.means.target - self.means.columns @ point.x
         return point.x[:, None], np.array([shift])
 
-    def look(self, point: CoordinatePoint) -> FormModel:
-        """By one pass over the rows, in float64, on exact values."""
+    def evaluate(self, point: CoordinatePoint) -> FormModel:
+        """Evaluate by one pass over the rows, in float64, on exact values."""
         weights, intercept = self.model(point)
         slope = self.objective.slope(weights, intercept)
         gradient = self.objective.norm(slope)
@@ -410,8 +410,8 @@ class Dual(Form):
         """w, and no intercept."""
         return point.v[:, None], None
 
-    def look(self, point: CoordinatePoint) -> FormModel:
-        """By one pass over the rows, in float64, on exact values.
+    def evaluate(self, point: CoordinatePoint) -> FormModel:
+        """Evaluate by one pass over the rows, in float64, on exact values.
 
         The gap is F(w) − D(α) at the α that the scores of w call for, α_i = c_i max(0,
         1 − y_i t_i): it is ‖∇F‖² / (2λ), and holds for exact values where α was found
@@ -898,8 +898,8 @@ class NewtonForm(Form):
         intercept = self.shift.copy() if self.intercept else None
         return point.x.reshape(-1, self.classes).copy(), intercept
 
-    def look(self, point: CoordinatePoint) -> FormModel:
-        """One pass for the loss and the gradient; two more for a gap."""
+    def evaluate(self, point: CoordinatePoint) -> FormModel:
+        """Evaluate loss and gradient by one pass; the gap takes two more."""
         weights, intercept = self.model(point)
         slope = self.objective.slope(weights, intercept)
         self.slope = slope.weights

@@ -63,7 +63,7 @@ class Evaluation:
 
     def measure(self, state: State, view: View) -> bool:
         """Put the loss into the view; False when it says that the run diverged."""
-        seen = self.agreement.consensus(state, view.exchanges).glance()
+        seen = self.agreement.consensus(state, view.exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
         own = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
@@ -102,7 +102,7 @@ class Evaluation:
         Where the last evaluation was of this state and took the gradient, no pass is
         made for it.
         """
-        seen = self.agreement.consensus(state, exchanges).glance()
+        seen = self.agreement.consensus(state, exchanges).host_state()
         if self.known is not None and self.measured_at == exchanges:
             return seen, self.known
         intercept = None if seen.intercept is None else seen.intercept[0]
@@ -140,7 +140,7 @@ class Evaluation:
             objective.family.name, objective.penalty
         ):
             return False
-        seen = self.agreement.consensus(state, exchanges).glance()
+        seen = self.agreement.consensus(state, exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
         rows = open_rows(objective, self.columns)
         own = seen.weights[self.own, : self.columns].astype(np.float64)
@@ -300,7 +300,7 @@ class BestWeights(Hook):
     evaluation: Evaluation
     columns: int  # K
     history: Sequence[Mapping[str, Any]]  # of the run, also where it goes on
-    said: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, state: State) -> None:
         """Kept in the memory of the state, so that checkpoints hold it."""
@@ -327,9 +327,9 @@ class BestWeights(Hook):
         is_seen = self.evaluation.measured_at == exchanges  # and not averaged since
         unseen = None if is_seen else self._held_now(state)
         if unseen is not None and unseen < best["held"]:
-            self.said |= {"held": unseen}
+            self.figures |= {"held": unseen}
             return
-        self.said |= {"epoch": best["epoch"], "held": best["held"]}
+        self.figures |= {"epoch": best["epoch"], "held": best["held"]}
         if is_seen and best["exchanges"] == exchanges:
             return
         state.weights[:, : self.columns] = state.memory[WEIGHTS]
@@ -340,7 +340,7 @@ class BestWeights(Hook):
     def _held_now(self, state: State) -> float | None:
         """Of weights that no evaluation has seen yet, as rank 0 has it."""
         known = self.evaluation
-        seen = state.glance()
+        seen = state.host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
         weights = seen.weights[known.own, : self.columns]
         with np.errstate(all="ignore"):
@@ -351,7 +351,7 @@ class BestWeights(Hook):
 
     def facts(self) -> dict[str, Any]:
         """When it was."""
-        return {"best_held": dict(self.said)} if self.said else {}
+        return {"best_held": dict(self.figures)} if self.figures else {}
 
     def _best(self) -> Mapping[str, Any] | None:
         """The first record with the least loss on held-out rows, as rank 0 sees it:
@@ -411,7 +411,7 @@ class TailAverage(Hook):
     every: int  # exchanges between two iterates of the mean
     columns: int  # K
     own: slice  # this member's columns within the weights it holds
-    said: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, state: State) -> None:
         """Kept in the memory of the state, so that checkpoints hold it.
@@ -432,7 +432,7 @@ class TailAverage(Hook):
         self.evaluation.agreement.arrive(state)
         count = 1 if place == 1 else self._count(state) + 1
         state.memory[COUNT][...] = count
-        seen = state.glance()
+        seen = state.host_state()
         _move(
             state.memory[AVERAGED_WEIGHTS], seen.weights[:, : self.columns], 1.0 / count
         )
@@ -458,7 +458,7 @@ class TailAverage(Hook):
 
     def facts(self) -> dict[str, Any]:
         """Which of both was kept."""
-        return {"average": dict(self.said)}
+        return {"average": dict(self.figures)}
 
     def _alike(self, better: Array) -> Array:
         """As rank 0 sees it: where both are as good, last bits differ among ranks."""
@@ -487,7 +487,7 @@ class TailAverage(Hook):
         is_one = known.objective.models is None
         if is_one and known.measured_at == exchanges and known.good is not None:
             return np.array([known.good[2]])
-        seen = state.glance()
+        seen = state.host_state()
         return self.losses(seen.weights[:, : self.columns], seen.intercept)
 
     def losses(self, weights: Array, intercept: Array | None) -> Array:
@@ -502,7 +502,7 @@ class TailAverage(Hook):
         found["loss_of_last"] = numbers(last)
         if self.evaluation.objective.models is None:
             found = {name: values[0] for name, values in found.items()}
-        self.said |= {"iterates": count, **found}
+        self.figures |= {"iterates": count, **found}
 
 
 def _move(mean: Array, towards: Array, share: float) -> None:
@@ -624,12 +624,12 @@ class ReplicaLossScale(Hook):
 
     def prepare(self, state: State) -> None:
         """Room beside the state, which is saved with it."""
-        state.kept[NAME] = self.scale.kept()
+        state.rank_arrays[NAME] = self.scale.kept()
 
     def start(self, state: State) -> None:
         """As it was saved."""
-        self.scale.put_back(state.kept[NAME])
+        self.scale.restore(state.rank_arrays[NAME])
 
     def after_steps(self, state: State, group: Group | None) -> None:
         """As the steps have left it."""
-        state.kept[NAME][...] = self.scale.kept()
+        state.rank_arrays[NAME][...] = self.scale.kept()

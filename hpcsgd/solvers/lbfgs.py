@@ -81,8 +81,8 @@ class Memory:
         parts: Array = self.vectors[:, own] @ newest.T
         return parts.reshape(-1)
 
-    def hear(self, total: Array) -> None:
-        """Put the sum of these parts over all members where it belongs."""
+    def add_products(self, total: Array) -> None:
+        """Store the sums of these products over all members."""
         new = total.reshape(len(self.vectors), 3)
         for column, number in enumerate((self.slot, self.depth + self.slot, -1)):
             self.products[number] = self.products[:, number] = new[:, column]
@@ -220,26 +220,26 @@ class Landscape:
         self.has_intercept = has_intercept
         grid = rows.grid
         self.world = grid.world
-        self.speaks = grid.member == 0  # for the rows of its replica
-        self.is_first = self.speaks and grid.replica == 0
+        self.is_member_0 = grid.member == 0  # for the rows of its replica
+        self.is_first = self.is_member_0 and grid.replica == 0
 
     def centred(self, centers: Centers) -> "Landscape":
         """Return the landscape over the rows less `centers`: the same F of w."""
         objective = centre(self.rows.objective, centers)
         return Landscape(replace(self.rows, objective=objective), self.l2, True)
 
-    def stand(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        """Begin at these weights: two passes."""
+    def start_at(self, weights: Array, intercept: Array | None) -> RefinementPoint:
+        """Return the point of these weights: two passes."""
         scores = self.rows.start(weights, intercept)
         columns = weights.shape[1]
         own = np.zeros(columns) if intercept is None else intercept
         nothing = np.empty(0)
         point = RefinementPoint(weights, own, scores, nothing, nothing, nothing)
-        self.look_around(point)
+        self.evaluate_gradient(point)
         return point
 
-    def look_around(self, point: RefinementPoint) -> None:
-        """Take residuals and the gradient: one pass."""
+    def evaluate_gradient(self, point: RefinementPoint) -> None:
+        """Evaluate residuals and the gradient: one pass."""
         point.residuals = self.family.residual(point.scores, self.rows.targets)
         slope, drift = self.rows.gradient(point.residuals * self.rows.share)
         point.slope = slope + self.l2 * point.weights
@@ -254,7 +254,7 @@ class Landscape:
         of β, which one member says for all: no two of them may round it differently.
         """
         own = [np.vdot(point.weights, v) for v in (point.weights, weights)]
-        given = intercept * self.speaks - pull
+        given = intercept * self.is_member_0 - pull
         words = np.array([*own, np.vdot(weights, weights), *given])
         scores, total = self.rows.scores(weights, words)
         moved = total[3:] * self.has_intercept
@@ -267,7 +267,7 @@ class Landscape:
     ) -> Trial:
         """F and its slope at one step: three words over the world, no pass."""
         words = np.zeros(3)
-        if self.speaks:
+        if self.is_member_0:
             scores = point.scores + step * direction.scores
             words[:] = self._seen(scores, direction.scores)
         if self.is_first:
@@ -286,10 +286,10 @@ class Landscape:
         point.weights = point.weights + step * direction.weights
         point.intercept = point.intercept + step * direction.intercept
         point.scores = point.scores + step * direction.scores
-        self.look_around(point)
+        self.evaluate_gradient(point)
 
-    def nowhere(self, point: RefinementPoint) -> SearchDirection:
-        """The direction in which nothing changes, for F where it stands."""
+    def zero_direction(self, point: RefinementPoint) -> SearchDirection:
+        """Return the direction zero, to evaluate F at a point."""
         still = np.zeros_like(point.weights)
         size = np.array([np.vdot(point.weights, point.weights)])
         self.rows.grid.members.sum(size, "evaluate")
@@ -460,7 +460,7 @@ class LbfgsStatus:
     gradient: float  # ‖∇F‖
     relative: float  # ‖g‖ of the scaled variables, over the size of the residuals
     floor: float  # of the latter: below it there are no digits
-    wishes: tuple[int, ...]  # how many ranks have each of them
+    requests: tuple[int, ...]  # how many ranks have each of them
 
 
 # What a rank wishes after an iteration, one word for each wish; all ranks are asked.
@@ -486,15 +486,15 @@ class Lbfgs:
         ask: Ask,
         certificate: GapCertificate | None = None,
     ) -> None:
-        self.land = land
+        self.landscape = land
         self.settings = settings
         self.ask = ask
         self.certificate = certificate  # None: the gradient alone decides
         self.tol = settings.tol  # refinements lower it
         self.refined_at: list[float] = []  # how far above points were that were refined
         self.rescaled_at = RESCALED_FIRST
-        self.centers: Centers | None = None  # what the columns of `land` lack
-        self.wishes: tuple[int, ...] = (0, 0, 0)
+        self.centers: Centers | None = None  # what the columns of `landscape` lack
+        self.requests: tuple[int, ...] = (0, 0, 0)
         self.passes = self.trials = 0
 
     def run(
@@ -525,31 +525,35 @@ class Lbfgs:
             best = _Best(stand, self.here.noise)
 
     def _begin(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        point = self.land.stand(weights, intercept)
+        point = self.landscape.start_at(weights, intercept)
         moments = self._moments_at(point)
         if intercept is not None:
-            self.centers = find_centers(self.land.rows, moments)
+            self.centers = find_centers(self.landscape.rows, moments)
         if intercept is not None and self.centers is not None:
-            self.land = self.land.centred(self.centers)
-            moved = self.centers.moved(self.land.rows.objective, weights)
-            point = self.land.stand(weights, intercept + moved)
+            self.landscape = self.landscape.centred(self.centers)
+            moved = self.centers.moved(self.landscape.rows.objective, weights)
+            point = self.landscape.start_at(weights, intercept + moved)
             moments = self._moments_at(point)
-        self.scaling = make_scaling(moments, self.land.l2, self.land.has_intercept)
+        self.scaling = make_scaling(
+            moments, self.landscape.l2, self.landscape.has_intercept
+        )
         self._forget(point)
-        self.here = self.land.look(point, self.land.nowhere(point), 0.0)
+        self.here = self.landscape.look(
+            point, self.landscape.zero_direction(point), 0.0
+        )
         return point
 
     def _moments_at(
         self, point: RefinementPoint, floor: float = LEAST
     ) -> WeightedMoments:
         """Return the moments of columns under the curvatures at a point: one pass."""
-        rows = self.land.rows
-        h = curvatures(self.land.family, point.scores, rows.targets, floor)
+        rows = self.landscape.rows
+        h = curvatures(self.landscape.family, point.scores, rows.targets, floor)
         return rows.moments(h * rows.share)
 
     def _forget(self, point: RefinementPoint) -> None:
         """Begin the memory with the gradient at a point in the variables of now."""
-        rows, gradient = self.land.rows, self._scaled(point)
+        rows, gradient = self.landscape.rows, self._scaled(point)
         total = rows.objective.shard.total_columns * rows.columns
         self.memory = Memory(depth_for(total), len(gradient))
         self.memory.begin(gradient)
@@ -559,12 +563,12 @@ class Lbfgs:
 
         With a ridge no row's curvature needs a floor: λ keeps every column off zero.
         """
-        moments = self._moments_at(point, 0.0 if self.land.l2 else LEAST)
-        fresh = make_scaling(moments, self.land.l2, self.land.has_intercept)
+        moments = self._moments_at(point, 0.0 if self.landscape.l2 else LEAST)
+        fresh = make_scaling(moments, self.landscape.l2, self.landscape.has_intercept)
         change = np.square(np.log(fresh.roots / self.scaling.roots)).max(initial=0.0)
         change = max(change, np.square(np.log(fresh.level / self.scaling.level)).max())
         is_changed = bool(2.0 * np.sqrt(change) >= np.log(at_least))
-        if self.land.world.max_flag(int(is_changed)):
+        if self.landscape.world.max_flag(int(is_changed)):
             self.scaling = fresh
             self._forget(point)
 
@@ -578,7 +582,7 @@ class Lbfgs:
         """
         if self.certificate is None or ending is StopReason.ASKED:
             return ending
-        is_met = self.certificate.judge(self.land, point, stand.loss)
+        is_met = self.certificate.judge(self.landscape, point, stand.loss)
         if is_met is None or (is_met and ending.is_good):
             return ending
         if is_met:
@@ -596,7 +600,7 @@ class Lbfgs:
         gains = not refined or gap <= SHRINKS * refined[-1]
         goes_on = gains and len(refined) < REFINEMENTS
         goes_on &= self.passes < self.settings.passes
-        if self.land.world.max_flag(int(not goes_on)):
+        if self.landscape.world.max_flag(int(not goes_on)):
             return False
         refined.append(gap)
         return True
@@ -630,11 +634,11 @@ class Lbfgs:
         first would be another model soon.
         """
         move, slope = self.memory.direction()
-        return self.land.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
+        return self.landscape.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
 
     def _walk(self, point: RefinementPoint, move: Array, slope: float) -> Trial | None:
         """Go along the move as far as is good; None: nowhere."""
-        land, width = self.land, point.weights.size
+        land, width = self.landscape, point.weights.size
         weights = self.scaling.weights(move[:width].reshape(point.weights.shape))
         intercept = move[width:] / self.scaling.level
         way = land.along(point, weights, intercept, self.scaling.pull(weights))
@@ -649,30 +653,30 @@ class Lbfgs:
     def _hear(self, point: RefinementPoint) -> LbfgsStatus:
         """Inner products, sizes and wishes, in one message to all ranks."""
         words = self.memory.words
-        message = np.zeros(words + 3 + len(self.wishes))
+        message = np.zeros(words + 3 + len(self.requests))
         message[words : words + 3] = self._sizes(point)
-        message[words + 3 :] = self.wishes
-        if self.land.rows.grid.replica == 0:
+        message[words + 3 :] = self.requests
+        if self.landscape.rows.grid.replica == 0:
             message[:words] = self.memory.parts(self._own(point))
-        self.land.world.sum(message, "evaluate")
-        self.memory.hear(message[:words])
+        self.landscape.world.sum(message, "evaluate")
+        self.memory.add_products(message[:words])
         stand = self._judged(message[words:])
-        self.wishes = self.ask(stand, point)
+        self.requests = self.ask(stand, point)
         return stand
 
     def _own(self, point: RefinementPoint) -> slice:
         """This rank's part of the vectors: the intercept counts once."""
-        return slice(None) if self.land.is_first else slice(point.weights.size)
+        return slice(None) if self.landscape.is_first else slice(point.weights.size)
 
     def _sizes(self, point: RefinementPoint) -> tuple[float, float, float]:
         """‖∇F‖², and in the units of scaled gradients residuals² and scores²."""
         square = residuals = scores = 0.0
-        if self.land.rows.grid.replica == 0:
+        if self.landscape.rows.grid.replica == 0:
             square = float(np.vdot(point.slope, point.slope))
-        if self.land.is_first:
+        if self.landscape.is_first:
             square += float(np.vdot(point.drift, point.drift))
-        if self.land.speaks:
-            share, level = self.land.rows.share, np.square(self.scaling.level)
+        if self.landscape.is_member_0:
+            share, level = self.landscape.rows.share, np.square(self.scaling.level)
             residuals = float((share * np.square(point.residuals) / level).sum())
             scores = float((share * np.square(point.scores) * level).sum())
         return square, residuals, scores
@@ -687,7 +691,7 @@ class Lbfgs:
             gradient=square,
             relative=float(np.sqrt(max(self.memory.square, 0.0))) / size,
             floor=4.0 * EPS * (1.0 + scores / size),
-            wishes=tuple(int(count) for count in heard[3:]),
+            requests=tuple(int(count) for count in heard[3:]),
         )
 
     def _ending(self, stand: LbfgsStatus, best: "_Best") -> StopReason | None:
@@ -697,7 +701,7 @@ class Lbfgs:
             return StopReason.ROUNDING
         if best.age >= STALE:
             return _given_up(stand)
-        if any(stand.wishes):
+        if any(stand.requests):
             return StopReason.ASKED
         return StopReason.PASSES if self.passes >= self.settings.passes else None
 

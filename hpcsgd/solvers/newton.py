@@ -58,7 +58,7 @@ class Hessian:
     """Of a landscape, in the variables (u, ν) flattened as gradients are."""
 
     def __init__(self, land: Landscape, scaling: VariableScaling) -> None:
-        self.land = land
+        self.landscape = land
         self.rows = land.rows
         parts = self.rows.objective.shard.parts
         self.parts = parts
@@ -73,15 +73,15 @@ class Hessian:
         P = self.variables
         words = np.zeros(P * P + P)
         whole = words[: P * P].reshape(P, P)
-        h = bends(self.land.family, point.scores, self.rows.targets)
+        h = bends(self.landscape.family, point.scores, self.rows.targets)
         h *= self.rows.share[:, :, None]
         for rows in self.rows.blocks():
             block, own = self._own_rows(rows)
             if len(block):
                 self._add(whole, block, h[rows][own])
         words[P * P :] = self._own_part(gradient, point.weights.size)
-        self.land.world.sum(words, "evaluate")
-        ridge = self.land.l2 / np.square(self.scaling.roots).reshape(-1)
+        self.landscape.world.sum(words, "evaluate")
+        ridge = self.landscape.l2 / np.square(self.scaling.roots).reshape(-1)
         whole[np.arange(len(ridge)), np.arange(len(ridge))] += ridge
         return whole, words[P * P :]
 
@@ -91,7 +91,7 @@ class Hessian:
         if grid.replica == 0:
             first = self.parts[grid.member].start * self.columns
             found[first : first + width] = gradient[:width]
-        if self.land.is_first and self.land.has_intercept:
+        if self.landscape.is_first and self.landscape.has_intercept:
             found[-self.columns :] = gradient[width:]
         return found
 
@@ -106,7 +106,7 @@ class Hessian:
     def _scaled(self, block: Array, k: int) -> Array:
         """Return ã of some rows for class k, (m, P / K), in float64."""
         scaling, width = self.scaling, block.shape[1]
-        found = np.empty((len(block), width + self.land.has_intercept))
+        found = np.empty((len(block), width + self.landscape.has_intercept))
         columns = found[:, :width]
         np.subtract(block, scaling.centers[:, k], out=columns)
         columns /= scaling.roots[:, k]
@@ -190,12 +190,12 @@ class NewtonSolver(Lbfgs):
     ) -> StopReason | None:
         """Return how a run ends by its gap, else by the fall that Newton expects."""
         ended = super()._certified(point, stand, ending)
-        has_rule = self.land.l2 == 0.0 and self.settings.gap
+        has_rule = self.landscape.l2 == 0.0 and self.settings.gap
         if ended is None or not (ended.is_good and has_rule):
             return ended
         self.fall = GapCertificate(self.settings.tol)
         fall = self._expected_fall(point, stand)
-        is_met = self.fall.meets(self.land, fall, stand.loss)
+        is_met = self.fall.meets(self.landscape, fall, stand.loss)
         if is_met is not False:
             return ended
         if not self._goes_on(self.fall.gap):
@@ -209,16 +209,16 @@ class NewtonSolver(Lbfgs):
         """Return g·H⁺g/2, the same on all ranks; None: H is not finite. Collective."""
         whole, gradient = self._whole(point)
         word = np.zeros(1)
-        if self.land.world.rank == 0:
+        if self.landscape.world.rank == 0:
             size = float(np.linalg.norm(gradient)) / max(stand.relative, TINY)
             word[0] = expected_fall(whole, gradient, NOISE * EPS * size)
-        self.land.world.broadcast(word, 0, "evaluate")
+        self.landscape.world.broadcast(word, 0, "evaluate")
         return None if np.isnan(word[0]) else float(word[0])
 
     def _whole(self, point: RefinementPoint) -> tuple[Array, Array]:
         """Return Hessian and gradient of all variables at a point. Collective."""
         if self.hessian is None:
-            self.hessian = Hessian(self.land, self.scaling)
+            self.hessian = Hessian(self.landscape, self.scaling)
         return self.hessian.take(point, self._scaled(point))
 
     def _directions(self, point: RefinementPoint) -> Iterator[tuple[Array, float]]:
@@ -228,17 +228,17 @@ class NewtonSolver(Lbfgs):
         yield from super()._directions(point)
 
     def _newton(self, point: RefinementPoint) -> tuple[Array, float]:
-        world = self.land.world
+        world = self.landscape.world
         whole, gradient = self._whole(point)
         words = np.zeros(len(gradient) + 1)
         if world.rank == 0:
             words[:-1] = downhill(whole, gradient)
             words[-1] = words[:-1] @ gradient
         world.broadcast(words, 0, "evaluate")
-        columns = self.land.rows.columns
-        own = self.land.rows.objective.shard.columns
+        columns = self.landscape.rows.columns
+        own = self.landscape.rows.objective.shard.columns
         parts = [words[own.start * columns : own.stop * columns]]
-        if self.land.has_intercept:
+        if self.landscape.has_intercept:
             parts.append(words[-1 - columns : -1])
         else:
             parts.append(np.zeros(columns))
@@ -282,7 +282,7 @@ def least_curvature(values: Array) -> float:
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
-WISHES = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
+REQUESTS = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
 Tell = Callable[[dict[str, Any]], Request]
 
 REMEDY = {
@@ -356,11 +356,11 @@ class Finisher(NoFinisher):
         def ask(stand: LbfgsStatus, point: RefinementPoint) -> tuple[int, ...]:
             """Tell of a pass; what this rank wishes, one word for each wish."""
             if not stand.passes:
-                return tuple(0 for _ in WISHES)
+                return tuple(0 for _ in REQUESTS)
             view.loss = stand.loss
-            known = {"gradient": stand.gradient, **self._bound(steps.land, point)}
+            known = {"gradient": stand.gradient, **self._bound(steps.landscape, point)}
             wish = tell({**known, "passes": stand.passes})
-            return tuple(int(wish is one) for one in WISHES)
+            return tuple(int(wish is one) for one in REQUESTS)
 
         certificate = GapCertificate(settings.tol) if self._has_gap else None
         steps = make_steps(land, settings, ask, certificate)
@@ -369,11 +369,11 @@ class Finisher(NoFinisher):
         self._measure(final, point, steps, view)
         if certificate is not None and ending.is_good:
             # The judge is the gap of the weights as they are returned.
-            is_met = certificate.meets(steps.land, self.gap, view.loss)
+            is_met = certificate.meets(steps.landscape, self.gap, view.loss)
             ending = StopReason.UNCERTIFIED if is_met is False else ending
         penalty, family = objective.penalty, objective.family.name
         endless = may_lack_minimum(family, penalty) and is_separated(
-            steps.land.rows, point.scores
+            steps.landscape.rows, point.scores
         )
         limit = None if certificate is None else certificate.limit
         more = {"gap": self.gap} if self._has_gap else {}
@@ -415,7 +415,9 @@ class Finisher(NoFinisher):
         if self.columns.whole:
             weights = Columns(grid, self.columns.parts, whole=False).join(weights)
         intercept = grid.world.broadcast(own, 0, "evaluate")
-        return State(weights, intercept[None, :] if steps.land.has_intercept else None)
+        return State(
+            weights, intercept[None, :] if steps.landscape.has_intercept else None
+        )
 
     def _measure(
         self, final: State, point: RefinementPoint, steps: Lbfgs, view: View
@@ -424,7 +426,7 @@ class Finisher(NoFinisher):
 
         The gap is that of the weights with the tangents at the point's scores.
         """
-        rows = steps.land.rows
+        rows = steps.landscape.rows
         objective, weights = rows.objective, final.weights[self.evaluation.own]
         intercept = None if final.intercept is None else final.intercept[0]
         if intercept is not None and steps.centers is not None:
@@ -488,7 +490,7 @@ def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
 
 def _granted(stand: LbfgsStatus) -> Request:
     """The largest that any rank has."""
-    heard = zip(WISHES, stand.wishes, strict=True)
+    heard = zip(REQUESTS, stand.requests, strict=True)
     return max((wish for wish, count in heard if count), default=Request.NONE)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcsgd.agreements.base import SHARDED, takes_gradients
-from hpcsgd.agreements.more.qadam import still_before
+from hpcsgd.agreements.more.qadam import unreached_phase
 from hpcsgd.config import RunConfig
 from hpcsgd.products import GATHERS
 from hpcsgd.runs.result import Result, Status
@@ -14,8 +14,10 @@ from hpcsgd.runs.result import Result, Status
 FLAT = 1e-4  # relative change of the loss in an epoch that nobody would wait for
 
 
-def falls(result: Result) -> list[tuple[int, float]]:
-    """(epoch, relative fall in an epoch until then) of each stretch of the history."""
+def loss_falls(result: Result) -> list[tuple[int, float]]:
+    """Return (epoch, relative fall per epoch until then) of each stretch of the
+    history.
+    """
     records, found = _looks(result), []
     for before, after in zip(records, records[1:], strict=False):
         scale = max(abs(before["loss"]), 1e-3 * abs(records[0]["loss"]), 1e-300)
@@ -24,9 +26,9 @@ def falls(result: Result) -> list[tuple[int, float]]:
     return found
 
 
-def motion(result: Result) -> str:
-    """Whether it still moves, in a few words."""
-    stretches = falls(result)
+def describe_motion(result: Result) -> str:
+    """Describe in a few words whether the loss still falls."""
+    stretches = loss_falls(result)
     if len(stretches) < 2:
         return _whole_fall(result)
     last = stretches[-1][1]
@@ -47,7 +49,9 @@ def flat_since(result: Result) -> int:
     """The epoch after which no stretch changed the loss."""
     since = epochs_done(result)
     records = _looks(result)
-    for before, (_, fall) in zip(records[::-1][1:], falls(result)[::-1], strict=False):
+    for before, (_, fall) in zip(
+        records[::-1][1:], loss_falls(result)[::-1], strict=False
+    ):
         if abs(fall) >= FLAT:
             break
         since = before["epoch"]
@@ -56,7 +60,7 @@ def flat_since(result: Result) -> int:
 
 def about_loss(result: Result) -> Iterator[str]:
     """What would lower the loss, from its last stretch."""
-    stretches = falls(result)
+    stretches = loss_falls(result)
     epochs, rate = epochs_done(result), result.config["rate"]["value"]
     if not stretches:
         return
@@ -114,8 +118,8 @@ def waiting_for(result: Result, purpose: str) -> float:
     return _share(result, result.ledger[purpose]["seconds"])
 
 
-def less_agreeing(result: Result) -> str:
-    """The next step towards fewer messages between replicas."""
+def advise_fewer_messages(result: Result) -> str:
+    """Return the next setting to try for fewer messages between replicas."""
     asked = result.config.get("agreement", {})
     if asked.get("kind") in SHARDED:
         return _instead_of_slices(result)
@@ -160,7 +164,7 @@ def about_time(result: Result) -> Iterator[str]:
     """What would save the most time, where one thing has most of it."""
     schedule, product = result.report["schedule"], result.report["products"]
     if waiting_for(result, "agreement") >= DOMINATES:
-        yield less_agreeing(result)
+        yield advise_fewer_messages(result)
     elif product != "direct" and result.report["grid"]["members"] == 1:
         yield "one member has nobody to sum with: --products direct needs no Gram"
     elif product != "direct":
@@ -259,7 +263,7 @@ def _share(result: Result, seconds: float) -> float:
 
 
 def in_short(result: Result) -> dict[str, str]:
-    """reached, cost and next, a sentence each."""
+    """Return a sentence each on the loss, the cost and the next thing to try."""
     return {"reached": reached(result), "cost": cost(result), "next": advise(result)}
 
 
@@ -280,7 +284,7 @@ def reached(result: Result) -> str:
         return f"loss {result.loss:.4g} after {done} of {asked}: the goal is reached"
     if result.status is not Status.COMPLETED:
         done += f" of {asked}, {result.status.value} early"
-    return f"loss {result.loss:.4g} after {done}, {motion(result)}"
+    return f"loss {result.loss:.4g} after {done}, {describe_motion(result)}"
 
 
 def cost(result: Result) -> str:
@@ -310,7 +314,7 @@ def advise(result: Result) -> str:
     goes_on = result.status is Status.COMPLETED and "polish" not in result.report
     found = [*(about_loss(result) if goes_on else ()), *about_time(result)]
     config = RunConfig.parse(result.config)
-    found += filter(None, [still_before(config, result.exchanges)])
+    found += filter(None, [unreached_phase(config, result.exchanges)])
     return "; ".join(found) or "nothing stands out: keep these settings"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from hpcsgd.agreements.more.qadam import still_before
+from hpcsgd.agreements.more.qadam import unreached_phase
 from hpcsgd.api import train
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
@@ -24,7 +24,7 @@ from hpcsgd.runs.coordinate import form_of
 from hpcsgd.runs.result import WORSE, Result, Status, finite
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.studies.folder import borrowed
+from hpcsgd.studies.folder import open_temporary_store
 from hpcsgd.studies.plan import (
     OWN,
     ROWS,
@@ -163,7 +163,7 @@ class Comparison:
     def before(self) -> dict[str, str]:
         """Rows that were over before their method began -> what they were instead."""
         said = {
-            row.name: still_before(row.setting.config, row.result.exchanges)
+            row.name: unreached_phase(row.setting.config, row.result.exchanges)
             for row in self.rows
         }
         return {name: why for name, why in said.items() if why}
@@ -213,7 +213,7 @@ class Comparison:
         """Write compare.json into `folder`."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            put_aside(folder)
+            archive_earlier_comparison(folder)
             write_text(folder / "compare.json", self.json() + "\n")
         except OSError as error:
             raise ConfigError(
@@ -285,8 +285,8 @@ def row_of(setting: NamedSetting, results: list[Result]) -> ComparisonRow:
     return ComparisonRow(setting, results[middle], tuple(times))
 
 
-def put_aside(folder: Path) -> None:
-    """Give what an earlier comparison left here the next free number."""
+def archive_earlier_comparison(folder: Path) -> None:
+    """Rename the files of an earlier comparison with the next free number."""
     number = 1
     while any(folder.glob(f"compare-earlier-{number}.*")):
         number += 1
@@ -562,7 +562,7 @@ def _looked_up(entry: Entry, out: str | Path | None, world: Communicator) -> Ent
     if isinstance(entry, Refusal):
         return entry
     try:
-        with borrowed(_placed(entry, out, 1), world) as config:
+        with open_temporary_store(_placed(entry, out, 1), world) as config:
             world.together(lambda: _look_up(config, world))
     except ConfigError as error:
         if not entry.is_method:
@@ -604,7 +604,7 @@ def _run(
 ) -> Result | Refusal:
     """One run; a method that these data do not suit, on all ranks alike, is refused."""
     try:
-        with borrowed(config, world) as own:
+        with open_temporary_store(config, world) as own:
             return train(own, X=X, y=y, world=world, callbacks=callbacks())
     except HpcsgdError as error:
         if _is_refusal(error, setting, world):

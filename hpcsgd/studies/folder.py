@@ -164,7 +164,7 @@ class StudyFolder:
                 f"--resume goes on with the plan in {self.path / PLAN}: {changed};"
                 " ask for the same, or choose another --out"
             )
-        cut_half_line(self.path / POINTS)
+        truncate_partial_line(self.path / POINTS)
 
     def _line(self, number: int, text: str) -> Line:
         try:
@@ -178,8 +178,8 @@ class StudyFolder:
         return line
 
 
-def cut_half_line(path: Path) -> None:
-    """End the file behind its last whole line."""
+def truncate_partial_line(path: Path) -> None:
+    """Truncate the file behind its last complete line."""
     try:
         number = open_entry(path, os.O_RDWR)
     except FileNotFoundError:
@@ -549,8 +549,10 @@ def _copy(reader: RowReader, path: Path, count: int) -> None:
 
 
 @contextmanager
-def borrowed(config: RunConfig, world: Communicator) -> Iterator[RunConfig]:
-    """`config` with a folder of one name on all nodes, which every rank removes."""
+def open_temporary_store(config: RunConfig, world: Communicator) -> Iterator[RunConfig]:
+    """Yield `config` with a temporary store of one name on all nodes, which every rank
+    removes.
+    """
     asked = config.agreement
     if not is_on_disk(asked.kind) or asked.store or config.run.out:
         yield config

@@ -9,11 +9,18 @@ from hpcsgd import config
 from hpcsgd.agreements.base import batches_together
 from hpcsgd.agreements.settings import AgreementConfig
 from hpcsgd.comm.grid import parse_grid
-from hpcsgd.config import NEEDS, USUAL, RunConfig, check_read, value_of, without_unread
+from hpcsgd.config import (
+    NEEDS,
+    USUAL,
+    RunConfig,
+    check_read,
+    drop_unread_settings,
+    value_of,
+)
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import toml_value
 from hpcsgd.glm import get_family
-from hpcsgd.runs.checks import settle_grid
+from hpcsgd.runs.checks import resolve_grid
 
 # Rates of rules whose steps are as long as the rate says, whatever gradients are.
 #
@@ -114,7 +121,7 @@ class StudyMethod:
                 tables.setdefault(section, {}).update(table)
         if self.sums_each and _is_bent(base.get("problem", {})):
             tables["schedule"]["steps"] = 1  # they act behind every step, not a group
-        tables = with_own_rate(without_unread(tables, base), base)
+        tables = with_own_rate(drop_unread_settings(tables, base), base)
         return {section: table for section, table in tables.items() if table}
 
 
@@ -495,7 +502,7 @@ def make_setting(name: str, base: Tables, over: Tables) -> NamedSetting:
         for section, table in base.items()
     }
     try:
-        tables = without_unread(tables, others)
+        tables = drop_unread_settings(tables, others)
         if not {"value", "per_batch"} & set(over.get("rate", {})):
             tables = with_own_rate(tables, base)
         config = RunConfig.parse(tables)
@@ -523,7 +530,7 @@ def on_ranks(entry: Entry, ranks: int) -> Entry:
     """With the grid that it has there, where none was given."""
     if isinstance(entry, Refusal):
         return entry
-    return replace(entry, config=settle_grid(entry.config, ranks))
+    return replace(entry, config=resolve_grid(entry.config, ranks))
 
 
 def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
@@ -550,7 +557,7 @@ def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
     return name, table
 
 
-def expanded(
+def expand_settings(
     name: str, table: Mapping[str, Any], short: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """`table` as sections: "products.kind", products = {kind = ...}, or a short name.

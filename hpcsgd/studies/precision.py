@@ -123,7 +123,7 @@ def _field_row(
     name: str,
     level: Cost,
 ) -> FieldRow:
-    precision = trial.as_one_field(field, name)
+    precision = trial.with_one_field(field, name)
     how = question.config.precision.scale
     given = [
         _scaled(e, name, peaks, how) if field == "matrix" else e for e in exchanges

@@ -219,7 +219,7 @@ def job_on(asked: PredictedRun, grid: tuple[int, int]) -> CostInputs:
         members=members,
         rows=ceil(asked.rows / replicas),
         columns=asked.columns,
-        held=ceil(asked.columns / members),
+        local_columns=ceil(asked.columns / members),
         batch=asked.batch,
         epochs=asked.epochs,
         comes_again=asked.epochs > 1,
@@ -287,7 +287,7 @@ def _agreement(
     """Seconds of one averaging over replicas, whose ranks lie as far as may be."""
     if grid[0] == 1:
         return 0.0
-    size = WORD * job.held * asked.scores
+    size = WORD * job.local_columns * asked.scores
     return min(_sum_seconds(one, size, grid[0]) for one in _far(hardware, grid))
 
 

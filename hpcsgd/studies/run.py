@@ -335,11 +335,11 @@ class PointEndFile:
     """The file in which rank 0 leaves how a point ended."""
 
     def __init__(self, path: Path, speaks: bool, met: dict[str, Any]) -> None:
-        self.path, self.speaks, self.met = path, speaks, met
+        self.path, self.is_rank_0, self.met = path, speaks, met
 
     def write(self, **said: Any) -> None:
         """Once, whole or not at all."""
-        if self.speaks:
+        if self.is_rank_0:
             text = json.dumps(finite({**said, "machine": self.met}), allow_nan=False)
             try:
                 own_folder(self.path.parents[1], self.path.parent.name, make=True)
@@ -369,7 +369,7 @@ def _limited(limit: float, world: Communicator, end: PointEndFile) -> Iterator[N
 
     timer = threading.Timer(limit, late)
     timer.daemon = True
-    if limit and end.speaks:
+    if limit and end.is_rank_0:
         timer.start()
     try:
         yield

@@ -42,12 +42,13 @@ class RecipeChoice:
         return dict(vars(self))
 
 
-def settle_precision(
+def resolve_precision(
     config: RunConfig,
     world: Communicator,
     reader: Callable[[Communicator], RowReader],
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration with a recipe in the place of `auto`, and what to report.
+    """Return the configuration with a recipe in the place of `auto`, and what to
+    report.
 
     Rank 0 tries; all ranks take what it found. A run that goes on keeps what it had.
     """

@@ -142,7 +142,7 @@ class ExactExchange:
     @cached_property
     def path(self) -> "ExactPath":
         """The exact exchange, step by step."""
-        return walk(self)
+        return run_exact_steps(self)
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class ExactPath:
         return float(np.linalg.norm(self.after - before))
 
 
-def walk(exchange: ExactExchange) -> ExactPath:
-    """Textbook SGD on the rows of the exchange, in float64."""
+def run_exact_steps(exchange: ExactExchange) -> ExactPath:
+    """Take the textbook SGD steps on the rows of the exchange, in float64."""
     w, shape = exchange.before.astype(np.float64), (len(exchange.rows), -1)
     beta = np.zeros(w.shape[1]) if exchange.intercept is None else exchange.intercept
     kept: dict[str, list[Array]] = {

@@ -190,7 +190,7 @@ def _losses(pilot: RunConfig, sample: Sample, precision: PrecisionConfig) -> Res
         session = Session(config, world, lambda _: sample.reader(), [], began, clock)
         return session.run()
 
-    with in_silence():
+    with silence_pilots():
         found = run_ranks(config.grid.members, on_rank)
     first: Result = found[0]
     return first
@@ -220,8 +220,8 @@ def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
 
 
 @contextmanager
-def in_silence() -> Iterator[None]:
-    """Runs of a pilot may diverge, and say much that nobody asked for."""
+def silence_pilots() -> Iterator[None]:
+    """Suppress the log messages of pilot runs, which may diverge."""
     log = logging.getLogger("hpcsgd")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -267,13 +267,13 @@ def perform(exchange: ExactExchange, precision: Precision) -> Outcome:
             *(margins.copy(), gram.copy(), plan, exchange.family),
             *(_batch(exchange, precision), beta if beta is None else beta[None].copy()),
         )
-        member.backend.descend(member.weights, member.rows, residuals, plan)
+        member.backend.apply_update(member.weights, member.rows, residuals, plan)
     whole = np.concatenate([member.weights for member in crew])
     return Outcome(whole.astype(np.float64), residuals.astype(np.float64))
 
 
-def as_one_field(field: str, name: str) -> Precision:
-    """Format `name` in one field, fp64 in the eight others."""
+def with_one_field(field: str, name: str) -> Precision:
+    """Return a precision of format `name` in one field and fp64 in eight others."""
     return replace(EXACT, **{field: name})
 
 
@@ -613,7 +613,7 @@ def _once(
         residuals = backend.corrected_residuals(
             margins, gram, plan, exchange.family, batch, None
         )
-        backend.descend(weights, rows, residuals, plan)
+        backend.apply_update(weights, rows, residuals, plan)
         return perf_counter() - began
 
     return once

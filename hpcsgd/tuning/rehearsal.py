@@ -18,7 +18,7 @@ from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Task
 from hpcsgd.products.cost import CostInputs, kept_bytes
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.build import open_all, put_together
+from hpcsgd.runs.build import assemble_run, open_all
 from hpcsgd.runs.choose import job_of
 from hpcsgd.runs.load import LoadedRows
 
@@ -159,7 +159,7 @@ class Stage:
         opened = self.opened
         if setting.product in KEEPS:
             opened = replace(opened, loaded=self._fewer(setting))
-        return put_together(config, opened, [])
+        return assemble_run(config, opened, [])
 
     def _fewer(self, setting: TimedSetting) -> LoadedRows:
         """As many rows as a first epoch may take in which everything is kept."""
@@ -228,10 +228,10 @@ class _Rehearsal:
         before = view.seconds
         with np.errstate(all="ignore"):
             groups = self.live.feed.groups(view.exchanges)
-            engine.rehearse(self.live.state, groups, count)
+            engine.run_exchanges(self.live.state, groups, count)
         calls, waited = looks.calls - control[0], looks.seconds - control[1]
         own = (view.seconds - before - waited) / count
-        own += waited / max(calls, 1) / engine.looks.every
+        own += waited / max(calls, 1) / engine.polls.every
         return float(max(*world.exchange_objects(own), 1e-9))
 
 

@@ -32,7 +32,7 @@ from hpcsgd.products.cost import (
     ProductsConfig,
     candidates,
 )
-from hpcsgd.runs.checks import settle_grid
+from hpcsgd.runs.checks import resolve_grid
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.session import Session
 from hpcsgd.solvers.evaluation import StopConfig
@@ -47,7 +47,7 @@ from hpcsgd.tuning.machine import (
     measure_reading,
     sampled_rows,
 )
-from hpcsgd.tuning.pilots import Sample, draw_sample, in_silence, loss_gaps
+from hpcsgd.tuning.pilots import Sample, draw_sample, loss_gaps, silence_pilots
 from hpcsgd.tuning.rehearsal import Burst, FirstRows, Stage, TimeBudget, TimedSetting
 
 # What is asked of the tuner, and what of it is open.
@@ -240,7 +240,7 @@ def learn(
 def learning_run(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
     """Return the result of a short silent run with one batch, rate and grid."""
     short, columns = _short(config, way), _columns(sample)
-    with in_silence():
+    with silence_pilots():
         found = run_ranks(way.replicas, lambda world: _run(short, columns, world))
     first: Result = found[0]
     return first
@@ -248,7 +248,7 @@ def learning_run(config: RunConfig, sample: Sample, way: LearningSetting) -> Res
 
 def _run(config: RunConfig, columns: dict[str, Any], world: Communicator) -> Result:
     """Train on one rank of `world`."""
-    config = settle_grid(config, world.size)
+    config = resolve_grid(config, world.size)
     reader = MemoryReader(**columns)
     session = Session(config, world, lambda _: reader, [], perf_counter(), Clock())
     return session.run()
@@ -361,7 +361,7 @@ class CandidateGroup:
     bursts: list[Burst] = field(default_factory=list)
 
     @property
-    def told(self) -> Machine:
+    def comparison_machine(self) -> Machine:
         """What another machine may be compared with.
 
         Rates are those of each kernel alone: a fit on one width of rows may lay what
@@ -456,14 +456,14 @@ class CandidateGroup:
     def _step(self, setting: TimedSetting) -> float:
         """By the model, with what replicas say to one another."""
         found = self.model.step(replace(setting, period=0))
-        replicas, words = self.figures.directions[1], self.model.job.held
+        replicas, words = self.figures.directions[1], self.model.job.local_columns
         if replicas.ranks == 1 or not setting.period:
             return found
         size = WORD * words * self.model.job.scores * self.model.job.states
         return found + replicas.seconds(size) / (setting.period * setting.steps)
 
 
-def open_room(
+def open_candidate_group(
     question: TuningQuestion,
     grid: tuple[int, int],
     recipe: str,
@@ -573,7 +573,7 @@ def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
             f"{sampled} rows are fewer than one exchange needs;"
             " use a smaller --batch or --steps"
         )
-    best = run_best(every, rooms, budget)
+    best = time_best_candidates(every, rooms, budget)
     figures = {
         f"{room.grid[0]}x{room.grid[1]} {room.recipe}": room.figures.as_dict()
         | {"fitted": room.model.start.as_dict()}
@@ -590,7 +590,10 @@ def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
         learnt=tuple(learnt),
         gaps=gaps,
         figures=figures,
-        rooms={(r.grid, r.recipe): (r.told, r.figures.directions) for r in rooms},
+        rooms={
+            (r.grid, r.recipe): (r.comparison_machine, r.figures.directions)
+            for r in rooms
+        },
         sampled=(sampled, total),
         seconds=budget.spent,
     )
@@ -688,7 +691,7 @@ def _rooms(
             continue
         ends = RECIPES + (OPENED - RECIPES) * (len(rooms) + 1) / len(places)
         found = (question, grid, recipe, world, sampled, reading, budget, ends)
-        rooms.append(open_room(*found))
+        rooms.append(open_candidate_group(*found))
         slowest = max(slowest, before - budget.until(FITTED))
     return rooms
 
@@ -696,10 +699,12 @@ def _rooms(
 PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")  # usually cheapest first
 
 
-def run_best(
+def time_best_candidates(
     every: Sequence[Candidate], rooms: Sequence[CandidateGroup], budget: TimeBudget
 ) -> list[Candidate]:
-    """Run those that promise most, in turns; what was seen may bring up others."""
+    """Time the candidates of the best scores, in turns; measured times may bring up
+    others.
+    """
     known: dict[Candidate, list[float]] = {}
     ratios: dict[tuple[Any, ...], float] = {}
     each = budget.until(RUN) / (OVERHEAD * 2 * BEST * TURNS)

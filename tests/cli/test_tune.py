@@ -17,7 +17,7 @@ from hpcsgd.tuning.tuner import (
     BATCHES,
     PROBED,
     TuningQuestion,
-    open_room,
+    open_candidate_group,
     parse_batches,
     probing_steps,
 )
@@ -204,7 +204,7 @@ def test_a_file_is_there_whole_or_not_at_all(data, tmp_path, monkeypatch):
     def fails(*_):
         raise tuner.ConfigError("planted; mend it")
 
-    monkeypatch.setattr(tuner, "run_best", fails)
+    monkeypatch.setattr(tuner, "time_best_candidates", fails)
     asked = ["tune", "--data", str(data), "--seconds", "1", "--out", str(tuned)]
     assert main(asked) == 2 and tuned.read_text() == "before"
     assert list(tmp_path.iterdir()) == [tuned]
@@ -226,7 +226,7 @@ def test_a_fit_without_time_takes_one_burst_and_ends(data):
     )
     question, world = TuningQuestion(config, (8,)), SerialCommunicator()
     over = TimeBudget(world, 1.0, clock=iter(range(0, 10**6, 10)).__next__)
-    room = open_room(question, (1, 1), "fp32", world, 600, 1e9, over, 0.5)
+    room = open_candidate_group(question, (1, 1), "fp32", world, 600, 1e9, over, 0.5)
     assert room.figures.kernels == ()
     room.fit(question, [8], over, 0.9)
     (burst,) = room.bursts

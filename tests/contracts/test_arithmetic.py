@@ -66,7 +66,7 @@ class OnHost:
             *(margins.copy(), gram.copy(), plan, family, self._batch(problem, kind)),
             intercept,
         ).copy()
-        backend.descend(weights, rows, residuals, plan)
+        backend.apply_update(weights, rows, residuals, plan)
         return Found(gram, margins, residuals, backend.to_host(weights), intercept)
 
     def _batch(self, problem, kind):

@@ -6,7 +6,7 @@ import pytest
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.products.base import make_clip
-from hpcsgd.studies.verify.replay import open_scene
+from hpcsgd.studies.verify.replay import open_recorded_run
 from tests.helpers import oracle
 from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 
@@ -185,4 +185,4 @@ def test_nothing_is_recorded_that_a_replay_would_do_otherwise(tmp_path):
     train_on(1, config, problem)
     assert not list((tmp_path / "run").glob("exchanges*"))
     with pytest.raises(DataError, match="clipped its gradients"):
-        open_scene(tmp_path / "run")
+        open_recorded_run(tmp_path / "run")

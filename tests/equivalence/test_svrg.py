@@ -300,13 +300,13 @@ def snapshots_of(config, problem, world):
 
 def test_verify_says_that_it_replays_plain_steps(tmp_path):
     from hpcsgd.errors import DataError
-    from hpcsgd.studies.verify.replay import open_scene
+    from hpcsgd.studies.verify.replay import open_recorded_run
 
     problem = make_problem("logistic")
     out = tmp_path / "run"
     train_on(1, asked(problem, run={"out": str(out)}), problem)
     with pytest.raises(DataError, match="verify replays plain SGD"):
-        open_scene(out)
+        open_recorded_run(out)
 
 
 @pytest.mark.parametrize("family", ["logistic", "softmax"])

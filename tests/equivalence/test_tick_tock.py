@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hpcsgd
-from hpcsgd.agreements.more.tick_tock import OtherFailed, in_turns
+from hpcsgd.agreements.more.tick_tock import OtherFailed, run_alternately
 from hpcsgd.api import train
 from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from hpcsgd.comm.threads import run_ranks
@@ -131,18 +131,18 @@ def test_who_waits_for_a_turn_hears_of_a_failure():
     seen = []
 
     def fails(turns):
-        turns.hand_over(0)
+        turns.yield_turn(0)
         raise ValueError("broken")
 
     def waits(turns):
         try:
-            turns.hand_over(1)
+            turns.yield_turn(1)
         except OtherFailed:
             seen.append("ended")
             raise
 
     with pytest.raises(ValueError, match="broken"):
-        in_turns([fails, waits])
+        run_alternately([fails, waits])
     assert seen == ["ended"]
 
 

@@ -402,7 +402,7 @@ def test_advice_knows_what_members_would_send():
     wide, narrow = make_problem("logistic", d=31), make_problem("logistic")
     for problem, said in ((wide, "--grid 1x2 --agreement"), (narrow, "--batch 8")):
         result = train_on(2, sliced(problem, 3, 2), problem)
-        assert said in advice.less_agreeing(result)
+        assert said in advice.advise_fewer_messages(result)
 
 
 def test_replicas_that_were_told_other_stages_are_refused(monkeypatch):

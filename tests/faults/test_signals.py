@@ -15,7 +15,7 @@ from hpcsgd.cli.launch import (
     MarkedProcesses,
     ending_of,
     possible_signals,
-    say_how_it_ended,
+    report_launch_end,
 )
 from hpcsgd.comm.rank_ends import RankEnd
 from tests.faults.processes import all_gone, wait_until, written_pids
@@ -30,11 +30,11 @@ pytestmark = [
 RANKS = 2
 PARENT = """
 import os, sys
-from hpcsgd.cli.launch import NOTED, RankLaunch, OWN_CODES, say_how_it_ended
+from hpcsgd.cli.launch import NOTED, RankLaunch, OWN_CODES, report_launch_end
 from tests.helpers.launcher import mpiexec
 program = [sys.executable, "-m", "tests.faults.obedient", *sys.argv[1:]]
 ending = RankLaunch([*mpiexec(), "-n", "2", *NOTED], program, os.environ).run()
-say_how_it_ended(ending, keeps_checkpoints=True)
+report_launch_end(ending, keeps_checkpoints=True)
 code = ending.code
 print("back", code, flush=True)
 sys.exit(code if code in OWN_CODES else 1)
@@ -246,9 +246,9 @@ def _parent(pid):
 
 def test_the_sentence_depends_on_the_ending(capsys):
     for code in (0, 1, 2, 75, 130):  # whoever ended so has spoken
-        say_how_it_ended(LaunchEnd(code), keeps_checkpoints=True)
+        report_launch_end(LaunchEnd(code), keeps_checkpoints=True)
     assert not capsys.readouterr().err
-    say_how_it_ended(ending_of(137, []), keeps_checkpoints=False)
+    report_launch_end(ending_of(137, []), keeps_checkpoints=False)
     said = capsys.readouterr().err
     assert "SIGKILL" in said and "--out DIR" in said and "--resume" not in said
     assert "memory" in said

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 import numpy as np
 
 from hpcsgd.backends.cuda.device import LaunchGraph
-from hpcsgd.backends.cuda.driver import lost
+from hpcsgd.backends.cuda.driver import device_lost_error
 from tests.helpers.bits import add_bits, narrow_bits, widen_bits
 from tests.helpers.fake_nccl import EachTime, FakeNccl
 
@@ -200,7 +200,7 @@ class FakeLayer:
 
     def die(self):
         why = "cudaErrorIllegalAddress: an illegal memory access was encountered"
-        self.main.broken = lost(self.place, why)
+        self.main.broken = device_lost_error(self.place, why)
         # NCCL of the others notices.
         self.node.faults["async"] = RuntimeError("ncclRemoteError: a peer is gone")
         return False
@@ -233,7 +233,7 @@ class FakeLayer:
     def record(self, stream):
         return Event(stream)
 
-    def hold_back(self, stream, event):
+    def stream_wait_event(self, stream, event):
         stream.put(event.is_over)
         for key, found in event.covers.items():
             known = stream.unseen.get(key, found)

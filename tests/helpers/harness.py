@@ -4,7 +4,7 @@ import numpy as np
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig, without_unread
+from hpcsgd.config import RunConfig, drop_unread_settings
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.data.shard import split_range
 from hpcsgd.glm.updates import make_rate
@@ -32,7 +32,7 @@ def config_for(drawn, /, **sections):
 def what_is_read(tables, *names):
     """`tables`, and of the sections `names` what a run with them reads."""
     shared = {name: tables[name] for name in names if name in tables}
-    read = without_unread(tables, shared)
+    read = drop_unread_settings(tables, shared)
     return {name: read.get(name, {}) for name in tables}
 
 

@@ -13,7 +13,7 @@ from hpcsgd.comm.mpi import provider_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
 from hpcsgd.jobs import smoke as smoke_files
-from hpcsgd.jobs.smoke import content_of, look_at_speed, smoke, verdict
+from hpcsgd.jobs.smoke import content_of, measure_speed, smoke, verdict
 
 RANKS = 3
 
@@ -51,7 +51,7 @@ def test_latency_and_bandwidth_of_sums(tmp_path):
     """Figures of all ranks together; the ledger counts what is sent for them."""
 
     def on_rank(world):
-        return look_at_speed(world), world.ledger
+        return measure_speed(world), world.ledger
 
     (seen, ledger), *others = run_ranks(RANKS, on_rank)
     assert all(other == seen for other, _ in others)
@@ -68,7 +68,7 @@ def test_latency_and_bandwidth_of_sums(tmp_path):
 
 
 def test_one_rank_has_no_speed():
-    assert run_ranks(1, look_at_speed) == ["one rank sends nothing"]
+    assert run_ranks(1, measure_speed) == ["one rank sends nothing"]
 
 
 MPICH = "MPICH Version: 5.0.2\nMPICH Device:       {}\nMPICH CC: cc\n"

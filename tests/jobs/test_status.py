@@ -10,7 +10,7 @@ import pytest
 
 from hpcsgd.cli import main
 from hpcsgd.jobs.queue import add_record
-from hpcsgd.jobs.status import blame, states
+from hpcsgd.jobs.status import find_culprit, states
 
 RESULT = {
     "status": "completed",
@@ -291,7 +291,7 @@ def test_the_log_names_the_rank(text, rank, said, folder, capsys):
     begins = "hpcsgd: job 7: begins on n1, start"
     earlier = f"{begins} 1\nhpcsgd: rank 9: error: of an earlier start\n"
     folder.log(f"{earlier}{begins} 2\nloss 0.5\n{text}")
-    found = blame(folder.path / "log" / "7.log")
+    found = find_culprit(folder.path / "log" / "7.log")
     assert (found.rank, found.text) == (rank, said) if said else found is None
     folder.note("began")
     folder.note("ended", 1)

@@ -214,13 +214,13 @@ def test_who_speaks_of_arrays_of_hosts_opens_no_group_of_gpus(devices, monkeypat
 
 
 def test_a_second_gradient_wants_room_of_its_own(devices, monkeypatch):
-    kept, check = [], gpu.check_room
+    kept, check = [], gpu.check_device_memory
 
     def noted(*given, **more):
         kept.append(more["kept"])
         check(*given, **more)
 
-    monkeypatch.setattr(gpu, "check_room", noted)
+    monkeypatch.setattr(gpu, "check_device_memory", noted)
     problem = make_problem("softmax", n=13, d=13)
     for name in ("scheduled", "ticktock"):
         train_on(1, shared(problem, 1, **of(name, schedule={"batch": 2})), problem)
@@ -256,10 +256,10 @@ BROKEN = {
     "what was said before, again": (
         "scheduled",
         DeviceBuffer,
-        "say_nothing",
+        "mark_empty",
         lambda self: None,
     ),
-    "the same by halves": ("delayed", DeviceBuffer, "say_nothing", lambda self: None),
+    "the same by halves": ("delayed", DeviceBuffer, "mark_empty", lambda self: None),
     "sums that are not cleared": (
         "decentralized",
         DeviceBuffer,

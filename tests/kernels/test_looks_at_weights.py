@@ -98,16 +98,16 @@ def test_a_look_cannot_write_and_sees_what_the_device_wrote(monkeypatch):
     )
     for turn in (1.0, 2.0):
         fill(device, state.on_device("weights"), np.full((3, 2), turn, np.float32))
-        state.wrote("weights")
-        for seen in (state.look_at("weights"), state.glance().weights):
+        state.mark_written("weights")
+        for seen in (state.host_array("weights"), state.host_state().weights):
             assert (seen == 2.0 * turn).all()  # rows are stored times two
             with pytest.raises(ValueError, match="read-only"):
                 seen[...] = 0.0
-        assert type(state.glance()) is State
+        assert type(state.host_state()) is State
         state.on_device("weights")
         assert not ups
     state.weights[1] = 7.0  # who asks for the array itself may write
-    assert (state.look_at("weights")[1] == 7.0).all()
+    assert (state.host_array("weights")[1] == 7.0).all()
     there = device.fetch(state.on_device("weights"))
     assert (there[1] == 3.5).all() and len(ups) == 1
 
@@ -115,4 +115,4 @@ def test_a_look_cannot_write_and_sees_what_the_device_wrote(monkeypatch):
 def test_the_host_is_given_what_it_may_write_to():
     """Without a device it is the array itself."""
     state = State(np.zeros((3, 1)), None)
-    assert state.glance() is state and state.look_at("weights") is state.weights
+    assert state.host_state() is state and state.host_array("weights") is state.weights

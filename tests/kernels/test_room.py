@@ -8,7 +8,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.backends.cuda import gram
 from hpcsgd.backends.cuda.gram import CublasGram, GramChoice, WgmmaGram, bytes_asked
-from hpcsgd.backends.cuda.memory import room_of
+from hpcsgd.backends.cuda.memory import device_need
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import cuda
@@ -46,8 +46,8 @@ def test_what_is_predicted_is_what_is_taken(
     left, given = devices
     members, needs = 1 + kind.startswith("gather"), []
     left += [Counting(2**30, f"GPU {number}", Node()) for number in range(members)]
-    noting = lambda *given: needs.append(room_of(*given)) or needs[-1]  # noqa: E731
-    monkeypatch.setattr(gpu, "room_of", noting)
+    noting = lambda *given: needs.append(device_need(*given)) or needs[-1]  # noqa: E731
+    monkeypatch.setattr(gpu, "device_need", noting)
     problem = make_problem("logistic", n=112, d=width)
     config = on_gpu(
         problem,
@@ -111,7 +111,9 @@ def test_all_ranks_hear_of_one_without_room(devices, tmp_path):
 
 def test_ranks_that_share_a_gpu_share_what_is_free(devices):
     left, given = devices
-    need = room_of(np.empty((400, 19), np.float32), [(8,) * 4] * 12 + [(8, 8)], 4).total
+    need = device_need(
+        np.empty((400, 19), np.float32), [(8,) * 4] * 12 + [(8, 8)], 4
+    ).total
     run = {"transport": "mpi-host", "share_gpus": True}
     left += [Counting(int(1.5 * need)) for _ in range(2)]
     with pytest.raises(ConfigError, match="needed by 2 ranks .*start fewer ranks on"):
@@ -152,8 +154,8 @@ def test_auto_asks_cublas_where_it_has_room(devices, monkeypatch, caplog, member
     left, given = devices
     config, problem = long_run("auto")
     needs, asked = [], []
-    noting = lambda *given: needs.append(room_of(*given)) or needs[-1]  # noqa: E731
-    monkeypatch.setattr(gpu, "room_of", noting)
+    noting = lambda *given: needs.append(device_need(*given)) or needs[-1]  # noqa: E731
+    monkeypatch.setattr(gpu, "device_need", noting)
     choose = lambda kind, own, add: asked.append(kind) or GramChoice("own", own, {})  # noqa: E731
     monkeypatch.setattr(cuda, "choose_gram", choose)
     left += [Counting(2**30, f"GPU {rank}", Node()) for rank in range(members)]

@@ -49,6 +49,6 @@ def test_nothing_is_launched_for_nothing():
     device = FakeDevice()
     rules = DeviceRules(device, RULES["adam"], 0.0, 1.0)
     none = device.empty((0, 3), np.float32)
-    kept = dict.fromkeys(RULES["adam"].kept, none)
+    kept = dict.fromkeys(RULES["adam"].state_names, none)
     rules.step(WordRange(none, none, kept), none, 1.0, Turn(0, 0.1))
     assert not device.launched and words(0).grid == (1,)

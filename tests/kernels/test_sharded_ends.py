@@ -59,7 +59,7 @@ def test_runs_that_were_preempted_go_on(devices, tmp_path, stage):
 
 def test_states_that_nobody_fetched_are_found(devices, tmp_path, monkeypatch):
     """In a checkpoint what the rule keeps is that of the device."""
-    monkeypatch.setattr(MirroredMemory, "wrote", lambda self, name: None)
+    monkeypatch.setattr(MirroredMemory, "mark_written", lambda self, name: None)
     with pytest.raises(AssertionError):
         test_runs_go_on_bit_for_bit(devices, tmp_path, 1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.backends.cuda.memory import room_of
+from hpcsgd.backends.cuda.memory import device_need
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs import gpu
 from tests.helpers.fake_cuda import Node
@@ -36,9 +36,9 @@ def test_memory_is_that_of_the_table(monkeypatch, stage, name, kept):
             return given[-1]
 
         needs = []
-        noting = lambda *sizes, to=needs: to.append(room_of(*sizes)) or to[-1]  # noqa: E731
+        noting = lambda *sizes, to=needs: to.append(device_need(*sizes)) or to[-1]  # noqa: E731
         monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
-        monkeypatch.setattr(gpu, "room_of", noting)
+        monkeypatch.setattr(gpu, "device_need", noting)
         problem = make_problem("logistic", n=8, d=columns)
         asked = {"bucket": columns * 2.0**-20}  # four tiles
         sections = zero(stage, agreement=asked, update={"kind": name})

@@ -31,7 +31,7 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
 
     def between(self, *given):
         one = threading.get_ident()
-        if self.asked.gradient.replicas.rank:
+        if self.gradient_task.gradient.replicas.rank:
             return advance(self, *given)
         inside.add(one)
         state = advance(self, *given)

@@ -26,7 +26,7 @@ def twice(self, piece, gradient, factor, turn):
 def whole_chunks_alone(self, piece, gradient, factor, turn):
     """What lies before the first 16 bytes of a slice is left out."""
     skip = -(gradient.held.ctypes.data // 4) % 4
-    kept = {name: one[skip:] for name, one in piece.kept.items()}
+    kept = {name: one[skip:] for name, one in piece.arrays.items()}
     part = WordRange(piece.weights[skip:], piece.to[skip:], kept)
     step(self, part, gradient[skip:], factor, turn)
 

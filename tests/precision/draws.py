@@ -11,7 +11,7 @@ from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS
 from hpcsgd.tuning.bound import ExactExchange
 from hpcsgd.tuning.exact_exchange import largest_safe_rate
-from hpcsgd.tuning.pilots import as_one_field, held
+from hpcsgd.tuning.pilots import held, with_one_field
 
 LOW = ("fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "int8")
 FAMILIES = ("gaussian", "logistic", "poisson", "softmax")
@@ -73,7 +73,7 @@ def cases(seed, limits, name):
     drawn = scaled_for(drawn, name) if seed % 2 or name in FOR_MATRICES else drawn
     for field in (field for field in FIELDS if name in formats_of(field)):
         exchange = held(drawn, name) if field == "weights" else drawn
-        yield field, exchange, as_one_field(field, name)
+        yield field, exchange, with_one_field(field, name)
 
 
 def _size(rng, limit):

@@ -12,7 +12,7 @@ from hpcsgd.precision import FIELDS, RECIPES, make_precision
 from hpcsgd.tuning import bound as bounds
 from hpcsgd.tuning.bound import ExactExchange, bound, gamma, term
 from hpcsgd.tuning.exact_exchange import largest_safe_rate
-from hpcsgd.tuning.pilots import EXACT, as_one_field, perform, relative_error
+from hpcsgd.tuning.pilots import EXACT, perform, relative_error, with_one_field
 from tests.precision import draws
 
 DRAWN = [(seed, draws.TINY) for seed in range(160)]
@@ -90,12 +90,12 @@ def test_underflow_is_within_the_bound(field):
         rates = (2.0**-4,) * len(drawn.sizes)
         small = replace(drawn, rows=drawn.rows * 2.0**-20, rates=rates)
         for name in ("fp16", "fp8-e4m3", "fp8-e5m2"):
-            precision = as_one_field(field, name)
+            precision = with_one_field(field, name)
             said = term(small, precision, field).relative
             # Updates are 2⁻²⁴ of the weights: so much less is known of them.
             assert relative_error(small, precision) <= said * (1 + 2.0**-24)
-        without = term(small, as_one_field(field, "tf32"), field).relative
-        passed += relative_error(small, as_one_field(field, "fp16")) > without
+        without = term(small, with_one_field(field, "tf32"), field).relative
+        passed += relative_error(small, with_one_field(field, "fp16")) > without
     assert passed > 5
 
 
@@ -125,7 +125,7 @@ def test_sums_that_stall_are_within_the_bound(field):
         rates=(64.0, 0.25) if tall else (0.25, 0.25),
         family=get_family("gaussian"),
     )
-    precision = as_one_field(field, "fp8-e4m3")
+    precision = with_one_field(field, "fp8-e4m3")
     error, said = relative_error(exchange, precision), term(exchange, precision, field)
     assert said.relative / 8 < error <= said.relative
 
@@ -143,7 +143,7 @@ def test_small_terms_after_a_large_one_are_lost(field):
         rates=(1.0, 0.25),
         family=get_family("gaussian"),
     )
-    precision = as_one_field(field, "bf16")
+    precision = with_one_field(field, "bf16")
     error = relative_error(exchange, precision)
     said = term(exchange, precision, field).relative
     assert said / 1.5 < error <= said
@@ -161,7 +161,7 @@ def test_parts_and_totals_are_rounded_both():
         family=get_family("gaussian"),
         parts=draws.parts_of(2, 2),
     )
-    precision = as_one_field("gram_wire", "bf16")
+    precision = with_one_field("gram_wire", "bf16")
     error = relative_error(exchange, precision)
     said = term(exchange, precision, "gram_wire").relative
     assert said / 1.05 < error <= said
@@ -172,7 +172,7 @@ def test_errors_of_any_machine_are_at_least_those_of_this_one():
     for seed in range(40):
         exchange = draws.draw_exchange(seed, draws.SMALL)
         for field in set(FIELDS) - {"gram_wire"}:
-            precision = as_one_field(field, "bf16")
+            precision = with_one_field(field, "bf16")
             here, anywhere = (
                 term(exchange, precision, field, m) for m in bounds.MODELS
             )
@@ -189,7 +189,7 @@ def test_a_short_format_has_no_bound_for_long_sums_in_any_order():
         before=np.vstack([exchange.before] * 300),
         parts=(),
     )
-    low = as_one_field("margin_sum", "bf16")
+    low = with_one_field("margin_sum", "bf16")
     assert not term(wide, low, "margin_sum", "any").is_bounded
     assert term(wide, low, "margin_sum").is_bounded
     assert term(wide, low, "margin").is_bounded
@@ -243,7 +243,7 @@ def test_above_the_safe_rate_the_bound_grows_with_the_error():
     for seed in range(40):
         drawn = draws.draw_exchange(seed, (20, 8, 6), "gaussian")
         wild = draws.at_share_of_safe_rate(drawn, 4.0)
-        precision = as_one_field("margin", "bf16")
+        precision = with_one_field("margin", "bf16")
         said = term(wild, precision, "margin")
         assert relative_error(wild, precision) <= said.relative + NOISE
         grown += wild.growth.max() > 2
@@ -252,7 +252,7 @@ def test_above_the_safe_rate_the_bound_grows_with_the_error():
 
 def test_norms_of_large_batches_are_upper_bounds_and_called_so(monkeypatch):
     drawn = draws.draw_exchange(5, draws.LARGE)
-    precision = as_one_field("margin", "bf16")
+    precision = with_one_field("margin", "bf16")
     exact = term(drawn, precision, "margin")
     monkeypatch.setattr("hpcsgd.tuning.exact_exchange.SMALL", 1)
     above = term(replace(drawn), precision, "margin")
@@ -263,7 +263,7 @@ def test_norms_of_large_batches_are_upper_bounds_and_called_so(monkeypatch):
 def test_unbounded_slopes_are_a_condition_of_the_term():
     for family, word in (("poisson", "clipped"), ("logistic", "overflows")):
         exchange = draws.draw_exchange(2, draws.SMALL, family)
-        said = term(exchange, as_one_field("margin", "bf16"), "margin")
+        said = term(exchange, with_one_field("margin", "bf16"), "margin")
         assert said.condition.endswith(word)
 
 

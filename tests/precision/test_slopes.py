@@ -9,7 +9,7 @@ import pytest
 from benchmarks import bench_precision as bench
 from hpcsgd.precision import FIELDS
 from hpcsgd.tuning.bound import term
-from hpcsgd.tuning.pilots import as_one_field
+from hpcsgd.tuning.pilots import with_one_field
 
 PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
 
@@ -55,7 +55,7 @@ def test_a_sum_that_rounds_each_addition_grows_with_members():
     said = []
     for members in (2, 4, 8):
         exchange = bench.make_exchange(0, 4, 4, 64, members)
-        said.append(term(exchange, as_one_field("gram_wire", "fp32"), "gram_wire"))
+        said.append(term(exchange, with_one_field("gram_wire", "fp32"), "gram_wire"))
     growth = np.diff(np.log([one.absolute for one in said])) / np.log(2)
     assert (growth > 0.6).all()
 

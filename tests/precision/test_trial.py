@@ -16,7 +16,7 @@ from hpcsgd.glm import make_update
 from hpcsgd.precision import RECIPES, make_precision
 from hpcsgd.products.base import ExchangeCoefficients, Group, State, Task
 from hpcsgd.products.gram import Gram
-from hpcsgd.tuning.pilots import as_one_field, perform
+from hpcsgd.tuning.pilots import perform, with_one_field
 from tests.precision import draws
 
 MIXED = {
@@ -77,11 +77,11 @@ def by_ranks(exchange, precision):
         *(RECIPES[name] for name in ("fp64", "fp32", "c", "fp8")),
         make_precision("fp64", MIXED),
         make_precision("fp32", MIXED),
-        as_one_field("residual", "fp16"),
-        as_one_field("gram_wire", "fp32"),
-        as_one_field("gram_wire", "bf16"),
-        as_one_field("gram_wire", "fp8-e4m3"),
-        as_one_field("margin_sum", "bf16"),
+        with_one_field("residual", "fp16"),
+        with_one_field("gram_wire", "fp32"),
+        with_one_field("gram_wire", "bf16"),
+        with_one_field("gram_wire", "fp8-e4m3"),
+        with_one_field("margin_sum", "bf16"),
         *(RECIPES[name] for name in ("d", "bf16")),
     ],
     ids=str,

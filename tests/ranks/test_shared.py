@@ -254,7 +254,7 @@ def test_many_runs_in_one_world_hold_the_windows_of_the_last(comm):
 def test_where_one_rank_finds_no_room_none_shares(comm, monkeypatch):
     """No sums anywhere in the group, and no copies on its node."""
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr(shared_memory, "has_room", lambda size: False)
+        monkeypatch.setattr(shared_memory, "fits_shared_memory", lambda size: False)
     world = world_on(comm, 2)
     space = world.workspace(5000, np.float32)
     assert type(space) is Workspace

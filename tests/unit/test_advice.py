@@ -10,9 +10,9 @@ from hpcsgd.runs.result import Result, Status
 from hpcsgd.studies.advice import (
     advise,
     cost,
-    falls,
     flat_since,
     in_short,
+    loss_falls,
     reached,
     saving,
 )
@@ -82,11 +82,11 @@ STILL = (0.7, 0.7, 0.7)
 def test_falls_are_relative_to_the_loss_before_and_count_epochs():
     result = made_up((1.0, 0.5, 0.4))
     result.history[2]["epoch"] = 3
-    assert falls(result) == [(1, pytest.approx(0.5)), (3, pytest.approx(0.1))]
+    assert loss_falls(result) == [(1, pytest.approx(0.5)), (3, pytest.approx(0.1))]
 
 
 def test_a_loss_that_crosses_zero_is_not_infinitely_far():
-    (_, fall), *_ = falls(made_up((1.0, 0.0, -0.5)))[1:]
+    (_, fall), *_ = loss_falls(made_up((1.0, 0.0, -0.5)))[1:]
     assert np.isfinite(fall) and fall > 0
 
 

@@ -13,7 +13,7 @@ PROBLEM = make_problem("logistic", n=31, d=4)
 PLAIN = {"epochs": 2, "batch": 4, "steps": 3, "polish": False}
 
 
-def own_rows(world):
+def replica_rows(world):
     half = slice(0, 16) if world.rank == 0 else slice(16, 31)
     return PROBLEM.X[half], PROBLEM.y[half]
 
@@ -32,7 +32,7 @@ def outcomes(action):
 
 
 def fit_rows(world, layout="rows", **more):
-    X, y = own_rows(world)
+    X, y = replica_rows(world)
     family = more.pop("family", "logistic")
     return hpcsgd.fit(X, family, y, comm=world, layout=layout, **(PLAIN | more))
 
@@ -73,7 +73,7 @@ DIFFERENT_MODELS = {
 def test_estimators_that_differ(name):
     def action(world):
         model, layout = DIFFERENT_MODELS[name](world)
-        return model.fit(*own_rows(world), comm=world, layout=layout)
+        return model.fit(*replica_rows(world), comm=world, layout=layout)
 
     one, other = outcomes(action)
     assert one == other and one.endswith("give all ranks the same")
@@ -90,7 +90,7 @@ def test_who_shows_and_where_files_lie_is_a_rank_s_own(capsys):
 @pytest.mark.parametrize("door", ["fit", "estimator"])
 def test_columns_in_another_order(door):
     def action(world, names):
-        X, y = own_rows(world)
+        X, y = replica_rows(world)
         frame = X if names is None else pd.DataFrame(X, columns=list(names))
         if door == "fit":
             result = hpcsgd.fit(frame, "gaussian", y, comm=world, layout="rows")
@@ -108,7 +108,7 @@ def test_columns_in_another_order(door):
 
 def test_classes_that_differ():
     def action(world):
-        X, y = own_rows(world)
+        X, y = replica_rows(world)
         model = hpcsgd.LogisticRegression()
         classes = [0, 1] if world.rank else [0, 1, 2]
         return model.partial_fit(X, y, classes, comm=world, layout="rows")
@@ -119,7 +119,7 @@ def test_classes_that_differ():
 
 def test_labels_of_two_kinds():
     def action(world):
-        X, y = own_rows(world)
+        X, y = replica_rows(world)
         y = np.where(y > 0, "a", "b") if world.rank else y
         try:
             hpcsgd.LogisticRegression().fit(X, y, comm=world, layout="rows")

@@ -15,7 +15,7 @@ from hpcsgd.errors import HpcsgdError
 from hpcsgd.products.direct import Stream
 from hpcsgd.runs.agreements import terms_of
 from hpcsgd.runs.assembled_run import RoundFeed
-from hpcsgd.studies.advice import less_agreeing
+from hpcsgd.studies.advice import advise_fewer_messages
 from tests.helpers.anybatch import (
     MAPS,
     any_batch,
@@ -127,7 +127,7 @@ def test_members_take_what_their_first_says():
         pace = TimedRounds(grid, 6, 4.5, Ticks([1.0, 1e-9][grid.member]))
         pace.begin(0)
         taken = 0
-        while pace.goes_on(taken):
+        while pace.has_next_chunk(taken):
             taken += 1
         grid.close()
         return taken
@@ -155,7 +155,7 @@ def test_what_to_do_where_agreeing_takes_the_time():
     rounds = result.report["agreement"]
     for deadline, said in ((0.25, "agreement.deadline=0.5 "), (None, "accumulate=")):
         rounds["deadline_seconds"] = deadline
-        assert said in less_agreeing(result)
+        assert said in advise_fewer_messages(result)
 
 
 def test_a_log_is_the_same_run_again(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd import sweep
-from hpcsgd.agreements.averaging import draw, drawn_of, exchanges_in
+from hpcsgd.agreements.averaging import client_count, draw, exchanges_in
 from hpcsgd.agreements.hierarchical import GroupLevel, label, plan_levels
 from hpcsgd.api import train
 from hpcsgd.comm.communicator import Address, own_address
@@ -223,7 +223,7 @@ def test_clients_are_drawn_by_seed_and_round_alone():
     assert np.abs(counts - 3000).max() < 4 * np.sqrt(7000 * 3 / 7 * 4 / 7)
     assert rounds == [draw(3, k, 7, 3) for k in range(7000)]
     assert rounds[:50] != [draw(4, k, 7, 3) for k in range(50)]
-    assert [drawn_of(*a) for a in ((4, 0.5), (10, 0.1), (3, 0.1), (5, 0.3))] == [
+    assert [client_count(*a) for a in ((4, 0.5), (10, 0.1), (3, 0.1), (5, 0.3))] == [
         *(2, 1, 1, 2)
     ]
 

@@ -17,7 +17,7 @@ WIDE = CostInputs(
     members=2,
     rows=20000,
     columns=2000,
-    held=1000,
+    local_columns=1000,
     batch=32,
     epochs=1,
     comes_again=False,
@@ -37,7 +37,7 @@ def pick(machine=LAN, steps=8, kind="auto", **changes):
 
 
 def test_one_member_has_nothing_to_sum():
-    assert pick(members=1, held=2000).product == "direct"
+    assert pick(members=1, local_columns=2000).product == "direct"
 
 
 def test_a_free_network_leaves_nothing_to_save():
@@ -46,13 +46,13 @@ def test_a_free_network_leaves_nothing_to_save():
 
 
 def test_narrow_rows_are_gathered():
-    assert pick(columns=18, held=9).product == "gather"
+    assert pick(columns=18, local_columns=9).product == "gather"
     assert pick(Machine(latency=200e-6, per_byte=1e-9), steps=4).product == "gram"
 
 
 def test_what_comes_again_is_kept_while_memory_lasts(monkeypatch):
     again = {"comes_again": True, "epochs": 10}
-    assert pick(columns=18, held=9, **again).product == "gather-once"
+    assert pick(columns=18, local_columns=9, **again).product == "gather-once"
     kept = 20000 * 32 * 7 // 2 * 4
     monkeypatch.setattr(cost, "CACHE_BUDGET", kept)
     assert pick(**again).product == "cached"

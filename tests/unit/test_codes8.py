@@ -116,7 +116,7 @@ RULES = {
 
 
 def parts_of(rule, columns, width):
-    kept = {n: rule.room(n, columns, width, np.float32) for n in rule.kept}
+    kept = {n: rule.allocate(n, columns, width, np.float32) for n in rule.state_names}
     return ColumnViews(np.zeros((columns, width), np.float32), kept)
 
 
@@ -125,7 +125,7 @@ def test_steps_in_eight_bits_stay_near_those_in_full(name):
     rule = RULES[name]
     assert SMALL <= 2048 * 2
     wide, narrow = parts_of(rule, 2048, 2), parts_of(InEightBits(rule), 2048, 2)
-    assert all(isinstance(kept, EightBitArray) for kept in narrow.kept.values())
+    assert all(isinstance(kept, EightBitArray) for kept in narrow.arrays.values())
     target = mixed(2048, 2, seed=1)
     target /= np.abs(target).max()
     moved = np.abs(target).sum()

@@ -20,7 +20,7 @@ JOB = CostInputs(
     members=4,
     rows=1000,
     columns=120,
-    held=30,
+    local_columns=30,
     batch=10,
     epochs=5,
     comes_again=True,
@@ -95,7 +95,7 @@ def test_what_surrounds_an_exchange_and_a_step():
 
 
 def test_one_member_sends_nothing():
-    alone = CostInputs(**{**vars(JOB), "members": 1, "held": 120})
+    alone = CostInputs(**{**vars(JOB), "members": 1, "local_columns": 120})
     assert step("direct", alone, latency=1.0, step=1.0, per_byte=1.0) == 0.0
     assert step("direct", alone, exchange=1.0) == pytest.approx(1 / S)
 

@@ -204,7 +204,9 @@ def test_steps_in_one_call_are_those_of_numpy(
         products={"kind": kind},
     )
     found, steps = [], Spied()
-    monkeypatch.setattr(native.NativeBackend, "walk", steps.around(NativeBackend.walk))
+    monkeypatch.setattr(
+        native.NativeBackend, "fused_steps", steps.around(NativeBackend.fused_steps)
+    )
     for backend in (HostBackend, NativeBackend):
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         found.append(train(config, X=problem.X, y=problem.y, **sides))
@@ -230,8 +232,8 @@ def test_steps_between_messages_are_those_of_numpy(
         products={"kind": "direct"},
     )
     found, calls = [], Spied()
-    spy = calls.around(NativeBackend.stepwise)
-    monkeypatch.setattr(native.NativeBackend, "stepwise", spy)
+    spy = calls.around(NativeBackend.pipelined_steps)
+    monkeypatch.setattr(native.NativeBackend, "pipelined_steps", spy)
     for backend in (HostBackend, NativeBackend):
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         done = train_on(2, config, problem, weights=True, offset=True)

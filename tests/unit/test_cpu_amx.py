@@ -286,7 +286,7 @@ def test_a_cap_below_asks_for_no_tiles(machine, monkeypatch):
 def test_ranks_without_tiles_settle_below(machine):
     assert compiled_calls.best()[1] == "amx"
     assert (
-        compiled_calls.settle_isa(["amx", "avx2"])
+        compiled_calls.resolve_isa(["amx", "avx2"])
         and compiled_calls.best()[1] == "avx2"
     )
 

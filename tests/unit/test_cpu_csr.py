@@ -135,7 +135,9 @@ def test_runs_use_them_and_equal_those_without(
     monkeypatch.setattr(
         compiled_calls, "call_csr", calls.around(compiled_calls.call_csr)
     )
-    monkeypatch.setattr(compiled_calls, "walk", steps.around(compiled_calls.walk))
+    monkeypatch.setattr(
+        compiled_calls, "csr_fused_steps", steps.around(compiled_calls.csr_fused_steps)
+    )
     for backend in (HostBackend, NativeBackend):
         assert not calls.done and not steps.done
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
@@ -167,7 +169,9 @@ def test_steps_of_every_set_and_kind_of_column(kernels, recipe, column, monkeypa
     config = config_for(stored, **sections("logistic", "momentum", "direct", recipe))
     monkeypatch.setattr("hpcsgd.sparse.index_dtype", lambda width: np.dtype(column))
     steps = Spied()
-    monkeypatch.setattr(compiled_calls, "walk", steps.around(compiled_calls.walk))
+    monkeypatch.setattr(
+        compiled_calls, "csr_fused_steps", steps.around(compiled_calls.csr_fused_steps)
+    )
     one = train(config, X=stored.X, y=stored.y)
     assert steps.done
     two = train(config, X=dense.X, y=dense.y)

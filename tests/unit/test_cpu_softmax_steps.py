@@ -41,7 +41,9 @@ def test_a_run_on_one_rank(kernels, recipe, update, kind, monkeypatch):
     problem, rng = make_problem("softmax", n=53, d=19), np.random.default_rng(3)
     sides = {"sample_weight": rng.uniform(0.5, 2, 53), "offset": rng.normal(size=53)}
     config, found, steps = config_of(problem, recipe, update, kind), [], Spied()
-    monkeypatch.setattr(NativeBackend, "walk", steps.around(NativeBackend.walk))
+    monkeypatch.setattr(
+        NativeBackend, "fused_steps", steps.around(NativeBackend.fused_steps)
+    )
     for backend in (HostBackend, NativeBackend):
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         done = train(config, X=problem.X, y=problem.y, **sides)
@@ -56,8 +58,8 @@ def test_a_run_on_two_members(kernels, recipe, update, monkeypatch):
     """A sum of K margins a row parts every two steps."""
     problem, found, calls = make_problem("softmax", n=53, d=19), [], Spied()
     config = config_of(problem, recipe, update, "direct")
-    spy = calls.around(NativeBackend.stepwise)
-    monkeypatch.setattr(NativeBackend, "stepwise", spy)
+    spy = calls.around(NativeBackend.pipelined_steps)
+    monkeypatch.setattr(NativeBackend, "pipelined_steps", spy)
     for backend in (HostBackend, NativeBackend):
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         done = train_on(2, config, problem, weights=True, offset=True)
@@ -71,7 +73,7 @@ def scale(weights):
 
 
 def given(d, K, update, storage):
-    """(matrix, exact rows, weights, what `walk` takes besides) of ragged batches."""
+    """(matrix, exact rows, weights, more of `fused_steps`) of ragged batches."""
     matrix, exact, rows = sampled(20, d, RAGGED.rows, storage, spare=d % 3)
     rng, made = np.random.default_rng(d), make_update(update, 0.5)
     steps = plain_steps(made, RATES, RAGGED.sizes, 0.1)
@@ -126,11 +128,11 @@ def test_one_call_is_the_formula(kernels, recipe, update, d, K):
     one = plain(backend)
     wanted = by_formula(Y, w, one, rounds=recipe == "c")
     walked = w.copy()
-    residuals = backend.walk(walked, one)
+    residuals = backend.fused_steps(walked, one)
     for this, that in zip((residuals, walked, one.intercept), wanted, strict=True):
         np.testing.assert_allclose(this, that, rtol=0, atol=tolerance * scale(that))
     two, stepped = plain(backend), w.copy()
-    between, found = backend.stepwise(stepped, two)
+    between, found = backend.pipelined_steps(stepped, two)
     between(-1, None, z := np.empty(max(RAGGED.sizes) * K, np.float32))
     for j in range(len(RAGGED.sizes)):
         between(j, z.copy(), z)
@@ -150,5 +152,5 @@ def test_margins_are_rounded_as_they_are_stored(kernels, update):
     wanted = by_formula(np.sign(Y), w, one, rounds=True)[0][:size]
     plainly = by_formula(np.sign(Y), w, one, rounds=False)[0][:size]
     assert np.abs(wanted - plainly).max() > 1e-4
-    found = backend.walk(w.copy(), one)[:size]
+    found = backend.fused_steps(w.copy(), one)[:size]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=5e-6)

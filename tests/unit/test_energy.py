@@ -61,7 +61,7 @@ def test_packages_alone_are_counted_and_may_begin_again(tree):
     (tree / "intel-rapl:1" / "energy_uj").write_text("1500000")  # went round
     meter.pause()
     assert meter.joules == [pytest.approx(3.0), pytest.approx(2.0)]
-    found, why = total([meter.said()])
+    found, why = total([meter.report()])
     assert found["joules"] == pytest.approx(5.0) and not why
     assert found["source"] == "rapl" and found["nodes"] == 1
 
@@ -96,7 +96,7 @@ def test_long_runs_see_every_turn_of_the_counter(tmp_path):
     for count in (8, 6, 4, 2):  # +8, then three times once round less two
         clock.now += 30
         file.write_text(str(count * 1_000_000))
-        meter.keep_up()
+        meter.count_if_due()
     meter.pause()
     assert meter.joules[0] == pytest.approx(8 + 3 * 8)
     assert meter.seconds == 120.0
@@ -110,7 +110,7 @@ def test_readings_are_rare():
     meter.resume()
     for _ in range(1000):
         clock.now += 0.001
-        meter.keep_up()
+        meter.count_if_due()
     assert len(reads) == 1
 
 
@@ -120,7 +120,7 @@ def test_a_counter_that_goes_back_without_a_period_is_no_energy(tmp_path):
     meter.resume()
     file.write_text("400")
     meter.pause()
-    found, why = total([meter.said()])
+    found, why = total([meter.report()])
     assert found is None and "went back from 500 to 400" in why
 
 
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_read_is_named(tree, monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", refuse)
     meter = make_meter("", {}, tree)
-    found, why = total([meter.said()])
+    found, why = total([meter.report()])
     assert found is None and "Permission denied" in why and "chmod a+r" in why
     assert "intel-rapl:0/energy_uj" in why
 
@@ -152,12 +152,12 @@ def test_a_counter_that_goes_away_is_no_energy(tree):
     meter.resume()
     (tree / "intel-rapl:1" / "energy_uj").unlink()
     meter.pause()
-    found, why = total([meter.said()])
+    found, why = total([meter.report()])
     assert found is None and "cannot be read any more" in why
 
 
 def test_a_machine_without_counters_says_so(tmp_path):
-    found, why = total([make_meter("", {}, tmp_path).said()])
+    found, why = total([make_meter("", {}, tmp_path).report()])
     assert found is None and str(tmp_path) in why
 
 
@@ -210,7 +210,7 @@ def test_a_gpu_is_asked_by_its_address(tree, monkeypatch):
     library.count = 3500
     meter.pause()
     assert library.asked == b"0000:1B:00.0"
-    both, _ = total([meter.said(), said("elsewhere", 1.0)])
+    both, _ = total([meter.report(), said("elsewhere", 1.0)])
     assert both["joules"] == pytest.approx(3.5) and both["source"] == "nvml+rapl"
 
 

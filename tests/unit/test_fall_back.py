@@ -14,7 +14,7 @@ from hpcsgd.precision import make_precision
 from hpcsgd.products import gram, monitor
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore
 from hpcsgd.runs.progress import Callback
-from hpcsgd.runs.recovery import fewer_steps, next_rung, widest_format
+from hpcsgd.runs.recovery import fewer_steps, next_fallback_level, widest_format
 from hpcsgd.runs.result import Status, load_result
 from hpcsgd.solvers.callbacks import Request
 from hpcsgd.studies.verify.certificate import certify
@@ -59,7 +59,7 @@ def ladder(product="gram", steps=8, **precision):
         make_problem("logistic"), schedule={"steps": steps}, precision=precision
     )
     found = []
-    while (rung := next_rung(config, product)) is not None:
+    while (rung := next_fallback_level(config, product)) is not None:
         found.append(rung.text)
         config = rung.config
     return found

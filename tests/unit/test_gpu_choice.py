@@ -18,7 +18,7 @@ JOB = CostInputs(
     members=4,
     rows=400_000,
     columns=2000,
-    held=500,
+    local_columns=500,
     batch=32,
     epochs=10,
     comes_again=True,
@@ -37,27 +37,27 @@ def chosen(steps=0, **how):
 
 
 def test_narrow_rows_are_gathered_and_wide_ones_are_not():
-    assert chosen(columns=18, held=5).product == "gather-once"
-    assert chosen(columns=18, held=5, comes_again=False).product == "gather"
-    wide = {"columns": 2_000_000, "held": 500_000}
+    assert chosen(columns=18, local_columns=5).product == "gather-once"
+    assert chosen(columns=18, local_columns=5, comes_again=False).product == "gather"
+    wide = {"columns": 2_000_000, "local_columns": 500_000}
     assert chosen(**wide).product == "cached"
     assert chosen(**wide, comes_again=False).product == "gram"
 
 
 def test_a_message_in_every_step_never_pays():
     for columns in (18, 2000, 2_000_000):
-        job = {"columns": columns, "held": columns // 4, "comes_again": False}
+        job = {"columns": columns, "local_columns": columns // 4, "comes_again": False}
         assert chosen(**job).product != "direct"
 
 
 def test_one_member_need_not_gather():
-    one = {"members": 1, "held": 2000}
+    one = {"members": 1, "local_columns": 2000}
     assert chosen(**one).product in OF_ONE
     assert chosen(**one, steps=1, comes_again=False).product == "direct"
 
 
 def test_what_is_kept_has_room():
-    big = {"rows": 10**8, "columns": 18, "held": 5, "batch": 64}
+    big = {"rows": 10**8, "columns": 18, "local_columns": 5, "batch": 64}
     best = chosen(**big, steps=32)
     assert kept_bytes(best.product, 32, replace(JOB, **big)) <= BUDGET
 

@@ -3,12 +3,12 @@
 import pytest
 
 from hpcsgd.cli import info
-from hpcsgd.cli.info import ask_mpi, describe, nccl_version
+from hpcsgd.cli.info import describe, nccl_version, probe_mpi_device_memory
 from hpcsgd.comm.gpu_mpi import (
     PathCheck,
     adapters_in,
+    has_dmabuf,
     is_loaded,
-    lends_by_dmabuf,
     mpi_way,
     rdma_way,
     storage_way,
@@ -85,7 +85,7 @@ def test_dmabuf_needs_the_open_modules_and_a_kernel(
     files["proc__sys__kernel__osrelease"] = linux
     root = machine(tmp_path, *ADAPTERS, **files)
     environment = {} if setting is None else {"NCCL_DMABUF_ENABLE": setting}
-    assert lends_by_dmabuf(root, environment) is there
+    assert has_dmabuf(root, environment) is there
     way = rdma_way(root, environment)
     assert way.possible is there and ("by dmabuf" in way.why) is there
 
@@ -162,12 +162,12 @@ def test_ranks_of_a_launcher_do_not_start_another_mpi(monkeypatch):
     monkeypatch.setattr(info, "ASK", "print(True)")
     for name in info.LAUNCHED:
         monkeypatch.delenv(name, raising=False)
-    assert ask_mpi() is True
+    assert probe_mpi_device_memory() is True
     monkeypatch.setenv("PMI_RANK", "0")
-    assert ask_mpi() is None
+    assert probe_mpi_device_memory() is None
     monkeypatch.delenv("PMI_RANK")
     monkeypatch.setattr(info, "ASK", "raise SystemExit('MPI is not here')")
-    assert ask_mpi() is None
+    assert probe_mpi_device_memory() is None
 
 
 def test_the_report_says_which_nccl_and_which_way(tmp_path, monkeypatch):

@@ -425,7 +425,7 @@ def test_what_to_do_where_agreeing_takes_the_time():
     for kind, said in (("gradient", "accumulate=4 sends"), ("average", "--period 2")):
         asked = {"kind": kind, **({"accumulate": 2} if kind == "gradient" else {})}
         result = train_on(2, agreed(problem, 2, agreement=asked), problem)
-        assert said in advice.less_agreeing(result)
+        assert said in advice.advise_fewer_messages(result)
 
 
 @pytest.mark.cases(5)

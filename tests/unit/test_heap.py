@@ -10,8 +10,8 @@ from tests.helpers.limits import HANG
 CODE = """
 import sys
 import numpy as np
-from hpcsgd.data.convert.transform import keep_freed
-kept = keep_freed(64 * 2**20) if sys.argv[1] == "keep" else None
+from hpcsgd.data.convert.transform import retain_freed_memory
+kept = retain_freed_memory(64 * 2**20) if sys.argv[1] == "keep" else None
 def faults():
     import resource
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

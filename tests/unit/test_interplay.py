@@ -17,7 +17,7 @@ from hpcsgd.runs import build as assembly
 from hpcsgd.runs.build import build
 from hpcsgd.studies.compare import line_up
 from hpcsgd.studies.plan import Refusal
-from hpcsgd.studies.verify.replay import open_scene
+from hpcsgd.studies.verify.replay import open_recorded_run
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import config_for, make_problem, train_on
 
@@ -146,7 +146,7 @@ def test_nothing_is_under_way_when_an_agreement_is_let_go(row):
         reader = MemoryReader(PROBLEM.X, PROBLEM.y)
         live = build(config, world, lambda _: reader, [], Clock())
         live.engine.agreement.start(live.state, 0)
-        live.engine.rehearse(live.state, live.feed.groups(0), 3)
+        live.engine.run_exchanges(live.state, live.feed.groups(0), 3)
         return is_under_way(live.engine.agreement)
 
     assert run_ranks(4, on_rank) == [False] * 4
@@ -300,4 +300,4 @@ def test_verify_says_which_runs_are_not_recorded(tmp_path):
     config = agreed(problem, 2, agreement={"kind": "scheduled"}, run={"record": 3})
     in_folder(tmp_path, config, 2, problem)
     with pytest.raises(DataError, match="scheduled, whose steps are not recorded"):
-        open_scene(tmp_path)
+        open_recorded_run(tmp_path)

@@ -5,7 +5,7 @@ import pytest
 from hpcsgd import comm
 from hpcsgd.cli import launch
 from hpcsgd.comm import choose, open_world
-from hpcsgd.comm.launchers import launched, why_refused
+from hpcsgd.comm.launchers import launch_refusal, launched
 from hpcsgd.comm.mpi import why_not_loaded
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
 
@@ -88,8 +88,8 @@ def test_ranks_that_no_mpi_connects_are_refused(environment, started_by, monkeyp
 
 def test_who_names_mpi_leaves_slurm_to_it():
     """An MPI that loads Slurm's library of PMI-1 needs no variables."""
-    assert why_refused(SLURM, "mpi") is None
-    assert why_refused(TORCHRUN, "mpi") is not None
+    assert launch_refusal(SLURM, "mpi") is None
+    assert launch_refusal(TORCHRUN, "mpi") is not None
 
 
 def test_a_serial_run_may_be_one_of_many(started_by):
@@ -149,7 +149,7 @@ def test_one_rank_speaks_for_all(variables, started_by, monkeypatch):
     for rank in (0, 1):
         monkeypatch.setenv("HPCSGD_EXPECT_RANKS", "")  # so that it is taken back
         started_by({name: text.format(rank) for name, text in variables.items()})
-        assert launch.speaks() == (rank == 0)
+        assert launch.is_rank_0_of_launcher() == (rank == 0)
         assert launch.launcher_size() == 2
         assert not launch.must_relaunch(2)
 

@@ -20,7 +20,7 @@ def point_of(mirror, rows, classes=1, dtype=np.float64):
     """Room for `rows` columns of this member, at the first point."""
     point = ReplicaViews(
         np.zeros((rows, classes), dtype),
-        {name: np.zeros((rows, classes), dtype) for name in mirror.kept},
+        {name: np.zeros((rows, classes), dtype) for name in mirror.state_names},
         {name: np.zeros((1, classes), dtype) for name in mirror.shared},
     )
     mirror.begin(point)
@@ -72,7 +72,7 @@ def test_entropy_does_not_underflow(dtype):
     point = point_of(mirror, 3, dtype=dtype)
     push = np.array([[2000.0], [0.0], [0.0]], dtype)
     mirror.step(point, push.copy(), 1.0)
-    assert point.weights[0, 0] == 0.0 and np.isfinite(point.kept[LOG]).all()
+    assert point.weights[0, 0] == 0.0 and np.isfinite(point.arrays[LOG]).all()
     mirror.step(point, -push, 1.0)
     np.testing.assert_allclose(point.weights, 1 / 3, rtol=1e-3)
     plain = np.full((3, 1), 1 / 3)  # the broken twin: without logarithms

@@ -158,7 +158,7 @@ def test_compiled_casts_are_those_of_the_definition(name):
     upper = np.arange(2**16, dtype=np.uint32) << 16
     lower = (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x0FFF, 0x1000, 0x1001, 0x3000)
     values = np.concatenate([upper | np.uint32(low) for low in lower]).view(np.float32)
-    held = np.empty(values.size, messages.held_dtype(name))
+    held = np.empty(values.size, messages.message_dtype(name))
     messages.narrow(values, name, 1.0, held)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = encode(values, name).view(held.dtype)

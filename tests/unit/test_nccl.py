@@ -320,7 +320,7 @@ def test_an_error_in_one_group_leaves_those_of_the_others_under_way():
         buffer = layer.array(np.ones(2))
         grid.members.sum(buffer, "products")
         grid.replicas.sum(buffer, "agreement")
-        grid.replicas.carrier.give_up()
+        grid.replicas.carrier.abort_pending()
         assert [sent.purpose for sent in world.carrier.under_way] == ["products"]
         grid.members.settle()
 

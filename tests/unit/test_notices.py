@@ -3,7 +3,7 @@
 import pytest
 
 from hpcsgd import fit, race, sweep
-from hpcsgd.cli.compare import what_to_compare
+from hpcsgd.cli.compare import plan_comparison
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
@@ -82,7 +82,7 @@ def test_a_comparison_knows_the_grid_before_it_weighs_batches():
     with pytest.raises(ConfigError, match="ddp 12 .batch 4 x 3 replicas"):
         run_ranks(3, lambda world: compare(settings, world=world))
     line = ["compare", "--data", "x.h5", "--ranks", "3", "--setting", "a: method=ddp"]
-    _, (found,) = what_to_compare(make_parser().parse_args(line))
+    _, (found,) = plan_comparison(make_parser().parse_args(line))
     assert (found.config.grid.replicas, found.global_batch) == (3, 96)
 
 

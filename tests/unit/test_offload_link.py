@@ -12,7 +12,7 @@ SHAPE = 5, 3
 
 def test_a_host_that_is_its_device_counts_the_same():
     link, part = HostLink(), np.arange(15.0).reshape(SHAPE)
-    host = link.room(SHAPE, np.dtype(np.float64))
+    host = link.allocate(SHAPE, np.dtype(np.float64))
     link.down(part, host)()
     np.testing.assert_array_equal(host, part)
     host += 1.0
@@ -27,7 +27,7 @@ def test_pinned_copies_wait_for_kernels_and_kernels_for_them(dtype):
     layer = FakeLayer(Node())
     link, values = PinnedLink(layer, layer.main), np.arange(15, dtype=dtype)
     gradient, weights = layer.empty(15, dtype), layer.empty(15, dtype)
-    hosts = [link.room(SHAPE, np.dtype(dtype)) for _ in range(2)]
+    hosts = [link.allocate(SHAPE, np.dtype(dtype)) for _ in range(2)]
     assert not hosts[0].any()
     for turn in range(4):  # two buffers in turns
         host = hosts[turn % 2]
@@ -47,7 +47,7 @@ def test_a_copy_that_nobody_waited_for_is_not_there():
     """The broken twin: the host reads at once."""
     layer = FakeLayer(Node())
     link, gradient = PinnedLink(layer, layer.main), layer.empty(15, np.float64)
-    host = link.room(SHAPE, np.dtype(np.float64))
+    host = link.allocate(SHAPE, np.dtype(np.float64))
     layer.later(gradient, np.arange(15.0))
     link.down(gradient.reshape(SHAPE), host)
     assert not host.any()

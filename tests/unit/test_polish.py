@@ -239,7 +239,7 @@ def test_the_recursion_is_that_of_two_loops():
     pairs = []
     for before, after in zip(points, points[1:], strict=False):
         memory.put(after - before, hessian @ after)
-        memory.hear(sum(memory.parts(part) for part in parts))
+        memory.add_products(sum(memory.parts(part) for part in parts))
         pairs.append((after - before, hessian @ (after - before)))
     found, slope = memory.direction()
     expected = two_loops(pairs[-4:], hessian @ points[-1])

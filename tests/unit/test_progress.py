@@ -5,7 +5,13 @@ import math
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.runs.progress import Forecast, ProgressLines, TimeShares, figures, in_words
+from hpcsgd.runs.progress import (
+    Forecast,
+    ProgressLines,
+    TimeShares,
+    figures,
+    format_time_left,
+)
 from hpcsgd.solvers.callbacks import Callback, View
 from tests.helpers.problems import make_problem
 
@@ -54,12 +60,12 @@ class Run:
     ],
 )
 def test_time_as_a_person_says_it(seconds, said):
-    assert in_words(seconds) == said
+    assert format_time_left(seconds) == said
 
 
 def test_the_words_never_go_back_up():
     """Rounded minutes and tens do not overlap at the seams."""
-    said = [in_words(seconds) for seconds in range(1, 200000)]
+    said = [format_time_left(seconds) for seconds in range(1, 200000)]
     changes = [a for a, b in zip(said, said[1:], strict=False) if a != b]
     assert len(changes) == len(set(changes))
     assert not any(" 60 " in text for text in changes)

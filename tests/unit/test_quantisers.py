@@ -104,14 +104,14 @@ def test_zero_words_stay_zero(name):
 class SameDice(Qsgd):
     """All replicas throw alike: their noise does not average out."""
 
-    def throw(self, moment, replica):
-        return super().throw(moment, 0)
+    def draw_uniform(self, moment, replica):
+        return super().draw_uniform(moment, 0)
 
 
 class Nearest(Qsgd):
     """No dice: biased, and nobody keeps what it loses."""
 
-    def throw(self, moment, replica):
+    def draw_uniform(self, moment, replica):
         return np.full(self.bucket.words, 0.5)
 
 

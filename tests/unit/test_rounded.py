@@ -12,9 +12,9 @@ from hpcsgd.backends.base import (
     ColumnDraws,
     LossScale,
     emulated,
+    emulated_fields,
     make_loss_scale,
     make_scaling,
-    ways,
 )
 from hpcsgd.backends.emulated import TOGETHER, RoundedBackend, accumulate, round_values
 from hpcsgd.backends.numpy_rows import HostBackend
@@ -138,7 +138,7 @@ def test_what_is_emulated_is_said():
         **dict.fromkeys(FIELDS, "native"),
         "inner": "emulated",
     }
-    assert ways(RECIPES["fp64"]) == dict.fromkeys(FIELDS, "native")
+    assert emulated_fields(RECIPES["fp64"]) == dict.fromkeys(FIELDS, "native")
 
 
 @pytest.mark.parametrize("kind", ["gram", "direct", "gather", "cached"])
@@ -238,21 +238,23 @@ class TestLossScale:
     def test_it_grows_and_backs_off(self):
         scale = LossScale()
         good, bad = np.ones((3, 1)), np.array([[1.0], [np.inf]])
-        assert not scale.keeps(bad) and scale.value == FIRST / 2 and scale.skipped == 1
+        assert (
+            not scale.accepts(bad) and scale.value == FIRST / 2 and scale.skipped == 1
+        )
         for _ in range(PATIENCE - 1):
-            assert scale.keeps(good)
+            assert scale.accepts(good)
         assert scale.value == FIRST / 2
-        assert scale.keeps(good) and scale.value == FIRST
+        assert scale.accepts(good) and scale.value == FIRST
 
     def test_what_is_not_finite_at_the_least_scale_is_let_through(self):
         """The run then ends as diverged, and does not skip for ever."""
         scale = LossScale(value=2 * LEAST)
         bad = np.array([[np.nan]])
-        assert not scale.keeps(bad) and scale.keeps(bad) and scale.keeps(bad)
+        assert not scale.accepts(bad) and scale.accepts(bad) and scale.accepts(bad)
 
     def test_a_fixed_one_stays(self):
         scale = make_loss_scale(64.0)
-        assert scale.keeps(np.array([[np.inf]])) and scale.value == 64
+        assert scale.accepts(np.array([[np.inf]])) and scale.value == 64
 
     def test_what_is_no_power_of_two_is_refused(self):
         for value in (3.0, -2.0, 2.0**40):
@@ -298,14 +300,14 @@ class TestDice:
     """Weights that are rounded at random."""
 
     def test_members_and_holders_of_all_columns_agree(self):
-        whole = ColumnDraws(7, 0, slice(0, 10), 10).throw(np.empty((10, 2)))
-        part = ColumnDraws(7, 0, slice(3, 6), 10).throw(np.empty((3, 2)))
+        whole = ColumnDraws(7, 0, slice(0, 10), 10).draw_uniform(np.empty((10, 2)))
+        part = ColumnDraws(7, 0, slice(3, 6), 10).draw_uniform(np.empty((3, 2)))
         np.testing.assert_array_equal(whole[3:6], part)
-        other = ColumnDraws(7, 1, slice(0, 10), 10).throw(np.empty((10, 2)))
+        other = ColumnDraws(7, 1, slice(0, 10), 10).draw_uniform(np.empty((10, 2)))
         again = ColumnDraws(7, 0, slice(0, 10), 10)
-        again.throw(np.empty((10, 2)))
+        again.draw_uniform(np.empty((10, 2)))
         assert (whole != other).all()
-        assert (again.throw(np.empty((10, 2))) != whole).all()
+        assert (again.draw_uniform(np.empty((10, 2))) != whole).all()
 
     @pytest.mark.parametrize("kind", ["gram", "gather"])
     def test_small_updates_are_not_lost(self, kind):

@@ -2,21 +2,21 @@
 
 import pytest
 
-from hpcsgd.data.convert.parallel import WorkShares, own_part
+from hpcsgd.data.convert.parallel import WorkShares, part_of_rank
 
 
 @pytest.mark.parametrize("shares", [[1], [8, 8], [0, 8, 8], [3, 8, 8], [0, 1]])
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 15, 24])
 def test_ranks_in_order_have_all_tasks(shares, count):
     tasks = list(range(min(count, sum(shares))))
-    parts = [own_part(tasks, shares, rank) for rank in range(len(shares) + 1)]
+    parts = [part_of_rank(tasks, shares, rank) for rank in range(len(shares) + 1)]
     assert [task for part in parts for task in part] == tasks
     assert all(len(p) <= s for p, s in zip(parts, shares, strict=False))
     assert not parts[-1], "a rank that has no share"
 
 
 def test_too_few_tasks_are_spread():
-    parts = [own_part(list(range(8)), [8, 8, 8, 8], rank) for rank in range(4)]
+    parts = [part_of_rank(list(range(8)), [8, 8, 8, 8], rank) for rank in range(4)]
     assert [len(part) for part in parts] == [2, 2, 2, 2]
 
 

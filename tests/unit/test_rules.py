@@ -21,7 +21,7 @@ def stepped(rule, held, gradients, cuts):
     for number, gradient in enumerate(gradients):
         for first, last in zip(cuts, cuts[1:], strict=False):
             own = slice(first, last)
-            named = dict(zip(rule.kept, (one[own] for one in kept), strict=True))
+            named = dict(zip(rule.state_names, (one[own] for one in kept), strict=True))
             part = ColumnViews(weights[own], named)
             rule.step(part, gradient[own].copy(), 0.37, Turn(number, 0.1), 0.03)
     return [weights, *kept]
@@ -33,7 +33,7 @@ def test_parts_have_the_bits_of_the_whole(kind, dtype):
     """Wherever columns are cut: buckets, slices and tiles are."""
     rule, rng = rule_of(kind), np.random.default_rng(0)
     for width in (1, 2, 3):
-        words = [rule.states * width, *(width for _ in rule.kept)]
+        words = [rule.states * width, *(width for _ in rule.state_names)]
         held = [rng.normal(size=(CUTS[-1], w)).astype(dtype) for w in words]
         held[1:] = [np.abs(one) for one in held[1:]]
         gradients = rng.normal(size=(5, CUTS[-1], width)).astype(dtype)

@@ -77,16 +77,16 @@ def test_by_time_as_the_rank_that_writes_sees_it(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     saver, other = saver_of(SlowStore(), seconds=60), saver_of(None, seconds=60)
-    assert saver.wish() is Request.NONE
+    assert saver.request() is Request.NONE
     now[0] += 61
-    assert saver.wish() is Request.SAVE and other.wish() is Request.NONE
+    assert saver.request() is Request.SAVE and other.request() is Request.NONE
     saver.save(None, view_at(5))
     now[0] += 61
-    assert saver.wish() is Request.NONE  # the one before is still being written
+    assert saver.request() is Request.NONE  # the one before is still being written
     saver.store.go.set()
     saver.finish()
-    assert saver.wish() is Request.SAVE
-    assert saver_of(SlowStore(), seconds=0).wish() is Request.NONE
+    assert saver.request() is Request.SAVE
+    assert saver_of(SlowStore(), seconds=0).request() is Request.NONE
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), MemoryError()])
@@ -120,7 +120,7 @@ def test_the_last_two_are_remembered_where_that_is_asked_for():
 
 def test_a_run_without_a_folder_saves_nothing():
     saver = Saver(None, lambda state, view: pytest.fail("collected"), None)
-    assert not saver.is_due(1, True) and saver.wish() is Request.NONE
+    assert not saver.is_due(1, True) and saver.request() is Request.NONE
     saver.save(None, view_at(1))
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.runs.progress import Callback
-from hpcsgd.runs.recovery import WISHES, Signals
+from hpcsgd.runs.recovery import SIGNAL_REQUESTS, Signals
 from hpcsgd.runs.result import Status
-from hpcsgd.solvers.callbacks import Request, View, wish_of
+from hpcsgd.solvers.callbacks import Request, View, request_of
 from tests.helpers.harness import config_for, make_problem
 
 VIEW = View(1, 1, 1)
@@ -69,11 +69,11 @@ def test_a_finisher_hears_them():
 
 
 def test_handlers_are_put_back():
-    before = {number: signal.getsignal(number) for number in WISHES}
+    before = {number: signal.getsignal(number) for number in SIGNAL_REQUESTS}
     threads = threading.active_count()
     with Signals():
         assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
-    assert {number: signal.getsignal(number) for number in WISHES} == before
+    assert {number: signal.getsignal(number) for number in SIGNAL_REQUESTS} == before
     assert signal.set_wakeup_fd(-1) == -1
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.daemon:
@@ -133,6 +133,6 @@ def test_a_person_outranks_the_system():
 
 
 def test_what_callbacks_may_answer():
-    assert wish_of(None) is Request.NONE and wish_of(False) is Request.NONE
-    assert wish_of(True) is Request.STOP and wish_of(np.True_) is Request.STOP
-    assert wish_of(Request.SAVE) is Request.SAVE
+    assert request_of(None) is Request.NONE and request_of(False) is Request.NONE
+    assert request_of(True) is Request.STOP and request_of(np.True_) is Request.STOP
+    assert request_of(Request.SAVE) is Request.SAVE

@@ -22,7 +22,7 @@ from hpcsgd.agreements.codecs.sparse import (
     unpack_indices,
 )
 from hpcsgd.errors import ConfigError
-from hpcsgd.runs.memory import of_codec
+from hpcsgd.runs.memory import codec_bytes
 from tests.helpers.contracts.codec import (
     ROWS,
     Alone,
@@ -422,14 +422,14 @@ def test_memory_counts_the_arrays_of_a_run(name, monkeypatch):
 
     def known(self, state):
         prepare(self, state)
-        arrays = {**state.memory, **state.kept}
+        arrays = {**state.memory, **state.rank_arrays}
         held.append(sum(a.nbytes for k, a in arrays.items() if k.startswith("codec_")))
 
     monkeypatch.setattr(Gradient, "prepare", known)
     on_all(3, config, problem)
     grid = SimpleNamespace(replicas=SimpleNamespace(size=3))
     form = config.precision.resolve()
-    said = of_codec(config, grid, 101, form, False)
+    said = codec_bytes(config, grid, 101, form, False)
     assert set(held) == {said // 2} and said > 0
     alone = SimpleNamespace(replicas=SimpleNamespace(size=1))
-    assert of_codec(config, alone, 101, form, False) == 0
+    assert codec_bytes(config, alone, 101, form, False) == 0

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from hpcsgd.comm import gpu_mpi, mpi
-from hpcsgd.comm.gpu import TRANSPORTS, fetched, open_transport, prove, transport_of
+from hpcsgd.comm.gpu import (
+    TRANSPORTS,
+    check_transport,
+    fetched,
+    open_transport,
+    transport_of,
+)
 from hpcsgd.comm.gpu_mpi import (
     CudaAware,
     CudaAwareCommunicator,
@@ -359,7 +365,7 @@ def test_an_mpi_that_is_not_cuda_aware_is_found_out(carrier, message):
         world = CudaAwareCommunicator(host, FakeLayer(Node()))
         world.carrier = carrier(host, world.layer)
         with pytest.raises(TransportError, match=message) as raised:
-            prove(world)
+            check_transport(world)
         assert raised.value.on_all_ranks
         assert "mpi-host" in str(raised.value) and "nccl" in str(raised.value)
         assert str(raised.value).startswith("transport mpi-cuda does not work here")

@@ -161,7 +161,7 @@ def test_steps_on_disk_have_the_bits_of_steps_in_memory(tmp_path, kind, height):
     config = config_for(make_problem("logistic"), update={"kind": kind}).update
     linear = make_update(kind, 0.0 if kind == "sgd" else config.momentum)
     rule = make_rule(config, linear)
-    widths = {"weights": 2 * rule.states, **dict.fromkeys(rule.kept, 2)}
+    widths = {"weights": 2 * rule.states, **dict.fromkeys(rule.state_names, 2)}
     held = {name: np.zeros((columns, w), np.float32) for name, w in widths.items()}
     store = made(tmp_path / "a", layout(columns, height, widths=widths))
     for t in range(20):
@@ -169,7 +169,7 @@ def test_steps_on_disk_have_the_bits_of_steps_in_memory(tmp_path, kind, height):
         turn = Turn(t, 0.1)
 
         def take(words, some, gradient=gradient, turn=turn):
-            kept = {name: words[name] for name in rule.kept}
+            kept = {name: words[name] for name in rule.state_names}
             part = ColumnViews(words["weights"], kept)
             rule.step(part, gradient[some].copy(), 0.5, turn, 0.01)
 

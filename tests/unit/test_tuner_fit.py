@@ -41,7 +41,7 @@ JOB = CostInputs(
     members=4,
     rows=20000,
     columns=800,
-    held=200,
+    local_columns=200,
     batch=32,
     epochs=5,
     comes_again=True,
@@ -85,7 +85,7 @@ def test_alpha_and_beta_of_sums_count_what_a_ring_moves():
 
 def test_planted_rates_come_back():
     """From a start that is far off; one width alone could not tell F from others."""
-    wide = replace(JOB, held=1600)
+    wide = replace(JOB, local_columns=1600)
     taken = times("gram", (2, 6, 20, 48), (8, 16, 32))
     taken += times("gram", (2, 6, 20, 48), (8, 16, 32), job=wide)
     start = replace(TRUE, gram=4e10, exchange=1e-5)

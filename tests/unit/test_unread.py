@@ -15,7 +15,7 @@ from hpcsgd.agreements.codecs import (
     get_codec,
 )
 from hpcsgd.agreements.codecs.base import Moment
-from hpcsgd.cli.compare import what_to_compare
+from hpcsgd.cli.compare import plan_comparison
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import (
@@ -25,7 +25,7 @@ from hpcsgd.config import (
     RunConfig,
     check_read,
     is_read,
-    unread,
+    unread_settings,
     value_of,
 )
 from hpcsgd.errors import ConfigError
@@ -202,15 +202,15 @@ def test_what_nobody_reads_is_refused_with_its_remedy(sections, said):
     ],
 )
 def test_what_is_read_is_let_pass(sections):
-    assert unread(parsed(**sections)) == {}
+    assert unread_settings(parsed(**sections)) == {}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_method_sets_what_it_does_not_read(method):
-    assert unread(parsed(agreement={"method": method})) == {}
+    assert unread_settings(parsed(agreement={"method": method})) == {}
     plain = parsed(agreement={"method": method})
     anonymous = replace(plain, agreement=replace(plain.agreement, method=""))
-    assert unread(anonymous) == {}
+    assert unread_settings(anonymous) == {}
 
 
 def test_codecs_and_agreements_of_yours_may_read_anything(monkeypatch):
@@ -220,7 +220,9 @@ def test_codecs_and_agreements_of_yours_may_read_anything(monkeypatch):
     monkeypatch.setitem(AGREEMENTS, "yours", Yours)
     monkeypatch.setitem(CODECS, "yours", f"{__name__}:Yours")
     asked = {"kind": "yours", "codec": "yours", "fraction": 0.25, "bucket": 1.0}
-    assert unread(parsed(agreement=asked, codec={"share": 0.5, "rank": 3})) == {}
+    assert (
+        unread_settings(parsed(agreement=asked, codec={"share": 0.5, "rank": 3})) == {}
+    )
 
 
 def test_a_run_says_so_before_it_begins():
@@ -283,7 +285,7 @@ def test_a_setting_that_says_it_itself_is_told():
 def test_compare_on_the_command_line():
     def asked(*words):
         line = ["compare", "--data", "x.h5", "--set", "codec.share=0.5", *words]
-        return what_to_compare(make_parser().parse_args(line))
+        return plan_comparison(make_parser().parse_args(line))
 
     rows = ["--setting", "a: method=sign", "--setting", "b: method=topk"]
     _, found = asked(*rows)

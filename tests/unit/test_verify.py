@@ -13,7 +13,7 @@ from hpcsgd.products import GATHERS, KEEPS
 from hpcsgd.runs.recording import NAME, read_recording, write_recording
 from hpcsgd.runs.result import load_result
 from hpcsgd.studies.verify import certify
-from hpcsgd.studies.verify.replay import open_scene, open_source
+from hpcsgd.studies.verify.replay import open_recorded_run, open_source
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.problems import FAMILIES, Problem
 from tests.helpers.resumed import interrupted
@@ -428,13 +428,13 @@ def test_a_recording_of_another_run_is_refused(tmp_path):
     train(tmp_path / "b", "logistic")
     (tmp_path / "b" / NAME).write_bytes((tmp_path / "a" / NAME).read_bytes())
     with pytest.raises(DataError, match="train it again"):
-        open_scene(tmp_path / "b")
+        open_recorded_run(tmp_path / "b")
 
 
 def test_rows_are_those_asked_for_in_their_order(tmp_path):
     """Neighbours are read together, repeats once; what comes back is what was asked."""
     reader = train(tmp_path, data=False)
-    scene = open_scene(tmp_path)
+    scene = open_recorded_run(tmp_path)
     source = open_source(reader, scene.family, scene.precision)
     numbers = np.array([7, 3, 4, 52, 3, 0])
     np.testing.assert_array_equal(source.rows(numbers), reader.X[numbers])

@@ -43,7 +43,7 @@ class Box:
     def fetch(self):
         return self.office.boxes[self.rank].pop(0) if self._has() else None
 
-    def look(self, rank):
+    def poll(self, rank):
         return self.office.states.get(rank, "")
 
     def _has(self):

@@ -82,7 +82,7 @@ def kept_bytes(
     kind, ways = get_codec(name), [config]
     words, tables = len(kind.remembers), 0
     if name == "accordion":
-        kind, ways = get_codec(accordion.codec), [*accordion.ways(config)]
+        kind, ways = get_codec(accordion.codec), [*accordion.regimes(config)]
         words, tables = words + len(kind.remembers), FIRST.nbytes
     words += remembers_errors(kind.wants_feedback, config)
     tables += sum(kind.table_bytes(bucket, way) for way in ways)

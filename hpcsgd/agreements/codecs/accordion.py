@@ -49,7 +49,7 @@ class Accordion(Codec):
         # Arrays by name are one for both: what one has gathered the other sends.
         shared = replace(bucket, room=_once(bucket.remember))
         kind = get_codec(asked.codec)
-        self.low, self.high = (kind(shared, way) for way in asked.ways(config))
+        self.low, self.high = (kind(shared, way) for way in asked.regimes(config))
         both = self.low, self.high
         self.unbiased = all(codec.unbiased for codec in both)
         self.wants_feedback = kind.wants_feedback

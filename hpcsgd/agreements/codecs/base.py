@@ -107,8 +107,8 @@ class AccordionConfig:
                 f"[accordion] interval = {self.interval} must be at least 1 epoch"
             )
 
-    def ways(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
-        """[codec] as it is for low and for high compression."""
+    def regimes(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
+        """Return [codec] for low and for high compression."""
         usual = SETTINGS.get(self.codec, ("", ""))
         low, high = (
             replace(config, **_read(key, said or other))

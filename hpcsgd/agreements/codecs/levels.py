@@ -65,14 +65,14 @@ class Quantiser(GatheredCodec):
         norms = self.chunks.norms(part, self.config.norm)
         ratios = self._ratios(part, norms)
         number, low, high = self.between(ratios)
-        dice = self.throw(moment, replica)
+        dice = self.draw_uniform(moment, replica)
         number += dice * (high - low) < ratios - low
         turned = np.signbit(part) ^ (number < 0)
         codes = 2 * np.maximum(number, 0) + turned
         return np.concatenate([norms.view(np.uint8), pack(codes, self.bits)])
 
-    def throw(self, moment: Moment, replica: int) -> Array:
-        """A number in [0, 1) for each word, of this replica's own."""
+    def draw_uniform(self, moment: Moment, replica: int) -> Array:
+        """Return a number in [0, 1) for each word, of this replica's own generator."""
         return self.bucket.dice(moment, 1 + replica).random(self.bucket.words)
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:

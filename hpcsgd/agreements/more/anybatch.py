@@ -35,8 +35,8 @@ class RoundClock(Protocol):
     def begin(self, number: int) -> None:
         """Round `number` of the run, from 0 on, begins here."""
 
-    def goes_on(self, taken: int) -> bool:
-        """Whether another chunk is taken, after so many; the same on all members."""
+    def has_next_chunk(self, taken: int) -> bool:
+        """Return whether another chunk follows so many; the same on all members."""
 
     def end(self) -> None:
         """The round is over on this replica; called by all ranks."""
@@ -53,8 +53,8 @@ class Full:
     def begin(self, number: int) -> None:
         """Nothing to note."""
 
-    def goes_on(self, taken: int) -> bool:
-        """A of them."""
+    def has_next_chunk(self, taken: int) -> bool:
+        """Return whether fewer than A chunks were taken."""
         return taken < self.most
 
     def end(self) -> None:
@@ -101,14 +101,16 @@ class TimedRounds:
         self._began = self.clock()
         self._looks = []
 
-    def goes_on(self, taken: int) -> bool:
-        """What member 0 of the replica says: they take the same chunks."""
+    def has_next_chunk(self, taken: int) -> bool:
+        """Return what member 0 of the replica decides: all members take the same
+        chunks.
+        """
         now = self.clock()
         self._looks.append(now)
         if self.deadline:
             ends = taken >= self.most or now - self._began >= self.deadline
         else:
-            ends = taken >= half_of(self.most)
+            ends = taken >= half_round(self.most)
         word = np.array([ends], dtype=np.uint8)
         return not self.grid.members.broadcast(word, 0, "control")[0]
 
@@ -119,11 +121,11 @@ class TimedRounds:
         told = self.grid.world.exchange_objects(np.diff(self._looks).tolist())
         each = [float(np.median(seconds)) for seconds in told if seconds]
         if each:
-            self.deadline = half_of(self.most) * float(np.median(each))
+            self.deadline = half_round(self.most) * float(np.median(each))
 
 
-def half_of(most: int) -> int:
-    """Chunks of a round of usual length."""
+def half_round(most: int) -> int:
+    """Return the chunks of a round of usual length."""
     return max(most // 2, 1)
 
 
@@ -370,23 +372,23 @@ class RoundMixer:
         return found | {self.replicas.rank: words.copy()}
 
 
-def in_one_row(arrays: Sequence[Array], dtype: np.dtype) -> Array:
-    """All of them, one after the other, as they travel."""
+def flatten_arrays(arrays: Sequence[Array], dtype: np.dtype) -> Array:
+    """Return all arrays as one vector, in the order in which they are sent."""
     flat = np.concatenate([array.reshape(-1) for array in arrays])
     words: Array = flat.astype(dtype, copy=False)
     return words
 
 
-def weighed(words: Array, logs: int, rows: int) -> Array:
-    """[b y | b] of a replica that had b rows."""
+def weight_by_rows(words: Array, logs: int, rows: int) -> Array:
+    """Return [b y | b] of a replica that had b rows."""
     with np.errstate(divide="ignore"):
         words[:logs] += np.log(words.dtype.type(rows))
     words[logs:] *= rows
     return np.append(words, words.dtype.type(rows))
 
 
-def unweigh(words: Array, logs: int) -> float:
-    """num ← num / den of what was mixed; den, and where that is 0 nothing is done."""
+def divide_by_weight(words: Array, logs: int) -> float:
+    """Divide the mixed numerators by their denominator and return it; 0 leaves them."""
     den = words[-1]
     if den != 0.0:
         words[:logs] -= np.log(den)
@@ -394,8 +396,8 @@ def unweigh(words: Array, logs: int) -> float:
     return float(den)
 
 
-def apart(world: Communicator, own: Array, mean: Array) -> float:
-    """sqrt(mean_i |x_i − x̄|²) / |x̄|, over all ranks."""
+def relative_disagreement(world: Communicator, own: Array, mean: Array) -> float:
+    """Return sqrt(mean_i |x_i − x̄|²) / |x̄| over all ranks. Collective."""
     found = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
     world.sum(found, "control")
     return float(np.sqrt(found[0] / found[1])) if found[1] else 0.0
@@ -457,7 +459,7 @@ class Anybatch(Gradient):
         given = *shape, state.weights.dtype, 1, has_intercept
         self.buffer = self.means.buffer(*given)
         self.mirror = self.terms.mirror(len(state.weights) == self.means.total)
-        for name in self.mirror.kept:
+        for name in self.mirror.state_names:
             state.remember(name, self.columns)
         real = state.weights.dtype
         for name in self.mirror.shared:
@@ -495,11 +497,11 @@ class Anybatch(Gradient):
         self._started, self._taken = self.stream.taken, 0
         self.terms.pace.begin(self._done)
 
-    def goes_on(self) -> bool:
-        """Asked before every chunk."""
+    def has_next_chunk(self) -> bool:
+        """Return whether another chunk is taken; called before every chunk."""
         if self.terms.pace.has_clock:
             self.buffer.settle()
-        if not self.terms.pace.goes_on(self._taken):
+        if not self.terms.pace.has_next_chunk(self._taken):
             return False
         self._taken += 1
         return True
@@ -519,7 +521,7 @@ class Anybatch(Gradient):
         if self._taken == 1:
             yield slice(None)
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Add Yᵀr of a chunk."""
@@ -557,8 +559,8 @@ class Anybatch(Gradient):
         logs = sum(a.size for a in travelling) if self.mirror.logarithms else 0
         if state.intercept is not None:
             travelling = [*travelling, state.intercept]
-        words = in_one_row(travelling, self.buffer.flat.dtype)
-        words = weighed(words, logs, rows) if self.weighted else words
+        words = flatten_arrays(travelling, self.buffer.flat.dtype)
+        words = weight_by_rows(words, logs, rows) if self.weighted else words
         self.mixer.mix(words, logs, self._done)
         if self._knows(state, words, logs):
             first = 0
@@ -573,7 +575,7 @@ class Anybatch(Gradient):
         """num / den; False where no neighbour had any rows: nothing is known here."""
         if not self.weighted:
             return True
-        den = unweigh(words, logs)
+        den = divide_by_weight(words, logs)
         state.shared[DEN][...] = den
         return den != 0.0
 
@@ -587,7 +589,7 @@ class Anybatch(Gradient):
     def _point(self, state: State) -> ReplicaViews:
         return ReplicaViews(
             state.weights,
-            {name: state.memory[name] for name in self.mirror.kept},
+            {name: state.memory[name] for name in self.mirror.state_names},
             {name: state.shared[name] for name in self.mirror.shared},
         )
 
@@ -619,7 +621,7 @@ class Anybatch(Gradient):
         intercept = state.become(mean)
         if intercept is not None and self.grid.members.size > 1:
             self.grid.members.broadcast(intercept, 0, purpose)
-        self.disagreement = apart(self.grid.world, own, state.weights)
+        self.disagreement = relative_disagreement(self.grid.world, own, state.weights)
 
     def _mean(self, state: State, purpose: str, share: float) -> Array | None:
         words = state.portion(share, self.grid.replicas)

@@ -71,7 +71,7 @@ class OwnSteps(Gradient, ABC):
         self._set_out(state)
         yield slice(None)
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Add Yᵀr of a batch; after the last one, step."""
@@ -141,7 +141,7 @@ class OwnSteps(Gradient, ABC):
         if not count:
             return
         rule, moment = self.steps.rule, self._moment
-        kept = {name: state.memory[name] for name in rule.kept}
+        kept = {name: state.memory[name] for name in rule.state_names}
         turn = Turn(moment.number, moment.rate)
         part = ColumnViews(state.weights, kept)
         rule.step(part, self.buffer.gradient, 1.0, turn, 0.0)
@@ -262,7 +262,7 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 #
 #     δ = (x − w) + a (L − w) + b (R − w);    w ← w + Q(δ),    L ← L + Q(δ_L), ...
 #
-# with a and b 1/3, less towards a neighbour of fewer rows (`towards`). All add the same
+# with a and b 1/3, less for one of fewer rows (`mixing_share`). All add the same
 # decoded numbers to the same bits, so that L is what the left one is at any time: an
 # error of Q is in the next δ, and nothing has to be remembered. One message lost would
 # set them apart for ever; every `resync` exchanges neighbours send w itself, which
@@ -279,7 +279,7 @@ class LowPrecision(OwnSteps):
         size, rank = grid.replicas.size, grid.replicas.rank
         self.peers = (rank - 1) % size, (rank + 1) % size
         own = means.rows[rank]
-        self.shares = [towards(own, means.rows[peer]) for peer in self.peers]
+        self.shares = [mixing_share(own, means.rows[peer]) for peer in self.peers]
         self.resync = means.settings.resync
         self._land: Callable[[], None] | None = None
 
@@ -383,8 +383,8 @@ class LowPrecision(OwnSteps):
         return {"record_bytes": HEAD + self.words + tail, **super().facts()}
 
 
-def towards(own: int, other: int) -> float:
-    """How far a replica goes to a neighbour's weights: n_i a_ij = n_j a_ji.
+def mixing_share(own: int, other: int) -> float:
+    """Return the share of a neighbour's weights in the mean: n_i a_ij = n_j a_ji.
 
     So Σ n_i w_i is left alone, as it is by a third where all have as many rows.
     """

@@ -29,13 +29,13 @@ Arrive = Callable[[], None]  # returns once the copy is there
 
 
 class SliceLink(Protocol):
-    """Copies of whole slices; `host` arrays are those that `room` gave."""
+    """Copies of whole slices; `host` arrays are those that `allocate` gave."""
 
     down_bytes: int
     up_bytes: int
 
-    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Zeros in the memory of the host, from which the device copies."""
+    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Allocate zeros in host memory from which the device copies."""
 
     def down(self, part: Any, host: Array) -> Arrive:
         """host ← part, begun; both belong to it until it is there."""
@@ -50,8 +50,8 @@ class HostLink:
     def __init__(self) -> None:
         self.down_bytes = self.up_bytes = 0
 
-    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Any memory."""
+    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Allocate zeros in pageable memory."""
         return np.zeros(shape, dtype=dtype)
 
     def down(self, part: Array, host: Array) -> Arrive:
@@ -75,8 +75,10 @@ class PinnedLink:
         self.down_bytes = self.up_bytes = 0
         self._down, self._up = layer.new_stream(), layer.new_stream()
 
-    def room(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Pinned: copies of other memory would hold the device up."""
+    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Allocate zeros in pinned memory: copies of other memory would delay the
+        device.
+        """
         host = self.layer.pinned(shape[0] * shape[1], dtype)
         host[...] = 0
         return host.reshape(shape)
@@ -84,7 +86,7 @@ class PinnedLink:
     def down(self, part: Any, host: Array) -> Arrive:
         """Behind what the kernels have been given so far."""
         layer, stream = self.layer, self._down
-        layer.hold_back(stream, layer.record(self._kernels))
+        layer.stream_wait_event(stream, layer.record(self._kernels))
         layer.to_host(part.reshape(-1), host.reshape(-1), stream)
         self.down_bytes += host.nbytes
         done = layer.record(stream)
@@ -93,11 +95,11 @@ class PinnedLink:
     def up(self, host: Array, part: Any) -> Arrive:
         """Before what the kernels are given from now on."""
         layer, stream = self.layer, self._up
-        layer.hold_back(stream, layer.record(self._kernels))
+        layer.stream_wait_event(stream, layer.record(self._kernels))
         layer.to_device(host.reshape(-1), part.reshape(-1), stream)
         self.up_bytes += host.nbytes
         done = layer.record(stream)
-        layer.hold_back(self._kernels, done)
+        layer.stream_wait_event(self._kernels, done)
         return lambda: layer.wait(done)
 
 
@@ -172,10 +174,10 @@ class Offload(ShardedAgreement):
         super().prepare(state)
         self._memory = state.memory
         shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
-        self.master = self.link.room(shape, dtype)
-        self.arriving = self.link.room(shape, dtype)
+        self.master = self.link.allocate(shape, dtype)
+        self.incoming = self.link.allocate(shape, dtype)
         if self.delay >= 0:
-            state.memory[PENDING] = self.link.room(shape, dtype)
+            state.memory[PENDING] = self.link.allocate(shape, dtype)
             state.shared[PENDING] = np.zeros((1, self.columns))
 
     def plan_in_words(self, state: State) -> dict[str, str]:
@@ -218,9 +220,9 @@ class Offload(ShardedAgreement):
         if is_late or shapes:
             for number, cut in enumerate(self.cuts):
                 self._fetch(number, cut)
-            self.arriving *= self.arriving.dtype.type(factor)
+            self.incoming *= self.incoming.dtype.type(factor)
         if shapes:
-            self._shape_mean(self.arriving)
+            self._shape_mean(self.incoming)
         if is_late:
             self._step_late(state)
         else:
@@ -236,7 +238,7 @@ class Offload(ShardedAgreement):
         for number, cut in enumerate(self.cuts):
             if factor is not None:
                 self._fetch(number, cut)
-            gradient, of = self.arriving[cut.place], factor or 1.0
+            gradient, of = self.incoming[cut.place], factor or 1.0
             action = partial(self._apply_slice, host, cut, gradient, of, moment)
             under_way.append((cut, self.worker.give(action)))
             if number:
@@ -254,7 +256,7 @@ class Offload(ShardedAgreement):
             self._under_way = None
             self._raise_all(state)
         memory, tail = state.memory, self._tail()
-        memory[PENDING], self.arriving = self.arriving, memory[PENDING]
+        memory[PENDING], self.incoming = self.incoming, memory[PENDING]
         if state.intercept is not None:
             state.shared[PENDING][0] = tail[:-1] / tail[-1]
         self.late = self._moment
@@ -275,7 +277,7 @@ class Offload(ShardedAgreement):
     def _fetch(self, number: int, cut: Cut) -> None:
         """A slice of the gradient, into the memory of the host."""
         own = self.scatter.own(number, cut)
-        self.link.down(own, self.arriving[cut.place])()
+        self.link.down(own, self.incoming[cut.place])()
 
     def _raise(
         self, state: State, cut: Cut, stepped: "Future[None] | None" = None
@@ -309,7 +311,7 @@ class Offload(ShardedAgreement):
         if self.late is None:
             return state
         names = self._sliced()
-        held = state.glance()
+        held = state.host_state()
         seen = replace(
             held,
             intercept=None if held.intercept is None else held.intercept.copy(),

@@ -47,7 +47,7 @@ class RestingAdam(Adam):
         if not self.rests(turn.number):
             super().step(part, gradient, factor, turn, l2)
             return
-        m, real = part.kept["adam_m"], gradient.dtype.type
+        m, real = part.arrays["adam_m"], gradient.dtype.type
         gradient *= real(factor)
         m[...] = gradient
         if l2:
@@ -118,8 +118,9 @@ ADAPT = {
 }
 
 
-def still_before(config: Any, exchanges: int) -> str:
-    """What a run of so many exchanges never came to, in a sentence; "" if to all.
+def unreached_phase(config: Any, exchanges: int) -> str:
+    """Return a sentence on the phase that a run of so many exchanges never reaches; ""
+    if it reaches all.
 
     `config` has the sections of a run.
     """

@@ -252,7 +252,7 @@ ROUNDS = 6  # exchanges a point; the first still has what was under way before
 SMALLEST = 2.0**-4  # MiB; messages below it are all latency
 GOLDEN = (3 - 5**0.5) / 2
 NEAR = 1e-2  # of the bracket: a parabola that ends there says nothing new
-COSTS = "schedule_costs"  # in `State.kept`, for runs that go on
+COSTS = "schedule_costs"  # in `State.rank_arrays`, for runs that go on
 Point = tuple[float, float]  # partition, credit, in MiB
 
 
@@ -342,7 +342,7 @@ class PartitionTuner:
         whole = buffer.flat.nbytes / 2**20
         least = min(SMALLEST, tile)
         self.search = Search(log_grid(least, tile), log_grid(least, whole))
-        self.costs = state.kept.setdefault(COSTS, np.full(MOST, np.nan))
+        self.costs = state.rank_arrays.setdefault(COSTS, np.full(MOST, np.nan))
         self._told = -1  # -1: nothing is in use yet
         self._since = 0.0
         self._seconds: list[float] = []
@@ -408,7 +408,7 @@ class Scheduled(Gradient):
         asked = self.means.settings
         self.wire = self._open()
         self.order = self.buffer.in_order(asked.order)
-        self.buffer.going = [self.buffer.tiles[number] for number in self.order]
+        self.buffer.send_order = [self.buffer.tiles[number] for number in self.order]
         # Nor where two fits take turns at waits, which have to be those of the program.
         has_turns = self.grid.world.ledger.gives_way is not None
         polls = self.order == sorted(self.order) and not has_turns
@@ -469,10 +469,10 @@ class Scheduled(Gradient):
             yield tile.columns
         self._begin(self._coming)
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, let it travel."""
+        """Add Yᵀr of a batch; after the last one, start its sums."""
         if not self._is_begun:
             self._begin(self._coming)
         self._left -= 1
@@ -497,7 +497,7 @@ class Scheduled(Gradient):
         if self._done != exchanges - 1:
             self.arrive(state)
             self._begin(exchanges - 1)
-            self.buffer.say_nothing()
+            self.buffer.mark_empty()
             self.sender.begin(self.buffer, self._moment)
             self._all_are_ready()
         if self.tuning is not None:

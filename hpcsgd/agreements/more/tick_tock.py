@@ -107,7 +107,7 @@ class TickTock(Gradient):
         """The tick's, then the tock's."""
         return self.items[self._seen >= self.half].buffer
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Add Yᵀr of a batch to its item; step after the last one of the tock."""
@@ -183,7 +183,7 @@ class TickTock(Gradient):
 
     def _say(self, item: Item) -> None:
         """Nothing: it is as it began."""
-        item.buffer.say_nothing()
+        item.buffer.mark_empty()
         for tile in item.buffer:
             item.send(tile)
 
@@ -242,7 +242,7 @@ class LateTickTock(TickTock):
         state.remember(GRADIENT, self.columns)
         state.shared.setdefault(TAIL, np.zeros((2, self.columns)))
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
         """Add Yᵀr of a batch; after the last one, send it and apply the one before."""
@@ -279,7 +279,7 @@ class LateTickTock(TickTock):
     def consensus(self, state: State, exchanges: int) -> State:
         """What `settle` would give, with the state left as it is."""
         self.arrive(state)
-        seen = state.glance()
+        seen = state.host_state()
         intercept = None if seen.intercept is None else seen.intercept.copy()
         copy = replace(
             seen,
@@ -293,7 +293,7 @@ class LateTickTock(TickTock):
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """What is late is the same on all replicas."""
-        own = set(state.memory) - {GRADIENT, *self.steps.rule.kept}
+        own = set(state.memory) - {GRADIENT, *self.steps.rule.state_names}
         return self.grid.replicas.size == 1 or not own
 
     @property
@@ -372,7 +372,7 @@ class Turns:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.turn = 0
-        self.there = {0, 1}
+        self.active = {0, 1}
         self.failed = False
         self.handovers = 0
 
@@ -383,10 +383,10 @@ class Turns:
             if self.failed:
                 raise OtherFailed
 
-    def hand_over(self, own: int) -> None:
-        """Let the other one go on, and wait until it does the same."""
+    def yield_turn(self, own: int) -> None:
+        """Hand the turn to the other work, and wait until it comes back."""
         with self.changed:
-            if 1 - own not in self.there:
+            if 1 - own not in self.active:
                 return
             self.turn = 1 - own
             self.handovers += 1
@@ -396,13 +396,15 @@ class Turns:
     def leave(self, own: int, failed: bool) -> None:
         """It is done: the other one goes on alone, or not at all."""
         with self.changed:
-            self.there.discard(own)
+            self.active.discard(own)
             self.turn, self.failed = 1 - own, self.failed or failed
             self.changed.notify_all()
 
 
-def in_turns(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
-    """Run two works, each told of the turns; their results, or the first error."""
+def run_alternately(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
+    """Run two works that hand the turn to each other; return their results, or raise
+    the first error.
+    """
     turns = Turns()
     results: list[Any] = [None, None]
     errors: list[BaseException] = []
@@ -430,8 +432,8 @@ def in_turns(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
     return results
 
 
-def twin(world: Communicator) -> Communicator:
-    """The same ranks, who count what they say in a ledger of their own."""
+def duplicate_communicator(world: Communicator) -> Communicator:
+    """Return a communicator of the same ranks with a ledger of its own."""
     one: Communicator | None = world.split(0, world.rank)
     found, ledger = one, Ledger()
     while one is not None:  # through what it is wrapped in

@@ -128,8 +128,8 @@ class Mirrored:
         self._newer_here = True
         return self._host
 
-    def to_look_at(self) -> Array:
-        """To be read there, and no more."""
+    def host_view(self) -> Array:
+        """Return a read-only view of the host's copy; nothing is sent back for it."""
         self._come()
         seen = self._host.view()
         seen.flags.writeable = False
@@ -270,7 +270,7 @@ class CudaDevice:
                 return make(shape, dtype=dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            raise self.faults.no_room(size) from error
+            raise self.faults.out_of_memory_error(size) from error
 
     def memory(self) -> tuple[int, int]:
         """(bytes that are free, bytes in all)."""
@@ -295,7 +295,7 @@ class CudaDevice:
         width = rows.shape[1]
         # What makes them may not be done yet, on a stream that ours does not wait for.
         before = self.layer.record(self.layer.current_stream())
-        self.layer.hold_back(self.stream, before)
+        self.layer.stream_wait_event(self.stream, before)
         with self.stream:
             array[:, :width] = rows
             if width < array.shape[1]:
@@ -361,7 +361,7 @@ class CudaDevice:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """On a second stream, from where the first is now; a branch of a graph."""
-        self.layer.hold_back(self._side, self.layer.record(self.stream))
+        self.layer.stream_wait_event(self._side, self.layer.record(self.stream))
         self._now = self._side
         try:
             yield
@@ -370,7 +370,7 @@ class CudaDevice:
 
     def join(self) -> None:
         """The first waits for the second."""
-        self.layer.hold_back(self.stream, self.layer.record(self._side))
+        self.layer.stream_wait_event(self.stream, self.layer.record(self._side))
 
     def wait(self) -> None:
         """For the stream alone, whatever becomes of collectives."""

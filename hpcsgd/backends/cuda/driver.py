@@ -36,8 +36,8 @@ SMALLER = (
 )
 
 
-def shown(size: float) -> str:
-    """Bytes as people read them."""
+def format_bytes(size: float) -> str:
+    """Format a number of bytes with its binary unit."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} bytes"
@@ -56,34 +56,40 @@ class Faults:
         )
         self._full = cupy.cuda.memory.OutOfMemoryError
 
-    def said(self, error: BaseException, asked: int = 0) -> BaseException:
-        """The same as an error of ours; itself where CUDA has no part in it."""
+    def as_package_error(self, error: BaseException, asked: int = 0) -> BaseException:
+        """Return the error as one of this package; the error itself where CUDA has no
+        part in it.
+        """
         if isinstance(error, self._full):
-            return self.no_room(asked)
+            return self.out_of_memory_error(asked)
         if not isinstance(error, self._of_cuda):
             return error
         if getattr(error, "status", None) == FULL:
-            return self.no_room(asked)
-        return lost(self.place, str(error))
+            return self.out_of_memory_error(asked)
+        return device_lost_error(self.place, str(error))
 
-    def no_room(self, asked: int = 0) -> ConfigError:
-        """An allocation that failed, with what is there now."""
+    def out_of_memory_error(self, asked: int = 0) -> ConfigError:
+        """Return the error of a failed allocation, with the memory that is free now."""
         try:
             free, total = self.cupy.cuda.runtime.memGetInfo()
         except self._of_cuda:
             free = total = 0
-        return no_room(self.place, asked, free, total)
+        return out_of_memory_error(self.place, asked, free, total)
 
 
-def no_room(place: str, asked: int, free: int, total: int) -> ConfigError:
-    """Bytes that were asked for; 0 where that is not known."""
-    more = f"{shown(asked)} more" if asked else "what it was asked for"
-    there = f" ({shown(free)} of {shown(total)} are free)" if total else ""
+def out_of_memory_error(place: str, asked: int, free: int, total: int) -> ConfigError:
+    """Return the error of a GPU without memory for `asked` bytes; 0 where that is not
+    known.
+    """
+    more = f"{format_bytes(asked)} more" if asked else "what it was asked for"
+    there = (
+        f" ({format_bytes(free)} of {format_bytes(total)} are free)" if total else ""
+    )
     return ConfigError(f"the GPU {place} has no room for {more}{there}; {SMALLER}")
 
 
-def lost(place: str, why: str) -> DeviceLost:
-    """From here on this GPU does nothing; the run adds what is saved."""
+def device_lost_error(place: str, why: str) -> DeviceLost:
+    """Return the error of a GPU that failed; the run adds what is saved."""
     return DeviceLost(f"the GPU {place} failed ({' '.join(why.split())})")
 
 
@@ -105,7 +111,7 @@ def guard(method: Callable[..., Any]) -> Callable[..., Any]:
         except HpcsgdError:
             raise
         except Exception as error:
-            found = self.faults.said(error)
+            found = self.faults.as_package_error(error)
             if found is error:
                 raise
             raise found from error
@@ -483,8 +489,8 @@ class DeviceLayer:
             if getattr(error, "status", FULL) != FULL:
                 raise
             raise ConfigError(
-                f"the host cannot page-lock {shown(size)} for the GPU {self.place}; put"
-                " fewer ranks on a node, or raise ulimit -l"
+                f"the host cannot page-lock {format_bytes(size)} for the GPU"
+                f" {self.place}; put fewer ranks on a node, or raise ulimit -l"
             ) from error
         return np.frombuffer(memory, kind, words)
 
@@ -512,8 +518,8 @@ class DeviceLayer:
         event.record(stream)
         return event
 
-    def hold_back(self, stream: Any, event: Any) -> None:
-        """The GPU waits, not the host."""
+    def stream_wait_event(self, stream: Any, event: Any) -> None:
+        """Make the stream wait for the event; the host goes on."""
         stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:
@@ -627,7 +633,7 @@ class Cublas:
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(self._handle, *arguments)
         if status in LOST:
-            raise lost(self._place, f"{name} of cuBLAS: status {status}")
+            raise device_lost_error(self._place, f"{name} of cuBLAS: status {status}")
         if status:
             raise ConfigError(
                 f"cuBLAS cannot multiply on the GPU {self._place} ({name}: status"

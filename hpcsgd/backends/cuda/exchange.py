@@ -456,7 +456,7 @@ class DeviceExchange:
     def after(self, weights: Any, intercept: Any) -> None:
         """What follows from the sums."""
         self.iterate(intercept)
-        self.descend(weights)
+        self.apply_update(weights)
 
     def sample(self) -> None:
         """The rows that come next."""
@@ -487,7 +487,7 @@ class DeviceExchange:
             *(self.gram, self.margins, self.sampled, intercept, self.coefficients)
         )
 
-    def descend(self, weights: Any) -> None:
+    def apply_update(self, weights: Any) -> None:
         """weights ← weights carryᵀ + Yᵀ factors."""
         factors, carry = self.recurrence.factors, self.coefficients.carry
         self.rows.update(self.sampled.numbers, factors, carry, weights)
@@ -636,7 +636,7 @@ class DeviceFusedSteps:
         )
 
 
-def can_walk(
+def has_fused_kernel(
     device: Device,
     matrix: DeviceMatrix,
     blocks: Blocks,
@@ -644,7 +644,7 @@ def can_walk(
     precision: Precision,
     in_order: bool = False,
 ) -> bool:
-    """Whether a kernel takes such steps at once; else each is an exchange.
+    """Return whether one kernel takes such steps; else each step is an exchange.
 
     Of plain SGD with one score a row: that is for the caller to know.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.cuda import kernels
-from hpcsgd.backends.cuda.driver import shown
+from hpcsgd.backends.cuda.driver import format_bytes
 from hpcsgd.sparse import Csr
 
 CHUNK = 16  # bytes; rows are whole chunks
@@ -45,17 +45,18 @@ class DeviceNeed:
         """What takes most."""
         return max(vars(self), key=lambda name: getattr(self, name))
 
-    def said(self, form: str) -> str:
-        """The parts, the largest first; `form` is that of the matrix."""
+    def describe(self, form: str) -> str:
+        """Describe the parts, the largest first; `form` is the format of the matrix."""
         parts = sorted(vars(self).items(), key=lambda part: -part[1])
         parts = [part for part in parts if part[1]]
         return ", ".join(
-            f"{NAMES[name]} {shown(size)}{f' in {form}' if name == 'matrix' else ''}"
+            f"{NAMES[name]} {format_bytes(size)}"
+            f"{f' in {form}' if name == 'matrix' else ''}"
             for name, size in parts
         )
 
 
-def room_of(
+def device_need(
     matrix: Any,
     plans: Iterable[Sequence[int]],
     multiprocessors: int,
@@ -65,7 +66,8 @@ def room_of(
     held: int | None = None,
     asked: int = 0,
 ) -> DeviceNeed:
-    """Of a matrix of the host, and of so many sets of exchanges of these batch sizes.
+    """Return the device memory for a host matrix and `sets` of exchanges of these batch
+    sizes.
 
     `wide` columns of weights, or `held` bytes of some; beside them `kept` bytes, and
     those `asked` for by another Gram than our plain one. Beside the matrix lie targets,

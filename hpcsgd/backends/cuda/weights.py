@@ -88,7 +88,7 @@ class WordRange:
 
     weights: Any
     to: Any
-    kept: Mapping[str, Any]
+    arrays: Mapping[str, Any]
 
 
 class DeviceRules:
@@ -100,7 +100,7 @@ class DeviceRules:
     def step(self, piece: WordRange, gradient: Any, factor: float, turn: Turn) -> None:
         """As `Rule.step`; the gradient stays as it is."""
         name, kept, numbers = self._way()(factor, turn)
-        arrays = piece.weights, piece.to, *(piece.kept[one] for one in kept), gradient
+        arrays = piece.weights, piece.to, *(piece.arrays[one] for one in kept), gradient
         self._launch(name, gradient.size, (*arrays, *map(np.float32, numbers)))
 
     def add(self, part: Any, total: Any, is_first: bool) -> None:
@@ -139,7 +139,7 @@ class DeviceRules:
         rule = self.rule
         assert isinstance(rule, Adagrad)
         numbers = self.scale, factor, self.l2, -turn.rate, rule.epsilon
-        return "step_adagrad", rule.kept, numbers
+        return "step_adagrad", rule.state_names, numbers
 
     def _adam(self, factor: float, turn: Turn) -> "Call":
         rule, t = self.rule, turn.number + 1
@@ -147,7 +147,7 @@ class DeviceRules:
         first, second = (rule.beta1, 1.0 - rule.beta1), (rule.beta2, 1.0 - rule.beta2)
         mend, rate = 1.0 / (1.0 - rule.beta2**t), turn.rate / (1.0 - rule.beta1**t)
         moments = *first, *second, mend, -rate, rule.epsilon
-        return "step_adam", rule.kept, (self.scale, factor, self.l2, *moments)
+        return "step_adam", rule.state_names, (self.scale, factor, self.l2, *moments)
 
 
 Call = tuple[str, tuple[str, ...], tuple[float, ...]]  # kernel, what is kept, numbers

@@ -70,8 +70,10 @@ class WorkShares:
         return [self.of_root] + [self.most] * (self.workers - 1)
 
 
-def own_part(dealt: Sequence[Task], shares: Sequence[int], rank: int) -> Sequence[Task]:
-    """The tasks of one rank: ranks in order, what is too few spread alike."""
+def part_of_rank(
+    dealt: Sequence[Task], shares: Sequence[int], rank: int
+) -> Sequence[Task]:
+    """Return the tasks of one rank: ranks in order, with almost equal shares."""
     if rank >= len(shares):
         return dealt[:0]
     before, whole = sum(shares[:rank]), sum(shares)
@@ -225,7 +227,7 @@ class Crew:
         fault: Fault | None = None
         left = iter(tasks)
         while dealt := list(islice(left, sum(pace.shares))):
-            own = own_part(dealt, pace.shares, self.ranks.rank)
+            own = part_of_rank(dealt, pace.shares, self.ranks.rank)
             made, fault = ([], fault) if fault else self._made(own, work, pace.making)
             words = self.agree(fault, (pace.advise(), [say(one) for one in made]))
             pace.of_root = words[0][0]

@@ -104,8 +104,8 @@ def survey_rows(
     check_rows(outline, source)
     check_raw(outline, source, recipe)
     if recipe.like is not None:
-        return as_like(outline, source, recipe, recipe.like)
-    is_sparse = wants_sparse(outline, recipe)
+        return survey_like(outline, source, recipe, recipe.like)
+    is_sparse = is_stored_sparse(outline, recipe)
     scales = kept(outline)
     if scales is not None or not recipe.standardize:
         return Survey(outline, is_sparse, scales, unit_rows=recipe.unit_rows)
@@ -133,7 +133,7 @@ def check_raw(outline: Outline, source: Source, recipe: Recipe) -> None:
         )
 
 
-def as_like(
+def survey_like(
     outline: Outline,
     source: Source,
     recipe: Recipe,
@@ -235,8 +235,8 @@ def _concluded(source: TextSource, recipe: Recipe, found: _Findings) -> Survey:
     outline = source.outline_of(found.tally, found.moments)
     places = np.array(found.places, dtype=np.int64).reshape(-1, 2)
     if recipe.like is not None:
-        return as_like(outline, source, recipe, recipe.like, places)
-    is_sparse = wants_sparse(outline, recipe, is_text=True)
+        return survey_like(outline, source, recipe, recipe.like, places)
+    is_sparse = is_stored_sparse(outline, recipe, is_text=True)
     scales = None
     if recipe.standardize:
         full = source.moments_of(outline, found.moments)
@@ -244,8 +244,10 @@ def _concluded(source: TextSource, recipe: Recipe, found: _Findings) -> Survey:
     return Survey(outline, is_sparse, scales, places, unit_rows=recipe.unit_rows)
 
 
-def wants_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) -> bool:
-    """As asked for; else text goes by its density, and arrays stay what they are."""
+def is_stored_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) -> bool:
+    """Return whether rows are stored sparse: as requested, else text by its density and
+    arrays as they are.
+    """
     if recipe.layout != "auto":
         return recipe.layout == "sparse"
     if outline.nnz is None:
@@ -533,8 +535,8 @@ def parts(path: Path, rows: int, recipe: Recipe) -> list[StoreFile]:
     ]
 
 
-def wanted_rows(outline: Outline, recipe: Recipe) -> int:
-    """How many of the source's rows are converted."""
+def requested_rows(outline: Outline, recipe: Recipe) -> int:
+    """Return how many of the source's rows are converted."""
     if recipe.rows is not None and recipe.rows > outline.rows:
         raise ConfigError(
             f"--rows {recipe.rows}: the source has {outline.rows}; ask for fewer"
@@ -651,7 +653,7 @@ class Conversion:
     def files(self, outline: Outline) -> list[StoreFile]:
         """What is written."""
         if not self._files:
-            rows = wanted_rows(outline, self.recipe)
+            rows = requested_rows(outline, self.recipe)
             self._files = parts(self.target, rows, self.recipe)
         return self._files
 

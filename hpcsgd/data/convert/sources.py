@@ -113,7 +113,7 @@ class ArrayStream:
     """One array, row by row from an open file; nothing in it is ever unpickled."""
 
     def __init__(self, file: IO[bytes], said: str) -> None:
-        self.file, self.said = file, said
+        self.file, self.description = file, said
         try:
             self.shape, self.fortran, self.dtype = _header(file)
         except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
@@ -156,7 +156,7 @@ class ArrayStream:
         self.file.close()
 
     def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self.said} is damaged {why}; write or copy it again")
+        return DataError(f"{self.description} is damaged {why}; write or copy it again")
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -275,8 +275,8 @@ def matrix_shape(stream: ArrayStream) -> tuple[int, int]:
     """Rows and columns."""
     if len(stream.shape) != 2 or 0 in stream.shape:
         raise DataError(
-            f"{stream.said} has shape {stream.shape}; give a matrix with rows and"
-            " columns"
+            f"{stream.description} has shape {stream.shape}; give a matrix with rows"
+            " and columns"
         )
     return stream.shape[0], stream.shape[1]
 

@@ -222,7 +222,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LARGEST = 32 * 2**20  # bytes, glibc's own limit of the latter
 
 
-def keep_freed(size: int) -> bool:
+def retain_freed_memory(size: int) -> bool:
     """Keep up to `size` bytes for this process; False where the C library cannot.
 
     Blocks of a megabyte that come and go cost a page fault for every 4 KiB of them each

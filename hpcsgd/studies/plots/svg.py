@@ -106,8 +106,8 @@ def heat_colour(share: float) -> tuple[str, str]:
 def _luminance(colour: list[int]) -> float:
     """Return how bright it is: 0 black, 1 white; light ink reads better below 0.18."""
     linear = [(c / 255) ** 2.2 for c in colour]
-    weighed = zip((0.2126, 0.7152, 0.0722), linear, strict=True)
-    return float(sum(a * b for a, b in weighed))
+    weight_by_rows = zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    return float(sum(a * b for a, b in weight_by_rows))
 
 
 # What SVG of matplotlib lacks: title, hover texts, names of its own, dark mode.

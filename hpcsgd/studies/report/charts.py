@@ -376,8 +376,10 @@ PARTS = ("compute", "network", "I/O", "Python")
 NOTES = {CROWDED: "> cores", EMULATED: "emulated"}
 
 
-def shown(problem: Problem) -> list[RunSetting]:
-    """All where they are few; else the scaling lines; else the fastest of each."""
+def selected_settings(problem: Problem) -> list[RunSetting]:
+    """Return the settings to draw: all where they are few, else the scaling lines, else
+    the fastest of each.
+    """
     settings = list(problem.settings)
     if len(settings) > MOST:
         settings = [s for _, line in lines_of(settings) for s in line]
@@ -389,7 +391,7 @@ def shown(problem: Problem) -> list[RunSetting]:
 
 def split_chart(problem: Problem) -> list[Chart]:
     """The parts of an epoch, stacked, for each setting."""
-    settings = [s for s in shown(problem) if s.middle.phases]
+    settings = [s for s in selected_settings(problem) if s.middle.phases]
     if not settings:
         return []
     return [
@@ -425,7 +427,9 @@ def _note(setting: RunSetting, name: str) -> str:
 
 def energy_chart(problem: Problem) -> list[Chart]:
     """Joules of a run, where they are known."""
-    settings = [s for s in shown(problem) if s.over(lambda p: p.joules) is not None]
+    settings = [
+        s for s in selected_settings(problem) if s.over(lambda p: p.joules) is not None
+    ]
     if not settings:
         return []
     sources = {p.energy_source for s in settings for p in s.points if p.energy_source}

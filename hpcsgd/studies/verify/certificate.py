@@ -35,7 +35,7 @@ from hpcsgd.studies.verify.replay import (
     ReplayDifference,
     compare,
     deciding,
-    open_scene,
+    open_recorded_run,
     open_source,
 )
 from hpcsgd.studies.verify.traffic import KIND, KNOWN, expected_of
@@ -180,7 +180,7 @@ def certify(
     -------
     Certificate
     """
-    scene = open_scene(Path(folder))
+    scene = open_recorded_run(Path(folder))
     reader = reader or open_reader(_data_file(scene, data))
     try:
         checks = list(_checks(scene, reader, exchanges, seed))

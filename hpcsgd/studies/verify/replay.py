@@ -530,8 +530,8 @@ class RecordedRun:
         return rate.at(epoch * sum(steps) + sum(steps[:index]), steps[index])
 
 
-def open_scene(folder: Path) -> RecordedRun:
-    """Read the folder; a run without a recording is refused."""
+def open_recorded_run(folder: Path) -> RecordedRun:
+    """Read a run folder for replay; a run without a recording is refused."""
     result = load_result(folder)
     _check_replayable(folder, result)
     recording = read_recording(folder / NAME)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.averaging import draw, drawn_of
+from hpcsgd.agreements.averaging import client_count, draw
 from hpcsgd.agreements.buckets import bucket_count
 from hpcsgd.agreements.codecs import make_codec
 from hpcsgd.agreements.codecs.base import Bucket
@@ -56,7 +56,7 @@ class Due:
 class AgreementRounds:
     """When replicas agree."""
 
-    asked: Settings
+    settings: Settings
     period: int
     each: int  # exchanges of an epoch
     replicas: int
@@ -65,12 +65,12 @@ class AgreementRounds:
     @property
     def base(self) -> str:
         """The row that averages."""
-        return base_of(self.asked)
+        return base_of(self.settings)
 
     def due(self, number: int) -> Due | None:
         """After exchange `number`, from 1."""
         if self._is_slow(number):
-            way = PARTS if self.asked["slow_sharded"] else SUM
+            way = PARTS if self.settings["slow_sharded"] else SUM
             return Due(way, self.replicas)
         if self.base == "hierarchical":
             sizes = zip(self.circles, self.periods, strict=True)
@@ -80,25 +80,25 @@ class AgreementRounds:
 
     def is_whole(self, number: int) -> bool:
         """Whether all replicas are one after exchange `number`."""
-        if self.base == "async-average" and self.asked["delay"]:
+        if self.base == "async-average" and self.settings["delay"]:
             return False  # what was agreed on is of a while ago
         return self._is_slow(number) or self._base_is_whole(number)
 
     def is_late(self, number: int, last: int) -> bool:
         """Whether what set out after exchange `number` comes after the last one."""
         is_aside = self.base == "async-average"
-        return is_aside and number + int(self.asked["delay"]) > last
+        return is_aside and number + int(self.settings["delay"]) > last
 
     @property
     def periods(self) -> list[int]:
         """Of nested groups."""
-        asked = self.asked["periods"]
+        asked = self.settings["periods"]
         return [int(p) for p in asked.split(",")] if asked else [1, self.period]
 
     def _is_slow(self, number: int) -> bool:
-        if self.asked.get("kind") != "slowmo":
+        if self.settings.get("kind") != "slowmo":
             return False
-        period = int(self.asked["slow_period"])
+        period = int(self.settings["slow_period"])
         return self._base_is_whole(number) if not period else not number % period
 
     def _base_is_whole(self, number: int) -> bool:
@@ -106,7 +106,7 @@ class AgreementRounds:
             return number % self.periods[-1] == 0
         early = 0
         if self.base == "postlocal":
-            early = ceil(round(self.asked["switch"] * self.each, 6))
+            early = ceil(round(self.settings["switch"] * self.each, 6))
         return number <= early or number % self.period == 0
 
 
@@ -135,7 +135,7 @@ def agreements(
 class StateWords:
     """Of one state of rank 0."""
 
-    held: int  # columns
+    local_columns: int  # columns
     wide: int  # K·S that travel
     intercept: bool
     size: int  # bytes of a word
@@ -147,9 +147,9 @@ class StateWords:
         """(words, bytes of each) of every message of it."""
         if due.size == 1 and due.way != PARTS or self.replicas == 1:
             return
-        state, more = self.held * self.wide, self.wide * self.intercept
+        state, more = self.local_columns * self.wide, self.wide * self.intercept
         if due.way == PARTS:
-            own = split_range(self.held, self.replicas, 0).stop
+            own = split_range(self.local_columns, self.replicas, 0).stop
             yield state + self.replicas * more, self.size
             yield own * self.wide, self.size
             return
@@ -211,7 +211,7 @@ class TrafficShape:
     def rounds(self, leg: dict[str, Any]) -> AgreementRounds:
         """When replicas agree."""
         return AgreementRounds(
-            asked=self.agreement,
+            settings=self.agreement,
             period=self.schedule.period,
             each=len(self.groups()),
             replicas=self.replicas,
@@ -222,7 +222,7 @@ class TrafficShape:
         """Whether replica 0 takes part in exchange `number`, from 0."""
         if base_of(self.agreement) != "fedavg":
             return True
-        count = drawn_of(self.replicas, self.agreement["fraction"])
+        count = client_count(self.replicas, self.agreement["fraction"])
         place = number // self.schedule.period
         return 0 in draw(self.seed, place, self.replicas, count)
 
@@ -384,7 +384,7 @@ def _agreements(
     held = split_range(shape.columns, leg["members"], 0).stop
     travels = shape.agreement.get("momentum", "average") == "average"
     words = StateWords(
-        held=shape.columns if leg["product"] in GATHERS else held,
+        local_columns=shape.columns if leg["product"] in GATHERS else held,
         wide=shape.classes * (shape.states if travels else 1),
         intercept=shape.intercept,
         # Weights are averaged as they are computed with, however low they are stored.

@@ -270,7 +270,7 @@ def copies_for_transports(device):
     host *= 2
     side = layer.new_stream()
     layer.to_device(host, array, stream)
-    layer.hold_back(side, layer.record(stream))
+    layer.stream_wait_event(side, layer.record(stream))
     layer.to_host(array, back, side)
     layer.synchronize(side)
     np.testing.assert_array_equal(back, host)

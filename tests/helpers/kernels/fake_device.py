@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hpcsgd.backends.cuda.device import LaunchGraph, Uploads
-from hpcsgd.backends.cuda.driver import DeviceCasts, no_room
+from hpcsgd.backends.cuda.driver import DeviceCasts, out_of_memory_error
 from tests.helpers.fake_cuda import FakeArray, FakeLayer, Node, Stream
 from tests.helpers.fake_nccl import EachTime
 from tests.helpers.kernels.emulator import Kernel, check_guards, empty
@@ -96,7 +96,7 @@ class FakeDevice:
     def empty(self, shape, dtype):
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if size > self.layer.size:
-            raise no_room(self.layer.place, size, *self.memory())
+            raise out_of_memory_error(self.layer.place, size, *self.memory())
         return Held(empty(shape, dtype), {})
 
     def zeros(self, shape, dtype):

@@ -356,8 +356,8 @@ def document_of(state: State, exchanges: int, each: int) -> dict[str, Any]:
     }
 
 
-def put_back(document: dict[str, Any], state: State) -> None:
-    """Make it so again."""
+def restore_state(document: dict[str, Any], state: State) -> None:
+    """Restore shared arrays and intercept from the document."""
     known = document["arrays"]
     for name, array in state.shared.items():
         array[...] = _array(known[name], array)
@@ -398,11 +398,11 @@ class OnDisk:
 
     def __setitem__(self, part: Any, kept: int) -> None:
         """Go back to what `copy` gave."""
-        self.keeper.go_back(kept)
+        self.keeper.restore_copy(kept)
 
     def copy(self) -> int:
         """Keep the weights of now on disk; what finds them again."""
-        return self.keeper.keep()
+        return self.keeper.copy_weights()
 
     def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
         """Every tile of w, (columns, K), whole, on all replicas at the same time."""
@@ -429,11 +429,11 @@ class WeightsOnDisk(Protocol):
     def check_reads(self) -> None:
         """Raise on all ranks what one could not read."""
 
-    def keep(self) -> int:
-        """Keep a copy of the weights of now."""
+    def copy_weights(self) -> int:
+        """Copy the present weights; return the number of the copy."""
 
-    def go_back(self, kept: int) -> None:
-        """From now on the weights are those of `kept`."""
+    def restore_copy(self, kept: int) -> None:
+        """Make the weights those of copy `kept`."""
 
 
 # ZeRO-Infinity: weights and what the rule keeps live on disk, tile by tile.
@@ -474,7 +474,7 @@ class Infinity(Gradient):
         dtype = state.weights.dtype
         has_intercept = state.intercept is not None
         self.buffer = Buffer(0, self.columns, dtype, 0, has_intercept)
-        kept = dict.fromkeys(self.steps.rule.kept, self.columns)
+        kept = dict.fromkeys(self.steps.rule.state_names, self.columns)
         widths = {WEIGHTS: state.weights.shape[1], **kept}
         if has_intercept:
             for name in kept:
@@ -511,15 +511,15 @@ class Infinity(Gradient):
         assert self.opened is not None
         return self.opened
 
-    def go_on(self, state: State, run: str) -> tuple[int, int]:
-        """Open the files of a run that goes on, at the last step that all ranks have;
-        the exchanges that it stands after, and how many were an epoch then.
+    def reopen(self, state: State, run: str) -> tuple[int, int]:
+        """Open the files of a run that is resumed, at the last step that all ranks
+        have; return the exchanges done until then, and how many were an epoch.
         """
         self.grid.world.together(self._take_place)
         self.run = run
         self.opened = self.place.earlier(self.grid, self.layout, run)
         said = self.store.document
-        put_back(said, state)
+        restore_state(said, state)
         return int(said["exchanges"]), int(said["of_an_epoch"])
 
     def scores(
@@ -535,10 +535,10 @@ class Infinity(Gradient):
                 task.backend.scores(rows.tile(part), tile, more)
                 out += more
 
-    def descend(
+    def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Y_bᵀr of every tile, summed, and the step of the own part of it."""
+        """Sum Y_bᵀr tile by tile, and step this rank's part of each."""
         self.buffer.count_in(residuals)
         self._update(state, task, rows, residuals)
 
@@ -635,12 +635,14 @@ class Infinity(Gradient):
             return self.store.read(WEIGHTS, is_step)
         return self.store.read_copy(self.kept)
 
-    def keep(self) -> int:
-        """A copy of the own part of the weights, beside the states."""
+    def copy_weights(self) -> int:
+        """Copy this rank's part of the weights, beside the states; return the number of
+        the copy.
+        """
         return self.grid.world.together(lambda: self.store.copy(WEIGHTS))
 
-    def go_back(self, kept: int) -> None:
-        """To such a copy: the run has ended."""
+    def restore_copy(self, kept: int) -> None:
+        """Make the weights those of copy `kept`: the run has ended."""
         self.kept = kept
 
     # ------------------------------------------------------------------- the step
@@ -659,7 +661,7 @@ class Infinity(Gradient):
             gradient = own.reshape(-1, self.columns)
             if not len(gradient):
                 return  # fewer columns than replicas
-            kept = {name: words[name] for name in self.steps.rule.kept}
+            kept = {name: words[name] for name in self.steps.rule.state_names}
             part = ColumnViews(words[WEIGHTS], kept)
             self.steps.step(part, gradient, factor, self._moment)
             self.is_broken |= not np.isfinite(words[WEIGHTS]).all()

@@ -21,9 +21,9 @@ from hpcsgd.agreements.more.infinity.tiles import (
     StateFile,
     TilePlan,
     Traffic,
+    aligned_buffer,
+    disk_full_error,
     from_text,
-    no_room,
-    room,
     unreadable,
 )
 from hpcsgd.errors import DataError
@@ -58,7 +58,8 @@ class Pipeline:
         self.files = files
         self.failure: DataError | None = None
         self._ring = deque(
-            {name: room(file.each) for name, file in files.items()} for _ in range(RING)
+            {name: aligned_buffer(file.each) for name, file in files.items()}
+            for _ in range(RING)
         )
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="tiles-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="tiles-write")
@@ -245,7 +246,7 @@ class TileStore:
         self.folder, self.layout, self.sync = folder, layout, sync
         self.plan = layout.plan(replica)
         self.traffic = Traffic()  # of steps
-        self.looks = Traffic()  # of losses, copies and results
+        self.read_traffic = Traffic()  # of losses, copies and results
         dtype = np.dtype(layout.dtype)
         self.files = {
             name: StateFile(folder / f"{name}.state", self.plan, width, dtype, direct)
@@ -277,7 +278,7 @@ class TileStore:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             own_folder(self.folder.parent, self.folder.name, make=True)
         except OSError as error:
-            raise no_room(self.folder, error, 0) from error
+            raise disk_full_error(self.folder, error, 0) from error
         for file in self.files.values():
             file.create()
         self._open()
@@ -312,8 +313,8 @@ class TileStore:
             return ""
         self._open()
         try:
-            tiles.put_back(self.files, version % 2, said)
-            place = (self.files.values(), version % 2, self.looks)
+            tiles.restore_checksums(self.files, version % 2, said)
+            place = (self.files.values(), version % 2, self.read_traffic)
             found = tiles.differing(*place)
         finally:
             self.close()
@@ -353,7 +354,7 @@ class TileStore:
             self._copy.create()
             self._copy.open()
         self._copies += 1
-        place, looks = (self.half, self.plan, [name]), self.looks
+        place, looks = (self.half, self.plan, [name]), self.read_traffic
         for number, buffers in self.pipeline.raw(*place, looks):
             self._copy.write(self._copies % 2, number, buffers[name], looks)
         self.pipeline.check()
@@ -365,9 +366,9 @@ class TileStore:
         Reads that fail are told where `check` is asked, behind what all ranks do.
         """
         assert self._copy is not None
-        buffer = room(self._copy.each)
+        buffer = aligned_buffer(self._copy.each)
         for tile in self.plan:
-            place = number % 2, tile, buffer, self.looks
+            place = number % 2, tile, buffer, self.read_traffic
             self.pipeline.attempt(self._copy.read, *place)
             yield tile, {"weights": self._copy.view(buffer, tile)}
 
@@ -385,7 +386,7 @@ class TileStore:
 
     def read(self, name: str, is_step: bool) -> Iterator[tuple[int, Words]]:
         """Every tile of one state after the last complete step, read ahead."""
-        traffic = self.traffic if is_step else self.looks
+        traffic = self.traffic if is_step else self.read_traffic
         return self.pipeline.read(self.half, self.plan, [name], traffic)
 
     def update(self, step: Callable[[int, Words], None]) -> None:
@@ -402,14 +403,14 @@ class TileStore:
 
     def _fill(self, fill: Fill) -> None:
         for name, file in self.files.items():
-            buffer = room(file.each)
+            buffer = aligned_buffer(file.each)
             for number in self.plan:
                 part = self.plan.part(number)
                 first = self.layout.first
                 columns = slice(first + part.start, first + part.stop)
                 fill(name, columns, file.view(buffer, number))
-                file.write(self.half, number, buffer, self.looks)
-                file.sum_up(self.half, number, buffer, self.looks)
+                file.write(self.half, number, buffer, self.read_traffic)
+                file.sum_up(self.half, number, buffer, self.read_traffic)
             file.flush()
 
     def _stamped(self, version: int, document: dict[str, Any]) -> Stamp:
@@ -575,7 +576,7 @@ def _fill(
     file = StateFile(path, plan, width, dtype)
     file.open()
     try:
-        buffer, traffic = room(file.each), Traffic()
+        buffer, traffic = aligned_buffer(file.each), Traffic()
         for number in _tiles(plan, columns, layout.first):
             part = plan.part(number)
             first, last = layout.first + part.start, layout.first + part.stop

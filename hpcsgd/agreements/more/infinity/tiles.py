@@ -162,8 +162,8 @@ MAGIC = "hpcsgd state 1"
 REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
-def room(size: int) -> Array:
-    """Bytes in memory that begin on a page and end on one."""
+def aligned_buffer(size: int) -> Array:
+    """Return bytes in memory that begin and end on a page."""
     raw = np.zeros(padded(size) + PAGE, dtype=np.uint8)
     skip = -raw.ctypes.data % PAGE
     return raw[skip : skip + padded(size)]
@@ -205,7 +205,7 @@ class StateFile:
             finally:
                 os.close(file)
         except OSError as error:
-            raise no_room(self.path, error, self.size) from error
+            raise disk_full_error(self.path, error, self.size) from error
 
     def open(self) -> None:
         """For reading and writing, past the page cache where that is wanted and can
@@ -222,7 +222,7 @@ class StateFile:
             try:
                 self._file = open_entry(self.path, os.O_RDWR | os.O_DIRECT)
                 # Some file systems refuse only what is read.
-                os.preadv(self._file, [room(PAGE).data], 0)
+                os.preadv(self._file, [aligned_buffer(PAGE).data], 0)
                 self.is_direct = True
             except OSError as error:
                 if error.errno not in REFUSES_DIRECT:
@@ -293,7 +293,7 @@ class StateFile:
             while done < moved:
                 done += os.pwritev(self._file, [view[done:]], place + done)
         except OSError as error:
-            raise no_room(self.path, error, moved) from error
+            raise disk_full_error(self.path, error, moved) from error
         traffic.has_written(size, moved, perf_counter() - began)
 
     def flush(self) -> None:
@@ -301,7 +301,7 @@ class StateFile:
         try:
             os.fdatasync(self._file)
         except OSError as error:
-            raise no_room(self.path, error, self.half) from error
+            raise disk_full_error(self.path, error, self.half) from error
 
     def close(self) -> None:
         """Let go of it."""
@@ -321,8 +321,8 @@ def unreadable(path: Path, error: OSError) -> DataError:
     )
 
 
-def no_room(path: Path, error: OSError, size: int) -> DataError:
-    """One sentence; what was complete before stays so."""
+def disk_full_error(path: Path, error: OSError, size: int) -> DataError:
+    """Return the error of a write that failed; what was complete before stays so."""
     return DataError(
         f"{path} cannot be written ({error.strerror}), {size} bytes were asked for;"
         " make room or choose another [agreement] store, then go on with --resume auto:"
@@ -362,7 +362,7 @@ class Stamps:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise no_room(self.path, error, 2 * self.slot) from error
+            raise disk_full_error(self.path, error, 2 * self.slot) from error
         self.write(first)
 
     def write(self, stamp: Stamp, sync: bool = True) -> None:
@@ -376,7 +376,7 @@ class Stamps:
                 if sync:
                     os.fdatasync(file.fileno())
         except OSError as error:
-            raise no_room(self.path, error, len(line)) from error
+            raise disk_full_error(self.path, error, len(line)) from error
 
     def read(self) -> list[Stamp]:
         """Those that are whole, the newest first."""
@@ -426,8 +426,10 @@ def in_text(files: dict[str, StateFile], half: int) -> dict[str, str]:
     }
 
 
-def put_back(files: dict[str, StateFile], half: int, said: dict[str, str]) -> None:
-    """What `in_text` has made, into the files."""
+def restore_checksums(
+    files: dict[str, StateFile], half: int, said: dict[str, str]
+) -> None:
+    """Restore the checksums of the files from the texts of `in_text`."""
     for name, file in files.items():
         file.checksums[half] = from_text(said[name])
 
@@ -442,7 +444,7 @@ def differing(
 ) -> tuple[StateFile, int] | None:
     """The first tile whose words are not those that were written; all are read."""
     for file in files:
-        buffer = room(file.each)
+        buffer = aligned_buffer(file.each)
         for number in file.plan:
             file.read(half, number, buffer, traffic)
             if file.checksum_of(buffer, number) != file.checksums[half, number]:

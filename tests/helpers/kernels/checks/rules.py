@@ -85,7 +85,7 @@ def agrees(name, count, text=None, first=3):
     """Three steps, of a slice that begins anywhere; small numbers are no zeros."""
     rng, rule, scale = np.random.default_rng(count), RULES[name], 2.0**-3
     weights = rng.normal(size=(count, 1)).astype("f4")
-    names = (*rule.kept, *((VELOCITY,) if rule.states > 1 else ()))
+    names = (*rule.state_names, *((VELOCITY,) if rule.states > 1 else ()))
     held = {one: np.zeros((count, 1), np.float32) for one in names}
     wholes = [on_device(np.zeros(first + count), "f4") for _ in ("w", *names)]
     whole, *kept = (one[first:] if first else one for one in wholes)

@@ -267,7 +267,7 @@ def test_no_registry_is_one_sentence(environment, monkeypatch, capsys, output):
 
 
 def test_without_a_compiler_the_numpy_path_is_named(environment, monkeypatch, capsys):
-    rules = [(["cpu.why"], 0, "not compiled ... the NumPy path is used")]
+    rules = [(["compiled_calls.why"], 0, "not compiled ... the NumPy path is used")]
     use(environment, monkeypatch, *rules)
     assert environment.main() == 0
     assert "NumPy path" in capsys.readouterr().out

@@ -49,7 +49,7 @@ def device():
     runtime = SimpleNamespace(streamCaptureModeRelaxed=RELAXED)
     device.cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     device.stream = Stream()
-    device.faults = SimpleNamespace(said=lambda error: error)
+    device.faults = SimpleNamespace(as_package_error=lambda error: error)
     return device
 
 

@@ -214,7 +214,7 @@ def remove_unused(folder: Path = SEGMENTS) -> list[Path]:
 
 
 def _remove(candidates: list[Path]) -> list[Path]:
-    used = _used() if candidates else set()
+    used = segments_in_use() if candidates else set()
     removed = [path for path in candidates if str(path) not in used]
     for path in removed:
         with suppress(OSError):  # another rank of this node was faster
@@ -259,7 +259,7 @@ def _began(folder: Path) -> float:
         return 0.0  # nobody can tell: nothing is removed
 
 
-def _used() -> set[str]:
+def segments_in_use() -> set[str]:
     """Return the segments that processes of this user have open or map."""
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -272,10 +272,6 @@ def _used() -> set[str]:
             lines = (process / "maps").read_text(errors="replace").splitlines()
             found |= {line.split()[-1] for line in lines if "mpich_" in line}
     return found
-
-
-if __name__ == "__main__":
-    remove_unused()
 
 
 # Going on after the loss of ranks, where the MPI can: user-level failure mitigation.
@@ -310,3 +306,7 @@ def kill_process() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":  # at the end of a job's script
+    remove_unused()

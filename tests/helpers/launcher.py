@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from hpcsgd.comm import launchers
+
 SIZE = "HPCSGD_TEST_RANKS"  # how many ranks a launched process must find
 REPORTS = "HPCSGD_TEST_REPORTS"  # the folder where each rank writes its account
 START = 600.0  # seconds until the first test begins: n interpreters on few cores
@@ -230,13 +232,12 @@ def segments():
 def sweep(known):
     """Remove what killed ranks left in memory since `known` was taken.
 
-    A rank that is killed cannot unlink its segment, 3 MB each; whatever some process
-    still maps is left alone.
+    A rank that is killed cannot unlink its segment, 3 MB each. Ranks of other tests
+    start meanwhile: a segment is listed before processes are asked who uses it, and
+    one that is open or mapped by then is left alone.
     """
-    mapped = set()
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            mapped |= {line.split()[-1] for line in path.read_text().splitlines()}
-    for path in segments() - known:
-        if str(path) not in mapped:
+    candidates = segments() - known
+    used = launchers.segments_in_use() if candidates else set()
+    for path in candidates:
+        if str(path) not in used:
             path.unlink(missing_ok=True)

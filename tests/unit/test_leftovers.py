@@ -9,6 +9,7 @@ import time
 import pytest
 
 from hpcsgd.comm.launchers import MARGIN, remove_leftovers, remove_unused
+from tests.helpers import launcher
 from tests.helpers.limits import HANG
 
 UNDER_SLURM = {"SLURM_PROCID": "0"}
@@ -91,3 +92,13 @@ def test_a_segment_that_a_rank_has_open_or_maps_stays(made):
 def test_of_other_users_nothing_is_touched(made, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     assert remove_leftovers(UNDER_SLURM, made, began=time.time() + 60) == []
+
+
+def test_tests_remove_no_segment_that_ranks_have_just_made(made, monkeypatch):
+    """Other ranks start while the leftovers of a test are removed."""
+    monkeypatch.setattr(launcher, "SEGMENTS", made)
+    with open(made / "mpich_shm_2f_0", "wb"):
+        launcher.sweep(set())
+        assert left(made) == {"mpich_shm_2f_0", "ucx_shm_1", "not_mpich_shm_1"}
+    launcher.sweep(set())
+    assert left(made) == {"ucx_shm_1", "not_mpich_shm_1"}

@@ -1,8 +1,8 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
 First what only computes, side by side, a worker a core, and beside it the jobs of a
-Slurm, which mostly wait; then what starts ranks and processes of its own, two workers
-a core, because many of these tests wait, too: for an end, a signal or a message.
+Slurm, which mostly wait; then what starts ranks and processes of its own, one by one:
+ranks of MPI that wait keep a core busy, so that several launches at once take longer.
 Without pytest-xdist, or on one core, all of it is one ordinary run. With --quick only
 the first group runs, without compiled kernels and commands, and one case of each test.
 """
@@ -38,10 +38,8 @@ def parts(count):
     workers = ("-n", str(min(count, 8)))
     launching = [f"tests/{name}" for name in names if name not in (*COMPUTE, *WAITS)]
     beside = tuple(f"tests/{name}" for name in WAITS)
-    # Tests of so many real ranks share launches, and so a worker.
-    twice = ("-n", str(min(2 * count, 8)), "--dist", "loadgroup")
     compute = tuple(f"tests/{name}" for name in COMPUTE)
-    return beside, [(*workers, *compute), (*twice, *launching)]
+    return beside, [(*workers, *compute), tuple(launching)]
 
 
 def quick_part(count):

@@ -360,7 +360,9 @@ def _dense(X: Any) -> Array:
         array = np.asarray(X)
     except ValueError as error:
         raise DataError(RAGGED) from error
-    return array.astype(real_dtype(array.dtype, array.shape), copy=False)
+    array = array.astype(real_dtype(array.dtype, array.shape), copy=False)
+    # NumPy multiplies rows between the addresses of words in another order than BLAS.
+    return array if array.flags.aligned else array.copy()
 
 
 def real_dtype(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:

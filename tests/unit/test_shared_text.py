@@ -191,7 +191,7 @@ def test_density_decides_how_text_is_stored(tmp_path):
 def test_wide_blocks_are_written_out_slice_by_slice(files, monkeypatch):
     """And a break between slices of one piece is gone on with."""
     monkeypatch.setattr(Recipe, "block", property(lambda self: 5 * 8 * COLS))
-    monkeypatch.setattr(sink_module, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(sink_module, "SEAL_SECONDS", 0.0)
     recipe = Recipe(layout="dense", element="fp64", standardize=True)
     make = lambda: LibsvmSource(files / "a.svm")  # noqa: E731
     share(2, make, files / "whole.h5", recipe)

@@ -60,6 +60,14 @@ def parse_number(token: bytes) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _number_fault(token: bytes) -> Kind:
+    """Return what is wrong with a token that `parse_number` refuses."""
+    with suppress(ValueError):
+        if not math.isfinite(float(token)):
+            return Kind.NONFINITE
+    return Kind.NUMBER
+
+
 def parse_libsvm_in_python(
     text: bytes, base: int, keep: bool = True, queried: bool | None = None
 ) -> Pairs:
@@ -101,7 +109,7 @@ def _row_head(words: list[bytes], queried: bool | None) -> tuple[float, int]:
     """Return the label and the number of the qid, -1 where a row has none."""
     label, query = parse_number(words[0]), -1
     if label is None:
-        raise Fault(Kind.LABEL if b":" in words[0] else Kind.NUMBER, 0)
+        raise Fault(Kind.LABEL if b":" in words[0] else _number_fault(words[0]), 0)
     if len(words) > 1 and words[1].startswith(b"qid:"):
         query = _whole(words[1][4:])
         if not 0 <= query < 2**63:
@@ -121,10 +129,12 @@ def _add_pairs(
     """Add the index as written and the value of every word from number `first` on."""
     before = -1
     for number, word in enumerate(words[first:], first):
-        name, _, rest = word.partition(b":")
+        name, colon, rest = word.partition(b":")
         index, value = _whole(name), parse_number(rest)
-        if index < 0 or value is None:
-            raise Fault(Kind.PAIR if index < 0 else Kind.NUMBER, number)
+        if index < 0 or not colon:
+            raise Fault(Kind.PAIR, number)
+        if value is None:
+            raise Fault(_number_fault(rest), number)
         if index >= 2**31 or index < base:
             raise Fault(Kind.BELOW if index < base else Kind.LARGE, number)
         if index <= before:
@@ -209,7 +219,7 @@ def _field(field: bytes, position: int, layout: LineLayout, place: int) -> float
         raise Fault(Kind.MISSING, position)
     value = parse_number(token)
     if value is None:
-        raise Fault(Kind.NUMBER, position)
+        raise Fault(_number_fault(token), position)
     return value
 
 

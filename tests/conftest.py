@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import signal
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +17,11 @@ from tests.suite import COUNTS, UNRUN
 # One BLAS thread a rank: thread ranks and real ranks share two cores here.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# A shell without job control starts what follows with `&` with SIGINT ignored, and every
+# child would inherit that: tests that interrupt a command would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.helpers.plugin_ranks"]
 

@@ -80,7 +80,7 @@ COMMANDS = {
 # Modules that a command works with and its parser does without. They are imported when
 # the command line is understood, while an interrupt still ends the process at once.
 WORK = {
-    "train": ("hpcsgd.config", "hpcsgd.runs.recovery", "hpcsgd.studies.advice"),
+    "train": ("hpcsgd.config", "hpcsgd.runs.recovery", "hpcsgd.runs.advice"),
     "sweep": ("hpcsgd.estimators.sweep", "hpcsgd.runs.recovery"),
     "tune": ("hpcsgd.tuning.tuner", "hpcsgd.runs.recovery"),
     "compare": ("hpcsgd.studies.report", "hpcsgd.studies.compare"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def summary(result: "Result") -> str:
     """What a person wants to read."""
-    from hpcsgd.studies.advice import in_short
+    from hpcsgd.runs.advice import in_short
 
     report, ledger = result.report, result.ledger
     schedule, grid = report["schedule"], report["grid"]

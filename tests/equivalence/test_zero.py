@@ -397,7 +397,7 @@ def test_the_optimum_of_the_worst_shards(stage=3):
 
 
 def test_advice_knows_what_members_would_send():
-    from hpcsgd.studies import advice
+    from hpcsgd.runs import advice
 
     wide, narrow = make_problem("logistic", d=31), make_problem("logistic")
     for problem, said in ((wide, "--grid 1x2 --agreement"), (narrow, "--batch 8")):

@@ -66,6 +66,8 @@ class Start:
     blow: str
     target: str
     moment: float
+    met: str = "-"  # what the signal met: imports, MPI or training
+    segments: int = 0  # of shared memory that its ranks were seen to map
     code: int | None = None
     seconds: float = 0.0  # from the signal to the end of the last process
     reports: list[str] = field(default_factory=list)
@@ -76,8 +78,8 @@ class Start:
         good = "good" if not self.faults else "BAD: " + "; ".join(self.faults)
         return (
             f"start {self.number}: {self.blow} to {self.target} of {self.launched}"
-            f" at {self.moment:.2f} s: code {self.code}, {self.seconds:.1f} s,"
-            f" folder {self.folder}, {good}"
+            f" at {self.moment:.2f} s amid {self.met}: code {self.code},"
+            f" {self.seconds:.1f} s, folder {self.folder}, {good}"
         )
 
 
@@ -95,12 +97,15 @@ def plan(count, draw):
 
 
 def kills(count, draw):
-    """Starts in which ranks or their launcher are killed and cannot clean up."""
+    """Starts in which ranks or their launcher are killed and cannot clean up.
+
+    Their moments reach into the training, where shared memory is mapped.
+    """
     rows = [
         (draw.choice(LAUNCHERS), "KILL", draw.choice(TARGETS)) for _ in range(count)
     ]
     return [
-        Start(number, *row, draw.uniform(0.0, WITHIN))
+        Start(number, *row, draw.uniform(0.0, 2.0 * WITHIN))
         for number, row in enumerate(rows)
     ]
 
@@ -152,7 +157,7 @@ def one(start, data, folder, draw, usual):
         )
         family = Watched(process)
         try:
-            hit(start, process, family, draw)
+            hit(start, process, family, draw, out)
             finish(start, process, family, usual)
         finally:
             family.look()
@@ -162,6 +167,7 @@ def one(start, data, folder, draw, usual):
             process.wait()
         output.seek(0)
         judge(start, output.read(), out)
+    start.segments = len(family.segments)
     if is_mute(start):
         go_on(start, data, out)
     return family.segments
@@ -210,7 +216,7 @@ def is_rank(pid):
     return False
 
 
-def hit(start, process, family, draw):
+def hit(start, process, family, draw, out):
     """Send the signal at its moment, or as soon as its target is there."""
     until, needed = time.monotonic() + start.moment, 0
     if start.target != "launcher":
@@ -226,9 +232,21 @@ def hit(start, process, family, draw):
     targets = family.ranks() if needed else [process.pid]
     if start.target == "one rank":
         targets = [draw.choice(targets)] if targets else []
+    start.met = phase(process, family, out)
     for pid in targets:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.Signals[f"SIG{start.blow}"])
+
+
+def phase(process, family, out):
+    """How far a start has come."""
+    if process.poll() is not None:
+        return "its end"
+    if list(out.glob("checkpoints/*.h5")):
+        return "training, saved"
+    if out.exists():
+        return "training"
+    return "MPI" if family.segments else "imports"
 
 
 def finish(start, process, family, usual):
@@ -330,12 +348,15 @@ def summary(starts, left):
         "signals": dict(Counter(start.blow for start in starts)),
         "targets": dict(Counter(start.target for start in starts)),
         "launchers": dict(Counter(start.launched for start in starts)),
+        "met": dict(Counter(start.met for start in starts)),
         "codes": dict(Counter(str(start.code) for start in starts)),
         "folders": dict(
             Counter(re.sub(" on .*| from .*", "", s.folder) for s in starts)
         ),
         "bad": [asdict(start) for start in starts if start.faults],
         "longest_seconds": max(start.seconds for start in starts),
+        "starts_that_mapped_segments": sum(start.segments > 0 for start in starts),
+        "segments_made": sum(start.segments for start in starts),
         "segments_left": left,
     }
 

@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.studies.advice import (
+from hpcsgd.runs.advice import (
     advise,
     cost,
     flat_since,

@@ -74,7 +74,7 @@ def test_a_study_knows_what_averages_aside_must_have_said(delay):
 
 
 def test_what_to_do_where_mixing_takes_the_time():
-    from hpcsgd.studies import advice
+    from hpcsgd.runs import advice
 
     problem = make_problem("logistic")
     result = train_on(2, config_of(problem, "all", 2), problem)

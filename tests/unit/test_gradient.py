@@ -419,7 +419,7 @@ def test_no_formula_holds_for_words_that_are_encoded():
 
 def test_what_to_do_where_agreeing_takes_the_time():
     """Fewer messages are another batch here, not another period."""
-    from hpcsgd.studies import advice
+    from hpcsgd.runs import advice
 
     problem = make_problem("logistic")
     for kind, said in (("gradient", "accumulate=4 sends"), ("average", "--period 2")):

@@ -44,6 +44,9 @@ STEPS = {
 def by_mpi(command):
     """The words of a command of one name, on several ranks of a site with MPI."""
     name, *rest = command
+    starts = ("--comm=", "run.comm=", "--set=run.comm=")
+    if any(word in ("--comm", "run.comm") or word.startswith(starts) for word in rest):
+        return [name, *rest]  # it says itself what carries its messages
     return [name, "--comm", "mpi", *rest]
 
 

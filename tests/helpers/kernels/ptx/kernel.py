@@ -2,9 +2,7 @@
 
 import ctypes
 import hashlib
-import os
 import subprocess
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +33,7 @@ def ptx_of(kernel, defines=(), arch="90", text=None, fmad=True):
         made = nvrtc.compile_text(text, kernel, given, nvrtc.major_for(arch))
         if not made.ok:
             raise RuntimeError(made.log[:4000])
-        part = _part_of(path)
+        part = emulator.part_of(path)
         part.write_text(made.ptx)
         part.rename(path)
     return path.read_text()
@@ -47,10 +45,12 @@ def build(text, entry, flags=(), watch=None):
     said = [text, *FLAGS, *flags, watch or "", *(path.read_text() for path in headers)]
     path = _cached(f"ptx-{entry}", "so", *said)
     if not path.exists():
-        part = _part_of(path)
+        part, folders = emulator.part_of(path), (HERE, emulator.HERE)
+        names = [*([watch] if watch else []), "on_cpu.h"]
+        units = [unit for unit in ("WGMMA",) if f"-D{unit}" in flags]
+        header = emulator.precompiled(names, FLAGS, units, folders)
         command = [emulator.COMPILER, "-x", "c++", *FLAGS, *flags]
-        command += [f"-I{HERE}", f"-I{emulator.HERE}"]
-        command += ["-include", str(HERE / watch)] if watch else []
+        command += [*(f"-I{at}" for at in folders), "-include", str(header)]
         command += ["-o", str(part), "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True)
         if done.returncode:
@@ -62,10 +62,6 @@ def build(text, entry, flags=(), watch=None):
 def _cached(name, ending, *said):
     key = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
     return emulator.cache() / f"{name}-{key}.{ending}"
-
-
-def _part_of(path):
-    return path.with_suffix(f".{os.getpid()}-{threading.get_ident()}{path.suffix}")
 
 
 class Translated(emulator.Kernel):

@@ -18,8 +18,8 @@ from tests.suite import COUNTS, UNRUN
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# A shell without job control starts what follows with `&` with SIGINT ignored, and every
-# child would inherit that: tests that interrupt a command would wait for ever.
+# A shell without job control ignores SIGINT in what it starts by `&`, and every child
+# would inherit that: tests that interrupt a command would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

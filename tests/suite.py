@@ -1,10 +1,11 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
-First what only computes, side by side, a worker a core, and beside it the jobs of a
-Slurm, which mostly wait; then what starts ranks and processes of its own, one by one:
-ranks of MPI that wait keep a core busy, so that several launches at once take longer.
-Without pytest-xdist, or on one core, all of it is one ordinary run. With --quick only
-the first group runs, without compiled kernels and commands, and one case of each test.
+What only computes runs side by side, a worker a core, and gives way to what runs
+beside it, one by one: the jobs of a Slurm, and then the tests that start ranks and
+processes of their own. These wait half of their time, but ranks of MPI that wait for
+each other keep a core busy, so that several launches at once would take longer. Without
+pytest-xdist, or on one core, all of it is one ordinary run. With --quick only what
+computes runs, without compiled kernels and commands, and one case of each test.
 """
 
 import json
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,15 +33,14 @@ UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 
 
 def parts(count):
-    """Arguments of pytest on so many cores: beside the first run, and the runs."""
+    """Arguments of pytest on so many cores: runs one by one, and one beside them."""
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
     if count < 2 or find_spec("xdist") is None:
-        return (), [("tests",)]
-    workers = ("-n", str(min(count, 8)))
+        return [], ("tests",)
     launching = [f"tests/{name}" for name in names if name not in (*COMPUTE, *WAITS)]
-    beside = tuple(f"tests/{name}" for name in WAITS)
-    compute = tuple(f"tests/{name}" for name in COMPUTE)
-    return beside, [(*workers, *compute), tuple(launching)]
+    waiting = [f"tests/{name}" for name in WAITS]
+    compute = [f"tests/{name}" for name in COMPUTE]
+    return [tuple(waiting), tuple(launching)], ("-n", str(min(count, 8)), *compute)
 
 
 def quick_part(count):
@@ -57,53 +58,63 @@ def cores():
 
 def main(arguments):
     """0 where every run is good; the last lines are of all runs together."""
-    codes = []
-    beside, runs = parts(cores())
+    one_by_one, beside = parts(cores())
     if "--quick" in arguments:
-        beside, runs = (), [quick_part(cores())]
+        one_by_one, beside = [], quick_part(cores())
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
         settings = {"cwd": HERE.parent, "env": {**os.environ, COUNTS: str(counts)}}
-        with in_background(command(beside, arguments), settings, codes):
+        lines = [command(run, arguments) for run in one_by_one]
+        with in_background(lines, settings) as codes:
             # Jobs have time limits that count the start of their ranks.
-            nice = command(runs[0], arguments, nice=10 if beside else 0)
-            codes.append(subprocess.run(nice, **settings))
-        for one in runs[1:]:
-            codes.append(subprocess.run(command(one, arguments), **settings))
+            nice = command(beside, arguments, nice=10 if one_by_one else 0)
+            codes.append(subprocess.run(nice, **settings).returncode)
         lines = counts.read_text().splitlines() if counts.exists() else []
     said = [json.loads(line) for line in lines]
     print(added_up(said))
     for one in said:
         if one["unrun"]:
             print(one["unrun"])
-    return max(done.returncode for done in codes)
+    return max(codes)
 
 
 def command(part, arguments, nice=0):
-    """That runs a part of the suite; nothing where there is none."""
+    """That runs a part of the suite."""
     first = ["nice", "-n", str(nice)] if nice and shutil.which("nice") else []
-    run = [sys.executable, "-m", "pytest", "-q"]
-    return [*first, *run, *part, *arguments] if part else []
+    return [*first, sys.executable, "-m", "pytest", "-q", *part, *arguments]
 
 
 @contextmanager
-def in_background(line, settings, codes):
-    """`with` it around what goes on meanwhile; its words come when both are over."""
-    if not line:
-        yield
-        return
+def in_background(lines, settings):
+    """Run commands one by one beside what the `with` encloses; yields the exit codes.
+
+    What they print is shown when all is over. An interrupt ends the one that runs, and
+    the cluster or the ranks that it has started with it.
+    """
+    codes, runs, is_over = [], [], threading.Event()
     with tempfile.TemporaryFile() as said:
-        run = subprocess.Popen(line, stdout=said, stderr=subprocess.STDOUT, **settings)
+
+        def run_all():
+            for line in lines:
+                if is_over.is_set():
+                    return
+                both = {"stdout": said, "stderr": subprocess.STDOUT}
+                runs.append(subprocess.Popen(line, **both, **settings))
+                codes.append(runs[-1].wait())
+
+        thread = threading.Thread(target=run_all)
+        thread.start()
         try:
-            yield
-            run.wait()
+            yield codes
+            thread.join()
         finally:
-            if run.poll() is None:  # interrupted: its cluster goes with it
-                run.terminate()
-                run.wait()
-        codes.append(run)
-        said.seek(0)
-        print(said.read().decode(errors="replace"), end="", flush=True)
+            is_over.set()
+            for run in runs:
+                if run.poll() is None:
+                    run.terminate()
+            thread.join()
+            said.seek(0)
+            print(said.read().decode(errors="replace"), end="", flush=True)
 
 
 def added_up(said):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.advice import (
     advise,
     cost,
@@ -16,6 +15,7 @@ from hpcsgd.runs.advice import (
     reached,
     saving,
 )
+from hpcsgd.runs.result import Result, Status
 
 SECONDS = 10.0
 

@@ -13,9 +13,9 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.products.direct import Stream
+from hpcsgd.runs.advice import advise_fewer_messages
 from hpcsgd.runs.agreements import terms_of
 from hpcsgd.runs.assembled_run import RoundFeed
-from hpcsgd.runs.advice import advise_fewer_messages
 from tests.helpers.anybatch import (
     MAPS,
     any_batch,

@@ -13,9 +13,9 @@ import scipy.sparse as sp
 
 import hpcsgd
 from hpcsgd.errors import ConvergenceWarning, DataError
+from hpcsgd.runs.advice import advise
 from hpcsgd.solvers.evaluation import StopConfig
 from hpcsgd.solvers.full_passes import gap_limit
-from hpcsgd.runs.advice import advise
 from tests.helpers.harness import config_for, make_problem, run_ranks, train_on
 from tests.helpers.problems import FAMILIES
 

@@ -14,6 +14,8 @@ from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.config import METHODS, RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.glm import ADAPTIVE, FAMILIES, UPDATES
+from hpcsgd.products import PRODUCTS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -130,6 +132,25 @@ def test_examples_in_docstrings_run(name):
     """What users call has an example, and it is true."""
     results = doctest.testmod(importlib.import_module(name))
     assert results.attempted and not results.failed
+
+
+def test_the_page_of_scope_names_every_technique_that_runs():
+    """What a flag can name stands among the techniques, and none is called planned."""
+    text = (ROOT / "docs" / "scope.md").read_text()
+    assert "## Planned" not in text
+    built = text.partition("## Built")[2].partition("\n## ")[0]
+    names = {*METHODS, *CODECS, *PRODUCTS, *UPDATES, *ADAPTIVE, *FAMILIES}
+    missing = names - {"identity", "sgd"} - set(re.findall(r"`([^`]+)`", built))
+    assert not missing, f"docs/scope.md lacks {sorted(missing)}"
+
+
+def test_the_page_of_scope_names_files_that_are_there():
+    """The code and the tests of every technique."""
+    rows = re.findall(r"(?m)^\|.*", (ROOT / "docs" / "scope.md").read_text())
+    paths = {p for row in rows for p in re.findall(r"`((?:\w+/)+[\w.]*)`", row)}
+    assert len(paths) > 50
+    missing = sorted(path for path in paths if not (ROOT / path).exists())
+    assert not missing, f"docs/scope.md names {missing}"
 
 
 def test_every_setting_is_documented():

@@ -1,36 +1,59 @@
-"""CA-SGD against our own best plain SGD: five shapes, two ranks, an emulated LAN.
+"""Each product beside plain SGD: five shapes, two ranks, emulated networks.
 
-Both use the same compiled kernels on the same 20000 rows for ten epochs of batches of
-32. Plain SGD is `direct` in FP32, in groups of the steps that were fastest; CA-SGD is
-recipe `c` with products and steps chosen by `auto`. Runs take turns; figures are
-medians of the seconds of training, set-up aside. Choices come from a machine file that
-runs of each kind have filled, until two in a row chose alike. On a network as fast as a
-supercomputer's, `auto` has to know when plain SGD is as good.
+All train on the same 20000 rows for ten epochs of batches of 32. Plain SGD is `direct`
+in FP32, which sums in every step; `gram`, `cached` and `gather-once` are in recipe `c`,
+and so is `auto`: the product and the steps that `auto` chooses from a machine file,
+which runs have filled until two in a row chose alike. Every product runs with each s of
+STEPS, and the fastest counts. All runs of a cell take turns in one `hpcsgd compare`;
+times are medians of the seconds of training, set-up aside. Messages, words and bytes
+are those of the ledger. Held bytes are what a rank retains from one epoch to the next
+for its product, beside its own columns.
 
 One rank as one of 64 members shows larger jobs: its own work is real, the network of 64
-is modelled, and the baseline is the cheapest of three: member sums, a sum of the
-gradient over 64 ranks (the messages alone: the work of half a row is left out), and one
-rank that has all the data and no network.
+is modelled. Beside the products stand a sum of the gradient over 64 ranks (its message
+alone, computed) and one rank that has all the data and no network.
+
+Cells are saved in build/ as they are measured, so that an interrupted benchmark
+resumes; `load` is the load average of the machine when a cell ended, its own two ranks
+included.
+
+    python -m benchmarks.run bench_headline
+    python -m benchmarks.headline       # the tables and the picture of README and docs
 """
 
-import statistics
+import json
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.command import hpcsgd, timed
+from benchmarks.command import hpcsgd
+from benchmarks.peers.notebook import Notebook
+from benchmarks.run import HERE, machine
 from hpcsgd.comm import communicator
 from hpcsgd.comm.network_model import parse_network
+from hpcsgd.products.cost import CostInputs, kept_bytes
 
+Figures = dict[str, Any]
 ROWS, BATCH, EPOCHS, REPEATS, MANY = 20000, 32, 10, 5, 64
 TRIES = 5  # runs that a machine file may learn from
-GROUPS = (1, 8, 32)  # steps between looks of plain SGD: the fastest counts
+# s of each product: the fastest counts. Of `direct` these are steps of one call.
+STEPS = {
+    "direct": (8, 32),
+    "gram": (4, 8, 16),
+    "cached": (8, 16, 32),
+    "gather-once": (16, 64),
+}
+BYTES_OF_A_VALUE = {"fp32": 4, "c": 2}
+NETWORKS = ("lan", "hpc")
 LAN_OF_MANY = f"alpha=5e-5,bandwidth=1.25e9,ranks={MANY}"
+UNFINISHED = HERE.parent / "build" / "bench_headline.json"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A problem, with a rate that both ways take."""
+    """A problem, with a rate that every product takes."""
 
     name: str
     columns: int
@@ -47,154 +70,187 @@ SHAPES = (
 )
 
 
-def measure() -> list[dict]:
-    """A row for each network and shape."""
-    figures = []
+def measure() -> Figures:
+    """Measure every shape behind every network, and one rank of 64 members."""
+    book = notebook()
     with tempfile.TemporaryDirectory() as folder:
         for shape in SHAPES:
-            data = str(Path(folder) / f"{shape.name}.h5")
-            make = ("data", "synth", "--shape", shape.name, "--rows", str(ROWS))
-            hpcsgd(*make, "--out", data)
-            place = Place(shape, data, str(Path(folder) / "machine.json"))
-            for network in ("lan", "hpc"):
-                figures.append(place.two_ranks(network))
-                print(_line(figures[-1]), flush=True)
-            figures.append(place.one_of_many())
-            print(_line(figures[-1]), flush=True)
-    return figures
+            cells, bench = book.problem(shape.name), ShapeBench(shape, Path(folder))
+            for network in (*NETWORKS, "many"):
+                if network not in cells:
+                    cells[network] = bench.cell(network)
+                    book.save()
+                print(in_words(shape.name, network, cells[network]), flush=True)
+    UNFINISHED.unlink()
+    return book.figures
+
+
+def notebook() -> Notebook:
+    """Return the cells that an earlier, interrupted run has measured."""
+    configuration = {
+        "rows": ROWS,
+        "batch": BATCH,
+        "epochs": EPOCHS,
+        "repeats": REPEATS,
+        "steps": {name: list(tried) for name, tried in STEPS.items()},
+    }
+    return Notebook(UNFINISHED, machine(), configuration)
 
 
 @dataclass(frozen=True)
-class Place:
-    """One data set and what is measured on it."""
+class Setting:
+    """A product with its steps and its recipe."""
 
-    shape: Shape
-    data: str
-    machine: str
+    product: str
+    steps: int
+    recipe: str = "c"
 
-    def two_ranks(self, network: str) -> dict:
-        """Plain SGD beside CA-SGD on two real ranks."""
-        ranks = ("--ranks", "2", "--network", network)
-        ways = {f"direct {s}": self.plain(s, *ranks) for s in GROUPS}
-        ways["auto"] = self.auto(*ranks)
-        _settle(ways["auto"])
-        runs = _in_turns(ways)
-        best = min((n for n in ways if n != "auto"), key=lambda n: runs[n]["us"])
-        gap = runs["auto"]["loss"] / runs[best]["loss"] - 1
-        return {
-            "what": "two ranks",
-            "network": network,
-            "shape": self.shape.name,
-            "baseline": best,
-            **_compared(runs, best),
-            "loss_gap_percent": 100 * gap,
-        }
+    @property
+    def text(self) -> str:
+        """The setting as `hpcsgd compare` takes it."""
+        return f"products={self.product} steps={self.steps} precision={self.recipe}"
 
-    def one_of_many(self) -> dict:
-        """One of 64 members, beside the cheapest way without CA-SGD."""
+
+class ShapeBench:
+    """The data set of one shape, and what is measured on it."""
+
+    def __init__(self, shape: Shape, folder: Path) -> None:
+        self.shape = shape
+        self.data = folder / f"{shape.name}.h5"
+        self.machine = folder / "machine.json"
+
+    def cell(self, network: str) -> Figures:
+        """Measure all products behind `lan`, `hpc` or, as one of 64 members, `many`."""
+        if not self.data.exists():
+            make = ("data", "synth", "--shape", self.shape.name, "--rows", str(ROWS))
+            hpcsgd(*make, "--out", str(self.data))
+        if network != "many":
+            return self._products(2, "--ranks", "2", "--network", network)
         members = min(MANY, self.shape.columns)
         ranks = ("--emulate-members", str(members), "--network", LAN_OF_MANY)
-        ways = {
-            "member sums": self.plain(8, *ranks),
-            "one rank": self.plain(32, "--ranks", "1"),
-            "auto": self.auto(*ranks),
-            "one rank, auto": self.auto("--ranks", "1"),
+        one = {
+            "direct": Setting("direct", 32, "fp32"),
+            "auto": self._choice("--ranks", "1"),
         }
-        _settle(ways["auto"])
-        runs = _in_turns(ways)
-        runs["gradient sum"] = {"us": 1e6 * self.gradient_sum(), "loss": None}
-        known = ("member sums", "one rank", "gradient sum")
-        best = min(known, key=lambda name: runs[name]["us"])
         return {
-            "what": f"one of {members} members",
-            "network": LAN_OF_MANY,
-            "shape": self.shape.name,
-            "baseline": best,
-            **_compared(runs, best),
-            "beats_one_rank_in_fp32": runs["auto"]["us"] < runs["one rank"]["us"],
+            **self._products(members, *ranks),
+            "gradient_sum_us": 1e6 * self.gradient_sum(),
+            "one_rank": self._compare(one, 1, "--ranks", "1"),
         }
 
     def gradient_sum(self) -> float:
-        """Seconds of a sum of d words over 64 ranks: what DDP cannot avoid."""
+        """Return the seconds of a sum of d words over 64 ranks, as DDP needs it."""
         network = parse_network(LAN_OF_MANY)
         moved = communicator.sum_bytes(4 * self.shape.columns, MANY)
         return network.alpha * 6 + moved / network.bandwidth
 
-    def plain(self, steps: int, *more: str) -> tuple[str, ...]:
-        """The command of plain FP32 SGD."""
-        way = ("--products", "direct", "--precision", "fp32", "--steps", str(steps))
-        return (*self._common(), *way, *more)
+    def _products(self, members: int, *ranks: str) -> Figures:
+        settings = {
+            f"{product} {s}": Setting(
+                product, s, "fp32" if product == "direct" else "c"
+            )
+            for product, steps in STEPS.items()
+            for s in steps
+        }
+        settings["auto"] = self._choice(*ranks)
+        runs = self._compare(settings, members, *ranks)
+        rows = {}
+        for product, steps in STEPS.items():
+            names = [f"{product} {s}" for s in steps]
+            rows[product] = runs[min(names, key=lambda name: runs[name]["us"])]
+        rows["auto"] = runs["auto"]
+        plain = rows["direct"]
+        for row in rows.values():
+            row["speedup"] = plain["us"] / row["us"]
+            if plain["loss"] is not None:  # None: emulated members learn nothing
+                row["loss_gap_percent"] = 100 * (row["loss"] / plain["loss"] - 1)
+        return {
+            "members": members,
+            "load": os.getloadavg()[0],
+            "cores": os.cpu_count(),
+            "rows": rows,
+            "us_of_all": {name: run["us"] for name, run in runs.items()},
+        }
 
-    def auto(self, *more: str) -> tuple[str, ...]:
-        """That of CA-SGD, everything left open."""
-        way = ("--products", "auto", "--precision", "c", "--steps", "auto")
-        return (*self._common(), *way, "--machine", self.machine, *more)
+    def _choice(self, *ranks: str) -> Setting:
+        """Return what `auto` chooses once runs have corrected its machine file."""
+        before = None
+        for _ in range(TRIES):
+            train = ("train", "--products", "auto", "--steps", "auto")
+            more = ("--precision", "c", "--machine", str(self.machine), "--quiet")
+            run = json.loads(hpcsgd(*train, *more, *self._shared(), *ranks))
+            choice = Setting(run["products"], run["schedule"]["steps"])
+            if choice == before:
+                break
+            before = choice
+        return choice
 
-    def _common(self) -> tuple[str, ...]:
+    def _compare(
+        self, settings: dict[str, Setting], members: int, *ranks: str
+    ) -> dict[str, Figures]:
+        """Return a row for each setting; all have run in turns."""
+        words = [
+            word
+            for name, setting in settings.items()
+            for word in ("--setting", f"{name}: {setting.text}")
+        ]
+        repeats = ("--repeats", str(REPEATS), "--progress", "0")
+        text = hpcsgd("compare", *self._shared(), *ranks, *repeats, *words)
+        return {
+            run["name"]: self._row(settings[run["name"]], run, members)
+            for run in json.loads(text)["settings"]
+        }
+
+    def _row(self, setting: Setting, run: Figures, members: int) -> Figures:
+        sent, steps = run["ledger"]["products"], run["iterations"]
+        return {
+            "product": setting.product,
+            "s": setting.steps,
+            "recipe": setting.recipe,
+            "us": 1e6 * run["seconds"] / steps,
+            "us_of_repeats": [1e6 * one / steps for one in run["seconds_of_repeats"]],
+            "loss": run["loss"],
+            "messages": sent["calls"],
+            "words": sent["words"],
+            "bytes": sent["bytes"],
+            "wire_bytes": sent["wire_bytes"],
+            "held_bytes": self._held(setting, members),
+        }
+
+    def _held(self, setting: Setting, members: int) -> int:
+        """Return the bytes that a rank retains from epoch to epoch for its product."""
+        columns = self.shape.columns
+        job = CostInputs(
+            members=members,
+            rows=ROWS,
+            columns=columns,
+            local_columns=-(-columns // members),
+            batch=BATCH,
+            epochs=EPOCHS,
+            comes_again=True,
+            matrix=BYTES_OF_A_VALUE[setting.recipe],
+            gram_wire=4,
+            margin_sum=4,
+        )
+        return kept_bytes(setting.product, setting.steps, job)
+
+    def _shared(self) -> tuple[str, ...]:
         shape = self.shape
         return (
-            *("train", "--data", self.data, "--family", shape.family),
+            *("--data", str(self.data), "--family", shape.family, "--json"),
             *("--batch", str(BATCH), "--epochs", str(EPOCHS)),
-            *("--rate", str(shape.rate), "--l2", "1e-5", "--json", "--quiet"),
+            *("--rate", str(shape.rate), "--l2", "1e-5"),
             *("--set", "run.evaluate_every=0"),
         )
 
 
-def _in_turns(ways: dict) -> dict:
-    """Medians of runs that take turns."""
-    runs = {name: [] for name in ways}
-    for _ in range(REPEATS):
-        for name, command in ways.items():
-            runs[name].append(_train(command))
-    return {name: _median(found) for name, found in runs.items()}
-
-
-def _median(found: list) -> dict:
-    last = found[-1]
-    return {
-        "us": statistics.median(run["us"] for run in found),
-        "fastest_us": min(run["us"] for run in found),
-        "cpu_per_wall": statistics.median(run["cpu_per_wall"] for run in found),
-        **{key: last[key] for key in ("loss", "products", "steps")},
-    }
-
-
-def _compared(runs: dict, best: str) -> dict:
-    return {
-        "us_per_step": {name: run["us"] for name, run in runs.items()},
-        "chosen": {key: runs["auto"][key] for key in ("products", "steps")},
-        "speedup": runs[best]["us"] / runs["auto"]["us"],
-        "runs": runs,
-    }
-
-
-def _settle(command: tuple) -> None:
-    """Fill the machine file: runs correct the model until the same is chosen again."""
-    before = None
-    for _ in range(TRIES):
-        run = _train(command)
-        chosen = run["products"], run["steps"]
-        if chosen == before:
-            return
-        before = chosen
-
-
-def _train(command: tuple) -> dict:
-    result, busy = timed(*command)
-    return {
-        "us": 1e6 * result["seconds_total"] / result["iterations"],
-        "loss": result["loss"],
-        "products": result["products"],
-        "steps": result["schedule"]["steps"],
-        "cpu_per_wall": busy,
-    }
-
-
-def _line(row: dict) -> str:
-    times = ", ".join(f"{name} {us:.1f}" for name, us in row["us_per_step"].items())
-    chosen, gap = row["chosen"], row.get("loss_gap_percent")
-    return (
-        f"{row['shape']:13s} {row['what']}, {row['network'][:12]}: µs a step: {times};"
-        f" {chosen['products']} with s = {chosen['steps']}: {row['speedup']:.2f}x"
-        f" of {row['baseline']}" + ("" if gap is None else f", loss {gap:+.3f} %")
-    )
+def in_words(shape: str, network: str, cell: Figures) -> str:
+    """Return a line for each product of a cell."""
+    lines = [f"{shape}, {network}, {cell['members']} members, load {cell['load']:.1f}"]
+    for name, row in cell["rows"].items():
+        lines.append(
+            f"  {name:11s} {row['us']:8.1f} µs a step ({row['speedup']:.2f}x),"
+            f" {row['product']} s = {row['s']}, {row['messages']} messages,"
+            f" {row['words']} words, {row['held_bytes']} bytes held"
+        )
+    return "\n".join(lines)

@@ -72,7 +72,8 @@ def _problem(book: Notebook, name: str, asked: argparse.Namespace) -> Figures:
         "columns": timed.X.shape[1],
         "l2": timed.l2,
     }
-    rows, entries = part["methods"], _entries(timed, tuning, asked.methods)
+    rows = part.setdefault("methods", {})
+    entries = _entries(timed, tuning, asked.methods)
     for label, entry in entries.items():
         _tune(rows.setdefault(label, {}), label, entry, asked)
         book.save()

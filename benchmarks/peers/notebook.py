@@ -37,8 +37,7 @@ class Notebook:
 
     def problem(self, name: str) -> Figures:
         """The part of one problem, to be filled."""
-        start: Figures = {"methods": {}}
-        part: Figures = self.figures["problems"].setdefault(name, start)
+        part: Figures = self.figures["problems"].setdefault(name, {})
         return part
 
     def save(self) -> None:

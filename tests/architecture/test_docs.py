@@ -87,6 +87,34 @@ def test_the_commands_shown_are_commands(capsys):
     assert not offenders, "no commands of hpcsgd:\n" + "\n".join(offenders)
 
 
+def rows_like_epsilon(path):
+    """Return the files of a page whose rows are drawn in the shape of epsilon."""
+    made = {"epsilon.h5"}
+    for words in commands_in(path):
+        if words[:2] == ["data", "synth"] and "epsilon" in words:
+            made.add(words[words.index("--out") + 1])
+    return made
+
+
+def test_commands_on_rows_like_epsilon_give_a_rate():
+    """Rows of length one need a rate near 8; at 0.1, the default, nothing is learnt."""
+    offenders = []
+    for path in DOCUMENTS:
+        made = rows_like_epsilon(path)
+        for words in commands_in(path):
+            trains = words[0] in ("train", "compare", "precision", "tune")
+            trains |= words[:1] == ["study"] and words[1] in ("strong", "weak", "sweep")
+            if trains and made & set(words) and "--rate" not in words:
+                offenders.append(f"{path.relative_to(ROOT)}: hpcsgd {' '.join(words)}")
+    assert not offenders, "commands that learn nothing:\n" + "\n".join(offenders)
+
+
+def test_the_readme_compares_behind_a_network():
+    """In shared memory plain SGD is first, and no command shows what a sum costs."""
+    compared = [w for w in commands_in(ROOT / "README.md") if w[0] == "compare"]
+    assert compared and all("--network" in words for words in compared)
+
+
 def test_the_readme_makes_the_files_that_it_uses():
     """In the order in which a newcomer types what is shown."""
     made = set()

@@ -31,6 +31,11 @@ def tenths(value, digits):
     return f"{head}·10{str(int(power)).translate(RAISED)}"
 
 
+def two_digits(value, digits=1):
+    """2.4, 0.7 and 24: digits behind the point of numbers below 20."""
+    return f"{value:.0f}" if value >= 20 else f"{value:.{digits}f}"
+
+
 def part(value, digits=0):
     """A share, in hundredths."""
     return f"{100 * value:.{digits}f} %"

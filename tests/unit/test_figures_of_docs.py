@@ -4,8 +4,14 @@ A measurement that is taken again changes its file, and this names the page to m
 What the prose says of a table, where it is a ratio of two figures, is held here too.
 """
 
+import json
+import re
+
 import pytest
 
+from benchmarks import headline as tables_of_products
+from benchmarks.bench_methods import RESULT
+from benchmarks.methods_file import known
 from tests.helpers.figures import (
     by_method,
     figures_of,
@@ -17,6 +23,8 @@ from tests.helpers.figures import (
     part,
     table,
     tenths,
+    text_of,
+    two_digits,
 )
 
 
@@ -326,6 +334,149 @@ def wide():
     assert all(row["hpcsgd"]["above"] == 0.0 and row["ratio"] < 3.0 for row in found)
 
 
+def headline():
+    """What the prose says of the tables that `python -m benchmarks.headline` writes."""
+    problems = figures_of("bench_headline")["problems"]
+    lan = {shape: cells["lan"]["rows"] for shape, cells in problems.items()}
+    hpc = {shape: cells["hpc"]["rows"] for shape, cells in problems.items()}
+
+    def times(of, product):
+        ratios = [rows[product]["speedup"] for rows in of.values()]
+        return f"{two_digits(min(ratios))} to {two_digits(max(ratios))}"
+
+    yield (
+        f"Behind the LAN `gram` is {times(lan, 'gram')} times as fast as plain SGD,"
+        f" `cached` {times(lan, 'cached')} and `gather-once`"
+        f" {times(lan, 'gather-once')} times"
+    )
+    yield (
+        f"at 5 µs a message `gram` is {times(hpc, 'gram')} times as fast,"
+        f" `cached` {times(hpc, 'cached')} and `gather-once`"
+        f" {times(hpc, 'gather-once')} times"
+    )
+    gaps = [
+        abs(rows[product]["loss_gap_percent"])
+        for rows in (*lan.values(), *hpc.values())
+        for product in ("gram", "cached", "gather-once")
+    ]
+    yield f"within {max(gaps):.3f} % of that of plain SGD"
+    many = problems["epsilon"]["many"]
+    alone = many["one_rank"]["direct"]["us"] / COLUMNS_OF_EPSILON
+    plain, best = (
+        round(us / alone, -2)
+        for us in (
+            min(many["rows"]["direct"]["us"], many["gradient_sum_us"]),
+            min(
+                many["rows"][product]["us"]
+                for product in ("gram", "cached", "gather-once")
+            ),
+        )
+    )
+    yield (
+        f"64 members that sum in every step beat one rank from about {plain:.0f}"
+        f" columns on, and CA-SGD from about {best:.0f}"
+    )
+    choosing = known(RESULT)["figures"]["epsilon"]["lan"]["rows"]
+    seconds, name = min(
+        (row["to_target"]["seconds"], name)
+        for name, row in choosing.items()
+        if name.startswith("casgd")
+    )
+    there = choosing["sgd"]["to_target"]["seconds"] / seconds
+    gram, cached, gathered = (
+        two_digits(lan["epsilon"][product]["speedup"])
+        for product in ("gram", "cached", "gather-once")
+    )
+    one_epoch = _of_network("lan", 32, 8)["speedup"]
+    yield (
+        f"behind the LAN that is {gram} (`gram`), {cached} (`cached`) and {gathered}"
+        f" (`gather-once`) above, {two_digits(one_epoch)} for one epoch of `gram` with"
+        f" s = 8, and {there:.2f} ({name}) in [choosing.md](choosing.md)"
+    )
+
+
+COLUMNS_OF_EPSILON = 2000
+
+
+def _of_network(network, batch, steps):
+    wanted = network, batch, steps
+    (row,) = (
+        row
+        for row in figures_of("bench_network")
+        if (row["network"], row["batch"], row["steps"]) == wanted
+    )
+    return row
+
+
+def network():
+    rows = []
+    for batch, steps in ((8, 8), (16, 4), (16, 8), (32, 4), (32, 8)):
+        cells = [_of_network(name, batch, steps) for name in ("none", "lan", "cloud")]
+        rows.append(
+            [f"{batch}, {steps}"]
+            + [
+                f"{cell['sgd_us_per_step']:.0f} / {cell['ca_sgd_us_per_step']:.0f}"
+                f" ({two_digits(cell['speedup'], 2)}×)"
+                for cell in cells
+            ]
+        )
+    yield table(["b, s", "no network", "lan (50 µs)", "cloud (200 µs)"], *rows)
+
+
+def ddp():
+    """Steps a second, and how many times those of DDP they are."""
+    found = figures_of("bench_ddp")["problems"]
+    products = ("direct", "gram", "cached", "gather", "auto")
+    rows = []
+    for shape, title in (("epsilon", "epsilon"), ("higgs", "HIGGS")):
+        methods = found[shape]["methods"]
+        ddp = methods["ddp"]["steps_per_second"]
+        of = [methods[f"hpcsgd {product}"] for product in products]
+        per_second = [row["steps_per_second"] for row in of]
+        others = [
+            methods[name]["steps_per_second"] for name in ("bare columns", "bare rows")
+        ]
+        rows += [
+            [f"{title}: steps a second", *(f"{n:.0f}" for n in (*per_second, *others))],
+            [None, *(f"{row['product']}, s = {row['s']}" for row in of), None, None],
+            [
+                "times DDP",
+                *(two_digits(n / ddp) for n in (*per_second, *others)),
+            ],
+        ]
+        rows[-3].append(f"{ddp:.0f}")
+        rows[-2].append(None)
+        rows[-1].append("1")
+    heads = [f"`{product}`" for product in products]
+    yield table(["", *heads, "bare, columns", "bare, rows", "DDP"], *rows)
+
+
+def peers_of_readme():
+    """What README.md says of DDP."""
+    found = figures_of("bench_ddp")["problems"]
+    times = {
+        product: [
+            two_digits(
+                found[shape]["methods"]["ddp"]["us"]
+                / found[shape]["methods"][f"hpcsgd {product}"]["us"]
+            )
+            for shape in ("epsilon", "higgs")
+        ]
+        for product in ("auto", "gram")
+    }
+    chosen = [found[shape]["methods"]["hpcsgd auto"]["product"] for shape in found]
+    assert chosen == ["direct", "gather-once"]
+    yield (
+        "`auto` makes {} and {} times the steps a second of PyTorch DDP".format(
+            *times["auto"]
+        )
+    )
+    yield (
+        "(by plain SGD on epsilon, by `gather-once` on HIGGS), CA-SGD by `gram` {} and"
+        " {} times".format(*times["gram"])
+    )
+
+
 def _next(row):
     limit, us = sorted(row["us"].items(), key=lambda one: -one[1])[1]
     return f"{limit}, {us:.1f}"
@@ -335,10 +486,15 @@ PAGES = [
     *(("methods", buckets), ("overlap", overlap), ("zero", slices), ("zero", zero)),
     *(("infinity", infinity), ("anybatch", anybatch), ("gpu", gpu_counts)),
     ("penalties", wide),
+    *(("performance", headline), ("performance", network)),
 ]
 
 
-@pytest.mark.parametrize("page, made", PAGES, ids=name_of)
+# Pages whose figures are made by a target of make.
+BY_MAKE = [("performance", ddp), ("../README", peers_of_readme)]
+
+
+@pytest.mark.parametrize("page, made", [*PAGES, *BY_MAKE], ids=name_of)
 def test_a_page_has_the_figures_of_the_file(page, made):
     hold(page, made)
 
@@ -346,3 +502,37 @@ def test_a_page_has_the_figures_of_the_file(page, made):
 @pytest.mark.parametrize("page, made", PAGES, ids=name_of)
 def test_a_page_says_how_its_figures_are_made(page, made):
     names_its_file(page, made)
+
+
+def test_the_tables_of_products_are_those_of_the_figures():
+    """Another measurement is another page: python -m benchmarks.headline."""
+    made, document = (
+        tables_of_products,
+        json.loads(tables_of_products.RESULT.read_text()),
+    )
+    for page, tables in ((made.README, made.readme), (made.PAGE, made.performance)):
+        text = page.read_text()
+        assert made.page_with(text, tables(document)) == text, page.name
+
+
+def test_the_picture_of_products_has_the_figures_of_the_file():
+    """Each bar is labelled with how many times as fast as plain SGD the product is."""
+    problems = figures_of("bench_headline")["problems"]
+    drawn = re.findall(r">([\d.]+)×</text>", tables_of_products.PICTURE.read_text())
+    assert drawn == [
+        two_digits(cells[network]["rows"][product]["speedup"])
+        for network in ("lan", "hpc")
+        for cells in problems.values()
+        for product in ("gram", "cached", "gather-once")
+    ]
+
+
+def test_a_product_has_its_own_column_of_time_messages_words_and_bytes():
+    """Of each of the four, in the README and on the page of performance."""
+    for page in ("../README", "performance"):
+        text = text_of(page)
+        for product in ("direct", "gram", "cached", "gather-once"):
+            assert re.search(rf"(?m)^\| .*`{product}`, (fp32|c) \|", text), product
+        for what in ("µs a step", "messages", "thousand words", "MiB held"):
+            assert what in text, what
+        assert "20000 rows" in text and "10 epochs" in text

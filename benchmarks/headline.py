@@ -1,0 +1,242 @@
+"""The tables and the picture of each product beside plain SGD, from bench_headline.
+
+python -m benchmarks.headline           # writes README.md and docs/performance.md
+python -m benchmarks.headline --check   # reports whether they are those of the figures
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench_headline import NETWORKS, SHAPES, STEPS
+
+Figures = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "bench_headline.json"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+PICTURE = ROOT / "docs" / "products.svg"
+BEGIN, END = "<!-- begin of products -->", "<!-- end of products -->"
+COLUMNS = {shape.name: shape.columns for shape in SHAPES}
+IN_README = ("epsilon", "higgs")
+TITLES = {
+    "direct": "plain SGD: `direct`, fp32",
+    "gram": "`gram`, c",
+    "cached": "`cached`, c",
+    "gather-once": "`gather-once`, c",
+}
+NAMES = {"lan": "LAN (50 µs)", "hpc": "HPC (5 µs)"}
+
+
+def readme(document: Figures) -> str:
+    """Return the one table of the README: two shapes behind the LAN."""
+    problems = document["figures"]["problems"]
+    rows = []
+    for shape in IN_README:
+        cell = problems[shape]["lan"]
+        rows.append(
+            [f"**{shape}**, {COLUMNS[shape]} columns: µs a step", *_times(cell)]
+        )
+        rows += [[what, *values] for what, values in _traffic(cell)]
+    heads = ["behind the LAN, ten epochs", *TITLES.values()]
+    return "\n\n".join([_conditions(document), _table(heads, rows)])
+
+
+def performance(document: Figures) -> str:
+    """Return the tables of docs/performance.md."""
+    problems = document["figures"]["problems"]
+    times, traffic, many = [], [], []
+    for shape, cells in problems.items():
+        for network in NETWORKS:
+            chosen = cells[network]["rows"]["auto"]
+            choice = f"{_short(chosen['us'])} ({chosen['product']}, s = {chosen['s']})"
+            times.append([shape, network, *_times(cells[network]), choice])
+        for what, values in _traffic(cells["lan"]):
+            traffic.append([shape, what, *values])
+        many.append([shape, str(cells["many"]["members"]), *_of_many(cells["many"])])
+    heads = list(TITLES.values())
+    more = ["gradient sum", "one rank, fp32", "one rank, `auto`"]
+    return "\n\n".join(
+        [
+            _conditions(document),
+            "µs of a step on two ranks, s, and how many times the speed of plain SGD:",
+            _table(["shape", "network", *heads, "`auto`, c"], times),
+            "What a rank sends behind the LAN in all ten epochs, and what it holds"
+            " from one epoch to the next beside its own columns:",
+            _table(["shape", "", *heads], traffic),
+            "One rank as one of many (`--emulate-members`), behind a LAN of 64 ranks"
+            " (six hops, 300 µs a message): µs of a step. The gradient sum is the"
+            " message alone, computed.",
+            _table(["shape", "members", *heads, *more], many),
+        ]
+    )
+
+
+def _conditions(document: Figures) -> str:
+    figures, machine = document["figures"], document["machine"]
+    asked = figures["configuration"]
+    cells = [cell for cells in figures["problems"].values() for cell in cells.values()]
+    loads = [cell["load"] for cell in cells]
+    priority = "real-time" if asked["real_time"] else "the usual"
+    return (
+        f"{asked['rows']} rows, batches of {asked['batch']}, {asked['epochs']} epochs"
+        " in one order of rows (shuffle-once), two MPI ranks of one thread on"
+        f" {machine['cores']} cores of {machine['model']}"
+        f" ({', '.join(machine['features'])}), emulated networks; medians of"
+        f" {asked['repeats']} runs in turns, each product with its fastest s,"
+        f" trainings at {priority} priority on a machine with a load of"
+        f" {min(loads):.1f} to {max(loads):.1f}"
+        " (`benchmarks/results/bench_headline.json`)."
+    )
+
+
+def _times(cell: Figures) -> list[str]:
+    """Return µs of a step of each product, its s and its speed beside plain SGD."""
+    return [_time(cell, product) for product in STEPS]
+
+
+def _time(cell: Figures, product: str) -> str:
+    row = cell["rows"][product]
+    if product == "direct":
+        return _short(row["us"])
+    return f"{_short(row['us'])} (s = {row['s']}, {_short(row['speedup'])}×)"
+
+
+def _of_many(cell: Figures) -> list[str]:
+    alone = [_short(row["us"]) for row in cell["one_rank"].values()]
+    return [*_times(cell), _short(cell["gradient_sum_us"]), *alone]
+
+
+def _traffic(cell: Figures) -> list[tuple[str, list[str]]]:
+    rows = [cell["rows"][product] for product in STEPS]
+    return [
+        ("messages", [f"{row['messages']:,}" for row in rows]),
+        ("thousand words", [f"{row['words'] / 1e3:,.0f}" for row in rows]),
+        ("MiB held", [_mib(row["held_bytes"]) for row in rows]),
+    ]
+
+
+def _mib(size: int) -> str:
+    return "0" if size == 0 else f"{size / 2**20:.1f}"
+
+
+def _short(value: float) -> str:
+    """Return two digits of a small number and none behind the point of a large one."""
+    return f"{value:.0f}" if value >= 20 else f"{value:.1f}"
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    lines = [line.replace("|  |", "| |") for line in lines]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+
+
+def labels(document: Figures) -> dict[str, list[tuple[str, str, float]]]:
+    """Return the bars of each network: shape, product, times the speed of plain SGD."""
+    bars: dict[str, list[tuple[str, str, float]]] = {}
+    for network in NETWORKS:
+        for shape, cells in document["figures"]["problems"].items():
+            cell = cells[network]
+            bars.setdefault(network, []).extend(
+                (shape, product, cell["rows"][product]["speedup"])
+                for product in STEPS
+                if product != "direct"
+            )
+    return bars
+
+
+def draw(document: Figures, path: Path) -> None:
+    """Draw the speed of each product over that of plain SGD, on any background."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    grey, colours = "#808080", ("#d9822b", "#2e9e6b", "#4c8bf5")
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "hpcsgd",
+        "font.size": 9,
+        **dict.fromkeys(
+            ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color"), grey
+        ),
+        "ytick.color": grey,
+    }
+    bars = labels(document)
+    with matplotlib.rc_context(style):
+        figure, panels = pyplot.subplots(
+            1, len(bars), figsize=(4.4 * len(bars), 3.0), sharey=True, squeeze=False
+        )
+        for panel, (network, rows) in zip(panels[0], bars.items(), strict=True):
+            shapes = list(dict.fromkeys(shape for shape, _, _ in rows))
+            products = list(dict.fromkeys(product for _, product, _ in rows))
+            for shape, product, ratio in rows:
+                number = products.index(product)
+                x = shapes.index(shape) + 0.27 * (number - 1)
+                panel.bar(
+                    x,
+                    ratio - 1,
+                    bottom=1,
+                    width=0.25,
+                    color=colours[number],
+                    label=product if shape == shapes[0] else None,
+                )
+                is_above = ratio >= 1
+                panel.annotate(
+                    _label(ratio),
+                    (x, ratio),
+                    (0, 2 if is_above else -2),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom" if is_above else "top",
+                    fontsize=6.5,
+                )
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.axhline(1, color=grey, linewidth=0.8)
+            panel.set_xticks(range(len(shapes)), shapes, fontsize=8)
+            panel.set_title(NAMES[network], fontsize=9)
+            panel.margins(y=0.12)
+            panel.spines[["top", "right"]].set_visible(False)
+        panels[0][0].set_ylabel("times the speed of plain SGD, log scale", fontsize=8)
+        handles, names = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, names, frameon=False, loc="lower center", ncols=3)
+        figure.tight_layout(rect=(0, 0.08, 1, 1))
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def _label(ratio: float) -> str:
+    return f"{_short(ratio)}×"
+
+
+def page_with(text: str, tables: str) -> str:
+    """Return `text` with `tables` between the marks."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+
+
+def main() -> int:
+    """Write the pages and the picture, or report whether the pages are right."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    document = json.loads(RESULT.read_text())
+    code = 0
+    for page, tables in ((README, readme), (PAGE, performance)):
+        text = page.read_text()
+        made = page_with(text, tables(document))
+        if check and made != text:
+            print(f"{page.name} has other tables")
+            code = 1
+        if not check:
+            page.write_text(made)
+    if not check:
+        draw(document, PICTURE)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

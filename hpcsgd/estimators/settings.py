@@ -14,7 +14,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checks import ALONE
 from hpcsgd.runs.coordinate import fastest_form
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.solvers.full_passes import FINEST, NULL_SHARE
+from hpcsgd.solvers.full_passes import FINEST
 
 # What the `config` of a fit asks of replicas, before it is parsed.
 
@@ -167,9 +167,10 @@ class FitSettings:
             "run": self._run(solver),
         }
         if solver == COORDINATE:
+            tol = _number("tol", self.tol)
             form = fastest_form(self.family, problem["l1"], self.ranks)
             tables["coordinate"] = {
-                "tol": _gap(_number("tol", self.tol)),
+                "tol": tol and max(tol, FINEST),
                 "form": form,
             }
         if path is not None:
@@ -359,15 +360,6 @@ class FitSettings:
 
 def _is_smooth(problem: dict[str, Any]) -> bool:
     return not problem["l1"] and not problem.keys() & {"lower", "upper"}
-
-
-def _gap(tol: float) -> float:
-    """Return the gap, relative to that of the null model, at which coordinates end.
-
-    It is small enough for `gap_limit` even where F vanishes, and no smaller than
-    float64 can show.
-    """
-    return max(NULL_SHARE * tol, min(tol, FINEST))
 
 
 def _bound(value: Any) -> Any:

@@ -49,6 +49,10 @@ LEAST_LOSSES: dict[str, Callable[[Array], Array]] = {
 }
 
 
+# Families whose loss is half the square of its residual, ℓ = r²/2.
+SQUARED = ("gaussian", "squared-hinge")
+
+
 def least_losses(family: Family, targets: Array) -> Array:
     """Return min over t of ℓ(t, y) for every target, in the shape of `targets`."""
     return LEAST_LOSSES.get(family.name, np.zeros_like)(targets)

@@ -71,15 +71,31 @@ def _from_array(data: Any) -> Any:
         array = np.asarray(data)
     except ValueError as error:
         raise DataError(RAGGED) from error
-    if array.dtype.kind != "O":
+    if array.dtype.kind not in "OUS":
         return array
     try:
-        return array.astype(np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(
-            "X holds objects that are no numbers; encode them, text and categories for"
-            " example by scikit-learn's OneHotEncoder"
-        ) from error
+        if array.dtype.kind == "O":
+            return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise DataError(
+        f"X holds {_first_text(array)}, and not a number; encode text and categories,"
+        " for example by scikit-learn's OneHotEncoder, or drop the column"
+    )
+
+
+def _first_text(array: Any) -> str:
+    """The first value, by rows, that is not a number, and its place."""
+    for place, value in np.ndenumerate(array):
+        try:
+            if array.dtype.kind == "O":
+                float(value)
+                continue
+        except (TypeError, ValueError, OverflowError):
+            pass
+        where = f" in column {place[1]} at row {place[0]}" if len(place) == 2 else ""
+        return f"{str(value)[:40]!r}{where}"
+    return "objects"
 
 
 def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:

@@ -165,6 +165,10 @@ class LinearRegression(Regressor):
     """
 
     family = "gaussian"
+    _instead = dict.fromkeys(
+        ("C", "alpha", "penalty", "l1_ratio"),
+        "take Ridge, which has alpha and l1_ratio",
+    )
 
     def __init__(
         self,

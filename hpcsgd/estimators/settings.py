@@ -93,6 +93,10 @@ def overlay_tables(
 # What the arguments of `fit` ask for, as a configuration.
 
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
+THEIRS = (  # of scikit-learn's linear models
+    *("lbfgs", "liblinear", "newton-cg", "newton-cholesky", "sag", "saga"),
+    *("svd", "cholesky", "lsqr", "sparse_cg"),
+)
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 RACE = "race"  # the rate that wins one
 TIGHT = 1e-8  # the tol of polish=True
@@ -254,9 +258,13 @@ class FitSettings:
         have no place, SVRG goes there without noise.
         """
         if self.solver not in SOLVERS:
-            raise ConfigError(
-                f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
-            )
+            known = ", ".join(map(repr, SOLVERS))
+            if self.solver in THEIRS:
+                known += (
+                    "; scikit-learn's go to the minimum that 'auto' goes to, by L-BFGS"
+                    " or by coordinates"
+                )
+            raise ConfigError(f"solver = {self.solver!r}; known: {known}")
         own = self.solver not in ("auto", "sgd")
         if own and self.update not in ("sgd", self.solver):
             raise ConfigError(

@@ -73,29 +73,29 @@ def _from_array(data: Any) -> Any:
         raise DataError(RAGGED) from error
     if array.dtype.kind not in "OUS":
         return array
-    try:
-        if array.dtype.kind == "O":
-            return array.astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise DataError(
-        f"X holds {_first_text(array)}, and not a number; encode text and categories,"
-        " for example by scikit-learn's OneHotEncoder, or drop the column"
-    )
+    place = _first_text(array)
+    if place:
+        raise DataError(
+            f"X holds {place}, which is no number that float64 can hold; encode text"
+            " and categories, for example by scikit-learn's OneHotEncoder, or drop the"
+            " column"
+        )
+    return array.astype(np.float64) if array.dtype.kind == "O" else array
 
 
 def _first_text(array: Any) -> str:
-    """The first value, by rows, that is not a number, and its place."""
-    for place, value in np.ndenumerate(array):
-        try:
-            if array.dtype.kind == "O":
+    """The first value, by rows, that is not a number, and its place; else ""."""
+    try:
+        array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        for place, value in np.ndenumerate(array):
+            try:
                 float(value)
-                continue
-        except (TypeError, ValueError, OverflowError):
-            pass
-        where = f" in column {place[1]} at row {place[0]}" if len(place) == 2 else ""
-        return f"{str(value)[:40]!r}{where}"
-    return "objects"
+            except (TypeError, ValueError, OverflowError):
+                column = f" in column {place[1]}" if len(place) > 1 else ""
+                row = f" at row {place[0]}" if place else ""
+                return f"{str(value)[:40]!r}{column}{row}"
+    return ""
 
 
 def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:

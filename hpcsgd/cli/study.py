@@ -497,7 +497,10 @@ def run_point(arguments: argparse.Namespace, argv: list[str]) -> int:
 # `hpcsgd study predict`: what a step would take on ranks that are not here.
 
 WIDTH = 130  # where standard output is no terminal
-COLUMNS = ("ranks", "grid", "SGD", "CA-SGD", "by", "sums", "speed-up", "limit")
+COLUMNS = (
+    *("ranks", "grid", "SGD", "CA-SGD", "by", "sums", "CA-SGD/SGD"),
+    *("vs 1 rank", "efficiency", "limit"),
+)
 
 
 def add_predict_parser(actions: Any) -> None:
@@ -506,7 +509,8 @@ def add_predict_parser(actions: Any) -> None:
         "predict",
         help="extrapolate to ranks that are not here",
         description="Seconds of a step of plain SGD and of CA-SGD on many ranks, by the"
-        " cost model and a machine file: where CA-SGD wins, and which part limits it.",
+        " cost model and a machine file: speed-up and efficiency against one rank,"
+        " where CA-SGD wins, where more ranks stop paying, and which part limits it.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -613,9 +617,12 @@ def table(found: "Prediction") -> "Table":
         share = point.terms[point.limit] / best.seconds
         shown.add_row(
             *(str(point.ranks), f"{point.grid[0]}x{point.grid[1]}"),
-            *(f"{1e6 * point.sgd:.1f} µs", f"{1e6 * best.seconds:.1f} µs"),
+            *(_microseconds(point.sgd), _microseconds(best.seconds)),
             *(f"{best.product}, s = {best.steps}", point.by),
-            f"{point.speed_up:.2f}",
+            # On one rank CA-SGD is plain SGD: no ratio of a method to itself.
+            f"{point.speed_up:.2f}x" if point.grid[1] > 1 else "-",
+            f"{found.speed_up(point):.2f}x",
+            _percent(found.efficiency(point)),
             f"{point.limit}, {100 * share:.0f} %",
         )
     return shown
@@ -628,24 +635,15 @@ def sentences(found: "Prediction") -> Iterator[str]:
         best = max(points, key=lambda p: p.speed_up)
         yield (
             f"CA-SGD wins at {_ranges(wins, [p.ranks for p in points])} ranks, most at"
-            f" {best.ranks}: {best.speed_up:.1f} times"
+            f" {best.ranks}: {best.speed_up:.1f} times plain SGD on as many"
         )
     else:
         yield "CA-SGD wins nowhere here: no sum takes long enough to be worth a Gram"
-    fastest = found.fastest()
-    if fastest.speed_up < 1.0:
-        yield f"an epoch is fastest on {fastest.ranks} ranks, by plain SGD"
-    else:
-        yield (
-            f"an epoch is fastest on {fastest.ranks} ranks; what limits it there is"
-            f" {fastest.limit}"
-        )
-    if fastest.ranks < points[-1].ranks:
-        yield f"beyond {fastest.ranks} ranks more of them no longer pay"
+    yield from _scaling(found)
     if any(p.grid[0] > 1 for p in points):
         yield (
-            "grids of several replicas average weights: other iterates than SGD's, and"
-            " more rows for the same loss"
+            "grids of several replicas take as many batches in a step and average"
+            " weights: other iterates than SGD's, and more rows for the same loss"
         )
     marks = [number.mark for _, number in found.hardware.numbers()]
     stated = marks.count("stated")
@@ -653,6 +651,50 @@ def sentences(found: "Prediction") -> Iterator[str]:
         f"{len(marks) - stated} figures of this machine are measured, {stated} stated"
         " (their sources are in the machine file)"
     )
+
+
+def _scaling(found: "Prediction") -> Iterator[str]:
+    """Where a step is fastest, where more ranks stop paying, how well they are used."""
+    fastest, last = found.fastest(), found.points[-1]
+    step = f"{_microseconds(fastest.seconds)} by {fastest.method}"
+    if fastest.ranks == 1:
+        yield f"a step is fastest on one rank, {step}"
+    else:
+        limit = (
+            "" if fastest.method == "SGD" else f"; what limits it is {fastest.limit}"
+        )
+        yield (
+            f"a step is fastest on {fastest.ranks} ranks, {step}:"
+            f" {found.speed_up(fastest):.2f} times as fast as one rank"
+            f" ({_microseconds(found.one_rank.seconds)} by {found.one_rank.method}), an"
+            f" efficiency of {_percent(found.efficiency(fastest))}{limit}"
+        )
+    if fastest.ranks < last.ranks:
+        yield (
+            f"beyond {_number_of_ranks(fastest.ranks)} more of them no longer pay: a"
+            f" step on {last.ranks} takes {_microseconds(last.seconds)}"
+        )
+    efficient = found.efficient()
+    if efficient is None:
+        yield "on none of these numbers of ranks is the efficiency 50 % or more"
+    elif efficient.ranks < last.ranks:
+        yield (
+            "the efficiency is 50 % or more up to"
+            f" {_number_of_ranks(efficient.ranks)}, and below that beyond"
+        )
+
+
+def _percent(share: float) -> str:
+    """Format a share, small ones with two digits: 84 %, 0.21 %."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs"
+
+
+def _number_of_ranks(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def _ranges(wins: list[int], every: list[int]) -> str:

@@ -101,11 +101,12 @@ def _asked(text: str) -> tuple[str, Any]:
 
 # A study in words: its plan before it runs, and what it found.
 
-TABLE_WIDTH = 150  # where standard output is no terminal
+TABLE_WIDTH = 170  # where standard output is no terminal
 PLANNED = ("method", "ranks", "grid", "s", "global batch", "precision", "rows", "seed")
 FOUND = (
     *("method", "ranks", "grid", "s", "batch", "precision", "runs", "seconds"),
-    *("speed-up", "efficiency", "vs sgd", "gain", "calls", "words", "loss"),
+    *("speed-up", "efficiency", "vs sgd", "gain", "vs 1 rank", "eff. vs 1"),
+    *("calls", "words", "loss"),
 )
 
 
@@ -175,6 +176,8 @@ def _cells(row: "AccountRow") -> tuple[str, ...]:
         _number(row.efficiency and 100 * row.efficiency, ".0f", " %"),
         _number(row.speed_up_sgd, ".2f", "x"),
         _number(row.gain, ".2f", "x"),
+        _number(row.speed_up_one_rank, ".2f", "x"),
+        _number(row.efficiency_one_rank and 100 * row.efficiency_one_rank, ".0f", " %"),
         f"{_number(row.calls, 'd')}{wrong}",
         f"{_number(row.words, 'd')}{wrong}",
         _number(row.loss, ".6f"),
@@ -195,8 +198,15 @@ def _notes(found: "Account") -> str:
     """What is not said by the columns' names."""
     lines = [
         "seconds: median; speed-up, efficiency: against the method's own fewest ranks;"
-        f" vs sgd: against sgd on {found.fewest}; gain: against sgd on as many ranks"
+        f" vs sgd: against sgd on {found.fewest}; gain: against sgd on as many ranks;"
+        " vs 1 rank, eff. vs 1: speed-up and efficiency against the fastest setting on"
+        " one rank, of any method"
     ]
+    if all(row.speed_up_one_rank is None for row in found.rows):
+        lines.append("no setting ran on one rank with such a batch: add 1 to --ranks")
+    if len(found.processors) > 1:
+        machines = " and ".join(found.processors)
+        lines.append(f"runs on {machines}: none is held to one on the other")
     if found.kind == "weak":
         lines.append("the work grows with the ranks, and speed-ups count it")
     if any(row.emulated for row in found.rows):
@@ -390,13 +400,23 @@ def read_study_plan(
 
 def show(found: "Account", as_json: bool) -> int:
     """Print what was found; the exit code."""
+    from hpcsgd.runs.result import REQUEUE
+
     print(found.json() if as_json else account_text(found), flush=True)
     for bad in found.failures:
         print(f"hpcsgd: {bad['key']} {bad['status']}: {bad['error']}", file=sys.stderr)
     if found.failures:
         count, runs = len(found.failures), sum(row.planned for row in found.rows)
         print(f"hpcsgd: {count} of {runs} runs failed", file=sys.stderr)
-    return 1 if found.failures else 0
+    for run in found.preempted:
+        print(
+            f"hpcsgd: {run['key']} {run['status']}: the same command with --resume runs"
+            " it again",
+            file=sys.stderr,
+        )
+    if found.failures:
+        return 1
+    return REQUEUE if found.preempted else 0
 
 
 class _Terminated(BaseException):

@@ -59,6 +59,7 @@ from hpcsgd.studies.verify.traffic import (
 PLAN, POINTS = "study.toml", "points.jsonl"
 # What is asked again makes no other figures: such runs are over.
 DONE = ("finished", "diverged")
+SAVED = ("preempted", "interrupted")  # before their end; --resume runs them again
 Line = dict[str, Any]
 
 
@@ -344,6 +345,8 @@ STATUS = {
     "converged": "finished",
     "stopped": "finished",
     "diverged": "diverged",
+    "preempted": "preempted",
+    "interrupted": "interrupted",
 }
 FIGURES = (
     *("epochs", "iterations", "exchanges", "loss", "seconds", "seconds_setup"),

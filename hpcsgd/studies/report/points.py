@@ -400,11 +400,14 @@ def _machines(points: Sequence[ReportPoint]) -> dict[tuple[str, str], str]:
     """
     processors = {p.host: p.processor for p in points if p.host and p.processor}
     return {
-        (p.host, p.processor): p.processor
-        or processors.get(p.host)
-        or re.sub(r"\d+", "N", p.host)
+        (p.host, p.processor): p.processor or processors.get(p.host) or nodes_of(p.host)
         for p in points
     }
+
+
+def nodes_of(host: str) -> str:
+    """Return what the nodes of one machine are called: "nidN" for "nid001234"."""
+    return re.sub(r"\d+", "N", host)
 
 
 def _take_in_failed(found: dict[tuple[object, ...], list[ReportPoint]]) -> None:

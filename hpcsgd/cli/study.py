@@ -705,8 +705,10 @@ def _scaling(found: "Prediction") -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
-    """Format a share, small ones with two digits: 84 %, 0.21 %."""
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+    """Format a share with two digits: 84 %, 0.21 %."""
+    from hpcsgd.studies.plots.charts import figures
+
+    return f"{figures(100 * share, 2)} %"
 
 
 def _microseconds(seconds: float) -> str:

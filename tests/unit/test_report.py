@@ -459,6 +459,18 @@ def test_where_time_went_is_shown_of_the_most_ranks_where_settings_are_many(tmp_
     assert all(bar.low >= 4 for bar in chart.bars)
 
 
+def test_where_time_went_leaves_out_no_method_of_one_number_of_ranks(tmp_path):
+    """SGD ran on 1 and on 4 ranks, CA-SGD on 4 alone: it is no line, and has a bar."""
+    lines = [
+        made_up(method, ranks, ranks + 0.01 * s, steps=s, seconds_by_phase=PHASES)
+        for method, ranks in (("sgd", 1), ("sgd", 4), ("casgd", 4))
+        for s in range(1, 11)
+    ]
+    ((chart,), _) = split_of(tmp_path, lines)
+    assert len(chart.bars) == 3 and "CA-SGD" in chart.bars[-1].name
+    assert "its fastest setting on each number of ranks" in chart.caption
+
+
 def test_a_breakdown_of_one_rank_alone_is_absent_with_a_sentence(tmp_path):
     one = made_up("sgd", 1, 4.0, seconds_by_phase=PHASES)
     charts, notes = split_of(tmp_path, [one, made_up("sgd", 4, 2.0)])

@@ -56,12 +56,7 @@ def lines_of(settings: Sequence[RunSetting]) -> list[Line]:
     Emulated and real runs are apart, but for where emulated ones begin: one rank alone
     has no others to make up.
     """
-    found: dict[str, dict[int, RunSetting]] = {}
-    for setting in settings:
-        name = setting.label + EMULATED_NETWORK * bool(setting.first.emulated)
-        best = found.setdefault(name, {}).get(setting.width)
-        if best is None or setting.per_epoch.median < best.per_epoch.median:
-            found[name][setting.width] = setting
+    found = _fastest_by_ranks(settings)
     for name, by_width in found.items():
         _begin_as_real(by_width, found.get(name.removesuffix(EMULATED_NETWORK), {}))
     return [
@@ -69,6 +64,19 @@ def lines_of(settings: Sequence[RunSetting]) -> list[Line]:
         for name, by_width in found.items()
         if len(by_width) > 1
     ]
+
+
+def _fastest_by_ranks(
+    settings: Sequence[RunSetting],
+) -> dict[str, dict[int, RunSetting]]:
+    """Return of each method, on each number of ranks, that of the shortest epoch."""
+    found: dict[str, dict[int, RunSetting]] = {}
+    for setting in settings:
+        name = setting.label + EMULATED_NETWORK * bool(setting.first.emulated)
+        best = found.setdefault(name, {}).get(setting.width)
+        if best is None or setting.per_epoch.median < best.per_epoch.median:
+            found[name][setting.width] = setting
+    return found
 
 
 def _begin_as_real(
@@ -411,16 +419,17 @@ class Selection:
 
 
 def select_settings(problem: Problem) -> Selection:
-    """Return all settings where they are few, else the lines of the scaling charts.
+    """Return all settings where they are few, else of each method its fastest ones.
 
-    Where these are many, too, the fastest of each method on the most ranks that all
+    On each number of ranks; where these are many, too, on the most ranks that all
     methods have.
     """
     settings, sentence = list(problem.settings), ""
     if len(settings) > MOST:
-        settings = [s for _, line in lines_of(settings) for s in line]
+        fastest = _fastest_by_ranks(settings)
+        settings = [s for by_ranks in fastest.values() for s in by_ranks.values()]
         sentence = " Of each method its fastest setting on each number of ranks."
-    if not settings or len(settings) > MOST:
+    if len(settings) > MOST:
         settings = _on_most_ranks(problem.settings)
         width = settings[0].width
         settings = fastest_of_each(settings)[:MOST]

@@ -304,6 +304,8 @@ def _gap(found: "Comparison", row: "ComparisonRow") -> str:
 
 def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
     """The figures of one row, in the order of COLUMNS."""
+    from hpcsgd.studies.plots.charts import figures
+
     report, first = row.result.report, found.rows[0].setting.global_batch
     mark = "" if row.setting.global_batch == first else " *"
     ahead = " ahead" if report["look_ahead"] else ""
@@ -322,7 +324,7 @@ def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
         f"{row.seconds:.3f}",
         _ratio(found.speed_up(row)),
         _ratio(found.speed_up_one_rank(row)),
-        "-" if efficiency is None else f"{100 * efficiency:.0f} %",
+        "-" if efficiency is None else f"{figures(100 * efficiency, 2)} %",
     )
 
 

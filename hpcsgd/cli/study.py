@@ -177,7 +177,7 @@ def _cells(row: "AccountRow") -> tuple[str, ...]:
         _number(row.speed_up_sgd, ".2f", "x"),
         _number(row.gain, ".2f", "x"),
         _number(row.speed_up_one_rank, ".2f", "x"),
-        _number(row.efficiency_one_rank and 100 * row.efficiency_one_rank, ".0f", " %"),
+        "-" if row.efficiency_one_rank is None else _percent(row.efficiency_one_rank),
         f"{_number(row.calls, 'd')}{wrong}",
         f"{_number(row.words, 'd')}{wrong}",
         _number(row.loss, ".6f"),

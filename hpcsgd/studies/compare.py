@@ -3,7 +3,7 @@
 import json
 import logging
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import lcm
 from pathlib import Path
@@ -141,6 +141,7 @@ class OneRankRun:
     columns: int
     batch: int
     epochs: float
+    processor: str
     nodes: str  # what its hosts are called
 
     @classmethod
@@ -154,6 +155,7 @@ class OneRankRun:
             columns=first.columns,
             batch=first.batch,
             epochs=first.epochs,
+            processor=first.processor,
             nodes=nodes_of(first.host),
         )
 
@@ -168,18 +170,25 @@ class OneRankRun:
             columns=report["columns"],
             batch=row.setting.global_batch,
             epochs=row.setting.config.schedule.epochs,
+            processor=report["processor"],
             nodes=nodes_of(report["host"]),
         )
 
     def is_same_task(self, row: ComparisonRow) -> bool:
-        """Whether a row trains on as many rows, as often, in the same batches."""
+        """Whether a row trains there on as many rows, as often, in the same batches."""
         report, config = row.result.report, row.setting.config
+        sizes = (report["rows"], report["columns"], row.setting.global_batch)
         return (
-            (self.rows, self.columns) == (report["rows"], report["columns"])
-            and (self.batch, self.epochs)
-            == (row.setting.global_batch, config.schedule.epochs)
-            and self.nodes == nodes_of(report["host"])
+            (self.rows, self.columns, self.batch) == sizes
+            and self.epochs == config.schedule.epochs
+            and self._is_machine_of(report)
         )
+
+    def _is_machine_of(self, report: Mapping[str, Any]) -> bool:
+        """Whether it ran where this did; earlier versions name their host alone."""
+        if self.processor:
+            return bool(self.processor == report["processor"])
+        return self.nodes == nodes_of(report["host"])
 
 
 def read_one_rank(folder: str | Path) -> tuple[OneRankRun, ...]:

@@ -197,8 +197,8 @@ class Prediction:
     def fastest(self) -> PredictedPoint:
         """Return the point with the shortest step; of equal ones that of fewest ranks.
 
-        A step of several replicas takes more rows and averages weights, so that no
-        step of one replica is divided by another number of replicas.
+        A step of several replicas is one step of each: its seconds are not divided by
+        their number, for averaged weights do not get as far as so many steps of one.
         """
         return min(self.points, key=lambda p: (p.seconds, p.ranks))
 

@@ -608,7 +608,7 @@ def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:
 
 SAME = (  # named alike in results and in points
     *("iterations", "loss", "seconds_wall", "seconds_by_phase", "ledger", "history"),
-    *("energy", "versions", "transport", "host", "cores"),
+    *("energy", "versions", "transport", "host", "processor", "cores"),
 )
 
 

@@ -275,7 +275,7 @@ def _notes(found: "Comparison") -> list[str]:
     if without and found.one_rank_runs:
         notes.append(
             f"{', '.join(without)}: not held to one rank, for no run on one rank has"
-            " its rows, columns, global batch, epochs and machine"
+            " its data, global batch, epochs and machine"
         )
     elif without:
         notes.append(

@@ -88,6 +88,11 @@ class ComparisonRow:
         return self.result.status.is_finished and not self.worse
 
     @property
+    def data(self) -> str:
+        """The name of the data file; nothing where rows were in memory."""
+        return Path(self.setting.config.data.path or "").name
+
+    @property
     def network(self) -> str | None:
         """The network that was emulated, if any."""
         return self.setting.config.run.network
@@ -137,6 +142,7 @@ class OneRankRun:
 
     name: str
     seconds: float  # their median
+    data: str  # the name of the file; nothing of rows in memory
     rows: int
     columns: int
     batch: int
@@ -151,6 +157,7 @@ class OneRankRun:
         return cls(
             name=setting.label,
             seconds=statistics.median(p.seconds or 0.0 for p in setting.points),
+            data=Path(first.data).name,
             rows=first.rows,
             columns=first.columns,
             batch=first.batch,
@@ -166,6 +173,7 @@ class OneRankRun:
         return cls(
             name=row.name,
             seconds=row.seconds,
+            data=row.data,
             rows=report["rows"],
             columns=report["columns"],
             batch=row.setting.global_batch,
@@ -179,7 +187,8 @@ class OneRankRun:
         report, config = row.result.report, row.setting.config
         sizes = (report["rows"], report["columns"], row.setting.global_batch)
         return (
-            (self.rows, self.columns, self.batch) == sizes
+            self.data == row.data
+            and (self.rows, self.columns, self.batch) == sizes
             and self.epochs == config.schedule.epochs
             and self._is_machine_of(report)
         )

@@ -117,9 +117,7 @@ def run_training(
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
     if run.defaults == FIT and not isinstance(request, RunConfig):
         saved = recorded_settings(run, comm)
-        settings = comm.together(
-            lambda: resolve_defaults(request, is_wide, comm.size, saved)
-        )
+        settings = resolve_defaults(request, is_wide, comm.size, saved)
     result, ranks = run_at_stable_rate(comm, settings, reader, callbacks, began=began)
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:

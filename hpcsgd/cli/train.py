@@ -109,9 +109,10 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 RULE = (
     "Where neither file nor command names a setting of SGD (one of the sections rate,"
     " update, coordinate, products, schedule, agreement, codec, mirror, accordion,"
-    " average, stop or sweep, sampling.mode, or --emulate-members), the run has the"
-    " defaults of hpcsgd.fit: an intercept, l2 = 1e-4, a rate from the data, and a"
-    " finisher that goes on to the optimum; --plain asks for SGD with all its defaults."
+    " average, stop or sweep, sampling.mode, --precision auto, or --emulate-members),"
+    " the run has the defaults of hpcsgd.fit: an intercept, l2 = 1e-4, a rate from the"
+    " data, and a finisher that goes on to the optimum; --plain asks for SGD with all"
+    " its defaults."
 )
 
 

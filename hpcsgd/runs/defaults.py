@@ -19,6 +19,7 @@ from hpcsgd.config import (
 )
 from hpcsgd.data.frames import is_wide
 from hpcsgd.errors import ConfigError
+from hpcsgd.precision import AUTO
 from hpcsgd.runs.checks import ALONE
 from hpcsgd.runs.coordinate import fastest_form
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -426,7 +427,9 @@ def requested_defaults(tables: Mapping[str, Mapping[str, Any]]) -> str:
         table = tables.get(section)
         if isinstance(table, Mapping) and (key in table if key else table):
             return SGD
-    return ""
+    precision = tables.get("precision")
+    is_auto = isinstance(precision, Mapping) and precision.get("recipe") == AUTO
+    return SGD if is_auto else ""  # its pilots are of SGD at a rate that is known
 
 
 def resolve_defaults(

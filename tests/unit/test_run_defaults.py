@@ -123,12 +123,19 @@ def test_ranks_fit_alike():
     assert one.loss == pytest.approx(alone.loss, rel=1e-6)
 
 
-def test_a_rate_from_the_data_that_blows_up_is_tried_again_slower(monkeypatch):
+def test_a_rate_from_the_data_that_blows_up_is_tried_again_slower(
+    monkeypatch, tmp_path
+):
     problem = make_problem("gaussian", n=60, d=5)
     monkeypatch.setattr("hpcsgd.runs.auto_rate.smoothness", lambda *_: 0.02)
     rows = {"X": problem.X, "y": problem.y}
-    found = hpcsgd.train({"problem": {"family": "gaussian"}}, **rows)
+    run = {"out": str(tmp_path), "resume": "auto"}
+    found = hpcsgd.train({"problem": {"family": "gaussian"}, "run": run}, **rows)
     assert found.report["rates_tried"] > 1 and found.report["converged"]
+    assert load_result(tmp_path).weights_sha256 == found.weights_sha256
+    given = {"problem": {"family": "gaussian"}, "rate": {"value": 50.0}}
+    with pytest.warns(ConvergenceWarning, match="grew without bound"):
+        assert hpcsgd.train(given, **rows).config["rate"]["value"] == 50.0
 
 
 # What a run folder records, and what a run that goes on makes of it.
@@ -162,6 +169,13 @@ def test_a_checkpoint_without_a_record_is_of_sgd(tmp_path):
     tables = {k: dict(table) for k, table in checkpoint.document["config"].items()}
     del tables["run"]["defaults"]  # as earlier versions wrote it
     assert resolve_defaults({}, saved=tables) == RunConfig()
+
+
+def test_pilots_of_a_recipe_are_of_sgd():
+    """They need a rate that is known before the data are seen."""
+    request = {"precision": {"recipe": "auto"}}
+    assert resolve_defaults(request).run.defaults == "sgd"
+    assert resolve_defaults({"precision": {"recipe": "c"}}).run.defaults == "fit"
 
 
 def test_a_fit_that_goes_on_has_the_rate_that_it_had():

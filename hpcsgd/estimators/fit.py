@@ -24,7 +24,7 @@ from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.estimators.inputs import FitData, open_data
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.products.base import Array
-from hpcsgd.runs.advice import judge_fit
+from hpcsgd.runs.advice import OF_FIT, judge_fit
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.defaults import RACE, FitSettings, grid_on
 from hpcsgd.runs.result import Result
@@ -57,7 +57,7 @@ class Runs:
         if self.given.names is not None:
             result.report["feature_names"] = self.given.names
         result.report.setdefault("feature_names", None)
-        judge_fit(result, self.tol)
+        judge_fit(result, self.tol, OF_FIT)
         return self.alike(result)
 
     def alike(self, result: Result) -> Result:

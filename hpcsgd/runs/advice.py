@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -413,17 +413,35 @@ def _about_intercept(live: AssembledRun) -> list[str]:
 
 # Whether a fit is at the optimum, and what to change where it is not.
 
+
+@dataclass(frozen=True)
+class SettingNames:
+    """The names that a caller has for the settings of a sentence."""
+
+    alpha: str
+    epochs: str
+    passes: str
+    finisher: str
+
+
+OF_FIT = SettingNames("alpha", "epochs", "polish.passes in config", "polish='auto'")
+OF_TRAIN = SettingNames(
+    alpha="l2 (--l2)",
+    epochs="epochs (--epochs N --set run.defaults=fit)",
+    passes="polish.passes (--set)",
+    finisher="the finisher (--polish)",
+)
 REMEDIES = {
     StopReason.PASSES.value: (
         "{passes} passes of polishing were not enough (gradient {relative_after:.2g} of"
-        " the residuals, not {tol:.2g}); raise polish.passes in config, raise alpha, or"
+        " the residuals, not {tol:.2g}); raise {names.passes}, raise {names.alpha}, or"
         " raise tol"
     ),
     StopReason.UNCERTIFIED.value: (
         "after {passes} passes the gradient is small ({relative_after:.2g} of the"
         " residuals, tol {tol:.2g}), but F may be {gap:.2g} above its optimum, and not"
         " {gap_limit:.2g}; rows or columns of very different size hide it: scale them,"
-        " or raise alpha"
+        " or raise {names.alpha}"
     ),
     StopReason.HIDDEN.value: (
         "after {passes} passes the gradient is small ({relative_after:.2g} of the"
@@ -443,16 +461,17 @@ NOTHING = 1e-6  # loss of all rows together: each is on its side, with a margin
 BOUNDS = {"lower", "upper"}
 
 
-def judge_fit(result: Result, tol: float = TOL) -> None:
+def judge_fit(result: Result, tol: float = TOL, names: SettingNames = OF_TRAIN) -> None:
     """Put into the report how near the optimum is: `converged`, `gap`, `advice`.
 
     `certified` is True where the gap F − F* is at most tol · max(|F|, 1e-3 · F₀), False
     where it is known to be larger, None where the family or the penalty has no gap.
+    The advice calls settings by `names`.
     """
     report = result.report
     report["gap"] = result.history[-1].get("gap") if result.history else None
     report["certified"] = _is_certified(result, tol)
-    sentence = _sentence(result)
+    sentence = _sentence(result, names)
     report["converged"] = not sentence and result.status.is_good
     report.pop("advice", None)
     if sentence:
@@ -473,10 +492,10 @@ def _is_certified(result: Result, tol: float) -> bool | None:
     return result.status is Status.CONVERGED
 
 
-def _sentence(result: Result) -> str:
+def _sentence(result: Result, names: SettingNames) -> str:
     if not result.status.is_good:
         return result.status.advice
-    endless = _without_minimum(result)
+    endless = _without_minimum(result, names)
     if endless or result.report["certified"]:
         return endless
     if result.status is Status.CONVERGED:
@@ -484,11 +503,11 @@ def _sentence(result: Result) -> str:
     for name, judge in (("polish", _of_polish), ("coordinate", _of_coordinates)):
         found = result.report.get(name)
         if found is not None:
-            return judge(found)
-    return _of_steps(result)
+            return judge(found, names)
+    return _of_steps(result, names)
 
 
-def _without_minimum(result: Result) -> str:
+def _without_minimum(result: Result, names: SettingNames) -> str:
     """Where F has come down to its bound 0, which no finite weights reach."""
     problem, rows = result.config["problem"], result.report["rows"]
     polish = result.report.get("polish") or {}
@@ -502,40 +521,45 @@ def _without_minimum(result: Result) -> str:
             " end; add rows with counts"
         )
     if not result.report.get("has_minimum", True):
-        return f"{NO_MINIMUM}, alpha > 0"
+        return f"{NO_MINIMUM}, {names.alpha} > 0"
     if problem["family"] in ENDLESS and is_free and vanishes:
-        return f"{NO_MINIMUM}, alpha > 0"
+        return f"{NO_MINIMUM}, {names.alpha} > 0"
     return ""
 
 
-def _of_polish(found: Mapping[str, Any]) -> str:
+def _of_polish(found: Mapping[str, Any], names: SettingNames) -> str:
     fall = amount(found.get("expected_fall"))
-    return REMEDIES.get(found["ended"], "").format(**found, fall=fall)
+    return REMEDIES.get(found["ended"], "").format(**found, fall=fall, names=names)
 
 
-def _of_coordinates(found: Mapping[str, Any]) -> str:
+def _of_coordinates(found: Mapping[str, Any], names: SettingNames) -> str:
     if found["ended"] == "converged":
         return ""
     return (
         "coordinate descent ended before its gap was small enough"
-        f" (now {_known(found['gap'])}); raise epochs, or tol"
+        f" (now {_known(found['gap'])}); raise {names.epochs}, or tol"
     )
 
 
-def _of_steps(result: Result) -> str:
+def _of_steps(result: Result, names: SettingNames) -> str:
     """A run of steps alone, whose goal was not reached by the last epoch."""
     goal, epochs = result.config["stop"], result.config["schedule"]["epochs"]
     if goal["on"] == "none":
         return ""
     if goal["on"] == "validation":
-        return f"the held-out loss still fell after {epochs} epochs; raise epochs"
+        return (
+            f"the held-out loss still fell after {epochs} epochs; raise {names.epochs}"
+        )
     if goal["on"] == "loss":
-        return f"the loss still fell after {epochs} epochs; raise epochs or the rate"
+        return (
+            f"the loss still fell after {epochs} epochs; raise {names.epochs} or the"
+            " rate"
+        )
     gap = result.history[-1].get("gap") if result.history else None
     return (
         f"{epochs} epochs of SGD ended {_known(gap)} or less above the optimum, and tol"
-        f" asks for {goal['tol']:.2g} of F; raise epochs or tol, scale the columns"
-        " alike, or let polish='auto' go on where F is smooth"
+        f" asks for {goal['tol']:.2g} of F; raise {names.epochs} or tol, scale"
+        f" the columns alike, or let {names.finisher} go on where F is smooth"
     )
 
 

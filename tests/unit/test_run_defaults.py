@@ -138,6 +138,17 @@ def test_a_rate_from_the_data_that_blows_up_is_tried_again_slower(
         assert hpcsgd.train(given, **rows).config["rate"]["value"] == 50.0
 
 
+def test_what_is_not_at_its_optimum_says_so_in_the_words_of_the_caller():
+    tables = {"sampling": {"hold_out": 0.2}, "schedule": {"epochs": 2}}
+    with pytest.warns(ConvergenceWarning, match="--epochs N --set run.defaults=fit"):
+        hpcsgd.train({**tables, "run": {"defaults": "fit"}}, **ROWS)
+    with pytest.warns(ConvergenceWarning, match="raise epochs$"):
+        hpcsgd.fit(PROBLEM.X, "logistic", PROBLEM.y, hold_out=0.2, epochs=2)
+    X, y = PROBLEM.X, PROBLEM.X[:, 0] > 0
+    with pytest.warns(ConvergenceWarning, match=r"give a penalty, l2 \(--l2\) > 0"):
+        hpcsgd.train({"problem": {"l2": 0.0}}, X=X, y=y)
+
+
 # What a run folder records, and what a run that goes on makes of it.
 
 

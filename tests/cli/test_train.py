@@ -251,13 +251,6 @@ def test_plain_is_what_any_named_setting_of_sgd_asks_for(hpcsgd, susy):
     assert plain["weights_sha256"] == named["weights_sha256"]
 
 
-def test_a_file_of_all_settings_is_sgd(hpcsgd, susy):
-    hpcsgd("new", "run.toml")
-    said = only_json(hpcsgd("train", "run.toml", "--data", susy, "--json"))
-    plain = only_json(hpcsgd("train", "--data", susy, "--plain", "--json"))
-    assert said["weights_sha256"] == plain["weights_sha256"]
-
-
 def test_a_run_that_ends_above_its_start_fails_in_one_sentence(hpcsgd, susy):
     ended = hpcsgd("train", "--data", susy, "--rate", 1e3, "--json", "--quiet")
     assert ended.returncode == 1

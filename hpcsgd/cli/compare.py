@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         " rate=.",
         allow_abbrev=False,
     )
-    add_settings(parser)
+    add_settings(parser, without=("--plain",))
     parser.add_argument(
         "--setting",
         action="append",

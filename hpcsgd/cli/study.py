@@ -250,7 +250,7 @@ log = logging.getLogger(__name__)
 # Flags of `train` that are lists here, or mean something else.
 OWN = (
     *("--ranks", "--steps", "--batch", "--precision", "--seed", "--grid"),
-    *("--emulate-members", "--resume", "--out"),
+    *("--emulate-members", "--resume", "--out", "--plain"),
 )
 # flag, the key of [study] that it stands for, what is shown for its value, its help
 LISTS = (

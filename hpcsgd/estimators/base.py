@@ -43,7 +43,7 @@ from hpcsgd.estimators.saved import (
     save,
     total_offset,
 )
-from hpcsgd.estimators.settings import FitSettings, overlay_tables
+from hpcsgd.runs.defaults import FitSettings, overlay_tables
 from hpcsgd.runs.result import Result
 
 # What a fit was given: checked as scikit-learn does it, on all ranks together.

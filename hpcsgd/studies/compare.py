@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.more.qadam import unreached_phase
-from hpcsgd.api import train
+from hpcsgd.api import run_training
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import TRAINING
@@ -746,7 +746,7 @@ def _run(
     """One run; a method that these data do not suit, on all ranks alike, is refused."""
     try:
         with open_temporary_store(config, world) as own:
-            return train(own, X=X, y=y, world=world, callbacks=callbacks())
+            return run_training(own, X, y, world=world, callbacks=callbacks())
     except HpcsgdError as error:
         if _is_refusal(error, setting, world):
             return Refusal(setting.name, str(error))

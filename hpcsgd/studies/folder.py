@@ -248,7 +248,8 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     get to its end, was resumed or fell back, whose gradients were encoded, or whose
     members hold unlike numbers of stored values.
     """
-    if report["status"] != "completed" or report["resumes"] or report["events"]:
+    is_whole = report["status"] in ("completed", "worse")
+    if not is_whole or report["resumes"] or report["events"]:
         return None
     if report["sparse"] and not _is_even(report):
         return None
@@ -344,6 +345,7 @@ STATUS = {
     "completed": "finished",
     "converged": "finished",
     "stopped": "finished",
+    "worse": "finished",
     "diverged": "diverged",
     "preempted": "preempted",
     "interrupted": "interrupted",

@@ -1,11 +1,14 @@
 """Train from Python: one call, on the ranks that the program was started with."""
 
+import logging
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.more.tick_tock import (
@@ -17,16 +20,22 @@ from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import RunConfig, check_read
+from hpcsgd.config import FIT, RunConfig, check_read
 from hpcsgd.data.readers import RowReader, open_reader
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, ConvergenceWarning
+from hpcsgd.runs.advice import suppress_repeated_logs
 from hpcsgd.runs.checks import emulate_network, resolve_grid
 from hpcsgd.runs.coordinate import CoordinateRun
-from hpcsgd.runs.result import Result
-from hpcsgd.runs.session import Session, Start
+from hpcsgd.runs.defaults import has_wide_values, resolve_defaults
+from hpcsgd.runs.result import Result, Status
+from hpcsgd.runs.resume import recorded_settings
+from hpcsgd.runs.session import NullModel, Session, Start
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.tuning.auto_precision import resolve_precision
+
+log = logging.getLogger(__name__)
+SLOWER, TRIES = 0.125, 4  # of a rate from the data with which the loss blew up
 
 
 @one_thread()
@@ -43,7 +52,11 @@ def train(
     """Train a generalized linear model.
 
     Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + l1‖w‖₁ + (l2/2)‖w‖² by s-step SGD,
-    or by one of the coordinate forms.
+    or by one of the coordinate forms. A mapping that names nothing of SGD (no rate,
+    product, schedule, update, agreement, average or goal) has the defaults of `fit`:
+    an intercept, the penalty 1e-4, a rate from the data, and a finisher that goes on
+    to the optimum. `{"run": {"defaults": "sgd"}}` asks for SGD with all its defaults,
+    and a RunConfig, which names everything, runs as it is.
 
     Parameters
     ----------
@@ -60,6 +73,12 @@ def train(
     -------
     Result
 
+    Warns
+    -----
+    ConvergenceWarning
+        Where the run diverged or ended above where it began, or where one with the
+        defaults of `fit` is not at the optimum.
+
     Examples
     --------
     >>> import numpy as np
@@ -68,21 +87,80 @@ def train(
     >>> result.weights.shape
     (3,)
     """
+    result = run_training(config, X, y, sample_weight, offset, world, callbacks)
+    bad = result.status in (Status.DIVERGED, Status.WORSE)
+    if result.advice and (bad or result.report.get("converged") is False):
+        warnings.warn(result.advice, ConvergenceWarning, stacklevel=3)
+    return result
+
+
+@one_thread()
+def run_training(
+    config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
+    X: Any = None,
+    y: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    world: Communicator | None = None,
+    callbacks: list[Callback] | None = None,
+) -> Result:
+    """Do what `train` does, without a warning: the caller reads `advice`."""
     began = time.perf_counter()
-    if not isinstance(config, RunConfig):
-        config = RunConfig.parse(config or {})
-    if config.sweep.is_many:
+    request = {} if config is None else config
+    is_wide = has_wide_values(X)
+    # What is wrong in the settings is refused before ranks meet.
+    settings = resolve_defaults(request, is_wide)
+    if settings.sweep.is_many:
         raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
-    check_read(config)
-    reader = open_data(config, X, y, sample_weight, offset)
-    run = config.run
+    reader = open_data(settings, X, y, sample_weight, offset)
+    run = settings.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    session = open_session(comm, config, reader, callbacks, began=began)
-    result = session.run()
+    if run.defaults == FIT and not isinstance(request, RunConfig):
+        saved = recorded_settings(run, comm)
+        settings = resolve_defaults(request, is_wide, comm.size, saved)
+    result, ranks = run_at_stable_rate(comm, settings, reader, callbacks, began=began)
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
-        session.world.close()
+        ranks.close()
     return result
+
+
+def run_at_stable_rate(
+    world: Communicator,
+    config: RunConfig,
+    reader: Callable[[Communicator], RowReader],
+    callbacks: list[Callback] | None = None,
+    start: Start | None = None,
+    began: float | None = None,
+) -> tuple[Result, Communicator]:
+    """Run, and with the defaults of `fit` again where its rate was too high.
+
+    Collective. A rate that is named stays what it is, and so does any rate of a run
+    with the defaults of SGD. Returns the result and the ranks that are left.
+    """
+    session = open_session(world, config, reader, callbacks, start, began)
+    if config.run.defaults != FIT:
+        return session.run(), session.world
+    with suppress_repeated_logs():
+        result, tries = session.run(), 1
+        is_open = config.rate.is_open
+        while is_open and result.status is Status.DIVERGED and tries < TRIES:
+            rate = result.config["rate"]["value"] * SLOWER
+            log.warning(
+                "the loss blew up with a rate of %.3g; again with %.3g",
+                *(result.config["rate"]["value"], rate),
+                extra={"on_all_ranks": True},
+            )
+            config = replace(
+                config,
+                rate=replace(config.rate, value=rate),
+                run=replace(config.run, resume="no"),
+            )
+            callbacks = list(session.callbacks)
+            session = open_session(session.world, config, reader, callbacks, start)
+            result, tries = session.run(), tries + 1
+    result.report["rates_tried"] = tries
+    return result, session.world
 
 
 def open_session(
@@ -95,6 +173,8 @@ def open_session(
 ) -> Session:
     """A run on the ranks of `world` with what `reader` opens there, ready to go."""
     began, setup = began or time.perf_counter(), Clock()
+    if start is None and config.run.defaults == FIT:
+        start = NullModel(np.empty(0), None)
     config = resolve_grid(config, world.size)
     if config.update.kind == COORDINATE:
         run = CoordinateRun(config, world, reader, callbacks or [], began, setup)

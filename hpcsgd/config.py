@@ -36,6 +36,8 @@ CENTRES = ("none", "classes", "columns")
 DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
+FIT, SGD = "fit", "sgd"
+DEFAULTS = (SGD, FIT)  # of settings that are not named
 MOST_EXCHANGES = 1_000_000  # between two looks
 MOST_EMULATED = 2**20  # members
 
@@ -140,8 +142,9 @@ class GridConfig:
 
 @dataclass(frozen=True)
 class RunSection:
-    """How the run behaves, none of which changes what is learnt."""
+    """How the run behaves; `defaults` alone changes what is learnt."""
 
+    defaults: str = "sgd"  # of what is not named: sgd, or fit as in hpcsgd.fit
     out: str | None = None  # run folder; nothing is written without one
     resume: str = "no"  # auto: from the newest checkpoint in out; or a path
     memory: float = 0.0  # GiB that the ranks of one node may use; 0 = what is free
@@ -184,6 +187,10 @@ class RunSection:
             raise ConfigError(
                 f"[run] emulate_members = {self.emulate_members} must be at most"
                 f" {MOST_EMULATED}; no machine has more ranks"
+            )
+        if self.defaults not in DEFAULTS:
+            raise ConfigError(
+                f"[run] defaults = {self.defaults!r}; known: {', '.join(DEFAULTS)}"
             )
         if self.evaluate not in MEASURES:
             known = ", ".join(MEASURES)

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from hpcsgd.studies.compare import Comparison, ComparisonRow
     from hpcsgd.studies.plan import Entry
 
-WIDTH = 160  # where standard output is no terminal
+WIDTH = 180  # where standard output is no terminal
 COLUMNS = (
     *("global batch", "s", "products", "precision", "final loss", "gap"),
     *("syncs", "words", "bytes", "wire bytes", "seconds", "speed-up"),
+    *("vs 1 rank", "efficiency"),
 )
 # A flag's name stands for the setting behind it.
 SHORT = {flag[2:]: setting for flag, setting, _ in (*FLAGS, *SWITCHES)}
@@ -53,7 +54,7 @@ def add_parser(commands: Any) -> None:
         " rate=.",
         allow_abbrev=False,
     )
-    add_settings(parser)
+    add_settings(parser, without=("--plain",))
     parser.add_argument(
         "--setting",
         action="append",
@@ -75,6 +76,12 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="compare other global batches too, and mark the table",
     )
+    parser.add_argument(
+        "--one-rank",
+        metavar="DIR",
+        help="folder of a comparison, a study or runs on one rank; the best of them is"
+        " what `vs 1 rank` and `efficiency` are held to",
+    )
     parser.add_argument("--plot", metavar="FILE.png", help="draw the loss curves")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser_module.add_progress(parser)
@@ -83,10 +90,12 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check every setting, then compare here or under mpiexec."""
-    from hpcsgd.studies.compare import check
+    from hpcsgd.studies.compare import check, read_one_rank
 
     base, entries = plan_comparison(arguments)
     check(entries, arguments.repeats, arguments.allow_unequal)
+    if arguments.one_rank:
+        read_one_rank(arguments.one_rank)
     check_data(base)
     launch.check_readable(base.data.path)
     if arguments.plot:
@@ -153,6 +162,7 @@ def _compare(
             out=base.run.out,
             world=world,
             callbacks=lambda: progress(arguments) if world.rank == 0 else [],
+            one_rank=arguments.one_rank,
         )
 
     return on_all_ranks(
@@ -176,7 +186,8 @@ def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -
             _draw(found, arguments, Path(out) / "compare.png")
         except MissingPackage as missing:
             log.info("no figure in %s: %s", out, missing)
-        write_page(make_report([out]), Path(out) / PAGE)
+        folders = [out, arguments.one_rank] if arguments.one_rank else [out]
+        write_page(make_report(folders), Path(out) / PAGE)
     if arguments.plot:
         _draw(found, arguments, arguments.plot)
     if arguments.json:
@@ -254,6 +265,23 @@ def _notes(found: "Comparison") -> list[str]:
         " of the rule and of its rate"
         for rule, names in found.others.items()
     ]
+    other = [row.name for row in found.rows if row.network != found.reference.network]
+    if other:
+        notes.append(
+            f"{', '.join(other)}: no speed-up, as {found.reference.name} ran on another"
+            " network"
+        )
+    without = [row.name for row in found.rows if found.one_rank(row) is None]
+    if without and found.one_rank_runs:
+        notes.append(
+            f"{', '.join(without)}: not held to one rank, for no run on one rank has"
+            " its data, global batch, epochs and machine"
+        )
+    elif without:
+        notes.append(
+            "vs 1 rank: there is no run on one rank; make one by the same command with"
+            " --ranks 1 --out DIR, and add --one-rank DIR here"
+        )
     if found.baseline:
         notes.insert(0, f"{MARK.strip()} the baseline of methods that send fewer bytes")
     return notes
@@ -269,16 +297,19 @@ def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
 
 def _gap(found: "Comparison", row: "ComparisonRow") -> str:
     """Return the gap, or what became of a row that learnt nothing."""
-    if row.diverged or row.worse:
+    if not row.is_whole:
         return row.status
     return f"{100 * found.loss_gap(row):+.4f} %"
 
 
 def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
     """The figures of one row, in the order of COLUMNS."""
+    from hpcsgd.studies.plots.charts import figures
+
     report, first = row.result.report, found.rows[0].setting.global_batch
     mark = "" if row.setting.global_batch == first else " *"
     ahead = " ahead" if report["look_ahead"] else ""
+    efficiency = found.efficiency(row)
     return (
         f"{row.setting.global_batch}{mark}",
         str(row.steps),
@@ -291,5 +322,12 @@ def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
         str(row.traffic("bytes")),
         f"{row.wire_bytes:.0f}",
         f"{row.seconds:.3f}",
-        f"{found.speed_up(row):.2f}x",
+        _ratio(found.speed_up(row)),
+        _ratio(found.speed_up_one_rank(row)),
+        "-" if efficiency is None else f"{figures(100 * efficiency, 2)} %",
     )
+
+
+def _ratio(value: float | None) -> str:
+    """Format how many times; - where nothing is known to be held to."""
+    return "-" if value is None or value != value else f"{value:.2f}x"

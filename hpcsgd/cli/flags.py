@@ -61,6 +61,15 @@ FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "rate.value",
         {"type": rate, "metavar": "R", "help": "step size, or auto"},
     ),
+    (
+        "--plain",
+        "run.defaults",
+        {
+            "action": "store_const",
+            "const": "sgd",
+            "help": "SGD with all its defaults, whatever is not named",
+        },
+    ),
     ("--rate-kind", "rate.kind", {"choices": names.RATES, "help": "rate schedule"}),
     (
         "--milestones",
@@ -251,10 +260,14 @@ def chosen(tables: Tables) -> Tables:
 
     `hpcsgd new` lists every setting. In a file that lists an empty method a default is
     no choice, so that --method can still make it; in one that names a method, those
-    that this method fixes are none.
+    that this method fixes are none. Beside the defaults of `fit` all of them are
+    choices.
     """
-    from hpcsgd.config import METHODS, RunConfig
+    from hpcsgd.config import FIT, METHODS, RunConfig
 
+    run = tables.get("run")
+    if isinstance(run, Mapping) and run.get("defaults") == FIT:
+        return tables
     agreement = tables.get("agreement", {})
     name = agreement.get("method") if isinstance(agreement, Mapping) else None
     if name is None or (name and name not in METHODS):

@@ -101,11 +101,12 @@ def _asked(text: str) -> tuple[str, Any]:
 
 # A study in words: its plan before it runs, and what it found.
 
-TABLE_WIDTH = 150  # where standard output is no terminal
+TABLE_WIDTH = 170  # where standard output is no terminal
 PLANNED = ("method", "ranks", "grid", "s", "global batch", "precision", "rows", "seed")
 FOUND = (
     *("method", "ranks", "grid", "s", "batch", "precision", "runs", "seconds"),
-    *("speed-up", "efficiency", "vs sgd", "gain", "calls", "words", "loss"),
+    *("speed-up", "efficiency", "vs sgd", "gain", "vs 1 rank", "eff. vs 1"),
+    *("calls", "words", "loss"),
 )
 
 
@@ -175,6 +176,8 @@ def _cells(row: "AccountRow") -> tuple[str, ...]:
         _number(row.efficiency and 100 * row.efficiency, ".0f", " %"),
         _number(row.speed_up_sgd, ".2f", "x"),
         _number(row.gain, ".2f", "x"),
+        _number(row.speed_up_one_rank, ".2f", "x"),
+        "-" if row.efficiency_one_rank is None else _percent(row.efficiency_one_rank),
         f"{_number(row.calls, 'd')}{wrong}",
         f"{_number(row.words, 'd')}{wrong}",
         _number(row.loss, ".6f"),
@@ -195,8 +198,15 @@ def _notes(found: "Account") -> str:
     """What is not said by the columns' names."""
     lines = [
         "seconds: median; speed-up, efficiency: against the method's own fewest ranks;"
-        f" vs sgd: against sgd on {found.fewest}; gain: against sgd on as many ranks"
+        f" vs sgd: against sgd on {found.fewest}; gain: against sgd on as many ranks;"
+        " vs 1 rank, eff. vs 1: speed-up and efficiency against the fastest setting on"
+        " one rank, of any method"
     ]
+    if all(row.speed_up_one_rank is None for row in found.rows):
+        lines.append("no setting ran on one rank with such a batch: add 1 to --ranks")
+    if len(found.processors) > 1:
+        machines = " and ".join(found.processors)
+        lines.append(f"runs on {machines}: none is held to one on the other")
     if found.kind == "weak":
         lines.append("the work grows with the ranks, and speed-ups count it")
     if any(row.emulated for row in found.rows):
@@ -240,7 +250,7 @@ log = logging.getLogger(__name__)
 # Flags of `train` that are lists here, or mean something else.
 OWN = (
     *("--ranks", "--steps", "--batch", "--precision", "--seed", "--grid"),
-    *("--emulate-members", "--resume", "--out"),
+    *("--emulate-members", "--resume", "--out", "--plain"),
 )
 # flag, the key of [study] that it stands for, what is shown for its value, its help
 LISTS = (
@@ -390,13 +400,23 @@ def read_study_plan(
 
 def show(found: "Account", as_json: bool) -> int:
     """Print what was found; the exit code."""
+    from hpcsgd.runs.result import REQUEUE
+
     print(found.json() if as_json else account_text(found), flush=True)
     for bad in found.failures:
         print(f"hpcsgd: {bad['key']} {bad['status']}: {bad['error']}", file=sys.stderr)
     if found.failures:
         count, runs = len(found.failures), sum(row.planned for row in found.rows)
         print(f"hpcsgd: {count} of {runs} runs failed", file=sys.stderr)
-    return 1 if found.failures else 0
+    for run in found.preempted:
+        print(
+            f"hpcsgd: {run['key']} {run['status']}: the same command with --resume runs"
+            " it again",
+            file=sys.stderr,
+        )
+    if found.failures:
+        return 1
+    return REQUEUE if found.preempted else 0
 
 
 class _Terminated(BaseException):
@@ -497,7 +517,10 @@ def run_point(arguments: argparse.Namespace, argv: list[str]) -> int:
 # `hpcsgd study predict`: what a step would take on ranks that are not here.
 
 WIDTH = 130  # where standard output is no terminal
-COLUMNS = ("ranks", "grid", "SGD", "CA-SGD", "by", "sums", "speed-up", "limit")
+COLUMNS = (
+    *("ranks", "grid", "SGD", "CA-SGD", "by", "sums", "CA-SGD/SGD"),
+    *("vs 1 rank", "efficiency", "limit"),
+)
 
 
 def add_predict_parser(actions: Any) -> None:
@@ -506,7 +529,8 @@ def add_predict_parser(actions: Any) -> None:
         "predict",
         help="extrapolate to ranks that are not here",
         description="Seconds of a step of plain SGD and of CA-SGD on many ranks, by the"
-        " cost model and a machine file: where CA-SGD wins, and which part limits it.",
+        " cost model and a machine file: speed-up and efficiency against one rank,"
+        " where CA-SGD wins, where more ranks stop paying, and which part limits it.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -613,9 +637,12 @@ def table(found: "Prediction") -> "Table":
         share = point.terms[point.limit] / best.seconds
         shown.add_row(
             *(str(point.ranks), f"{point.grid[0]}x{point.grid[1]}"),
-            *(f"{1e6 * point.sgd:.1f} µs", f"{1e6 * best.seconds:.1f} µs"),
+            *(_microseconds(point.sgd), _microseconds(best.seconds)),
             *(f"{best.product}, s = {best.steps}", point.by),
-            f"{point.speed_up:.2f}",
+            # On one rank CA-SGD is plain SGD: no ratio of a method to itself.
+            f"{point.speed_up:.2f}x" if point.grid[1] > 1 else "-",
+            f"{found.speed_up(point):.2f}x",
+            _percent(found.efficiency(point)),
             f"{point.limit}, {100 * share:.0f} %",
         )
     return shown
@@ -628,24 +655,15 @@ def sentences(found: "Prediction") -> Iterator[str]:
         best = max(points, key=lambda p: p.speed_up)
         yield (
             f"CA-SGD wins at {_ranges(wins, [p.ranks for p in points])} ranks, most at"
-            f" {best.ranks}: {best.speed_up:.1f} times"
+            f" {best.ranks}: {best.speed_up:.1f} times plain SGD on as many"
         )
     else:
         yield "CA-SGD wins nowhere here: no sum takes long enough to be worth a Gram"
-    fastest = found.fastest()
-    if fastest.speed_up < 1.0:
-        yield f"an epoch is fastest on {fastest.ranks} ranks, by plain SGD"
-    else:
-        yield (
-            f"an epoch is fastest on {fastest.ranks} ranks; what limits it there is"
-            f" {fastest.limit}"
-        )
-    if fastest.ranks < points[-1].ranks:
-        yield f"beyond {fastest.ranks} ranks more of them no longer pay"
+    yield from _scaling(found)
     if any(p.grid[0] > 1 for p in points):
         yield (
-            "grids of several replicas average weights: other iterates than SGD's, and"
-            " more rows for the same loss"
+            "grids of several replicas take as many batches in a step and average"
+            " weights: other iterates than SGD's, and more rows for the same loss"
         )
     marks = [number.mark for _, number in found.hardware.numbers()]
     stated = marks.count("stated")
@@ -653,6 +671,52 @@ def sentences(found: "Prediction") -> Iterator[str]:
         f"{len(marks) - stated} figures of this machine are measured, {stated} stated"
         " (their sources are in the machine file)"
     )
+
+
+def _scaling(found: "Prediction") -> Iterator[str]:
+    """Where a step is fastest, where more ranks stop paying, how well they are used."""
+    fastest, last = found.fastest(), found.points[-1]
+    step = f"{_microseconds(fastest.seconds)} by {fastest.method}"
+    if fastest.ranks == 1:
+        yield f"a step is fastest on one rank, {step}"
+    else:
+        limit = (
+            "" if fastest.method == "SGD" else f"; what limits it is {fastest.limit}"
+        )
+        yield (
+            f"a step is fastest on {fastest.ranks} ranks, {step}:"
+            f" {found.speed_up(fastest):.2f} times as fast as one rank"
+            f" ({_microseconds(found.one_rank.seconds)} by {found.one_rank.method}), an"
+            f" efficiency of {_percent(found.efficiency(fastest))}{limit}"
+        )
+    if fastest.ranks < last.ranks:
+        yield (
+            f"beyond {_number_of_ranks(fastest.ranks)} more of them no longer pay: a"
+            f" step on {last.ranks} takes {_microseconds(last.seconds)}"
+        )
+    efficient = found.efficient()
+    if efficient is None:
+        yield "on none of these numbers of ranks is the efficiency 50 % or more"
+    elif efficient.ranks < last.ranks:
+        yield (
+            "the efficiency is 50 % or more up to"
+            f" {_number_of_ranks(efficient.ranks)}, and below that beyond"
+        )
+
+
+def _percent(share: float) -> str:
+    """Format a share with two digits: 84 %, 0.21 %."""
+    from hpcsgd.studies.plots.charts import figures
+
+    return f"{figures(100 * share, 2)} %"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs"
+
+
+def _number_of_ranks(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def _ranges(wins: list[int], every: list[int]) -> str:

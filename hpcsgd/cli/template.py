@@ -46,7 +46,7 @@ def template() -> str:
     """Every section with every key at its default, explained."""
     head = [
         "# A configuration of hpcsgd: hpcsgd train FILE",
-        "# Every value is the default; keys with a # in front are optional.",
+        "# Every value is the default of SGD; keys with a # in front are optional.",
     ]
     kinds = get_type_hints(RunConfig)
     sections = [_section(f.name, kinds[f.name]) for f in fields(RunConfig)]

@@ -106,13 +106,23 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 # `hpcsgd train`: one run, from flags, a TOML file, or both.
 
+RULE = (
+    "Where neither file nor command names a setting of SGD (one of the sections rate,"
+    " update, coordinate, products, schedule, agreement, codec, mirror, accordion,"
+    " average, stop or sweep, sampling.mode, --precision auto, or --emulate-members),"
+    " the run has the defaults of hpcsgd.fit: an intercept, l2 = 1e-4, a rate from the"
+    " data, and a finisher that goes on to the optimum; --plain asks for SGD with all"
+    " its defaults."
+)
+
 
 def add_train_parser(commands: Any) -> None:
     """Add `train` to the commands."""
     parser = commands.add_parser(
         "train",
         help=COMMANDS["train"],
-        description="Train a generalized linear model; flags override the TOML file.",
+        description="Train a generalized linear model; flags override the TOML file."
+        f" {RULE}",
         allow_abbrev=False,
     )
     add_settings(parser)
@@ -161,12 +171,9 @@ def _metavar(setting: str, options: Mapping[str, Any]) -> dict[str, str]:
 
 def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
-    from hpcsgd.config import check_read
-
     config = configuration(arguments)
     check_data(config)
     launch.check_readable(config.data.path)
-    check_read(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
         keeps = bool(config.run.out)
@@ -175,11 +182,24 @@ def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def configuration(arguments: argparse.Namespace) -> "RunConfig":
-    """The TOML file, then --set, then the flags."""
-    from hpcsgd.config import RunConfig, read_toml
+    """Return all settings of a run of `train`, as it has them on one rank."""
+    from hpcsgd.runs.defaults import resolve_defaults
+
+    return resolve_defaults(named_settings(arguments))
+
+
+def named_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return what the TOML file, --set and the flags name, each over the one before."""
+    from hpcsgd.config import read_toml
+    from hpcsgd.runs.defaults import requested_defaults
 
     tables = read_toml(arguments.config) if arguments.config else {}
-    return RunConfig.parse(overlaid(tables, arguments))
+    merged = overlaid(tables, arguments)
+    # The file may list settings that `overlaid` leaves to a method.
+    requested = requested_defaults(merged) or requested_defaults(tables)
+    if requested:
+        merged["run"] = {**merged.get("run", {}), "defaults": requested}
+    return merged
 
 
 def check_data(config: "RunConfig") -> None:
@@ -213,13 +233,15 @@ def overlaid(
 
 
 def _train(config: "RunConfig", arguments: argparse.Namespace) -> int:
-    from hpcsgd.api import train
+    from hpcsgd.api import run_training
     from hpcsgd.runs.recovery import Signals
+
+    settings = named_settings(arguments)
 
     def action(world: "Communicator") -> "Result":
         callbacks = progress(arguments) if world.rank == 0 else []
         with Signals(world.abort) as signals:
-            return train(config, world=world, callbacks=[*callbacks, signals])
+            return run_training(settings, world=world, callbacks=[*callbacks, signals])
 
     return on_all_ranks(
         config.run.comm,
@@ -283,7 +305,7 @@ def add_sweep_parser(commands: Any) -> None:
         " override the TOML file.",
         allow_abbrev=False,
     )
-    add_settings(parser, without=("--l2",))
+    add_settings(parser, without=("--l2", "--plain"))
     for flag, key, options in LISTS:
         parser.add_argument(flag, dest=f"sweep.{key}", default=None, **options)
     parser.add_argument("--json", action="store_true", help="print one JSON document")

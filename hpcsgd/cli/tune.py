@@ -15,7 +15,7 @@ from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
 from hpcsgd.cli.names import COMMANDS, FORMATS
 from hpcsgd.cli.parser import not_negative, on_all_ranks
-from hpcsgd.cli.train import add_settings, check_data, configuration, overlaid
+from hpcsgd.cli.train import add_settings, check_data, overlaid
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import write_text
 
@@ -46,7 +46,7 @@ def add_tune_parser(commands: Any) -> None:
         allow_abbrev=False,
         conflict_handler="resolve",
     )
-    add_settings(parser)
+    add_settings(parser, without=("--plain",))
     parser.add_argument(
         "--batch",
         dest="batches",
@@ -242,7 +242,7 @@ def add_precision_parser(commands: Any) -> None:
         " groups of real rows, run pilots of the recipes, and recommend one.",
         allow_abbrev=False,
     )
-    add_settings(parser)
+    add_settings(parser, without=("--plain",))
     parser.add_argument(
         "--members", type=int, metavar="C", help="of a replica; the grid's by default"
     )
@@ -271,10 +271,12 @@ def add_precision_parser(commands: Any) -> None:
 
 def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Look at the data in this process, and print."""
+    from hpcsgd.config import RunConfig, read_toml
     from hpcsgd.data.readers import open_reader
     from hpcsgd.studies.precision import study
 
-    config = configuration(arguments)
+    tables = read_toml(arguments.config) if arguments.config else {}
+    config = RunConfig.parse(overlaid(tables, arguments))
     check_data(config)
     launch.check_readable(config.data.path)
     if arguments.ranks not in (None, 1):

@@ -1,11 +1,9 @@
 """`hpcsgd.fit`: from rows to a fitted model at its optimum."""
 
-import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -14,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.base import alike, check_same
 from hpcsgd.agreements.more.infinity.agreement import OnDisk
-from hpcsgd.api import open_session
+from hpcsgd.api import run_at_stable_rate
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
@@ -24,184 +22,16 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.estimators.inputs import FitData, open_data
-from hpcsgd.estimators.settings import RACE, FitSettings, grid_on
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.products.base import Array
+from hpcsgd.runs.advice import OF_FIT, judge_fit
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.session import Start, initial_weights_error, settings_of
+from hpcsgd.runs.defaults import RACE, FitSettings, grid_on
+from hpcsgd.runs.result import Result
+from hpcsgd.runs.session import NullModel, Start, initial_weights_error, settings_of
 from hpcsgd.solvers.callbacks import Callback, View
-from hpcsgd.solvers.full_passes import ENDLESS, NO_MINIMUM, gap_limit
-from hpcsgd.solvers.lbfgs import StopReason
-from hpcsgd.solvers.newton import amount
 
-# Whether a fit is at the optimum, and what to change where it is not.
-
-REMEDIES = {
-    StopReason.PASSES.value: (
-        "{passes} passes of polishing were not enough (gradient {relative_after:.2g} of"
-        " the residuals, not {tol:.2g}); raise polish.passes in config, raise alpha, or"
-        " raise tol"
-    ),
-    StopReason.UNCERTIFIED.value: (
-        "after {passes} passes the gradient is small ({relative_after:.2g} of the"
-        " residuals, tol {tol:.2g}), but F may be {gap:.2g} above its optimum, and not"
-        " {gap_limit:.2g}; rows or columns of very different size hide it: scale them,"
-        " or raise alpha"
-    ),
-    StopReason.HIDDEN.value: (
-        "after {passes} passes the gradient is small ({relative_after:.2g} of the"
-        " residuals, tol {tol:.2g}), but a step of Newton would lower F by"
-        " {fall}, and not {fall_limit:.2g}; rows or columns of very"
-        " different size hide it: scale them, or give a penalty"
-    ),
-    StopReason.STUCK.value: (
-        "after {passes} passes of polishing no lower loss was found (gradient"
-        " {relative_after:.2g} of the residuals, not {tol:.2g}); scale the columns or"
-        " the targets, or lower the rate"
-    ),
-}
-
-NOTHING = 1e-6  # loss of all rows together: each is on its side, with a margin
-BOUNDS = {"lower", "upper"}
-
-
-def advise(result: Result, tol: float) -> None:
-    """Put into the report how near the optimum is: `converged`, `gap`, `advice`.
-
-    `certified` is True where the gap F − F* is at most tol · max(|F|, 1e-3 · F₀), False
-    where it is known to be larger, None where the family or the penalty has no gap.
-    """
-    report = result.report
-    report["gap"] = result.history[-1].get("gap") if result.history else None
-    report["certified"] = _is_certified(result, tol)
-    sentence = _sentence(result)
-    report["converged"] = not sentence and result.status.is_good
-    if sentence:
-        report["advice"] = sentence
-
-
-def _is_certified(result: Result, tol: float) -> bool | None:
-    report = result.report
-    gap, polish = report["gap"], report.get("polish")
-    coordinate = report.get("coordinate")
-    if gap is None:
-        return None
-    if polish is not None:
-        limit = polish.get("gap_limit")
-        return None if limit is None else bool(gap <= limit)
-    if coordinate is not None:
-        return bool(gap <= gap_limit(tol, result.loss, coordinate["null_excess"]))
-    return result.status is Status.CONVERGED
-
-
-def _sentence(result: Result) -> str:
-    if not result.status.is_good:
-        return result.status.advice
-    endless = _without_minimum(result)
-    if endless or result.report["certified"]:
-        return endless
-    if result.status is Status.CONVERGED:
-        return result.status.advice
-    for name, judge in (("polish", _of_polish), ("coordinate", _of_coordinates)):
-        found = result.report.get(name)
-        if found is not None:
-            return judge(found)
-    return _of_steps(result)
-
-
-def _without_minimum(result: Result) -> str:
-    """Where F has come down to its bound 0, which no finite weights reach."""
-    problem, rows = result.config["problem"], result.report["rows"]
-    polish = result.report.get("polish") or {}
-    is_free = not problem["l2"] and not problem["l1"] and not problem.keys() & BOUNDS
-    vanishes = abs(result.loss) * rows <= NOTHING
-    if problem["family"] == "poisson" and vanishes:
-        if polish.get("ended") == StopReason.CONVERGED.value:
-            return ""  # a minimum there is: of targets that are small
-        return (
-            "all counts are 0, so that F has no minimum: the intercept falls without"
-            " end; add rows with counts"
-        )
-    if not result.report.get("has_minimum", True):
-        return f"{NO_MINIMUM}, alpha > 0"
-    if problem["family"] in ENDLESS and is_free and vanishes:
-        return f"{NO_MINIMUM}, alpha > 0"
-    return ""
-
-
-def _of_polish(found: Mapping[str, Any]) -> str:
-    fall = amount(found.get("expected_fall"))
-    return REMEDIES.get(found["ended"], "").format(**found, fall=fall)
-
-
-def _of_coordinates(found: Mapping[str, Any]) -> str:
-    if found["ended"] == "converged":
-        return ""
-    return (
-        "coordinate descent ended before its gap was small enough"
-        f" (now {_known(found['gap'])}); raise epochs, or tol"
-    )
-
-
-def _of_steps(result: Result) -> str:
-    """A run of steps alone, whose goal was not reached by the last epoch."""
-    goal, epochs = result.config["stop"], result.config["schedule"]["epochs"]
-    if goal["on"] == "none":
-        return ""
-    if goal["on"] == "validation":
-        return f"the held-out loss still fell after {epochs} epochs; raise epochs"
-    if goal["on"] == "loss":
-        return f"the loss still fell after {epochs} epochs; raise epochs or the rate"
-    gap = result.history[-1].get("gap") if result.history else None
-    return (
-        f"{epochs} epochs of SGD ended {_known(gap)} or less above the optimum, and tol"
-        f" asks for {goal['tol']:.2g} of F; raise epochs or tol, scale the columns"
-        " alike, or let polish='auto' go on where F is smooth"
-    )
-
-
-def _known(gap: Any) -> str:
-    return "an unknown distance" if gap is None else f"{gap:.2g}"
-
-
-# What a run says of a goal it did not reach, a fit says itself, as a warning.
-
-SPEAKERS = (
-    "hpcsgd.solvers.evaluation",
-    "hpcsgd.solvers.newton",
-    "hpcsgd.runs.coordinate",
-)
-_fits: ContextVar[bool] = ContextVar("fits", default=False)
-
-
-class _Once(logging.Filter):
-    """Lets nothing below an error pass while this thread fits."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not _fits.get() or record.levelno >= logging.ERROR
-
-
-_ONCE = _Once()  # a logger has it once, however often it is added
-
-
-@contextmanager
-def suppress_repeated_logs() -> Iterator[None]:
-    """Filter the log of a run whose status is judged afterwards."""
-    for name in SPEAKERS:
-        logging.getLogger(name).addFilter(_ONCE)
-    before = _fits.set(True)
-    try:
-        yield
-    finally:
-        _fits.reset(before)
-
-
-# The runs that a fit takes: one, and slower ones where a guessed rate was too high.
-
-log = logging.getLogger(__name__)
-OWN = ("path", "memory", "threads")  # what a rank may have another of
-SLOWER, TRIES = 0.125, 4  # of a rate from the data with which the loss blew up
+# The run of a fit, and its model on all ranks.
 
 
 @dataclass(frozen=True)
@@ -217,34 +47,18 @@ class Runs:
 
     def run(self) -> Result:
         """The result of the run that held, the same bits on all ranks."""
-        result = self._train(self.config)
-        tries = 1
-        while self._blew_up(result) and tries < TRIES:
-            rate = result.config["rate"]["value"] * SLOWER
-            log.warning(
-                "the loss blew up with a rate of %.3g; again with %.3g",
-                *(result.config["rate"]["value"], rate),
-                extra={"on_all_ranks": True},
-            )
-            slower = replace(self.config.rate, value=rate)
-            result = self._train(replace(self.config, rate=slower))
-            tries += 1
-        result.report["rates_tried"] = tries
+        result, _ = run_at_stable_rate(
+            self.world,
+            self.config,
+            self.given.open_reader,
+            list(self.callbacks),
+            self.start,
+        )
         if self.given.names is not None:
             result.report["feature_names"] = self.given.names
         result.report.setdefault("feature_names", None)
-        advise(result, self.tol)
+        judge_fit(result, self.tol, OF_FIT)
         return self.alike(result)
-
-    def _train(self, config: RunConfig) -> Result:
-        callbacks = list(self.callbacks)
-        opens, start = self.given.open_reader, self.start
-        with suppress_repeated_logs():
-            return open_session(self.world, config, opens, callbacks, start).run()
-
-    def _blew_up(self, result: Result) -> bool:
-        """A rate that was given stays what it is."""
-        return result.status is Status.DIVERGED and self.config.rate.is_open
 
     def alike(self, result: Result) -> Result:
         """As rank 0 has it: a sum over members need not give all the same bits."""
@@ -326,67 +140,6 @@ class KnownModel(Start):
         agreement.put_whole(state, weights)
         if state.intercept is not None and self.intercept is not None:
             state.intercept[:1] = self.intercept
-
-
-@dataclass(frozen=True)
-class NullModel(Start):
-    """Zero weights, and the intercept that is best with them, where there is one."""
-
-    def load_into(self, live: AssembledRun) -> None:
-        """From sums over the targets, the same bits on all ranks."""
-        if live.state.intercept is not None:
-            live.state.intercept[:1] = best_constant(live)
-
-
-def best_constant(live: AssembledRun) -> Array:
-    """(K,): the link of the mean target; zero for families that have no such link."""
-    shard, family = live.task.shard, live.task.family
-    y = shard.targets.astype(np.float64)
-    c = np.ones_like(y) if shard.weights is None else shard.weights.astype(np.float64)
-    c = c[:, :1]
-    o = np.zeros_like(y) if shard.offsets is None else shard.offsets.astype(np.float64)
-    kind = family.targets
-    if kind in ("signed",) or family.name == "probit":
-        return np.zeros(live.task.columns)
-    own = _sums(kind, c, y, o, live.task.columns)
-    grid = live.grid
-    total = sum(grid.world.exchange_objects(own * (grid.member == 0)))
-    return _link(kind, np.asarray(total))
-
-
-def _sums(kind: str, c: Array, y: Array, o: Array, columns: int) -> Array:
-    """What the mean target is made of, over the local rows."""
-    if kind == "classes":
-        return _by_class(c, y, columns)
-    if kind == "real":
-        return np.array([c.sum(), (c * (y - o)).sum()])
-    exposed = np.exp(o) if kind in ("counts", "positive") else np.ones_like(o)
-    return np.array([(c * exposed).sum(), (c * y).sum()])
-
-
-def _by_class(c: Array, y: Array, columns: int) -> Array:
-    labels = y[:, 0].astype(np.intp)
-    found: Array = np.bincount(labels, weights=c[:, 0], minlength=columns)
-    return found
-
-
-def _link(kind: str, total: Array) -> Array:
-    """Of the mean; of classes less their mean score. Nobody of a class: as if one."""
-    found: Array
-    if kind == "real":
-        found = total[1:] / total[0]
-    elif kind == "binary":
-        some = max(1.0, 1e-9 * total[0])
-        none = max(total[0] - total[1], some)
-        found = np.log(np.maximum(total[1:], some) / none)
-    elif kind == "classes":
-        logs = np.log(np.maximum(total, 1.0))
-        found = logs - logs.mean()
-    else:
-        # Targets may be of any size; where all are 0 no intercept is best.
-        mean = total[1:] / total[0]
-        found = np.log(np.where(mean > 0.0, mean, 1e-9))
-    return found
 
 
 # What a person sees of a fit: a line for every pass.

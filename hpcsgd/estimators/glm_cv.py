@@ -10,17 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import check_cv
 
+from hpcsgd.api import SLOWER, TRIES
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.base import FitRanks, FitRows
-from hpcsgd.estimators.fit import SLOWER, TRIES, make_start
+from hpcsgd.estimators.fit import make_start
 from hpcsgd.estimators.glm import Generic
 from hpcsgd.estimators.inputs import open_data
-from hpcsgd.estimators.settings import EPOCHS, FitSettings, overlay_tables
 from hpcsgd.estimators.sweep import Sweep, with_sweep
+from hpcsgd.runs.defaults import EPOCHS, FitSettings, overlay_tables
 from hpcsgd.runs.session import Session
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import StopConfig
@@ -237,6 +238,14 @@ class GLM_CV(Generic):
     >>> model.alpha_
     0.01
     """
+
+    _instead = {
+        "C": "give alphas, each of them 1/(C·n) for n rows",
+        "Cs": "give alphas, each of them 1/(C·n) for n rows",
+        "alpha": "give alphas",
+        "penalty": "leave it out, ridge penalties are compared",
+        "l1_ratio": "leave it out, ridge penalties are compared",
+    }
 
     def __init__(
         self,

@@ -15,13 +15,14 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.fit import NullModel, fit, ranks_of, timeout_in
+from hpcsgd.estimators.fit import fit, ranks_of, timeout_in
 from hpcsgd.estimators.inputs import FitData, open_data
-from hpcsgd.estimators.settings import overlay_tables
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
 from hpcsgd.runs.coordinate import along, best_form, fastest_form, fits
+from hpcsgd.runs.defaults import overlay_tables
 from hpcsgd.runs.result import Result
+from hpcsgd.runs.session import NullModel
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import level, open_rows
 
@@ -327,8 +328,7 @@ def path(
     offset : (n,), o_i, added to every score
     fit_intercept : bool, learn β, which is never penalised
     bounds : pair of a lowest and a highest weight, each a number, (d,) or None
-    tol : float, of the gap relative to F of the null model (coordinate forms), or what
-        `fit` makes of it
+    tol : float, of the gap relative to F, as `fit` has it
     epochs : int, passes for each alpha at most; 1000 for coordinate forms
     batch, steps : int, coordinates of a block and blocks of a message, 1 and 16; or
         what `fit` makes of them

@@ -1,13 +1,27 @@
-"""What a predicted loss, time or budget advises."""
+"""What the figures of a run advise: about its loss, its time, its rows, its end."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from hpcsgd.agreements.base import SHARDED, takes_gradients
+from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.agreements.more.qadam import unreached_phase
 from hpcsgd.config import RunConfig
+from hpcsgd.errors import DataError
 from hpcsgd.products import GATHERS
+from hpcsgd.runs.assembled_run import AssembledRun
+from hpcsgd.runs.auto_rate import ignores_length, resolve_rate
 from hpcsgd.runs.result import Result, Status
+from hpcsgd.solvers.full_passes import ENDLESS, NO_MINIMUM, gap_limit, open_rows
+from hpcsgd.solvers.lbfgs import StopReason, null_excess
+from hpcsgd.solvers.newton import amount
+from hpcsgd.solvers.objective import block_rows
 
 # How the loss moved, and what would lower it.
 
@@ -67,11 +81,6 @@ def about_loss(result: Result) -> Iterator[str]:
     last = stretches[-1][1]
     if last <= -FLAT:
         yield f"the loss rises: a smaller rate (--rate {rate / 3:.3g})"
-    elif result.is_worse:
-        yield (
-            "the loss ended above where it began: a smaller rate (--rate"
-            f" {rate / 10:.3g})"
-        )
     elif last >= FLAT:
         yield (
             f"the loss still falls: more epochs (--epochs {2 * epochs})"
@@ -259,6 +268,337 @@ def _share(result: Result, seconds: float) -> float:
     return min(seconds / total, 1.0) if total > 0 else 0.0
 
 
+# What the rows themselves advise where a run ended badly.
+
+UNLIKE = 10.0  # times, from the least spread of a column to the largest
+OFF_CENTRE = 10.0  # spreads from 0 to the mean of a column
+OTHER = 2.0  # times the rate from the data: 2/L is where steps stop being stable
+WORTH = 0.01  # of the loss of the null model, for an intercept
+UNFINISHED = {
+    StopReason.PASSES.value,
+    StopReason.UNCERTIFIED.value,
+    StopReason.HIDDEN.value,
+    StopReason.STUCK.value,
+}
+
+
+def name_remedies(
+    live: AssembledRun, status: Status, is_from_data: bool
+) -> dict[str, Any]:
+    """Return `remedies` for the report of a run that ended badly, else nothing.
+
+    A run ends badly where it diverges, ends above where it began, hardly moves, or
+    where its finisher does not come to the optimum. Collective; a pass or two over the
+    rows, booked under "control" and "evaluate", in that case alone.
+
+    Parameters
+    ----------
+    status : how it ended
+    is_from_data : whether its rate was found from the rows
+    """
+    polish = live.engine.finisher.facts
+    is_stalled = polish is None and _is_stalled(live, status)
+    is_unfinished = polish is not None and polish["ended"] in UNFINISHED
+    has_failed = status in (Status.DIVERGED, Status.WORSE)
+    if not (has_failed or is_stalled or (is_unfinished and live.engine.has_minimum)):
+        return {}
+    if not live.engine.has_own_loss or isinstance(live.state.weights, OnDisk):
+        return {}
+    remedies = [] if is_from_data else _about_rate(live, is_stalled)
+    remedies += _about_columns(live)
+    if polish is None and status is not Status.DIVERGED:
+        remedies += _about_finisher(live.config)
+    remedies += _about_intercept(live)
+    if not is_stalled:
+        return {"remedies": remedies}
+    first, epochs = live.engine.view.history[0]["loss"], live.engine.view.epoch
+    advice = (
+        f"the loss hardly moved from {first:.4g} in {epochs}"
+        f" epoch{'' if epochs == 1 else 's'}"
+    )
+    return {"remedies": remedies, "advice": advice}
+
+
+def _is_stalled(live: AssembledRun, status: Status) -> bool:
+    """Return whether no evaluation of a whole run differs from the first one."""
+    losses = [record["loss"] for record in live.engine.view.history]
+    if status is not Status.COMPLETED or len(losses) < 2 or not losses[0]:
+        return False
+    return all(abs(loss - losses[0]) < FLAT * abs(losses[0]) for loss in losses)
+
+
+def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
+    """Return the rate from the data, where it is a very different one."""
+    config = live.config
+    if ignores_length(config.update):
+        return []
+    is_open = replace(config.rate, value=0.0, per_batch=0)
+    try:
+        asked = replace(config, rate=is_open)
+        found = resolve_rate(asked, live.grid, live.loaded, live.task.family)
+    except DataError:
+        return []  # the squares of the rows overflow: the columns are to be scaled
+    rate, usual = config.rate.value, found.rate.value
+    is_other = usual > OTHER * rate if is_stalled else rate > OTHER * usual
+    if not is_other:
+        return []
+    return [f"take the rate from the data (--rate auto: {usual:.3g}, not {rate:.3g})"]
+
+
+def _about_columns(live: AssembledRun) -> list[str]:
+    """Return what columns of unlike spreads, or far from 0, ask for."""
+    if live.loaded.preparation.columns != "raw":
+        return []
+    spreads, means = _moments(live)
+    varies = spreads > 1e-7 * np.abs(means)
+    own = spreads[varies], np.abs(means[varies]) / spreads[varies]
+    everyone = live.grid.world.exchange_objects(
+        (own[0].min(), own[0].max(), own[1].max()) if varies.any() else None
+    )
+    known = np.array([one for one in everyone if one is not None]).reshape(-1, 3)
+    if not len(known):
+        return []
+    ratio = float(known[:, 1].max() / known[:, 0].min())
+    distance = float(known[:, 2].max())
+    found = []
+    if ratio > UNLIKE:
+        found.append(f"spreads differ by a factor of {ratio:.2g}")
+    if distance > OFF_CENTRE and not live.loaded.shard.is_sparse:
+        found.append(f"means are up to {distance:.2g} spreads from 0")
+    if not found:
+        return []
+    return [
+        "standardize the columns (hpcsgd data convert --standardize), whose"
+        f" {' and whose '.join(found)}"
+    ]
+
+
+def _moments(live: AssembledRun) -> tuple[Any, Any]:
+    """Return the spread and the mean of each local column, over all replicas."""
+    shard = live.loaded.shard
+    sums = np.zeros((2, shard.width))
+    step = block_rows(shard.total_columns)
+    with np.errstate(over="ignore"):
+        for start in range(0, shard.height, step):
+            rows = slice(start, min(start + step, shard.height))
+            block = live.loaded.read_exact(rows).astype(np.float64)
+            squares = block.power(2) if shard.is_sparse else np.square(block)
+            sums[0] += np.asarray(block.sum(axis=0)).reshape(-1)
+            sums[1] += np.asarray(squares.sum(axis=0)).reshape(-1)
+    live.grid.replicas.sum(sums, "control")
+    means, squares = sums / shard.total_rows
+    return np.sqrt(np.maximum(squares - means**2, 0.0)), means
+
+
+def _about_finisher(config: RunConfig) -> list[str]:
+    """Return the finisher, where F is smooth and a rank may hold all weights."""
+    agreement = config.agreement
+    is_split = (agreement.kind, agreement.stage) == ("sharded", 3)
+    if not config.problem.is_smooth or config.sampling.hold_out or is_split:
+        return []
+    return ["go on to the optimum (--polish)"]
+
+
+def _about_intercept(live: AssembledRun) -> list[str]:
+    """Return an intercept, where the null model alone gains by one."""
+    if live.config.problem.intercept:
+        return []
+    rows = open_rows(live.engine.evaluation.objective, live.task.columns)
+    with np.errstate(all="ignore"):
+        without, least = (null_excess(rows, has) for has in (False, True))
+    if not least < (1.0 - WORTH) * without:
+        return []
+    return ["learn an intercept (--intercept)"]
+
+
+# Whether a fit is at the optimum, and what to change where it is not.
+
+
+@dataclass(frozen=True)
+class SettingNames:
+    """The names that a caller has for the settings of a sentence."""
+
+    alpha: str
+    epochs: str
+    passes: str
+    finisher: str
+
+
+OF_FIT = SettingNames("alpha", "epochs", "polish.passes in config", "polish='auto'")
+OF_TRAIN = SettingNames(
+    alpha="l2 (--l2)",
+    epochs="epochs (--epochs N --set run.defaults=fit)",
+    passes="polish.passes (--set)",
+    finisher="the finisher (--polish)",
+)
+REMEDIES = {
+    StopReason.PASSES.value: (
+        "{passes} passes of polishing were not enough (gradient {relative_after:.2g} of"
+        " the residuals, not {tol:.2g}); raise {names.passes}, raise {names.alpha}, or"
+        " raise tol"
+    ),
+    StopReason.UNCERTIFIED.value: (
+        "after {passes} passes the gradient is small ({relative_after:.2g} of the"
+        " residuals, tol {tol:.2g}), but F may be {gap:.2g} above its optimum, and not"
+        " {gap_limit:.2g}; rows or columns of very different size hide it: scale them,"
+        " or raise {names.alpha}"
+    ),
+    StopReason.HIDDEN.value: (
+        "after {passes} passes the gradient is small ({relative_after:.2g} of the"
+        " residuals, tol {tol:.2g}), but a step of Newton would lower F by"
+        " {fall}, and not {fall_limit:.2g}; rows or columns of very"
+        " different size hide it: scale them, or give a penalty"
+    ),
+    StopReason.STUCK.value: (
+        "after {passes} passes of polishing no lower loss was found (gradient"
+        " {relative_after:.2g} of the residuals, not {tol:.2g}); scale the columns or"
+        " the targets, or lower the rate"
+    ),
+}
+
+TOL = 1e-5  # of the gap, relative to F
+NOTHING = 1e-6  # loss of all rows together: each is on its side, with a margin
+BOUNDS = {"lower", "upper"}
+
+
+def judge_fit(result: Result, tol: float = TOL, names: SettingNames = OF_TRAIN) -> None:
+    """Put into the report how near the optimum is: `converged`, `gap`, `advice`.
+
+    `certified` is True where the gap F − F* is at most tol · max(|F|, 1e-3 · F₀), False
+    where it is known to be larger, None where the family or the penalty has no gap.
+    The advice calls settings by `names`.
+    """
+    report = result.report
+    report["gap"] = result.history[-1].get("gap") if result.history else None
+    report["certified"] = _is_certified(result, tol)
+    sentence = _sentence(result, names)
+    report["converged"] = not sentence and result.status.is_good
+    report.pop("advice", None)
+    if sentence:
+        report["advice"] = sentence
+
+
+def _is_certified(result: Result, tol: float) -> bool | None:
+    report = result.report
+    gap, polish = report["gap"], report.get("polish")
+    coordinate = report.get("coordinate")
+    if gap is None:
+        return None
+    if polish is not None:
+        limit = polish.get("gap_limit")
+        return None if limit is None else bool(gap <= limit)
+    if coordinate is not None:
+        return bool(gap <= gap_limit(tol, result.loss, coordinate["null_excess"]))
+    return result.status is Status.CONVERGED
+
+
+def _sentence(result: Result, names: SettingNames) -> str:
+    if not result.status.is_good:
+        return result.status.advice
+    endless = _without_minimum(result, names)
+    if endless or result.report["certified"]:
+        return endless
+    if result.status is Status.CONVERGED:
+        return result.status.advice
+    for name, judge in (("polish", _of_polish), ("coordinate", _of_coordinates)):
+        found = result.report.get(name)
+        if found is not None:
+            return judge(found, names)
+    return _of_steps(result, names)
+
+
+def _without_minimum(result: Result, names: SettingNames) -> str:
+    """Where F has come down to its bound 0, which no finite weights reach."""
+    problem, rows = result.config["problem"], result.report["rows"]
+    polish = result.report.get("polish") or {}
+    is_free = not problem["l2"] and not problem["l1"] and not problem.keys() & BOUNDS
+    vanishes = abs(result.loss) * rows <= NOTHING
+    if problem["family"] == "poisson" and vanishes:
+        if polish.get("ended") == StopReason.CONVERGED.value:
+            return ""  # a minimum there is: of targets that are small
+        return (
+            "all counts are 0, so that F has no minimum: the intercept falls without"
+            " end; add rows with counts"
+        )
+    if not result.report.get("has_minimum", True):
+        return f"{NO_MINIMUM}, {names.alpha} > 0"
+    if problem["family"] in ENDLESS and is_free and vanishes:
+        return f"{NO_MINIMUM}, {names.alpha} > 0"
+    return ""
+
+
+def _of_polish(found: Mapping[str, Any], names: SettingNames) -> str:
+    fall = amount(found.get("expected_fall"))
+    return REMEDIES.get(found["ended"], "").format(**found, fall=fall, names=names)
+
+
+def _of_coordinates(found: Mapping[str, Any], names: SettingNames) -> str:
+    if found["ended"] == "converged":
+        return ""
+    return (
+        "coordinate descent ended before its gap was small enough"
+        f" (now {_known(found['gap'])}); raise {names.epochs}, or tol"
+    )
+
+
+def _of_steps(result: Result, names: SettingNames) -> str:
+    """A run of steps alone, whose goal was not reached by the last epoch."""
+    goal, epochs = result.config["stop"], result.config["schedule"]["epochs"]
+    if goal["on"] == "none":
+        return ""
+    if goal["on"] == "validation":
+        return (
+            f"the held-out loss still fell after {epochs} epochs; raise {names.epochs}"
+        )
+    if goal["on"] == "loss":
+        return (
+            f"the loss still fell after {epochs} epochs; raise {names.epochs} or the"
+            " rate"
+        )
+    gap = result.history[-1].get("gap") if result.history else None
+    return (
+        f"{epochs} epochs of SGD ended {_known(gap)} or less above the optimum, and tol"
+        f" asks for {goal['tol']:.2g} of F; raise {names.epochs} or tol, scale"
+        f" the columns alike, or let {names.finisher} go on where F is smooth"
+    )
+
+
+def _known(gap: Any) -> str:
+    return "an unknown distance" if gap is None else f"{gap:.2g}"
+
+
+# What a run says of a goal it did not reach, a fit says itself, as a warning.
+
+SPEAKERS = (
+    "hpcsgd.solvers.evaluation",
+    "hpcsgd.solvers.newton",
+    "hpcsgd.runs.coordinate",
+)
+_fits: ContextVar[bool] = ContextVar("fits", default=False)
+
+
+class _Once(logging.Filter):
+    """Lets nothing below an error pass while this thread fits."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _fits.get() or record.levelno >= logging.ERROR
+
+
+_ONCE = _Once()  # a logger has it once, however often it is added
+
+
+@contextmanager
+def suppress_repeated_logs() -> Iterator[None]:
+    """Filter the log of a run whose status is judged afterwards."""
+    for name in SPEAKERS:
+        logging.getLogger(name).addFilter(_ONCE)
+    before = _fits.set(True)
+    try:
+        yield
+    finally:
+        _fits.reset(before)
+
+
 # A run in three lines: reached, cost and next.
 
 
@@ -282,7 +622,7 @@ def reached(result: Result) -> str:
         return f"loss {result.loss:.4g} after {passes}: {polish['ended']}"
     if result.status is Status.CONVERGED:
         return f"loss {result.loss:.4g} after {done} of {asked}: the goal is reached"
-    if result.status is not Status.COMPLETED:
+    if result.status not in (Status.COMPLETED, Status.WORSE):
         done += f" of {asked}, {result.status.value} early"
     return f"loss {result.loss:.4g} after {done}, {describe_motion(result)}"
 
@@ -304,7 +644,9 @@ def cost(result: Result) -> str:
 
 def advise(result: Result) -> str:
     """What to try next: what the ending says, else about the loss and the time."""
-    if not result.status.is_good:
+    report = result.report
+    is_judged = "remedies" in report or report.get("converged") is False
+    if result.is_worse or not result.status.is_good or is_judged:
         return result.advice
     if not result.report.get("has_minimum", True):
         return "F has no minimum: give a penalty (--l2)"
@@ -334,6 +676,3 @@ def _size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
-
-
-# What a run reached, what it cost, what to try next, from its own figures.

@@ -15,7 +15,7 @@ from hpcsgd.backends.base import emulated_fields
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import GridConfig, RunConfig, UpdateConfig
+from hpcsgd.config import FIT, GridConfig, RunConfig, UpdateConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler, plan_groups
 from hpcsgd.data.shard import Shard
@@ -25,6 +25,7 @@ from hpcsgd.glm.penalties import Penalty, ProblemConfig
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products.cost import CACHE_BUDGET, ProductsConfig
+from hpcsgd.runs.advice import judge_fit
 from hpcsgd.runs.build import OpenedRun, open_all
 from hpcsgd.runs.checks import penalty_of
 from hpcsgd.runs.energy import make_meter, total
@@ -33,13 +34,19 @@ from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import ENDINGS, PollSchedule
 from hpcsgd.runs.progress import History
 from hpcsgd.runs.report import machine_facts, named
-from hpcsgd.runs.result import Result, Status
+from hpcsgd.runs.result import Result, Status, judge_rise
 from hpcsgd.runs.session import Session, borrow_world, check_settings
 from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.coordinate import COORDINATE, Array, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
 from hpcsgd.solvers.evaluation import Columns
-from hpcsgd.solvers.full_passes import Centers, centre, find_centers, open_rows
+from hpcsgd.solvers.full_passes import (
+    Centers,
+    centre,
+    find_centers,
+    gap_scale,
+    open_rows,
+)
 from hpcsgd.solvers.objective import BLOCK_ROWS, BLOCK_VALUES, Objective
 from hpcsgd.sparse import Csr, index_dtype
 
@@ -553,7 +560,7 @@ class Descent:
         if seen is None or not tol:
             return False
         if seen.gap is not None:
-            return seen.gap <= tol * self.ready.form.worst
+            return seen.gap <= tol * gap_scale(seen.loss, self.ready.form.worst)
         return seen.gradient <= tol * self.first_gradient
 
     def run_epoch(self, after: Callable[[], bool]) -> bool:
@@ -637,6 +644,8 @@ class CoordinateRun(Session):
         training = CoordinateTraining(ready, callbacks, self._start(ready))
         status = training.run()
         result = result_of(training, status, self.began, self.setup.seconds)
+        if self.config.run.defaults == FIT:
+            judge_fit(result)
         with world.working("writing the result"):
             unsaved = world.exchange_objects(folder.finish(result))[0]
         if unsaved:
@@ -693,6 +702,7 @@ class CoordinateTraining:
         status = self._train()
         if view.history[-1]["exchanges"] != view.exchanges:
             self._evaluate()
+        status = judge_rise(status, view.loss, view.history)
         self._say()
         view.status = status.value
         self._tell("on_end")

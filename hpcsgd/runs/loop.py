@@ -16,7 +16,7 @@ from hpcsgd.products.hooks import NO_HOOKS, HookList
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter
 from hpcsgd.runs.recording import MemberCheck, Recorder
-from hpcsgd.runs.result import Status
+from hpcsgd.runs.result import Status, judge_rise
 from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.evaluation import Evaluation, StopConfig
 from hpcsgd.solvers.full_passes import NO_MINIMUM
@@ -313,6 +313,7 @@ class Engine:
         hooks: HookList = NO_HOOKS,
         finisher: NoFinisher = UNFINISHED,
         stop: StopConfig = NO_GOAL,
+        has_own_loss: bool = True,
     ) -> None:
         self.grid = grid
         self.product = product
@@ -332,6 +333,7 @@ class Engine:
         self.hooks = hooks
         self.finisher = finisher
         self.stop = stop
+        self.has_own_loss = has_own_loss  # False: made up, or that of several models
         self.meter = EnergyMeter(
             ()
         )  # of energy; the session has one that outlives legs
@@ -365,6 +367,8 @@ class Engine:
             self.view.loss = self.evaluation.restore(state)
         elif status.is_good:
             state, status = self._finish(state, status)
+            if self.has_own_loss:
+                status = judge_rise(status, self.view.loss, self.view.history)
         falls = status is Status.DIVERGED and self.states.active
         return self._end(state, status, FALLING if falls else status.value)
 

@@ -301,6 +301,7 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         ),
         finisher=_finisher(parts, evaluation),
         stop=config.stop,
+        has_own_loss=not config.run.emulate_members and task.models is None,
     )
 
 

@@ -141,16 +141,24 @@ class Forecast:
     MEMORY = 20.0  # seconds of training after which a third of a measurement is left
 
     def __init__(self) -> None:
-        self.exchanges, self.seconds = 0, 0.0  # at the last look
+        self.exchanges, self.seconds = 0, 0.0  # at the last update
         self.done, self.spent = 0.0, 0.0  # decayed sums
-        self.evaluations = 0
+        self.evaluations = 0  # in this start
+        self.earlier_evaluations = 0  # in the starts before a resume
+        self.earlier_evaluating = 0.0  # seconds of those
+
+    def begin(self, view: View) -> None:
+        """Begin a start: what a checkpoint restored was done by earlier ones."""
+        self.exchanges, self.seconds = view.exchanges, view.seconds
+        self.earlier_evaluations = len(view.history)
+        self.earlier_evaluating = view.phases().get("evaluate", 0.0)
 
     def evaluated(self) -> None:
         """Count a full loss."""
         self.evaluations += 1
 
     def update(self, view: View) -> None:
-        """Take in what was done since the last look."""
+        """Count what was done since the last update."""
         done = view.exchanges - self.exchanges
         spent = view.seconds - self.seconds
         if done <= 0 or spent <= 0.0:
@@ -164,10 +172,18 @@ class Forecast:
         if self.done <= 0.0:
             return math.nan
         exchanges = max(view.exchanges_planned - view.exchanges, 0)
-        looks = max(view.evaluations_planned - self.evaluations, 0)
-        evaluating = view.phases().get("evaluate", 0.0)
-        each = evaluating / self.evaluations if self.evaluations else 0.0
-        return exchanges * self.spent / self.done + looks * each
+        evaluations = self.earlier_evaluations + self.evaluations
+        to_come = max(view.evaluations_planned - evaluations, 0)
+        return exchanges * self.spent / self.done + to_come * self._evaluation(view)
+
+    def _evaluation(self, view: View) -> float:
+        """Return the seconds of one evaluation: of this start, else of earlier ones."""
+        if self.evaluations:
+            seconds = view.phases().get("evaluate", 0.0) - self.earlier_evaluating
+            return seconds / self.evaluations
+        if self.earlier_evaluations:
+            return self.earlier_evaluating / self.earlier_evaluations
+        return 0.0
 
     def left(self, view: View) -> str:
         """The same for a person."""
@@ -231,8 +247,10 @@ class ProgressDisplay(Callback):
         self.last = time.monotonic()
 
     def on_start(self, view: View) -> None:
-        """The clock starts with the run."""
+        """The clock starts with the run, or with this start of a resumed one."""
         self.split, self.forecast = TimeShares(), Forecast()
+        self.split.since_last(view)
+        self.forecast.begin(view)
         self.last = time.monotonic()
 
     def on_evaluate(self, view: View) -> None:

@@ -347,9 +347,23 @@ def _where() -> dict[str, Any]:
     """The machine of this rank, and what ran on it."""
     return {
         "host": platform.node(),
+        "processor": processor(),
         "cores": os.cpu_count() or 1,
         "versions": _versions(),
     }
+
+
+def processor() -> str:
+    """Return the name of the processor, or its kind where the system has no name."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    return value.strip()
+    except OSError:
+        pass  # not Linux
+    return platform.machine()
 
 
 def _versions() -> dict[str, str]:

@@ -97,6 +97,7 @@ class Status(Enum):
     PREEMPTED = "preempted"
     INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
+    WORSE = "worse"
 
     @property
     def advice(self) -> str:
@@ -111,7 +112,7 @@ class Status(Enum):
     @property
     def is_finished(self) -> bool:
         """False where somebody ended it in a hurry: no time for a last loss."""
-        return self.is_good or self is Status.STOPPED
+        return self.is_good or self in (Status.STOPPED, Status.WORSE)
 
     @property
     def is_good(self) -> bool:
@@ -119,13 +120,14 @@ class Status(Enum):
         return self in (Status.COMPLETED, Status.CONVERGED)
 
 
-WORSE = "worse"  # what tables call runs that went to their end, which lies above
+WORSE = Status.WORSE.value
 ROUNDING = 1e-6  # of a loss: weights in float32 are no closer
 
 REQUEUE = 75  # start me again: what sysexits.h calls a temporary failure
 
 _EXIT_CODES = {
     Status.DIVERGED: 1,
+    Status.WORSE: 1,
     Status.PREEMPTED: REQUEUE,
     Status.INTERRUPTED: 130,
 }
@@ -147,6 +149,9 @@ _ADVICE = {
         " (--rate, try a tenth; hpcsgd precision names the largest safe one) or widen"
         " the precision; the weights kept are the last ones with a good loss"
     ),
+    Status.WORSE: (
+        "the loss ended above where it began; lower the rate (--rate, try a tenth)"
+    ),
 }
 
 
@@ -156,6 +161,12 @@ def is_worse(loss: float, first: float) -> bool:
     By more than `ROUNDING` of it; losses that are not finite are no answer.
     """
     return bool(np.isfinite(loss) and loss - first > ROUNDING * abs(first))
+
+
+def judge_rise(status: Status, loss: float, history: list[dict[str, Any]]) -> Status:
+    """Return `Status.WORSE` for a good ending whose loss is above the first one."""
+    is_above = bool(history) and is_worse(loss, history[0]["loss"])
+    return Status.WORSE if status.is_good and is_above else status
 
 
 class UnsavedFile(DataError):
@@ -218,20 +229,32 @@ class Result:
 
     @property
     def is_worse(self) -> bool:
-        """True where it went to its end, and F there is above F where it began."""
-        if not self.status.is_good or not self.history:
+        """True where it went to its end, and F there is above F where it began.
+
+        Earlier versions wrote the status `completed` for such a run.
+        """
+        if self.status is Status.WORSE:
+            return True
+        if not self.status.is_good or not self.history or "models" in self.report:
             return False
         first = self.history[0]["loss"]  # None in a file where it was not finite
         return first is not None and is_worse(self.loss, first)
 
     @property
     def advice(self) -> str:
-        """What to do now, or nothing; after fall-backs that did not help, which."""
-        said = self.status.advice
-        if self.status is not Status.DIVERGED:
-            return said or str(self.report.get("advice", ""))
+        """What to do now, or nothing.
+
+        It names the remedies that apply to the rows, and fall-backs that did not help.
+        """
+        status = Status.WORSE if self.is_worse else self.status
+        said = status.advice or str(self.report.get("advice", ""))
         tried = [e["change"] for e in self.events if e.get("event") == "fall-back"]
-        return f"{said}; tried before: {', '.join(tried)}" if tried else said
+        if tried and status is Status.DIVERGED:
+            said += f"; tried before: {', '.join(tried)}"
+        remedies = self.report.get("remedies")
+        if said and remedies:
+            said += f"; for these rows: {'; '.join(remedies)}"
+        return said
 
     @property
     def weights_sha256(self) -> str:

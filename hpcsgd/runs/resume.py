@@ -31,6 +31,7 @@ from hpcsgd.runs.checkpoint import (
 from hpcsgd.runs.recovery import apply_recorded_fallback
 
 log = logging.getLogger(__name__)
+Tables = Mapping[str, Mapping[str, Any]]
 # Sections that decide the iterates: other values are another run.
 FIXED = (
     *("problem", "schedule", "update", "rate", "sampling", "sweep", "precision"),
@@ -98,6 +99,21 @@ def earlier_run(run: RunSection) -> tuple[dict[str, Any], dict[str, Any]] | None
     said = found[1].document
     known = {PRECISION_AUTO: said[PRECISION_AUTO]} if PRECISION_AUTO in said else {}
     return dict(said.get(REQUESTED) or said["config"]), known
+
+
+def recorded_settings(run: RunSection, world: Communicator) -> Tables | None:
+    """Return the settings of the run that goes on, None where none does.
+
+    Collective, where `resume` asks for a checkpoint. Rank 0 reads it.
+    """
+    if run.resume == "no":
+        return None
+    own = world.together(lambda: _document(run) if world.rank == 0 else None)
+    document = world.exchange_objects(own)[0]
+    if document is None:
+        return None
+    tables: Tables = document.get(REQUESTED) or document["config"]
+    return tables
 
 
 def restore_fallback(config: RunConfig, world: Communicator) -> RunConfig:

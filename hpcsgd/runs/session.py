@@ -15,11 +15,12 @@ from hpcsgd.backends.base import emulated
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock, Ledger
-from hpcsgd.config import RunConfig
+from hpcsgd.config import FIT, RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DeviceLost
 from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Array
+from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
 from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED, Checkpoint
@@ -61,6 +62,67 @@ class Start:
         live.task.backend.round(state.weights, precision.weights)
         if state.intercept is not None:
             state.intercept[...] = self.intercept
+
+
+@dataclass(frozen=True)
+class NullModel(Start):
+    """Zero weights, and the intercept that is best with them, where there is one."""
+
+    def load_into(self, live: AssembledRun) -> None:
+        """From sums over the targets, the same bits on all ranks."""
+        if live.state.intercept is not None:
+            live.state.intercept[:1] = best_constant(live)
+
+
+def best_constant(live: AssembledRun) -> Array:
+    """(K,): the link of the mean target; zero for families that have no such link."""
+    shard, family = live.task.shard, live.task.family
+    y = shard.targets.astype(np.float64)
+    c = np.ones_like(y) if shard.weights is None else shard.weights.astype(np.float64)
+    c = c[:, :1]
+    o = np.zeros_like(y) if shard.offsets is None else shard.offsets.astype(np.float64)
+    kind = family.targets
+    if kind in ("signed",) or family.name == "probit":
+        return np.zeros(live.task.columns)
+    own = _sums(kind, c, y, o, live.task.columns)
+    grid = live.grid
+    total = sum(grid.world.exchange_objects(own * (grid.member == 0)))
+    return _link(kind, np.asarray(total))
+
+
+def _sums(kind: str, c: Array, y: Array, o: Array, columns: int) -> Array:
+    """What the mean target is made of, over the local rows."""
+    if kind == "classes":
+        return _by_class(c, y, columns)
+    if kind == "real":
+        return np.array([c.sum(), (c * (y - o)).sum()])
+    exposed = np.exp(o) if kind in ("counts", "positive") else np.ones_like(o)
+    return np.array([(c * exposed).sum(), (c * y).sum()])
+
+
+def _by_class(c: Array, y: Array, columns: int) -> Array:
+    labels = y[:, 0].astype(np.intp)
+    found: Array = np.bincount(labels, weights=c[:, 0], minlength=columns)
+    return found
+
+
+def _link(kind: str, total: Array) -> Array:
+    """Of the mean; of classes less their mean score. Nobody of a class: as if one."""
+    found: Array
+    if kind == "real":
+        found = total[1:] / total[0]
+    elif kind == "binary":
+        some = max(1.0, 1e-9 * total[0])
+        none = max(total[0] - total[1], some)
+        found = np.log(np.maximum(total[1:], some) / none)
+    elif kind == "classes":
+        logs = np.log(np.maximum(total, 1.0))
+        found = logs - logs.mean()
+    else:
+        # Targets may be of any size; where all are 0 no intercept is best.
+        mean = total[1:] / total[0]
+        found = np.log(np.where(mean > 0.0, mean, 1e-9))
+    return found
 
 
 def initial_weights_error() -> ConfigError:
@@ -257,8 +319,12 @@ class Session:
         damage = find_damage(live) if status is Status.DIVERGED else ""
         if status is Status.DIVERGED and not damage and self._falls_back(live):
             return None
+        is_from_data = self.config.rate.is_open
         more = {"damage": damage, "lost_ranks": self.lost, **self.notes}
+        more |= name_remedies(live, status, is_from_data) if not damage else {}
         result = report(live, state, status, self.began, setup.seconds, more)
+        if config.run.defaults == FIT and live.task.models is None:
+            judge_fit(result)
         total = result.report["seconds_total"]
         each = total / max(result.iterations, 1)
         note_measured(config, live.chosen, each, world.rank, total)

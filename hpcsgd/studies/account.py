@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.runs.result import finite
-from hpcsgd.studies.folder import DONE, Line
+from hpcsgd.studies.folder import DONE, SAVED, Line
 from hpcsgd.studies.plan import StudyPlan, StudyPoint
 
 
@@ -17,9 +17,11 @@ class AccountRow:
     """All repeats and seeds of one setting on so many ranks.
 
     `speed_up` is against the method's own fewest ranks, `speed_up_sgd` against sgd on
-    the study's fewest, `gain` against sgd on as many ranks; a run of more ranks than
-    cores is held against by its like alone. In a weak study the work grows with the
-    ranks, and with it what a speed-up is multiplied by.
+    the study's fewest, `gain` against sgd on as many ranks, `speed_up_one_rank` against
+    the fastest setting of one rank, of any method. Settings are held to those that ran
+    on the same processors; a run of more ranks than cores is held to by its like alone.
+    In a weak study the work grows with the ranks, and with it what a speed-up is
+    multiplied by.
     """
 
     setting: str  # its key without seed and repeat
@@ -38,6 +40,8 @@ class AccountRow:
     efficiency: float | None
     speed_up_sgd: float | None
     gain: float | None
+    speed_up_one_rank: float | None
+    efficiency_one_rank: float | None
     calls: int | None
     words: int | None
     expected: bool | None  # whether calls and words are those of the formula
@@ -54,7 +58,9 @@ class Account:
     fewest: int  # ranks, of all methods
     rows: tuple[AccountRow, ...]
     failures: tuple[dict[str, Any], ...]  # key, status and error of bad runs
+    preempted: tuple[dict[str, Any], ...]  # key and status of runs that --resume runs
     missing: int  # runs of the plan that have no line
+    processors: tuple[str, ...]  # that good runs have named
 
     @property
     def runs(self) -> int:
@@ -85,10 +91,12 @@ class Account:
             "folder": self.folder,
             "runs": self.runs,
             "missing": self.missing,
+            "processors": list(self.processors),
             "fewest_ranks": self.fewest,
             "best": asdict(self.best) if self.best else None,
             "rows": [asdict(row) for row in self.rows],
             "failures": list(self.failures),
+            "preempted": list(self.preempted),
         }
 
     def json(self) -> str:
@@ -103,6 +111,7 @@ class _Times:
         self.plan = plan
         self.of: dict[str, list[float]] = {}
         self.crowded: set[str] = set()  # settings that had too few cores
+        self.processors: dict[str, set[str]] = {}  # that a setting ran on
         self.points: dict[str, StudyPoint] = {}
         for point in plan.runs():
             self.points.setdefault(point.setting, point)
@@ -111,6 +120,8 @@ class _Times:
                 self.crowded.add(point.setting)
             if line and line["status"] == "finished" and line["seconds"]:
                 self.of.setdefault(point.setting, []).append(line["seconds"])
+                found = self.processors.setdefault(point.setting, set())
+                found.add(str(line.get("processor") or ""))
 
     def median(self, setting: str) -> float | None:
         """Of one setting; None where no run of it was good."""
@@ -136,15 +147,30 @@ class _Times:
         )
         return found[1] if found else None
 
+    def one_rank(self, point: StudyPoint) -> float | None:
+        """Seconds of the fastest setting of one rank, of any method and recipe."""
+        found = [
+            self.median(p.setting)
+            for p in self._batches_of(point)
+            if p.ranks == 1 and not p.emulated
+        ]
+        return min((seconds for seconds in found if seconds), default=None)
+
     def _batches_of(self, point: StudyPoint) -> Iterable[StudyPoint]:
         """Points that see as many rows a step, or as many a rank."""
         for other in self.points.values():
             # What had too few cores says nothing of what had them.
             if other.setting in self.crowded and point.setting not in self.crowded:
                 continue
+            if not self._on_one_machine(other.setting, point.setting):
+                continue
             grown = other.batch * point.ranks == point.batch * other.ranks
             if grown if self.plan.batch_grows else other.batch == point.batch:
                 yield other
+
+    def _on_one_machine(self, one: str, other: str) -> bool:
+        """Whether two settings ran on the same processors, as far as lines know."""
+        return self.processors.get(one) == self.processors.get(other)
 
     def _fewest(self, points: Iterable[StudyPoint]) -> tuple[int, float] | None:
         found = [(p.ranks, self.median(p.setting)) for p in points]
@@ -161,7 +187,12 @@ def account(plan: StudyPlan, lines: Mapping[str, Line], folder: str) -> Account:
     failures = [
         {name: lines[key][name] for name in ("key", "status", "error")}
         for key in asked
-        if key in lines and lines[key]["status"] != "finished"
+        if key in lines and lines[key]["status"] not in ("finished", *SAVED)
+    ]
+    preempted = [
+        {name: lines[key][name] for name in ("key", "status")}
+        for key in asked
+        if key in lines and lines[key]["status"] in SAVED
     ]
     return Account(
         kind=plan.kind,
@@ -169,7 +200,9 @@ def account(plan: StudyPlan, lines: Mapping[str, Line], folder: str) -> Account:
         fewest=min(plan.all_ranks),
         rows=tuple(_row(points, times, lines) for points in by_setting.values()),
         failures=tuple(failures),
+        preempted=tuple(preempted),
         missing=sum(key not in lines for key in asked),
+        processors=tuple(sorted(set().union(*times.processors.values()) - {""})),
     )
 
 
@@ -186,6 +219,7 @@ def _row(
     up = _ratio(own[1] if own else None, seconds, first.ranks, own, grows)
     by_sgd = times.sgd(first, fewest)
     base = (fewest, 0.0)
+    by_one = _ratio(times.one_rank(first), seconds, first.ranks, (1, 0.0), grows)
     return AccountRow(
         setting=first.setting,
         method=first.method,
@@ -203,6 +237,8 @@ def _row(
         efficiency=up * own[0] / first.ranks if up and own else None,
         speed_up_sgd=_ratio(by_sgd, seconds, first.ranks, base, grows),
         gain=_ratio(times.sgd(first, first.ranks), seconds, 1, (1, 0.0), False),
+        speed_up_one_rank=by_one,
+        efficiency_one_rank=by_one / first.ranks if by_one else None,
         calls=traffic(over, "calls"),
         words=traffic(over, "words"),
         expected=is_expected(over),

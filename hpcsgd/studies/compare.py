@@ -3,8 +3,8 @@
 import json
 import logging
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.more.qadam import unreached_phase
-from hpcsgd.api import train
+from hpcsgd.api import run_training
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import TRAINING
@@ -43,6 +43,7 @@ from hpcsgd.studies.plan import (
     on_ranks,
     unknown,
 )
+from hpcsgd.studies.report.points import RunSetting, nodes_of, problems_of, read_folder
 
 # What a comparison found: a row for each setting, and what was refused.
 
@@ -82,6 +83,27 @@ class ComparisonRow:
         return self.result.is_worse
 
     @property
+    def is_whole(self) -> bool:
+        """True where it went to its end, and that is not above where it began."""
+        return self.result.status.is_finished and not self.worse
+
+    @property
+    def data(self) -> str:
+        """The name of the data file; nothing where rows were in memory."""
+        return Path(self.setting.config.data.path or "").name
+
+    @property
+    def network(self) -> str | None:
+        """The network that was emulated, if any."""
+        return self.setting.config.run.network
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that it stands for."""
+        report = self.result.report
+        return int(report.get("emulated_members") or report["ranks"])
+
+    @property
     def status(self) -> str:
         """How its run ended; `worse` where that is above where it began."""
         return WORSE if self.worse else self.result.status.value
@@ -115,10 +137,93 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True)
+class OneRankRun:
+    """The runs of one setting on one rank, which speed-ups are held to."""
+
+    name: str
+    seconds: float  # their median
+    data: str  # the name of the file; nothing of rows in memory
+    rows: int
+    columns: int
+    batch: int
+    epochs: float
+    processor: str
+    nodes: str  # what its hosts are called
+
+    @classmethod
+    def of(cls, setting: RunSetting) -> "OneRankRun":
+        """Return what a report knows of a setting of one rank."""
+        first = setting.first
+        return cls(
+            name=setting.label,
+            seconds=statistics.median(p.seconds or 0.0 for p in setting.points),
+            data=Path(first.data).name,
+            rows=first.rows,
+            columns=first.columns,
+            batch=first.batch,
+            epochs=first.epochs,
+            processor=first.processor,
+            nodes=nodes_of(first.host),
+        )
+
+    @classmethod
+    def of_row(cls, row: ComparisonRow) -> "OneRankRun":
+        """Return a row of a comparison on one rank."""
+        report = row.result.report
+        return cls(
+            name=row.name,
+            seconds=row.seconds,
+            data=row.data,
+            rows=report["rows"],
+            columns=report["columns"],
+            batch=row.setting.global_batch,
+            epochs=row.setting.config.schedule.epochs,
+            processor=report["processor"],
+            nodes=nodes_of(report["host"]),
+        )
+
+    def is_same_task(self, row: ComparisonRow) -> bool:
+        """Whether a row trains there on as many rows, as often, in the same batches."""
+        report, config = row.result.report, row.setting.config
+        sizes = (report["rows"], report["columns"], row.setting.global_batch)
+        return (
+            self.data == row.data
+            and (self.rows, self.columns, self.batch) == sizes
+            and self.epochs == config.schedule.epochs
+            and self._is_machine_of(report)
+        )
+
+    def _is_machine_of(self, report: Mapping[str, Any]) -> bool:
+        """Whether it ran where this did; earlier versions name their host alone."""
+        if self.processor:
+            return bool(self.processor == report["processor"])
+        return self.nodes == nodes_of(report["host"])
+
+
+def read_one_rank(folder: str | Path) -> tuple[OneRankRun, ...]:
+    """Return the runs on one rank of a folder: of a comparison, a study or of runs.
+
+    Raises
+    ------
+    ConfigError
+        where it holds none
+    """
+    problems = problems_of(read_folder(Path(folder)))
+    settings = [s for problem in problems for s in problem.settings if s.is_one_rank]
+    if not settings:
+        raise ConfigError(
+            f"--one-rank {folder} holds no run on one rank; make one by the same"
+            f" command with --ranks 1 --out {folder}"
+        )
+    return tuple(OneRankRun.of(setting) for setting in settings)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What was trained and what was refused, in the order in which it was asked for."""
 
     entries: tuple[ComparisonRow | Refusal, ...]
+    one_rank_runs: tuple[OneRankRun, ...] = ()
 
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
@@ -183,9 +288,26 @@ class Comparison:
         return (row.result.loss - held_to) / abs(held_to) if held_to else float("nan")
 
     def speed_up(self, row: ComparisonRow) -> float:
-        """The reference's seconds over this one's."""
+        """The reference's seconds over this one's; nan on another network."""
         held_to = self.reference.seconds
-        return held_to / row.seconds if row.seconds > 0 else float("nan")
+        if row.seconds <= 0 or row.network != self.reference.network:
+            return float("nan")
+        return held_to / row.seconds
+
+    def one_rank(self, row: ComparisonRow) -> OneRankRun | None:
+        """Return the fastest run of the same task on one rank, of any method."""
+        found = [run for run in self.one_rank_runs if run.is_same_task(row)]
+        return min(found, key=lambda run: run.seconds, default=None)
+
+    def speed_up_one_rank(self, row: ComparisonRow) -> float | None:
+        """Return how many times faster it is than the best run on one rank."""
+        run = self.one_rank(row)
+        return run.seconds / row.seconds if run and row.seconds > 0 else None
+
+    def efficiency(self, row: ComparisonRow) -> float | None:
+        """Return the speed-up against one rank, over the ranks."""
+        speed_up = self.speed_up_one_rank(row)
+        return None if speed_up is None else speed_up / row.ranks
 
     def histories(self) -> dict[str, list[dict[str, Any]]]:
         """name -> loss curve."""
@@ -201,6 +323,7 @@ class Comparison:
             "equal_global_batch": self.is_equal_batch,
             "held_to": self.reference.name,
             "baseline": self.baseline,
+            "one_rank": [asdict(run) for run in self.one_rank_runs],
             "rows": [self._brief(entry) for entry in self.entries],
             "settings": [self._figures(row) for row in self.rows],
         }
@@ -262,6 +385,9 @@ class Comparison:
             "seconds": row.seconds,
             "seconds_of_repeats": list(row.times),
             "speed_up": self.speed_up(row),
+            "speed_up_one_rank": self.speed_up_one_rank(row),
+            "efficiency": self.efficiency(row),
+            "network": row.network,
             "iterations": result.iterations,
             "weights_sha256": result.weights_sha256,
             "ledger": result.ledger,
@@ -272,7 +398,8 @@ class Comparison:
 
 # Of a line of the table, in `rows` of the document.
 BRIEF = (
-    *("loss", "loss_gap", "seconds", "speed_up", "messages", "words", "bytes"),
+    *("loss", "loss_gap", "seconds", "speed_up", "speed_up_one_rank", "efficiency"),
+    *("messages", "words", "bytes"),
     *("wire_bytes", "grid", "global_batch", "steps", "period", "products", "update"),
     *("rate", "iterations"),
 )
@@ -423,6 +550,7 @@ def compare(
     y: ArrayLike | None = None,
     world: Communicator | None = None,
     callbacks: Callable[[], list[Callback]] = list,
+    one_rank: str | Path | None = None,
 ) -> Comparison:
     """Train every setting `repeats` times, in turns, on the same ranks.
 
@@ -439,12 +567,14 @@ def compare(
     y : ndarray, (n,), targets
     world : the ranks to train on; else those of the launcher
     callbacks : makes the callbacks of one run, on this rank
+    one_rank : folder of runs on one rank, the best of which speed-ups are held to
 
     Returns
     -------
     Comparison
     """
     check_names(settings)
+    runs = read_one_rank(one_rank) if one_rank else ()
     comm = world if world is not None else open_world(_transport(_some(settings)))
     settings = [on_ranks(entry, comm.size) for entry in settings]
     check(settings, repeats, allow_unequal)
@@ -455,10 +585,17 @@ def compare(
         log.info("%s, run %d of %d", *said, extra={"on_all_ranks": True})
         return _run(setting, _placed(setting, out, number), X, y, comm, callbacks)
 
-    found = _in_turns(entries, repeats, run)
+    found = _with_one_rank(_in_turns(entries, repeats, run), runs)
     if world is None:
         comm.close()
     return found
+
+
+def _with_one_rank(found: Comparison, runs: tuple[OneRankRun, ...]) -> Comparison:
+    """Add the runs on one rank: those that were read, and its own rows on one."""
+    own = (row for row in found.rows if row.ranks == 1 and row.is_whole)
+    runs += tuple(OneRankRun.of_row(row) for row in own)
+    return replace(found, one_rank_runs=runs)
 
 
 def _in_turns(
@@ -494,6 +631,7 @@ def compare_methods(
     X: ArrayLike | None = None,
     y: ArrayLike | None = None,
     world: Communicator | None = None,
+    one_rank: str | Path | None = None,
 ) -> Comparison:
     """Train every method on the same data and ranks, in turns.
 
@@ -506,6 +644,7 @@ def compare_methods(
     X : ndarray or scipy.sparse matrix, (n, d), the rows; else the data path
     y : ndarray, (n,), targets
     world : the ranks to train on; else those of the launcher
+    one_rank : folder of runs on one rank, the best of which speed-ups are held to
 
     Returns
     -------
@@ -523,7 +662,9 @@ def compare_methods(
     comm = world if world is not None else open_world(RunConfig.parse(base).run.comm)
     entries = line_up(methods, base, comm.size)
     check_shared(base, [one.config for one in entries if isinstance(one, NamedSetting)])
-    found = compare(entries, repeats=repeats, out=out, X=X, y=y, world=comm)
+    found = compare(
+        entries, repeats=repeats, out=out, X=X, y=y, world=comm, one_rank=one_rank
+    )
     if world is None:
         comm.close()
     return found
@@ -605,7 +746,7 @@ def _run(
     """One run; a method that these data do not suit, on all ranks alike, is refused."""
     try:
         with open_temporary_store(config, world) as own:
-            return train(own, X=X, y=y, world=world, callbacks=callbacks())
+            return run_training(own, X, y, world=world, callbacks=callbacks())
     except HpcsgdError as error:
         if _is_refusal(error, setting, world):
             return Refusal(setting.name, str(error))

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import platform
 import shutil
 import socket
 import time
@@ -45,6 +44,7 @@ from hpcsgd.files import (
 from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.runs.report import processor
 from hpcsgd.runs.result import finite
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
 from hpcsgd.studies.verify.traffic import (
@@ -59,6 +59,7 @@ from hpcsgd.studies.verify.traffic import (
 PLAN, POINTS = "study.toml", "points.jsonl"
 # What is asked again makes no other figures: such runs are over.
 DONE = ("finished", "diverged")
+SAVED = ("preempted", "interrupted")  # before their end; --resume runs them again
 Line = dict[str, Any]
 
 
@@ -247,7 +248,8 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     get to its end, was resumed or fell back, whose gradients were encoded, or whose
     members hold unlike numbers of stored values.
     """
-    if report["status"] != "completed" or report["resumes"] or report["events"]:
+    is_whole = report["status"] in ("completed", "worse")
+    if not is_whole or report["resumes"] or report["events"]:
         return None
     if report["sparse"] and not _is_even(report):
         return None
@@ -343,7 +345,10 @@ STATUS = {
     "completed": "finished",
     "converged": "finished",
     "stopped": "finished",
+    "worse": "finished",
     "diverged": "diverged",
+    "preempted": "preempted",
+    "interrupted": "interrupted",
 }
 FIGURES = (
     *("epochs", "iterations", "exchanges", "loss", "seconds", "seconds_setup"),
@@ -457,19 +462,6 @@ def own_cores() -> list[int]:
         return sorted(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         return list(range(os.cpu_count() or 1))
-
-
-def processor() -> str:
-    """Its name, where the system says it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() == "model name":
-                    return value.strip()
-    except OSError:
-        pass  # not Linux
-    return platform.machine()
 
 
 def _load() -> tuple[float, ...]:

@@ -25,6 +25,15 @@ from hpcsgd.tuning.machine import Hardware
 #
 # Short sums go by trees, long ones by halves or rings: a sum takes what the fastest of
 # them takes.
+#
+# Where the machine file has the base β₀ of a sum, sums are those of NCCL, as
+# src/graph/tuning.cc has them (ncclTopoTuneModel): β₀ before the first hop, no halves,
+# and a tree that goes up and down again, as a chain within a node (a level with a
+# number of ranks) and as a tree over nodes:
+#
+#   tree    β₀ + 2 × Σ over levels of h α + 2 n / B of the slowest level,
+#           h = f − 1 within a node, ⌊log2 f⌋ over nodes
+#   rings   β₀ + Σ over levels of 2 (f − 1) (α + n / (f F B))
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,11 @@ def sums_over(hardware: Hardware, ranks: int) -> list[Sum]:
     """The ways of summing over so many ranks; one rank needs none."""
     if ranks == 1:
         return [Sum("none", 0.0, 0.0, "")]
+    if hardware.base is not None:
+        base = hardware.base.value
+        rings = _shares("rings", hardware, ranks, lambda parts: parts - 1)
+        sums = [_tree_of_nccl(hardware, ranks), rings]
+        return [replace(one, latency=base + one.latency) for one in sums]
     return [
         _tree(hardware, ranks),
         _shares("halves", hardware, ranks, lambda parts: ceil(log2(parts))),
@@ -55,6 +69,16 @@ def _tree(hardware: Hardware, ranks: int) -> Sum:
         latency += hops * level.latency.value
         times[level.name] = hops / level.bandwidth.value
     return Sum("tree", latency, sum(times.values()) / _unit(ranks), _most(times))
+
+
+def _tree_of_nccl(hardware: Hardware, ranks: int) -> Sum:
+    """Return the sum up a tree and down again, without its base."""
+    latency, times = 0.0, {}
+    for level, parts in hardware.spans(ranks):
+        hops = parts - 1 if level.ranks else parts.bit_length() - 1
+        latency += 2 * hops * level.latency.value
+        times[level.name] = 2.0 / level.bandwidth.value
+    return Sum("tree", latency, max(times.values()) / _unit(ranks), _most(times))
 
 
 def _shares(
@@ -82,6 +106,7 @@ def _most(times: dict[str, float]) -> str:
 # What a step would take on ranks that are not here, by the cost model.
 
 WINS = 1.05  # times faster than plain SGD, from which that is worth a word
+EFFICIENT = 0.5  # of the ideal speed-up, below which more ranks are badly used
 WORD = 4  # bytes of a weight that replicas average
 
 
@@ -130,6 +155,11 @@ class PredictedPoint:
         return min(self.sgd, self.best.seconds)
 
     @property
+    def method(self) -> str:
+        """The faster method."""
+        return "SGD" if self.sgd <= self.best.seconds else "CA-SGD"
+
+    @property
     def limit(self) -> str:
         """The term that takes longest."""
         return max(self.terms, key=lambda name: self.terms[name])
@@ -158,14 +188,32 @@ class Prediction:
     hardware: Hardware
     asked: PredictedRun
     points: tuple[PredictedPoint, ...]
+    one_rank: PredictedPoint  # what all are held to, whether it was asked for or not
 
     def wins(self) -> list[int]:
         """Ranks at which CA-SGD is faster than plain SGD by more than a word."""
         return [p.ranks for p in self.points if p.speed_up >= WINS]
 
     def fastest(self) -> PredictedPoint:
-        """Where a pass over the rows takes the shortest time of all."""
-        return min(self.points, key=lambda p: p.seconds / p.grid[0])
+        """Return the point with the shortest step; of equal ones that of fewest ranks.
+
+        A step of several replicas is one step of each: its seconds are not divided by
+        their number, for averaged weights do not get as far as so many steps of one.
+        """
+        return min(self.points, key=lambda p: (p.seconds, p.ranks))
+
+    def speed_up(self, point: PredictedPoint) -> float:
+        """Return how many times faster a step is than the best one of one rank."""
+        return self.one_rank.seconds / point.seconds
+
+    def efficiency(self, point: PredictedPoint) -> float:
+        """Return the speed-up over the ranks that it takes."""
+        return self.speed_up(point) / point.ranks
+
+    def efficient(self) -> PredictedPoint | None:
+        """Return the point of the most ranks whose efficiency is at least a half."""
+        points = [p for p in self.points if self.efficiency(p) >= EFFICIENT]
+        return max(points, key=lambda p: p.ranks, default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -177,9 +225,18 @@ class Prediction:
             "schema": 1,
             "machine": {"name": self.hardware.name, "numbers": numbers},
             "asked": dict(vars(self.asked)),
-            "points": [point.as_dict() for point in self.points],
+            "one_rank_seconds": self.one_rank.seconds,
+            "points": [
+                {
+                    **point.as_dict(),
+                    "speed_up_one_rank": self.speed_up(point),
+                    "efficiency": self.efficiency(point),
+                }
+                for point in self.points
+            ],
             "wins_at": self.wins(),
             "fastest_at": self.fastest().ranks,
+            "efficient_to": best.ranks if (best := self.efficient()) else None,
         }
 
 
@@ -188,7 +245,10 @@ def predict(
 ) -> Prediction:
     """A step of plain SGD and of CA-SGD on each number of ranks."""
     return Prediction(
-        hardware, asked, tuple(_point(hardware, asked, p) for p in sorted(ranks))
+        hardware,
+        asked,
+        points=tuple(_point(hardware, asked, p) for p in sorted(ranks)),
+        one_rank=_point(hardware, asked, 1),
     )
 
 

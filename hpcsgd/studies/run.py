@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hpcsgd.api import train
+from hpcsgd.api import run_training
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.comm.launchers import THREAD_SETTINGS, end_with_parent
@@ -322,7 +322,7 @@ def train_point(
     end = PointEndFile(folder / ENDS / f"{name}.json", world.rank == 0, met)
     with _limited(limit, world, end):
         try:
-            result = train(config, world=world, callbacks=callbacks)
+            result = run_training(config, world=world, callbacks=callbacks)
         except HpcsgdError as error:
             end.write(error=str(error))
             raise

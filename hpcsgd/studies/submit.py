@@ -17,7 +17,7 @@ from hpcsgd.jobs.status import ACTIVE, JobState, states
 from hpcsgd.jobs.submit import submit
 from hpcsgd.runs.result import Status
 from hpcsgd.studies.account import Account, account
-from hpcsgd.studies.folder import Line, StudyFolder, line, read_plan
+from hpcsgd.studies.folder import SAVED, Line, StudyFolder, line, read_plan
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, check_plan
 from hpcsgd.studies.run import ENDS, TIMEOUT, data_of, make_plan, source_of, waiting
 
@@ -223,7 +223,10 @@ def _lost(point: StudyPoint, known: PointJob) -> dict[str, Any]:
     why = f": {known.why}" if known.why else ""
     why += f"; see {known.log}" if known.log else ""
     error = f"job {known.job} ended ({known.state}) and left nothing of it{why}"
-    return line(point, source_of(point), None, error=error, machine={"job": known.job})
+    status = known.state if known.state in SAVED else "failed"
+    where = {"job": known.job}
+    data = source_of(point)
+    return line(point, data, None, error=error, status=status, machine=where)
 
 
 # A study whose runs are jobs: begun in one call, gathered in others.

@@ -59,6 +59,7 @@ RANK = (
     *("link", "exchange", "step", "alone", "turn"),
 )
 LEVEL = ("latency", "bandwidth")
+SUM = ("base",)
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,13 @@ class Hardware:
     about: str
     rank: dict[str, Number]
     levels: tuple[NetworkLevel, ...]  # from the nearest to the farthest
+    base: Number | None = None  # seconds of a sum before its first hop: sums as NCCL's
 
     def numbers(self) -> Iterator[tuple[str, Number]]:
         """Every figure, by name."""
         yield from ((f"rank.{name}", number) for name, number in self.rank.items())
+        if self.base is not None:
+            yield "sum.base", self.base
         for level in self.levels:
             yield f"{level.name}.latency", level.latency
             yield f"{level.name}.bandwidth", level.bandwidth
@@ -129,6 +133,8 @@ class Hardware:
         lines = [f"name = {json.dumps(self.name)}", f"about = {json.dumps(self.about)}"]
         lines += ["", "[rank]"]
         lines += [f"{name} = {number.toml()}" for name, number in self.rank.items()]
+        if self.base is not None:
+            lines += ["", "[sum]", f"base = {self.base.toml()}"]
         for level in self.levels:
             lines += ["", "[[levels]]", f"name = {json.dumps(level.name)}"]
             lines += [f"ranks = {level.ranks}", f"latency = {level.latency.toml()}"]
@@ -157,16 +163,22 @@ def load_hardware(name: str) -> Hardware:
 
 def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
     """Every figure that is needed, and no other; each with its mark and its source."""
-    _only(place, tables, ("name", "about", "rank", "levels"))
+    _only(place, tables, ("name", "about", "rank", "sum", "levels"))
     rank, levels = tables.get("rank"), tables.get("levels", [])
+    sums = tables.get("sum")
     if not isinstance(rank, Mapping) or not isinstance(levels, list):
         raise ConfigError(f"{place}: a [rank] and [[levels]] are needed; write them")
     _only(f"{place} [rank]", rank, RANK)
+    if sums is not None:
+        if not isinstance(sums, Mapping):
+            raise ConfigError(f"{place}: sum = {sums!r} must be a table; write [sum]")
+        _only(f"{place} [sum]", sums, SUM)
     return Hardware(
         name=str(tables.get("name", place)),
         about=str(tables.get("about", "")),
         rank={key: _number(f"{place} [rank] {key}", rank.get(key)) for key in RANK},
         levels=tuple(_level(place, table) for table in levels),
+        base=None if sums is None else _number(f"{place} [sum] base", sums.get("base")),
     )
 
 

@@ -74,6 +74,20 @@ def test_one_table_from_one_launch_and_turns(hpcsgd, susy):
     assert turns == [("sgd", "1"), ("ca-sgd", "1"), ("sgd", "2"), ("ca-sgd", "2")]
 
 
+def test_one_rank_is_what_rows_are_held_to(hpcsgd, susy, tmp_path):
+    """A comparison on one rank, then rows on two that are held to the best of it."""
+    one = only_json(hpcsgd(*compare(susy, "--ranks", 1, "--out", "one", "--json")))
+    best = min(row["seconds"] for row in one["settings"])
+    two = only_json(hpcsgd(*compare(susy, "--ranks", 2, "--one-rank", "one", "--json")))
+    assert [run["name"] for run in two["one_rank"]] == ["sgd", "ca-sgd"]
+    for row in two["rows"]:
+        assert row["speed_up_one_rank"] == pytest.approx(best / row["seconds"])
+        assert row["efficiency"] == pytest.approx(best / row["seconds"] / 2)
+    (tmp_path / "empty").mkdir()
+    done = hpcsgd(*compare(susy, "--ranks", 2, "--one-rank", "empty"))
+    refused(done, "empty holds no")
+
+
 def test_s_is_the_steps_between_messages(hpcsgd, susy):
     """Steps of a direct product on one replica share a loop, not a sum."""
     sgd, local = "sgd: products=direct", "local: products=direct grid=2x1 batch=16"

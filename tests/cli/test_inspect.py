@@ -92,6 +92,17 @@ def test_parts_that_do_not_agree(command, tmp_path):
     assert parts() == "result.json is missing"
 
 
+def test_parts_of_an_earlier_version_agree(command, tmp_path):
+    """It did not record whose defaults a run had, neither here nor there."""
+    _, result = train_into(tmp_path, "logistic")
+    del result.config["run"]["defaults"]
+    result.save(tmp_path / "run")
+    resolved = tmp_path / "run" / "resolved.toml"
+    resolved.write_text(resolved.read_text().replace('defaults = "sgd"\n', ""))
+    said = only_json(command("inspect", "run", "--json"))
+    assert said["parts"] == "agree"
+
+
 def test_a_run_that_was_cut_off(command, tmp_path):
     train_into(tmp_path, "logistic")
     run = tmp_path / "run"

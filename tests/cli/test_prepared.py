@@ -74,7 +74,7 @@ def test_rows_scaled_otherwise_are_refused_with_the_remedy(command, run, tmp_pat
     assert not (tmp_path / "p.npy").exists()
     convert(command, "test.csv", "raw.h5")
     assert "standardized" in command("data", "inspect", "own.h5").stdout
-    flags = ["--family", "logistic", "--rate", 0.0001, "--epochs", 1, "--quiet"]
+    flags = ["--family", "logistic", "--rate", "auto", "--epochs", 1, "--quiet"]
     assert not command("train", "--data", "raw.h5", "--out", "r", *flags).returncode
     refuse(command("evaluate", "r", "own.h5"), 2, "own.h5", "trained on raw rows")
     done = command("data", "convert", "own.h5", "x.h5", "--like", "train.h5")

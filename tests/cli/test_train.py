@@ -11,6 +11,7 @@ import pytest
 
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.convert import parsers
+from hpcsgd.estimators.fit import fit
 from hpcsgd.runs.result import load_result
 from tests.helpers.command_line import only_json
 from tests.helpers.limits import HANG
@@ -226,3 +227,39 @@ def _read(terminal):
         return os.read(terminal, 65536)
     except OSError:
         return b""
+
+
+# Whose defaults a command has.
+
+
+def test_a_command_that_names_data_alone_is_fitted(hpcsgd, susy, tmp_path):
+    said = only_json(hpcsgd("train", "--data", susy, "--json", "--out", "run"))
+    fitted = fit(str(susy))
+    assert said["config"]["run"]["defaults"] == "fit"
+    assert said["converged"] and not said["advice"]
+    assert said["weights_sha256"] == fitted.weights_sha256
+    again = only_json(hpcsgd("train", "run/resolved.toml", "--json", "--out", "again"))
+    assert again["weights_sha256"] == said["weights_sha256"]
+    assert hpcsgd("verify", "run").returncode in (0, 3), "3: formats decide too little"
+
+
+def test_plain_is_what_any_named_setting_of_sgd_asks_for(hpcsgd, susy):
+    plain = only_json(hpcsgd("train", "--data", susy, "--plain", "--json"))
+    named = only_json(hpcsgd("train", "--data", susy, "--rate", 0.1, "--json"))
+    assert plain["config"] == named["config"]
+    assert plain["config"]["run"]["defaults"] == "sgd"
+    assert plain["weights_sha256"] == named["weights_sha256"]
+
+
+def test_a_run_that_ends_above_its_start_fails_in_one_sentence(hpcsgd, susy):
+    ended = hpcsgd("train", "--data", susy, "--rate", 1e3, "--json", "--quiet")
+    assert ended.returncode == 1
+    said = json.loads(ended.stdout)
+    assert said["status"] == "worse" and said["loss"] > said["history"][0]["loss"]
+    assert ended.stderr.splitlines() == [f"hpcsgd: worse: {said['advice']}"]
+    assert "--rate auto" in said["advice"]
+
+
+def test_help_has_the_rule_and_the_way_out(hpcsgd):
+    said = " ".join(hpcsgd("train", "--help").stdout.split())
+    assert "names a setting of SGD" in said and "--plain" in said

@@ -184,9 +184,7 @@ def test_eight_bits_go_on_bit_for_bit_and_on_another_grid(tmp_path):
     assert again.weights_sha256 == whole.weights_sha256
     in_folder(tmp_path / "other", config, 2, problem, stop=4)
     other = agreed(problem, 1, 2, update={"kind": "adam", "bits": 8})
-    assert (
-        in_folder(tmp_path / "other", other, 2, problem)[0].status.value == "completed"
-    )
+    assert in_folder(tmp_path / "other", other, 2, problem)[0].status.is_finished
 
 
 def test_one_score_has_no_mean_to_lose():

@@ -1,6 +1,5 @@
 """The rows that average, as settings, and runs of them on small problems."""
 
-from hpcsgd.runs.result import Status
 from tests.helpers.harness import config_for, relative_error, train_on, what_is_read
 from tests.helpers.swarm import Swarm
 
@@ -54,5 +53,5 @@ def error_of(problem, config):
     """Distance of a whole run from the same in longdouble."""
     replicas, members = config.grid.replicas, config.grid.members
     result = train_on(replicas * members, config, problem)
-    assert result.status is Status.COMPLETED
+    assert result.status.is_finished
     return relative_error(result, Swarm(config, problem, replicas).run())

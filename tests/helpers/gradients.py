@@ -27,7 +27,7 @@ def agreed(drawn, replicas, members=1, /, **sections):
 def check(problem, config, stored=None, **data):
     grid = config.grid
     result = train_on(grid.replicas * grid.members, config, stored or problem, **data)
-    assert result.status.value == "completed"
+    assert result.status.is_finished
     error = relative_error(result, union_oracle(config, problem, **data))
     assert error <= 1e-12, f"relative error {error:.2e}"
     return result

@@ -145,7 +145,7 @@ def relative_error(result, expected):
 def check_against_oracle(ranks, config, problem, tolerance, **data):
     """Train, replay, compare."""
     result = train_on(ranks, config, problem, **data)
-    assert result.status.value == "completed"
+    assert result.status.is_finished
     error = relative_error(result, oracle_for(config, problem, **data))
     assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.0e}"
 

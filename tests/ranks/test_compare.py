@@ -27,7 +27,7 @@ def test_every_method_in_one_comparison(comm):
     refused.pop("hybrid", None)
     assert all("--out" in why for why in refused.values()), refused
     ended = {row.name: row.result.status.value for row in found.rows}
-    assert set(ended.values()) == {"completed"}, ended
+    assert set(ended.values()) <= {"completed", "worse"}, ended
     rows = {row.name: row for row in found.rows}
     for name in ("ddp", "bf16", "topk", "slowmo"):
         config = {

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse
 
 from hpcsgd.api import train
-from hpcsgd.cli.compare import _notes
+from hpcsgd.cli.compare import _notes, table_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import METHODS, MethodRow
 from hpcsgd.errors import ConfigError
@@ -462,7 +462,7 @@ def test_runs_that_end_above_where_they_began_are_worse():
     found = compared(2, "sgd,ddp,local", rate={"value": 60.0})
     for row in found.rows:
         began = row.result.history[0]["loss"]
-        assert row.result.status.value == "completed" and row.result.loss > began
+        assert row.result.status.value == "worse" and row.result.loss > began
     assert found.worse == ["sgd", "ddp", "local"] and not found.diverged
     said = json.loads(found.json())
     for table in ("rows", "settings"):
@@ -505,3 +505,78 @@ def test_bytes_on_the_wire_are_those_of_each_collective(ranks):
 
 def test_one_rank_puts_nothing_on_the_wire():
     assert {row.wire_bytes for row in compared(1, "sgd,ddp,topk").rows} == {0.0}
+
+
+def settings_of(*kinds, batch=8, **more):
+    base = {"schedule": {"batch": batch, "epochs": 2}, "rate": {"value": 0.1}, **more}
+    return [make_setting(kind, base, {"products": {"kind": kind}}) for kind in kinds]
+
+
+def on_two_ranks(settings, one_rank=None, **more):
+    drawn = make_problem("logistic")
+
+    def on_rank(world):
+        given = {"X": drawn.X, "y": drawn.y, "world": world, "one_rank": one_rank}
+        return compare(settings, repeats=1, **given, **more)
+
+    return run_ranks(2, on_rank)[0]
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """A comparison on one rank, as --ranks 1 --out leaves it."""
+    drawn, out = make_problem("logistic"), tmp_path / "one"
+    given = {"X": drawn.X, "y": drawn.y, "repeats": 2, "out": out}
+    found = compare(settings_of("direct", "gram"), **given)
+    found.save(out)
+    return found, out
+
+
+def test_rows_are_held_to_the_best_run_on_one_rank(one_rank):
+    alone, folder = one_rank
+    best = min(row.seconds for row in alone.rows)
+    found = on_two_ranks(settings_of("direct", "gram"), folder)
+    said = found.as_dict()
+    for row, brief, figures in zip(
+        found.rows, said["rows"], said["settings"], strict=True
+    ):
+        assert found.speed_up_one_rank(row) == pytest.approx(best / row.seconds)
+        assert found.efficiency(row) == pytest.approx(best / row.seconds / 2)
+        for document in (brief, figures):
+            assert document["speed_up_one_rank"] == found.speed_up_one_rank(row)
+            assert document["efficiency"] == found.efficiency(row)
+    heads = [column.header for column in table_of(found).columns]
+    assert {"vs 1 rank", "efficiency"} <= set(heads)
+    assert not any("one rank" in note for note in _notes(found))
+    # On one rank the rows themselves are runs on one rank.
+    ratios = [alone.speed_up_one_rank(row) for row in alone.rows]
+    assert max(ratios) == 1.0 and ratios == [alone.efficiency(r) for r in alone.rows]
+
+
+def test_a_run_on_one_rank_of_another_batch_is_nobodys_measure(one_rank):
+    found = on_two_ranks(settings_of("direct", batch=16), one_rank[1])
+    assert found.speed_up_one_rank(found.rows[0]) is None
+    assert any("direct: not held to one rank" in note for note in _notes(found))
+    without = on_two_ranks(settings_of("direct"))
+    assert without.as_dict()["rows"][0]["efficiency"] is None
+    assert any("add --one-rank DIR" in note for note in _notes(without))
+
+
+def test_a_folder_without_a_run_on_one_rank_is_refused(tmp_path):
+    on_two_ranks(settings_of("direct"), out=tmp_path).save(tmp_path)
+    with pytest.raises(ConfigError, match="holds no run on one rank; make one"):
+        compare(settings_of("direct"), one_rank=tmp_path)
+
+
+def test_no_speed_up_joins_two_networks():
+    base = {"schedule": {"batch": 8, "epochs": 1}, "rate": {"value": 0.1}}
+    networks = ("alpha=1e-6,bandwidth=1e10", "alpha=1e-5,bandwidth=1e9")
+    settings = [
+        make_setting(name, base, {"run": {"network": network}})
+        for name, network in zip(("near", "far"), networks, strict=True)
+    ]
+    found = on_two_ranks(settings)
+    near, far = json.loads(found.json())["settings"]
+    assert near["speed_up"] == 1.0 and far["speed_up"] is None
+    assert [near["network"], far["network"]] == list(networks)
+    assert any("far: no speed-up, as near ran on another" in n for n in _notes(found))

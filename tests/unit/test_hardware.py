@@ -1,5 +1,7 @@
 """Machine files: each figure has a mark and a source, and what is wrong is said."""
 
+import tomllib
+
 import pytest
 
 from hpcsgd.cli import main
@@ -38,6 +40,7 @@ def test_what_is_written_is_read(name):
     hardware = load_hardware(name)
     again = parse_hardware(read_toml(FOLDER / f"{name}.toml"), name)
     assert again == hardware and f'name = "{hardware.name}"' in hardware.toml()
+    assert parse_hardware(tomllib.loads(hardware.toml()), name) == hardware
 
 
 def test_levels_join_what_the_nearer_ones_left():
@@ -58,6 +61,9 @@ BREAKS = [
     (("rank", "flops"), {}, "unknown: ['flops']"),
     (("colour",), "red", "unknown: ['colour']"),
     (("levels",), "none", "are needed"),
+    (("sum",), 4.4e-6, "write [sum]"),
+    (("sum",), {}, "write { value"),
+    (("sum",), {"depth": 2}, "unknown: ['depth']"),
 ]
 
 

@@ -129,7 +129,7 @@ def test_another_grid_takes_the_steps_that_ddp_would_take_there(tmp_path, kind):
         for ranks, stop in ((4, 4), (replicas, None)):
             config = make(ranks)
             result = in_folder(folder, config, ranks, drawn, stop)[0]
-        assert result.status.value == "completed" and result.report["resumes"] == 1
+        assert result.status.is_finished and result.report["resumes"] == 1
         return result.weights
 
     for replicas in (1, 3, 8) if kind == "adam" else (3,):

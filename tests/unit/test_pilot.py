@@ -4,7 +4,6 @@ import numpy as np
 
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.precision import RECIPES, PrecisionConfig
-from hpcsgd.runs.result import Status
 from hpcsgd.tuning.pilots import EXCHANGES, draw_sample, loss_gaps, pilot_config
 from tests.helpers.harness import config_for, make_problem, train_on
 
@@ -83,5 +82,5 @@ def test_auto_takes_data_with_a_rare_label():
         **tables,
     )
     result = train_on(2, config, problem)
-    assert result.status is Status.COMPLETED
+    assert result.status.is_finished
     assert result.report["precision_auto"]["recipe"] in RECIPES

@@ -7,6 +7,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.runs.progress import (
     Forecast,
+    ProgressDisplay,
     ProgressLines,
     TimeShares,
     figures,
@@ -14,6 +15,7 @@ from hpcsgd.runs.progress import (
 )
 from hpcsgd.solvers.callbacks import Callback, View
 from tests.helpers.problems import make_problem
+from tests.helpers.resumed import PreemptAt
 
 
 class Run:
@@ -96,6 +98,23 @@ def test_time_left_counts_exchanges_and_evaluations():
     assert forecast.seconds_left(run.view) == pytest.approx(90 * 0.2 + 3 * 3.0)
 
 
+def test_time_left_after_a_resume_is_by_the_evaluations_of_this_start():
+    """Thirty evaluations of an earlier start were slow; this start evaluates fast."""
+    run = Run(exchanges=1000, evaluations=100)
+    run.spend(300, gram=60.0)
+    run.spend(evaluate=90.0)
+    run.view.history[:] = [{"loss": 0.5}] * 30
+    forecast = Forecast()
+    forecast.begin(run.view)
+    run.spend(10, gram=1.0)
+    forecast.update(run.view)
+    # Before the first evaluation of this start, that of earlier starts counts.
+    assert forecast.seconds_left(run.view) == pytest.approx(690 * 0.1 + 70 * 3.0)
+    run.spend(evaluate=1.0)
+    forecast.evaluated()
+    assert forecast.seconds_left(run.view) == pytest.approx(690 * 0.1 + 69 * 1.0)
+
+
 def test_a_slow_moment_moves_the_forecast_a_little_and_is_forgotten():
     run, forecast = Run(exchanges=10000), Forecast()
     for _ in range(50):
@@ -163,3 +182,47 @@ def test_lines_of_a_real_run(capsys):
     assert last.startswith("hpcsgd: 100 %  loss ")
     for word in ("rows/s", "words/step", "work ", " net ", "almost done"):
         assert word in last, last
+
+
+class Foresight(ProgressDisplay):
+    """A display that keeps the forecast beside what this start has measured."""
+
+    def on_start(self, view):
+        super().on_start(view)
+        self.before, self.evaluated, self.seen = view.phases().get("evaluate", 0), 0, []
+
+    def on_evaluate(self, view):
+        super().on_evaluate(view)
+        self.evaluated += 1
+
+    def show(self, view, said):
+        if self.evaluated:
+            each = (view.phases()["evaluate"] - self.before) / self.evaluated
+            to_come = view.evaluations_planned - len(view.history)
+            exchanges = view.exchanges_planned - view.exchanges
+            rate = self.forecast.spent / self.forecast.done
+            expected = exchanges * rate + to_come * each
+            self.seen.append((self.forecast.seconds_left(view), expected))
+
+
+def test_a_resumed_run_forecasts_by_what_its_own_start_measured(tmp_path):
+    problem, foresight = make_problem("logistic"), Foresight()
+
+    def start(*callbacks):
+        return train(
+            {
+                "schedule": {"epochs": 6, "batch": 4, "steps": 3},
+                "run": {"evaluate_every": 1, "out": str(tmp_path), "resume": "auto"},
+            },
+            X=problem.X,
+            y=problem.y,
+            callbacks=list(callbacks),
+        )
+
+    preempted = start(PreemptAt(12))
+    assert len(preempted.history) > 1
+    resumed = start(foresight)
+    assert resumed.report["resumes"] == 1 and foresight.before > 0
+    assert len(foresight.seen) > 3
+    for forecast, expected in foresight.seen:
+        assert forecast == pytest.approx(expected)

@@ -262,6 +262,242 @@ def test_heat_maps_of_a_sweep(sweep):
             assert loss.cells[row][column] == point.loss
 
 
+def over_steps_and_batches(**more):
+    """CA-SGD on two ranks over s and b."""
+    return [
+        made_up(
+            *("casgd", 2, 1.0 + steps),
+            losses=(0.7, 0.5, 0.6 / steps / batch),
+            **{"steps": steps, "batch": batch, "key": f"{steps}/{batch}/{more}"},
+            **more,
+        )
+        for steps in (2, 4)
+        for batch in (8, 16)
+    ]
+
+
+def maps_of(tmp_path, lines):
+    (part,) = make_report([write_study(tmp_path / "s", lines)]).parts
+    return {c.title: c for c in part.charts if isinstance(c, Heat)}
+
+
+@pytest.mark.parametrize(
+    "key, values, words",
+    [
+        ("epochs", (3, 30), ("3 epochs", "30 epochs")),
+        ("product", ("gram", "cached"), ("gram", "cached")),
+        ("recipe", ("fp32", "c"), ("fp32", "c")),
+    ],
+)
+def test_a_heat_map_never_mixes_settings(tmp_path, key, values, words):
+    """A lower loss after ten times the epochs is no loss of the same cell."""
+    lines = [
+        line | {"loss": line["loss"] / (1 + number)}
+        for number, value in enumerate(values)
+        for line in over_steps_and_batches(**{key: value})
+    ]
+    maps = maps_of(tmp_path, lines)
+    for number, word in enumerate(words):
+        loss = maps[f"Final loss: CA-SGD, 2 ranks, {word}"]
+        assert loss.cells[0][0] == pytest.approx(0.6 / 2 / 8 / (1 + number))
+    assert "Final loss: CA-SGD, 2 ranks" not in maps
+
+
+def test_the_epochs_of_a_heat_map_are_in_its_caption(tmp_path):
+    lines = [*over_steps_and_batches(epochs=3), *over_steps_and_batches(epochs=1)]
+    maps = maps_of(tmp_path, lines)
+    for word in ("3 epochs", "1 epoch"):
+        caption = maps[f"Final loss: CA-SGD, 2 ranks, {word}"].caption
+        assert f"after {word} for all" in caption and "lowest" not in caption
+
+
+def test_a_heat_map_of_one_grid_of_several_says_which(tmp_path):
+    grids = ({"replicas": 1, "members": 2}, {"replicas": 2, "members": 1})
+    lines = over_steps_and_batches(grid=grids[0])
+    lines += over_steps_and_batches(grid=grids[1])[:3]
+    loss = maps_of(tmp_path, lines)["Final loss: CA-SGD, 2 ranks"]
+    assert "At the grid 1×2 alone; 1 more in the table." in loss.caption
+
+
+def test_runs_of_other_networks_are_joined_by_no_line(tmp_path):
+    """A slow network on two ranks and a fast one on four are no scaling."""
+    lines = [
+        made_up(
+            method, ranks, seconds, network=network, key=f"{method}{ranks}{network}"
+        )
+        for method in ("sgd", "casgd")
+        for network, times in (("lan", {1: 8.0, 2: 6.0}), ("wan", {1: 8.5, 4: 9.0}))
+        for ranks, seconds in times.items()
+    ]
+    report = make_report([write_study(tmp_path / "s", lines)])
+    assert [part.problem.network for part in report.parts] == ["lan", "wan"]
+    assert [part.problem.title for part in report.parts] == [
+        "d.h5, 10 × 3, network lan",
+        "d.h5, 10 × 3, network wan",
+    ]
+    for part, widths in zip(report.parts, ((1.0, 2.0), (1.0, 4.0)), strict=True):
+        (times,) = [c for c in part.charts if c.name.startswith("time-ranks")]
+        assert {series.x for series in times.series} == {widths}
+        (speed_up,) = [c for c in part.charts if c.name.startswith("speed-up")]
+        assert all(series.y[0] == 1.0 for series in speed_up.series)
+
+
+def test_nodes_of_one_machine_are_together_and_other_machines_apart(tmp_path):
+    def parts(*machines):
+        lines = [
+            made_up("sgd", ranks, 8.0 / ranks, **machine)
+            for ranks, machine in zip((1, 2, 4), machines, strict=True)
+        ]
+        folder = write_study(tmp_path / str(len(list(tmp_path.iterdir()))), lines)
+        return make_report([folder]).parts
+
+    nodes = ({"host": f"nid{k}"} for k in (7, 1234, 9))
+    assert len(parts(*nodes)) == 1
+    old, new = {"host": "a", "processor": "old"}, {"host": "b", "processor": "new"}
+    assert [p.problem.title for p in parts(old, new, new)] == [
+        "d.h5, 10 × 3, old",
+        "d.h5, 10 × 3, new",
+    ]
+    # A run folder names its host alone; another run says which processor that has.
+    assert len(parts(old, {"host": "a"}, old)) == 1
+
+
+def test_speed_ups_are_against_the_best_run_on_one_rank(tmp_path):
+    """SGD on one rank is the fastest there: CA-SGD is held to it, not to itself."""
+    lines = [
+        made_up("sgd", 1, 4.0),
+        made_up("casgd", 1, 8.0),
+        made_up("casgd", 4, 2.0),
+        made_up("casgd", 4, 1.0, batch=64, key="large"),
+    ]
+    (part,) = make_report([write_study(tmp_path / "s", lines)]).parts
+    table = part.tables[0]
+    cells = {
+        (row[0], row[table.head.index("ranks")], row[table.head.index("b")]): (
+            row[table.head.index("vs 1 rank")],
+            row[table.head.index("efficiency")],
+        )
+        for row in table.rows
+    }
+    assert cells["CA-SGD", "4", "4"] == ("2.00x", "50 %")
+    assert cells["CA-SGD", "1", "4"] == ("0.500x", "50 %")
+    assert cells["SGD", "1", "4"] == ("1.00x", "100 %")
+    assert cells["CA-SGD", "4", "64"] == ("–", "–"), "no run on one rank has its batch"
+    said = make_report([write_study(tmp_path / "s", lines)]).as_dict()["parts"][0]
+    found = {(s["method"], s["ranks"], s["batch"]): s for s in said["settings"]}
+    assert found["CA-SGD", 4, 4]["speed_up_one_rank"] == 2.0
+    assert found["CA-SGD", 4, 4]["efficiency"] == 0.5
+    assert found["CA-SGD", 4, 64]["speed_up_one_rank"] is None
+
+
+def test_the_speed_up_that_is_drawn_is_that_of_the_table():
+    found = only_problem(
+        made_up("sgd", 1, 4.0),
+        made_up("casgd", 1, 8.0),
+        made_up("casgd", 4, 2.0),
+        made_up("sgd", 4, 3.0),
+    )
+    _, speed_up, efficiency = scaling_charts(found)
+    drawn = {series.name: series.y for series in speed_up.series}
+    assert drawn["CA-SGD"] == pytest.approx((0.5, 2.0))
+    assert "of the best run on one rank" in speed_up.caption
+    assert efficiency.series[1].y == pytest.approx((50.0, 50.0))
+    without = only_problem(*(made_up("sgd", r, 8.0 / r) for r in (2, 4)))
+    _, speed_up, _ = scaling_charts(without)
+    assert speed_up.series[0].y == pytest.approx((2.0, 4.0))
+    assert "on the fewest ranks of the same method" in speed_up.caption
+
+
+def test_no_headline_is_a_ratio_of_an_algorithm_to_itself():
+    fast, second = (made_up("casgd", r, s) for r, s in ((4, 1.0), (2, 2.0)))
+    sgd = made_up("sgd", 4, 3.0)
+    said = verdict(only_problem(fast, second, sgd))
+    assert "is CA-SGD, 4 ranks: 1.00\u00a0s, against 3.00\u00a0s of SGD" in said
+    alone = verdict(only_problem(fast, second, made_up("casgd", 1, 3.0)))
+    assert "against" not in alone and "times)" not in alone
+    assert "All settings are of one algorithm" in alone
+    assert "3.00 times as fast as that of the best run on one rank" in alone
+    assert "an efficiency of 75 %" in alone
+
+
+def test_the_names_of_settings_make_no_algorithms(tmp_path):
+    """Two run folders with other names hold CA-SGD both."""
+    for name, steps in (("first", 2), ("second", 4)):
+        real_run("casgd", 2, steps).save(tmp_path / name)
+    (part,) = make_report([tmp_path]).parts
+    assert "All settings are of one algorithm" in part.verdict
+    real_run("sgd", 2).save(tmp_path / "third")
+    (part,) = make_report([tmp_path]).parts
+    assert "All settings are of one algorithm" not in part.verdict
+
+
+PHASES = {"gram": 0.2, "communicate": 0.1}
+
+
+def split_of(tmp_path, lines):
+    (part,) = make_report([write_study(tmp_path / "s", lines)]).parts
+    return [c for c in part.charts if c.name == "time-split"], part.notes
+
+
+def test_where_time_went_is_shown_of_the_most_ranks_where_settings_are_many(tmp_path):
+    """One rank is the fastest here, and has no network that time could go to."""
+    lines = [
+        made_up(method, ranks, ranks + 0.01 * s, steps=s, seconds_by_phase=PHASES)
+        for method in ("sgd", "casgd")
+        for ranks in (1, 2, 4)
+        for s in range(1, 21)
+    ]
+    # Too many lines of a scaling chart: another method for each of nine.
+    lines += [
+        made_up(f"m{k}", ranks, 9.0, seconds_by_phase=PHASES)
+        for k in range(9)
+        for ranks in (1, 4)
+    ]
+    ((chart,), notes) = split_of(tmp_path, lines)
+    assert len(chart.bars) == 11 and notes == ()
+    assert "on 4 ranks, the most that all methods have" in chart.caption
+    assert all(bar.low >= 4 for bar in chart.bars)
+
+
+def test_where_time_went_leaves_out_no_method_of_one_number_of_ranks(tmp_path):
+    """SGD ran on 1 and on 4 ranks, CA-SGD on 4 alone: it is no line, and has a bar."""
+    lines = [
+        made_up(method, ranks, ranks + 0.01 * s, steps=s, seconds_by_phase=PHASES)
+        for method, ranks in (("sgd", 1), ("sgd", 4), ("casgd", 4))
+        for s in range(1, 11)
+    ]
+    ((chart,), _) = split_of(tmp_path, lines)
+    assert len(chart.bars) == 3 and "CA-SGD" in chart.bars[-1].name
+    assert "its fastest setting on each number of ranks" in chart.caption
+
+
+def test_a_breakdown_of_one_rank_alone_is_absent_with_a_sentence(tmp_path):
+    one = made_up("sgd", 1, 4.0, seconds_by_phase=PHASES)
+    charts, notes = split_of(tmp_path, [one, made_up("sgd", 4, 2.0)])
+    assert charts == [] and "those on one rank alone" in notes[0]
+    charts, notes = split_of(tmp_path, [made_up("sgd", 4, 2.0)])
+    assert charts == [] and "no run has recorded its parts" in notes[0]
+    folder = write_study(tmp_path / "s", [one, made_up("sgd", 4, 2.0)])
+    assert "Where the time of an epoch went is not drawn" in page(make_report([folder]))
+    charts, notes = split_of(tmp_path, [one])
+    assert len(charts) == 1 and notes == ()
+
+
+def test_a_preempted_run_is_no_failed_one(tmp_path):
+    lines = [made_up("sgd", 1, 4.0), made_up("sgd", 2, 2.0)]
+    lines.append(made_up("sgd", 4, 0.5, status="preempted", key="sgd/p4"))
+    report = make_report([write_study(tmp_path / "s", lines)])
+    (part,) = report.parts
+    assert [t.name for t in part.tables] == ["settings", "preempted"]
+    assert part.tables[1].rows == (("sgd/p4", "preempted"),)
+    assert report.lead == "2 runs in s; 1 preempted"
+    (said,) = report.as_dict()["parts"]
+    assert said["failed"] == []
+    assert said["preempted"] == [{"key": "sgd/p4", "status": "preempted"}]
+    (times,) = [c for c in part.charts if c.name == "time-ranks"]
+    assert times.series[0].x == (1.0, 2.0), "its figures are in no chart"
+
+
 def test_energy_is_drawn_where_it_is_known(tmp_path):
     energy = {"joules": 1234.0, "source": "rapl"}
     known = [made_up("sgd", 1, 1.0, energy=energy), made_up("casgd", 1, 2.0)]

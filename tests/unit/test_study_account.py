@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from hpcsgd.cli.study import account_text
 from hpcsgd.studies.account import account, is_expected
 from hpcsgd.studies.plan import StudyPlan
+from hpcsgd.studies.run import waiting
 
 
 def ledger(calls, words):
@@ -69,6 +71,58 @@ def test_strong():
     assert seen["casgd", 1].speed_up == 1.0 and seen["casgd", 1].gain == 0.8
     assert found(plan, STRONG).best is not None
     assert found(plan, STRONG).best.setting == "casgd/p4/s8/b32/1x4/fp32"
+
+
+def test_speed_up_and_efficiency_against_the_best_run_on_one_rank():
+    """SGD is the faster one on one rank, and CA-SGD is held to it."""
+    seen = rows(found(StudyPlan("strong", (1, 4), rows=100), STRONG))
+    casgd = seen["casgd", 4]
+    assert (casgd.speed_up_one_rank, casgd.efficiency_one_rank) == (3.2, 0.8)
+    assert seen["casgd", 1].speed_up_one_rank == 0.8
+    assert seen["sgd", 1].speed_up_one_rank == seen["sgd", 1].efficiency_one_rank == 1
+    weak = StudyPlan("weak", (1, 4), rows=100, repeats=1)
+    took = {("sgd", 1): [8], ("sgd", 4): [16], ("casgd", 1): [10], ("casgd", 4): [10]}
+    casgd = rows(found(weak, took))["casgd", 4]
+    assert (casgd.speed_up_one_rank, casgd.efficiency_one_rank) == (3.2, 0.8)
+    without = StudyPlan("strong", (4,), rows=100)
+    lone = found(without, {k: v for k, v in STRONG.items() if k[1] == 4})
+    assert all(row.speed_up_one_rank is None for row in lone.rows)
+    assert "add 1 to --ranks" in account_text(lone)
+    assert "vs 1 rank" in account_text(found(StudyPlan("strong", (1, 4)), STRONG))
+
+
+def test_no_run_is_held_to_one_on_another_machine():
+    """A study that was resumed elsewhere: its one rank ran on an older processor."""
+    plan = StudyPlan("strong", (1, 4), rows=100)
+    lines = {
+        p.key: line_of(
+            p,
+            STRONG[p.method, p.ranks][p.repeat - 1],
+            processor="old" if p.ranks == 1 else "new",
+        )
+        for p in plan.runs()
+    }
+    apart = account(plan, lines, "there")
+    for row in apart.rows:
+        alone = row.ranks == 1
+        assert (row.speed_up_one_rank is None) == (row.speed_up_sgd is None) != alone
+    assert "none is held to one on the other" in account_text(apart)
+    lines = {key: line | {"processor": "new"} for key, line in lines.items()}
+    assert rows(account(plan, lines, "there")) == rows(found(plan, STRONG))
+
+
+def test_a_preempted_run_has_not_failed():
+    plan = StudyPlan("strong", (1,), repeats=1)
+    lines = {p.key: line_of(p, 2.0) for p in plan.runs()}
+    key = next(p.key for p in plan.runs() if p.method == "casgd")
+    lines[key] |= {"status": "preempted", "error": "an early end was asked for"}
+    whole = account(plan, lines, "there")
+    assert whole.failures == ()
+    assert json.loads(whole.json())["preempted"] == [
+        {"key": key, "status": "preempted"}
+    ]
+    assert rows(whole)["casgd", 1].seconds is None
+    assert [p.key for p in waiting(plan, lines)] == [key], "it runs again"
 
 
 def test_weak_counts_the_work_that_grew():

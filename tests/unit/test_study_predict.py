@@ -1,6 +1,7 @@
 """Predictions: limits that hold on any machine, and a crossing by another formula."""
 
 import json
+import re
 from dataclasses import replace
 from math import ceil, inf, log2
 
@@ -143,6 +144,57 @@ def test_a_share_of_a_node_goes_on_to_the_fabric():
     assert rings.per_byte == pytest.approx(expected) and rings.slowest == "far"
 
 
+def test_a_sum_up_and_down_a_tree_is_what_its_source_says():
+    """NCCL: base + 2 × ((ranks of a node − 1) α near + ⌊log2 nodes⌋ α far)."""
+    machine = load_hardware("perlmutter-a100")
+    near, far = (level.latency.value for level in machine.levels)
+    base = machine.base.value
+    for ranks, of_node, depth in ((4, 4, 0), (8, 4, 1), (12, 4, 1), (64, 4, 4)):
+        found = {one.way: one for one in sums_over(machine, ranks)}
+        expected = base + 2 * ((of_node - 1) * near + depth * far)
+        assert found["tree"].latency == pytest.approx(expected)
+        assert set(found) == {"tree", "rings"}, "NCCL has no sums by halves"
+    fastest = min(one.latency for one in sums_over(machine, 64))
+    assert round(1e6 * fastest) == 48
+
+
+def test_a_base_is_paid_once_by_every_sum():
+    plain, based = hardware(alpha=1e-6), replace(hardware(1e-6), base=number(1e-3))
+    for ranks in (2, 64):
+        rings = [
+            next(one for one in sums_over(m, ranks) if one.way == "rings")
+            for m in (plain, based)
+        ]
+        assert rings[1].latency == pytest.approx(rings[0].latency + 1e-3)
+    assert sums_over(based, 1)[0].latency == 0.0
+
+
+@pytest.mark.parametrize("name", ["perlmutter-a100", "h200-nvlink", "laptop"])
+def test_fastest_is_the_least_of_the_figures_that_are_shown(name):
+    """Few columns: many ranks are many replicas, and no step of theirs is shorter."""
+    asked = PredictedRun(rows=11_000_000, columns=28)
+    found = predict(load_hardware(name), asked, parse_ranks("1..65536"))
+    said = found.as_dict()
+    step = {
+        p["ranks"]: min(p["sgd_seconds"], p["ca_sgd_seconds"]) for p in said["points"]
+    }
+    assert said["fastest_at"] == min(step, key=step.get) < 65536
+    for point in said["points"]:
+        ranks = point["ranks"]
+        assert point["speed_up_one_rank"] == pytest.approx(step[1] / step[ranks])
+        assert point["efficiency"] == pytest.approx(step[1] / step[ranks] / ranks)
+    efficient = [p["ranks"] for p in said["points"] if p["efficiency"] >= 0.5]
+    assert said["efficient_to"] == max(efficient)
+
+
+def test_speed_ups_are_against_one_rank_that_was_not_asked_for():
+    machine, asked = load_hardware("laptop"), replace(ASKED, columns=64)
+    every, some = (predict(machine, asked, ranks) for ranks in ([1, 2, 4], [2, 4]))
+    assert every.speed_up(every.points[0]) == every.efficiency(every.points[0]) == 1.0
+    for a, b in zip(every.points[1:], some.points, strict=True):
+        assert every.speed_up(a) == some.speed_up(b) > 0
+
+
 def test_more_ranks_than_columns_are_replicas():
     asked = replace(ASKED, columns=18)
     assert grid_of(asked, 16) == (1, 16)
@@ -173,9 +225,14 @@ def test_the_command_says_it_as_a_table_and_as_a_document(capsys):
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert "1x1024" in shown and "CA-SGD wins at 2 to 4096 ranks" in shown
-    assert "15 stated" in shown and "average weights" in shown
+    assert "16 stated" in shown and "average weights" in shown
+    assert "vs 1 rank" in shown and "efficiency" in shown
+    (fastest,) = re.findall(r"a step is fastest on (\d+) ranks", shown)
+    assert f"beyond {fastest} ranks more of them no longer pay" in shown
+    assert "times as fast as one rank" in shown
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["fastest_at"] == int(fastest)
     assert [p["ranks"] for p in found["points"]] == parse_ranks("1..4096")
     for point in found["points"]:
         assert point["speed_up"] == pytest.approx(
@@ -189,7 +246,8 @@ def test_where_no_sum_takes_long_nobody_wins(capsys):
     assert main([*asked, "--data", "20000,2000", "--ranks", "1,2"]) == 0
     shown = capsys.readouterr().out
     assert "CA-SGD wins nowhere here" in shown
-    assert "fastest on 2 ranks, by plain SGD" in shown and "0 stated" in shown
+    assert re.search(r"fastest on 2 ranks, [\d.]+ µs by SGD: [\d.]+ times", shown)
+    assert "0 stated" in shown and "no longer pay" not in shown
 
 
 def test_a_prediction_is_drawn(tmp_path):

@@ -22,7 +22,6 @@ from hpcsgd.studies.report.points import Problem, ReportPoint, RunSetting, Sprea
 # Time, speed-up and efficiency over ranks, beside the ideal.
 
 Line = tuple[str, list[RunSetting]]
-Ratio = Callable[[float, int, int], float]  # time over time, ranks, ranks at first
 
 
 EMULATED_NETWORK = " (emulated)"
@@ -35,9 +34,9 @@ def scaling_charts(problem: Problem) -> list[Chart]:
         return []
     charts = [_times(lines, problem.is_weak)]
     if problem.is_weak:
-        charts += [_weak_efficiency(lines)]
+        charts += [_efficiency(problem, lines)]
     else:
-        charts += [_speed_ups(lines), _efficiency(lines)]
+        charts += [_speed_ups(problem, lines), _efficiency(problem, lines)]
     return [_looking_alike(chart, lines, problem.labels) for chart in charts]
 
 
@@ -57,12 +56,7 @@ def lines_of(settings: Sequence[RunSetting]) -> list[Line]:
     Emulated and real runs are apart, but for where emulated ones begin: one rank alone
     has no others to make up.
     """
-    found: dict[str, dict[int, RunSetting]] = {}
-    for setting in settings:
-        name = setting.label + EMULATED_NETWORK * bool(setting.first.emulated)
-        best = found.setdefault(name, {}).get(setting.width)
-        if best is None or setting.per_epoch.median < best.per_epoch.median:
-            found[name][setting.width] = setting
+    found = _fastest_by_ranks(settings)
     for name, by_width in found.items():
         _begin_as_real(by_width, found.get(name.removesuffix(EMULATED_NETWORK), {}))
     return [
@@ -70,6 +64,19 @@ def lines_of(settings: Sequence[RunSetting]) -> list[Line]:
         for name, by_width in found.items()
         if len(by_width) > 1
     ]
+
+
+def _fastest_by_ranks(
+    settings: Sequence[RunSetting],
+) -> dict[str, dict[int, RunSetting]]:
+    """Return of each method, on each number of ranks, that of the shortest epoch."""
+    found: dict[str, dict[int, RunSetting]] = {}
+    for setting in settings:
+        name = setting.label + EMULATED_NETWORK * bool(setting.first.emulated)
+        best = found.setdefault(name, {}).get(setting.width)
+        if best is None or setting.per_epoch.median < best.per_epoch.median:
+            found[name][setting.width] = setting
+    return found
 
 
 def _begin_as_real(
@@ -111,71 +118,67 @@ def _times(lines: Sequence[Line], weak: bool) -> Lines:
     )
 
 
-def _speed_ups(lines: Sequence[Line]) -> Lines:
+def _speed_ups(problem: Problem, lines: Sequence[Line]) -> Lines:
     widths = _widths(lines)
+    base, ratios = _speed_up_of(problem, lines)
     return Lines(
         name="speed-up",
         title="Speed-up",
-        caption="Time of an epoch on the fewest ranks of the same method, times these"
-        " ranks, over the time; the thin line is the ideal. Medians, bars from the"
-        " slowest to the fastest repeat.",
+        caption=f"Time of an epoch {base} over the time; the thin line is the ideal."
+        " Medians, bars from the slowest to the fastest repeat.",
         x=_ranks(lines),
         y=Axis("speed-up", log=True),
-        series=tuple(_ratios(line, name, _speed_up) for name, line in lines),
+        series=tuple(
+            _scaling_series(name, line, lambda s: ratios[id(s)]) for name, line in lines
+        ),
         ideal=Series("ideal", widths, widths),
     )
 
 
-def _efficiency(lines: Sequence[Line]) -> Lines:
-    return _percent(
-        lines,
-        "Speed-up over ranks: 100 % is the ideal. Medians, bars from the slowest to the"
-        " fastest repeat.",
-        lambda ratio, width, first: 100.0 * ratio * first / width,
-    )
-
-
-def _weak_efficiency(lines: Sequence[Line]) -> Lines:
-    return _percent(
-        lines,
-        "Time of an epoch on the fewest ranks of the same method over the time, where"
-        " the rows grow with the ranks: 100 % is the ideal. Medians, bars from the"
-        " slowest to the fastest repeat.",
-        lambda ratio, width, first: 100.0 * ratio,
-    )
-
-
-def _percent(lines: Sequence[Line], caption: str, ratio: Ratio) -> Lines:
+def _efficiency(problem: Problem, lines: Sequence[Line]) -> Lines:
     widths = _widths(lines)
+    base, ratios = _speed_up_of(problem, lines)
+    weak = ", where the rows grow with the ranks" if problem.is_weak else ""
+
+    def percent(setting: RunSetting) -> Spread:
+        found, share = ratios[id(setting)], 100.0 / setting.width
+        return Spread(share * found.median, share * found.low, share * found.high)
+
     return Lines(
         name="efficiency",
         title="Efficiency",
-        caption=caption,
+        caption=f"Speed-up over ranks{weak}: 100 % is the ideal. The speed-up is the"
+        f" time of an epoch {base} over the time. Medians, bars from the slowest to the"
+        " fastest repeat.",
         x=_ranks(lines),
         y=Axis("efficiency", "%", from_zero=True, shows_bars=False),
-        series=tuple(_ratios(line, name, ratio) for name, line in lines),
+        series=tuple(_scaling_series(name, line, percent) for name, line in lines),
         ideal=Series("ideal", widths, tuple(100.0 for _ in widths)),
     )
 
 
-def _speed_up(ratio: float, width: int, first: int) -> float:
-    return ratio * first
+def _speed_up_of(
+    problem: Problem, lines: Sequence[Line]
+) -> tuple[str, dict[int, Spread]]:
+    """Return what speed-ups are held to, in words, and the speed-up of each setting.
 
-
-def _ratios(line: Sequence[RunSetting], name: str, ratio: Ratio) -> Series:
-    """Of medians; the slowest repeat is the low end."""
-    base, first = line[0].per_epoch.median, line[0].width
-
-    def figure(setting: RunSetting) -> Spread:
-        time = setting.per_epoch
-        return Spread(
-            *(
-                ratio(base / t, setting.width, first)
-                for t in (time.median, time.high, time.low)
+    They are held to the best run on one rank. Where a setting has none of its batch,
+    all are held to the fewest ranks of their own line.
+    """
+    found = {id(s): problem.speed_up(s) for _, line in lines for s in line}
+    known = {key: spread for key, spread in found.items() if spread is not None}
+    if len(known) == len(found):
+        return "of the best run on one rank (any method, the same batch)", known
+    for _, line in lines:
+        first = line[0]
+        for setting in line:
+            time = setting.per_epoch
+            work = setting.width if problem.is_weak else first.width
+            seconds = first.per_epoch.median * work
+            known[id(setting)] = Spread(
+                *(seconds / t for t in (time.median, time.high, time.low))
             )
-        )
-
-    return _scaling_series(name, line, figure)
+    return "on the fewest ranks of the same method, times these ranks,", known
 
 
 def _scaling_series(
@@ -288,14 +291,39 @@ def verdict(problem: Problem) -> str:
             f"Only one setting was measured, {_name(order[0], settings)}; it takes at"
             f" least two to say which is better.{left_out}"
         )
-    best, second = order[0], order[1]
-    times = second.seconds.median / best.seconds.median if best.seconds.median else 1.0
-    return (
+    best = order[0]
+    rival = next((r for r in order if _algorithm(r) != _algorithm(best)), None)
+    said = (
         f"Fastest to the loss {figures(loss, 4)}, the lowest that all {len(order)}"
-        f" settings reach, is {_name(best, settings)}: {_seconds(best)}, against"
-        f" {_seconds(second)} of {_name(second, settings)} ({figures(times)} times)."
-        f" {_how_sure(best, second)}".rstrip()
-        + left_out
+        f" settings reach, is {_name(best, settings)}: {_seconds(best)}"
+    )
+    if rival is None:
+        said += ". All settings are of one algorithm, so it is held to no other."
+    else:
+        times = rival.seconds.median / best.seconds.median if best.seconds.median else 1
+        said += (
+            f", against {_seconds(rival)} of {_name(rival, settings)}"
+            f" ({figures(times)} times)."
+        )
+    sure = _how_sure(best, rival) if rival else _how_sure_alone(best, settings)
+    return (
+        " ".join(filter(None, (said, _over_one_rank(problem, best), sure))) + left_out
+    )
+
+
+def _algorithm(reached: TimeToLoss) -> str:
+    return reached.setting.first.algorithm or reached.setting.label
+
+
+def _over_one_rank(problem: Problem, best: TimeToLoss) -> str:
+    """Return the sentence on what more ranks than one were good for."""
+    speed_up = problem.speed_up(best.setting)
+    efficiency = problem.efficiency(best.setting)
+    if best.setting.width == 1 or speed_up is None or efficiency is None:
+        return ""
+    return (
+        f"Its epoch is {figures(speed_up.median)} times as fast as that of the best run"
+        f" on one rank, an efficiency of {figures(100 * efficiency, 2)} %."
     )
 
 
@@ -348,16 +376,22 @@ def _without_loss(settings: Sequence[RunSetting]) -> str:
     )
 
 
-def _how_sure(best: TimeToLoss, second: TimeToLoss) -> str:
+def _how_sure(best: TimeToLoss, rival: TimeToLoss) -> str:
     """What stands against the sentence before."""
+    doubt = _how_sure_alone(best, [best.setting, rival.setting])
+    if not doubt and rival.seconds.low <= best.seconds.high:
+        return "Their repeats overlap: the order of these two may be chance."
+    return doubt
+
+
+def _how_sure_alone(best: TimeToLoss, settings: Sequence[RunSetting]) -> str:
+    """What stands against the times: too few cores, or too few repeats."""
     if best.setting.mark:
         return "It ran with more ranks than cores, so its times say little."
-    fewest = min(len(best.setting.points), len(second.setting.points))
+    fewest = min(len(setting.points) for setting in settings)
     if fewest < ENOUGH:
         runs = "one run" if fewest == 1 else f"{fewest} runs"
         return f"That rests on {runs} of a setting: repeat it to know how sure it is."
-    if second.seconds.low <= best.seconds.high:
-        return "Their repeats overlap: the order of these two may be chance."
     return ""
 
 
@@ -376,24 +410,58 @@ PARTS = ("compute", "network", "I/O", "Python")
 NOTES = {CROWDED: "> cores", EMULATED: "emulated"}
 
 
-def selected_settings(problem: Problem) -> list[RunSetting]:
-    """Return the settings to draw: all where they are few, else the scaling lines, else
-    the fastest of each.
+@dataclass(frozen=True)
+class Selection:
+    """The settings that bars show, and the sentence that says which they are."""
+
+    settings: tuple[RunSetting, ...]
+    sentence: str = ""
+
+
+def select_settings(problem: Problem) -> Selection:
+    """Return all settings where they are few, else of each method its fastest ones.
+
+    On each number of ranks; where these are many, too, on the most ranks that all
+    methods have.
     """
-    settings = list(problem.settings)
+    settings, sentence = list(problem.settings), ""
     if len(settings) > MOST:
-        settings = [s for _, line in lines_of(settings) for s in line]
-    if not settings or len(settings) > MOST:
-        settings = fastest_of_each(problem.settings)[:MOST]
+        fastest = _fastest_by_ranks(settings)
+        settings = [s for by_ranks in fastest.values() for s in by_ranks.values()]
+        sentence = " Of each method its fastest setting on each number of ranks."
+    if len(settings) > MOST:
+        settings = _on_most_ranks(problem.settings)
+        width = settings[0].width
+        settings = fastest_of_each(settings)[:MOST]
+        ranks = "one rank" if width == 1 else f"{width} ranks"
+        sentence = f" Of each method its fastest setting on {ranks}, the most that all"
+        sentence += " methods have."
     order = list(dict.fromkeys(s.label for s in settings))
-    return sorted(settings, key=lambda s: (order.index(s.label), s.width))
+    ordered = sorted(settings, key=lambda s: (order.index(s.label), s.width))
+    return Selection(tuple(ordered), sentence)
+
+
+def _on_most_ranks(settings: Sequence[RunSetting]) -> list[RunSetting]:
+    """Return those on the most ranks that all methods have; else on the most of any."""
+    by_label: dict[str, set[int]] = {}
+    for setting in settings:
+        by_label.setdefault(setting.label, set()).add(setting.width)
+    common = set.intersection(*by_label.values())
+    width = max(common or set.union(*by_label.values()))
+    return [s for s in settings if s.width == width]
+
+
+NO_SPLIT = "Where the time of an epoch went is not drawn: "
 
 
 def split_chart(problem: Problem) -> list[Chart]:
     """The parts of an epoch, stacked, for each setting."""
-    settings = [s for s in selected_settings(problem) if s.middle.phases]
-    if not settings:
+    selection = select_settings(problem) if problem.settings else Selection(())
+    settings = [s for s in selection.settings if s.middle.phases]
+    if missing_split(problem):
         return []
+    without = len(selection.settings) - len(settings)
+    note = f" {without} more did not record its parts." if without else ""
     return [
         Bars(
             name="time-split",
@@ -402,12 +470,28 @@ def split_chart(problem: Problem) -> list[Chart]:
             " run: compute (products, recurrence, update), network (sums and"
             " agreements, waiting for others included), I/O (rows gathered from memory"
             " or from the file), Python (drawing rows, and all between). Thin bars:"
-            " shortest to longest repeat.",
+            f" shortest to longest repeat.{selection.sentence}{note}",
             axis=Axis("time of an epoch", "s"),
             parts=PARTS,
             bars=tuple(_split(s, settings) for s in settings),
         )
     ]
+
+
+def missing_split(problem: Problem) -> str:
+    """Return why the parts of an epoch are not drawn; nothing where they are."""
+    if not problem.settings:
+        return f"{NO_SPLIT}no run ended."
+    settings = select_settings(problem).settings
+    known = [s for s in settings if s.middle.phases]
+    if not known:
+        return f"{NO_SPLIT}no run has recorded its parts."
+    if max(s.width for s in settings) > max(s.width for s in known) == 1:
+        return (
+            f"{NO_SPLIT}of these runs those on one rank alone have recorded its parts,"
+            " and they say nothing of those on more."
+        )
+    return ""
 
 
 def _split(setting: RunSetting, others: Sequence[RunSetting]) -> Bar:
@@ -427,9 +511,10 @@ def _note(setting: RunSetting, name: str) -> str:
 
 def energy_chart(problem: Problem) -> list[Chart]:
     """Joules of a run, where they are known."""
-    settings = [
-        s for s in selected_settings(problem) if s.over(lambda p: p.joules) is not None
-    ]
+    if not problem.settings:
+        return []
+    selection = select_settings(problem)
+    settings = [s for s in selection.settings if s.over(lambda p: p.joules) is not None]
     if not settings:
         return []
     sources = {p.energy_source for s in settings for p in s.points if p.energy_source}
@@ -439,8 +524,8 @@ def energy_chart(problem: Problem) -> list[Chart]:
             title="Energy to solution",
             caption="Joules of one run over all its nodes, counted by"
             f" {' and '.join(sorted(sources)).upper() or 'the machine'}, evaluations"
-            " left out;"
-            " medians, thin bars from the smallest to the largest repeat.",
+            " left out; medians, thin bars from the smallest to the largest repeat."
+            f"{selection.sentence}",
             axis=Axis("energy of a run", "J"),
             parts=("energy",),
             bars=tuple(_energy(s, settings) for s in settings),
@@ -599,106 +684,146 @@ def _shown(
 
 # Heat maps: over s and b, and over grids R x C.
 
-Pair = Callable[[RunSetting], tuple[int, int]]  # (row, column)
 FEWEST = 3  # cells from which a map says more than a table
 
 
+@dataclass(frozen=True)
+class MapAxes:
+    """What a kind of map has on its axes, and what its cells hold equal."""
+
+    kind: str  # of the file's name
+    x: str
+    y: str
+    pair: Callable[[RunSetting], tuple[int, int]]  # (row, column)
+    # Every facet has a map of its own; its title begins with the first parts, `named`.
+    facet: Callable[[RunSetting], tuple[str, ...]]
+    named: int
+    # Of its values the one with the most cells is drawn, and the caption names it.
+    filter: Callable[[RunSetting], str]
+
+
+def _facet(setting: RunSetting) -> tuple[str, ...]:
+    """Return what never differs within a map, in words."""
+    p = setting.first
+    epochs = f"{p.epochs:g} epoch{'' if p.epochs == 1 else 's'}"
+    emulated = "emulated" if p.emulated else ""
+    return (p.product, p.recipe, epochs, emulated)
+
+
+def _ranks_in_words(setting: RunSetting) -> str:
+    return "1 rank" if setting.width == 1 else f"{setting.width} ranks"
+
+
+MAPS = (
+    MapAxes(
+        kind="s-b",
+        x="batch b",
+        y="steps s",
+        pair=lambda s: (s.first.steps, s.first.batch),
+        facet=lambda s: (s.label, _ranks_in_words(s), *_facet(s)),
+        named=2,
+        filter=lambda s: f"the grid {s.first.replicas}×{s.first.members}",
+    ),
+    MapAxes(
+        kind="grid",
+        x="members C",
+        y="replicas R",
+        pair=lambda s: (s.first.replicas, s.first.members),
+        facet=lambda s: (s.label, *_facet(s)),
+        named=1,
+        filter=lambda s: f"s = {s.first.steps} and b = {s.first.batch}",
+    ),
+)
+
+
 def heat_maps(problem: Problem) -> list[Chart]:
-    """Time of a step and loss, for each method where two things were varied."""
+    """Time of a step and loss, for each method where two things were varied.
+
+    The settings of a map differ in what is on its axes, and in nothing else.
+    """
     if problem.is_weak:
         return []
-    by_ranks: dict[tuple[str, int], list[RunSetting]] = {}
-    by_label: dict[str, list[RunSetting]] = {}
-    for setting in problem.settings:
-        key = setting.label, setting.width
-        by_ranks.setdefault(key, []).append(setting)
-        by_label.setdefault(setting.label, []).append(setting)
     charts: list[Chart] = []
-    for (label, width), group in by_ranks.items():
-        ranks = "1 rank" if width == 1 else f"{width} ranks"
-        charts += _maps(group, f"{label}, {ranks}", len(charts), "s-b")
-    for label, group in by_label.items():
-        charts += _maps(group, label, len(charts), "grid")
+    for axes in MAPS:
+        facets: dict[tuple[str, ...], list[RunSetting]] = {}
+        for setting in problem.settings:
+            facets.setdefault(axes.facet(setting), []).append(setting)
+        for facet, settings in facets.items():
+            name = _facet_name(facet, list(facets), axes.named)
+            charts += _maps(axes, settings, name, len(charts))
     return charts
 
 
+def _facet_name(
+    facet: tuple[str, ...], facets: Sequence[tuple[str, ...]], named: int
+) -> str:
+    """Return the first parts, and of the others those that its method's facets vary."""
+    same = [other for other in facets if other[0] == facet[0]]
+    varied = [
+        part
+        for place, part in enumerate(facet)
+        if place >= named and len({other[place] for other in same}) > 1
+    ]
+    return ", ".join(part for part in (*facet[:named], *varied) if part)
+
+
 def _maps(
-    group: Sequence[RunSetting], name: str, number: int, kind: str
+    axes: MapAxes, settings: Sequence[RunSetting], name: str, number: int
 ) -> list[Chart]:
-    over = _steps if kind == "s-b" else _grids
-    pairs = {over(setting) for setting in group}
+    """Return the maps of time and loss of the value that was measured most."""
+    groups: dict[str, list[RunSetting]] = {}
+    for setting in settings:
+        groups.setdefault(axes.filter(setting), []).append(setting)
+    value, group = max(groups.items(), key=lambda item: len(item[1]))
+    pairs = {axes.pair(setting) for setting in group}
     rows, columns = {r for r, _ in pairs}, {c for _, c in pairs}
     if len(pairs) < FEWEST or min(len(rows), len(columns)) < 2:
         return []
-    return [
-        chart
-        for chart in (
-            _time_map(group, name, number, kind),
-            _loss_map(group, name, number, kind),
-        )
-        if chart is not None
-    ]
-
-
-def _steps(setting: RunSetting) -> tuple[int, int]:
-    return setting.first.steps, setting.first.batch
-
-
-def _grids(setting: RunSetting) -> tuple[int, int]:
-    return setting.first.replicas, setting.first.members
-
-
-def _time_map(
-    group: Sequence[RunSetting], name: str, number: int, kind: str
-) -> Heat | None:
-    return _map(
-        group,
-        lambda s: s.per_step.median if s.per_step else None,
-        kind,
-        name=f"time-{kind}-{number}",
-        title=f"Time of a step: {name}",
-        caption="Median seconds of one step of a replica; of several settings of one"
-        " cell the fastest. A larger batch does more in a step.",
-        unit="s",
+    epochs = group[0].first.epochs
+    passes = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
+    others = len(groups) - 1
+    alone = f" At {value} alone; {others} more in the table." if others else ""
+    found = (
+        _map(
+            axes,
+            group,
+            lambda s: s.per_step.median if s.per_step else None,
+            name=f"time-{axes.kind}-{number}",
+            title=f"Time of a step: {name}",
+            caption="Median seconds of one step of a replica. A larger batch does more"
+            f" in a step.{alone}",
+            unit="s",
+        ),
+        _map(
+            axes,
+            group,
+            lambda s: s.middle.loss,
+            name=f"loss-{axes.kind}-{number}",
+            title=f"Final loss: {name}",
+            caption="Loss on all rows at the end of the run of median time, after"
+            f" {passes} for all.{alone}",
+            unit="",
+        ),
     )
-
-
-def _loss_map(
-    group: Sequence[RunSetting], name: str, number: int, kind: str
-) -> Heat | None:
-    return _map(
-        group,
-        lambda s: s.middle.loss,
-        kind,
-        name=f"loss-{kind}-{number}",
-        title=f"Final loss: {name}",
-        caption="Loss on all rows at the end of the run of median time, after as many"
-        " epochs for all; of several settings of one cell the lowest.",
-        unit="",
-    )
+    return [chart for chart in found if chart is not None]
 
 
 def _map(
+    axes: MapAxes,
     group: Sequence[RunSetting],
     figure: Callable[[RunSetting], float | None],
-    kind: str,
     name: str,
     title: str,
     caption: str,
     unit: str,
 ) -> Heat | None:
-    over: Pair = _steps if kind == "s-b" else _grids
-    cells: dict[tuple[int, int], float] = {}
-    for setting in group:
-        value = figure(setting)
-        if value is not None:
-            cells[over(setting)] = min(value, cells.get(over(setting), value))
+    values = {axes.pair(setting): figure(setting) for setting in group}
+    cells = {pair: value for pair, value in values.items() if value is not None}
     if len(cells) < FEWEST:
         return None
     rows, columns = sorted({r for r, _ in cells}), sorted({c for _, c in cells})
-    x, y = ("batch b", "steps s") if kind == "s-b" else ("members C", "replicas R")
     return Heat(
-        *(name, title, caption, x, y),
+        *(name, title, caption, axes.x, axes.y),
         columns=tuple(str(c) for c in columns),
         rows=tuple(str(r) for r in rows),
         cells=tuple(tuple(cells.get((r, c)) for c in columns) for r in rows),

@@ -26,6 +26,7 @@ from hpcsgd.studies.report.charts import (
     energy_chart,
     heat_maps,
     loss_curves,
+    missing_split,
     scaling_charts,
     split_chart,
     verdict,
@@ -58,24 +59,33 @@ class Table:
 
 
 HEAD = (
-    *("method", "product", "format", "network", "ranks", "R×C", "b", "s", "runs"),
-    *("epoch", "range", "step", "calls", "words", "loss", "energy"),
+    *("method", "product", "format", "network", "ranks", "R×C", "b", "s", "epochs"),
+    *("runs", "epoch", "range", "vs 1 rank", "efficiency", "step"),
+    *("calls", "words", "loss", "energy"),
 )
 TEXTS = 4  # of these columns
+ALWAYS = ("vs 1 rank", "efficiency")
 
 
 def settings_table(problem: Problem) -> Table | None:
-    """One row for each setting; columns that nobody knows are left out."""
+    """One row for each setting; columns that no run fills are left out."""
     if not problem.settings:
         return None
     settings = sorted(problem.settings, key=lambda s: (s.label, s.width))
-    rows = [_setting(s) for s in settings]
-    known = [k for k in range(len(HEAD)) if any(row[k] != NONE for row in rows)]
+    rows = [_setting(problem, s) for s in settings]
+    known = [
+        k
+        for k, name in enumerate(HEAD)
+        if name in ALWAYS or any(row[k] != NONE for row in rows)
+    ]
     return Table(
         name="settings",
         title="Settings",
         caption="Medians of the repeats; a range is from the shortest to the longest."
-        " b is the batch of all replicas together, s the steps of an exchange."
+        " b is the batch of all replicas together, s the steps of an exchange. vs 1"
+        " rank is the epoch of the best run on one rank with that batch, of any method,"
+        f" over the epoch, and efficiency is that over the ranks; {NONE} where there is"
+        " no such run."
         " † emulated: one rank did the work of one of so many. ‡ more ranks than cores."
         " § the machine was busy: load above half of its cores in the minute before a"
         " run.",
@@ -85,15 +95,18 @@ def settings_table(problem: Problem) -> Table | None:
     )
 
 
-def _setting(s: RunSetting) -> tuple[str, ...]:
+def _setting(problem: Problem, s: RunSetting) -> tuple[str, ...]:
     p, run = s.first, s.middle
+    speed_up, efficiency = problem.speed_up(s), problem.efficiency(s)
     loss, energy = s.over(lambda point: point.loss), s.over(lambda point: point.joules)
     marks = {EMULATED: " †", CROWDED: " ‡"}.get(s.mark, "") + " §" * s.was_busy
     return (
         *(s.label + marks, p.product or NONE, p.recipe or NONE, p.network or NONE),
         *(whole(s.width), f"{p.replicas}×{p.members}", whole(p.batch), whole(p.steps)),
-        whole(len(s.points)),
+        *(f"{p.epochs:g}", whole(len(s.points))),
         *(with_unit(s.per_epoch.median, "s"), _range(s.per_epoch)),
+        NONE if speed_up is None else f"{figures(speed_up.median)}x",
+        NONE if efficiency is None else f"{figures(100 * efficiency, 2)} %",
         with_unit(s.per_step.median, "s") if s.per_step else NONE,
         *(_count(run.traffic("calls")), _count(run.traffic("words"))),
         figures(loss.median, 5) if loss else NONE,
@@ -188,6 +201,21 @@ def failed_table(problem: Problem) -> Table | None:
     )
 
 
+def saved_table(problem: Problem) -> Table | None:
+    """What was preempted or interrupted, and goes on."""
+    if not problem.saved:
+        return None
+    return Table(
+        name="preempted",
+        title="Runs that were preempted",
+        caption="They were saved before their end, and go on with --resume. They are in"
+        " no figure and in no other table.",
+        head=("run", "ended"),
+        rows=tuple((p.key or p.label, p.status) for p in problem.saved),
+        texts=2,
+    )
+
+
 def machine_table(points: Sequence[ReportPoint]) -> Table:
     """Where all of it ran, with what."""
     rows = [
@@ -244,6 +272,7 @@ class ProblemPart:
     verdict: str
     charts: tuple[Chart, ...]
     tables: tuple[Table, ...]
+    notes: tuple[str, ...] = ()  # sentences on figures that are absent
 
 
 @dataclass(frozen=True)
@@ -278,11 +307,14 @@ def make_report(folders: Sequence[str | Path]) -> Report:
     problems = problems_of(points)
     names = ", ".join(Path(folder).resolve().name for folder in folders)
     good = sum(point.is_good for point in points)
-    failed = len(points) - good
+    saved = sum(point.is_saved for point in points)
+    failed = len(points) - good - saved
     lead = f"{good} run{'s' if good != 1 else ''} in {names}"
+    lead += f"; {failed} failed" if failed else ""
+    lead += f"; {saved} preempted" if saved else ""
     return Report(
         title=f"hpcsgd: {names}",
-        lead=f"{lead}; {failed} failed" if failed else lead,
+        lead=lead,
         parts=tuple(_part(p, n, len(problems)) for n, p in enumerate(problems, 1)),
         machine=machine_table(points),
         foot=f"Made by hpcsgd {hpcsgd.__version__}.",
@@ -299,12 +331,17 @@ def _part(problem: Problem, number: int, count: int) -> ProblemPart:
     ]
     if count > 1:  # files of one folder and marks of one page have names of their own
         charts = [replace(c, name=f"{c.name}-of-{number}") for c in charts]
-    tables = [settings_table(problem), traffic_table(problem), failed_table(problem)]
+    tables = [
+        *(settings_table(problem), traffic_table(problem)),
+        *(failed_table(problem), saved_table(problem)),
+    ]
+    notes = [missing_split(problem)] if problem.settings else []
     return ProblemPart(
         problem,
         verdict(problem),
         tuple(charts),
         tuple(table for table in tables if table is not None),
+        tuple(note for note in notes if note),
     )
 
 
@@ -313,19 +350,22 @@ def _said(part: ProblemPart) -> dict[str, Any]:
         "problem": part.problem.title,
         "verdict": part.verdict,
         "figures": [chart.name for chart in part.charts],
-        "settings": [_figures(s, part.problem.settings) for s in part.problem.settings],
+        "notes": list(part.notes),
+        "network": part.problem.network or None,
+        "settings": [_figures(s, part.problem) for s in part.problem.settings],
         "failed": [
             {"key": p.key, "status": p.status, "error": p.error}
             for p in part.problem.failed
         ],
+        "preempted": [{"key": p.key, "status": p.status} for p in part.problem.saved],
     }
 
 
-def _figures(setting: RunSetting, others: Sequence[RunSetting]) -> dict[str, Any]:
+def _figures(setting: RunSetting, problem: Problem) -> dict[str, Any]:
     first, time, run = setting.first, setting.per_epoch, setting.middle
-    energy = setting.over(_joules)
+    energy, speed_up = setting.over(_joules), problem.speed_up(setting)
     return {
-        "name": setting.named(others),
+        "name": setting.named(problem.settings),
         "method": setting.label,
         "ranks": setting.width,
         "mark": setting.mark,
@@ -334,7 +374,10 @@ def _figures(setting: RunSetting, others: Sequence[RunSetting]) -> dict[str, Any
         "steps": first.steps,
         "product": first.product,
         "recipe": first.recipe,
+        "epochs": first.epochs,
         "runs": len(setting.points),
+        "speed_up_one_rank": speed_up.median if speed_up else None,
+        "efficiency": problem.efficiency(setting),
         "seconds_per_epoch": [time.low, time.median, time.high],
         "seconds_per_step": setting.per_step.median if setting.per_step else None,
         "loss": run.loss,
@@ -463,6 +506,7 @@ def _page_part(part: ProblemPart, with_title: bool, figures: str) -> str:
     return (
         f"<section><h2>{escape(title)}</h2>\n"
         f'<p class="verdict">{_unbroken(part.verdict)}</p>\n{figures}'
+        + "".join(f'<p class="lead">{escape(note)}</p>\n' for note in part.notes)
         + "".join(
             f"<h3>{escape(table.title)}</h3>{_table(table)}" for table in part.tables
         )

@@ -1,6 +1,7 @@
 """Points of a report: read from documents, grouped by setting."""
 
 import logging
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.errors import DataError, HpcsgdError
 from hpcsgd.files import own_folder, parse_json, read_entry_text
 from hpcsgd.runs.result import WORSE
-from hpcsgd.studies.folder import expected_traffic
+from hpcsgd.studies.folder import SAVED, expected_traffic
 from hpcsgd.studies.plan import folder_name
 from hpcsgd.studies.plots.charts import CROWDED, EMULATED, MEASURED
 
@@ -35,6 +36,7 @@ class ReportPoint:
     """What was measured once; None where nobody knows."""
 
     label: str  # of the method, or the setting's own name
+    algorithm: str  # what it is whatever its label, as "casgd"
     study: str
     key: str
     where: str  # the folder it was read from
@@ -80,6 +82,11 @@ class ReportPoint:
         return self.status in GOOD and self.seconds is not None and self.seconds > 0
 
     @property
+    def is_saved(self) -> bool:
+        """Whether it was preempted or interrupted, and is to be resumed."""
+        return self.status in SAVED
+
+    @property
     def width(self) -> int:
         """Ranks that it stands for."""
         return self.emulated or self.ranks
@@ -118,6 +125,7 @@ def read_point(line: Mapping[str, Any], where: str, label: str = "") -> ReportPo
     method = _word(line, "method")
     return ReportPoint(
         label=plain(label) or METHODS.get(method, method) or "run",
+        algorithm=_word(line, "algorithm") or method,
         study=_word(line, "study"),
         key=_word(line, "key"),
         where=where,
@@ -296,6 +304,11 @@ class RunSetting:
         times = [p.seconds or 0.0 for p in self.points]
         return self.points[times.index(statistics.median_low(times))]
 
+    @property
+    def is_one_rank(self) -> bool:
+        """Whether one rank did all the work, and none was emulated."""
+        return self.width == 1 and not self.first.emulated
+
     def named(self, others: Sequence["RunSetting"]) -> str:
         """The name that tells it from the others: as short as it can be."""
         return _shortest(self.first, [other.first for other in others])
@@ -303,13 +316,16 @@ class RunSetting:
 
 @dataclass(frozen=True)
 class Problem:
-    """The settings that solve the same task, and what failed of it."""
+    """The settings of one task on one machine and network, and what failed of it."""
 
     data: str
     rows: int  # 0 where they grow with the ranks
     columns: int
     settings: tuple[RunSetting, ...]
     failed: tuple[ReportPoint, ...]
+    saved: tuple[ReportPoint, ...] = ()  # preempted or interrupted, to be resumed
+    network: str = ""
+    machine: str = ""  # named where the report has several
 
     @property
     def labels(self) -> list[str]:
@@ -325,18 +341,73 @@ class Problem:
     def title(self) -> str:
         """What it is called."""
         if self.is_weak:
-            return f"weak scaling, {self.columns} columns"
-        size = f"{self.rows} × {self.columns}" if self.rows and self.columns else ""
-        return ", ".join(part for part in (self.data, size) if part) or "runs"
+            parts = ["weak scaling", self.data, f"{self.columns} columns"]
+        else:
+            size = f"{self.rows} × {self.columns}" if self.rows and self.columns else ""
+            parts = [self.data, size]
+        parts += [f"network {self.network}" if self.network else "", self.machine]
+        return ", ".join(part for part in parts if part) or "runs"
+
+    def one_rank(self, setting: RunSetting) -> RunSetting | None:
+        """Return the fastest setting of one rank that has the batch of `setting`.
+
+        Where the batch grows with the rows and the ranks, the batch of each rank.
+        """
+        batches = {setting.first.batch}
+        if self.is_weak and setting.first.batch % setting.width == 0:
+            batches.add(setting.first.batch // setting.width)
+        found = [s for s in self.settings if s.is_one_rank and s.first.batch in batches]
+        return min(found, key=lambda s: s.per_epoch.median, default=None)
+
+    def speed_up(self, setting: RunSetting) -> Spread | None:
+        """Return how many times faster an epoch is than the best one of one rank.
+
+        Rows that grow with the ranks count as often; None without a run on one rank.
+        """
+        base = self.one_rank(setting)
+        if base is None:
+            return None
+        seconds, time = base.per_epoch.median, setting.per_epoch
+        work = setting.width if self.is_weak else 1
+        return Spread(*(work * seconds / t for t in (time.median, time.high, time.low)))
+
+    def efficiency(self, setting: RunSetting) -> float | None:
+        """Return the speed-up against one rank, over the ranks."""
+        found = self.speed_up(setting)
+        return None if found is None else found.median / setting.width
 
 
 def problems_of(points: Sequence[ReportPoint]) -> list[Problem]:
-    """Points apart by what they solve."""
+    """Points apart by what they solve, and by the network and machine they ran on."""
+    machines = _machines(points)
     found: dict[tuple[object, ...], list[ReportPoint]] = {}
     for point in points:
-        found.setdefault(_task(point), []).append(point)
+        task = (*_task(point), point.network, machines[point.host, point.processor])
+        found.setdefault(task, []).append(point)
     _take_in_failed(found)
-    return [_problem(group) for group in found.values()]
+    several = len({task[-1] for task in found}) > 1
+    return [
+        _problem(group, str(task[-1]) if several else "")
+        for task, group in found.items()
+    ]
+
+
+def _machines(points: Sequence[ReportPoint]) -> dict[tuple[str, str], str]:
+    """Return the machine of each (host, processor): its processor, or its hosts.
+
+    A host whose processor one run names has it in all runs. Of other hosts those whose
+    names differ in digits alone are nodes of one machine.
+    """
+    processors = {p.host: p.processor for p in points if p.host and p.processor}
+    return {
+        (p.host, p.processor): p.processor or processors.get(p.host) or nodes_of(p.host)
+        for p in points
+    }
+
+
+def nodes_of(host: str) -> str:
+    """Return what the nodes of one machine are called: "nidN" for "nid001234"."""
+    return re.sub(r"\d+", "N", host)
 
 
 def _take_in_failed(found: dict[tuple[object, ...], list[ReportPoint]]) -> None:
@@ -354,12 +425,13 @@ def _any_good(points: Sequence[ReportPoint]) -> bool:
 
 
 def _task(point: ReportPoint) -> tuple[object, ...]:
+    data = Path(point.data).name
     if point.study == "weak":
-        return ("weak", point.columns, point.network)
-    return (Path(point.data).name, point.rows, point.columns)
+        return ("weak", data, point.columns)
+    return (data, point.rows, point.columns)
 
 
-def _problem(points: Sequence[ReportPoint]) -> Problem:
+def _problem(points: Sequence[ReportPoint], machine: str) -> Problem:
     settings: dict[tuple[object, ...], list[ReportPoint]] = {}
     for point in points:
         if point.is_good:
@@ -370,7 +442,10 @@ def _problem(points: Sequence[ReportPoint]) -> Problem:
         rows=0 if known.study == "weak" else known.rows,
         columns=known.columns,
         settings=tuple(RunSetting(tuple(group)) for group in settings.values()),
-        failed=tuple(point for point in points if not point.is_good),
+        failed=tuple(p for p in points if not p.is_good and not p.is_saved),
+        saved=tuple(point for point in points if point.is_saved),
+        network=known.network,
+        machine=machine,
     )
 
 
@@ -511,6 +586,7 @@ def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:
         "grid": document.get("grid", grid),
         "ranks": document.get("ranks"),
         "emulated": document.get("emulated_members"),
+        "algorithm": _algorithm(document, config),
         "key": str(run.get("out") or ""),
         "status": document.get("status"),
         "error": document.get("advice"),
@@ -532,8 +608,29 @@ def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:
 
 SAME = (  # named alike in results and in points
     *("iterations", "loss", "seconds_wall", "seconds_by_phase", "ledger", "history"),
-    *("energy", "versions", "transport", "host", "cores"),
+    *("energy", "versions", "transport", "host", "processor", "cores"),
 )
+
+
+def _algorithm(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return what a run is whatever it is called: a study's method, and its rule.
+
+    Every product but `direct` computes the steps of CA-SGD.
+    """
+    grid = _table_text(document, "grid") or _table_text(config, "grid")
+    agreement, rule = _table_text(config, "agreement"), _table_text(config, "update")
+    if agreement.get("method"):
+        name = str(agreement["method"])
+    elif grid.get("replicas", 1) != 1:
+        name = "local" if grid.get("members") == 1 else "hybrid"
+        name = " ".join((name, *(str(agreement.get(k, "")) for k in AGREEMENT)))
+    else:
+        name = "sgd" if document.get("products") == "direct" else "casgd"
+    kind = str(rule.get("kind") or "sgd")
+    return name if kind == "sgd" else f"{name} by {kind}"
+
+
+AGREEMENT = ("kind", "codec")
 
 
 def _batch(

@@ -1,20 +1,29 @@
-"""Arguments of a fit, checked, and as a configuration."""
+"""The defaults of a run: those of `fit`, or those of SGD."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from hpcsgd.agreements.base import NEVER_ONE, is_on_disk, takes_gradients
 from hpcsgd.comm.grid import parse_grid
-from hpcsgd.config import RunConfig, check_read, get_method, with_method
+from hpcsgd.config import (
+    FIT,
+    SGD,
+    RunConfig,
+    check_read,
+    get_method,
+    with_method,
+)
+from hpcsgd.data.frames import is_wide
 from hpcsgd.errors import ConfigError
+from hpcsgd.precision import AUTO
 from hpcsgd.runs.checks import ALONE
 from hpcsgd.runs.coordinate import fastest_form
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.solvers.full_passes import FINEST, NULL_SHARE
+from hpcsgd.solvers.full_passes import FINEST
 
 # What the `config` of a fit asks of replicas, before it is parsed.
 
@@ -93,6 +102,10 @@ def overlay_tables(
 # What the arguments of `fit` ask for, as a configuration.
 
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
+THEIRS = (  # of scikit-learn's linear models
+    *("lbfgs", "liblinear", "newton-cg", "newton-cholesky", "sag", "saga"),
+    *("svd", "cholesky", "lsqr", "sparse_cg"),
+)
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 RACE = "race"  # the rate that wins one
 TIGHT = 1e-8  # the tol of polish=True
@@ -137,6 +150,7 @@ class FitSettings:
     config: Any
     layout: Any = "replicated"
     ranks: int = 1
+    record: int = 0  # exchanges kept for `hpcsgd verify`
 
     def settings(self, path: str | None, wide: bool) -> RunConfig:
         """All of them as one configuration; `config` of the caller lies over it.
@@ -167,15 +181,17 @@ class FitSettings:
             "run": self._run(solver),
         }
         if solver == COORDINATE:
+            tol = _number("tol", self.tol)
             form = fastest_form(self.family, problem["l1"], self.ranks)
             tables["coordinate"] = {
-                "tol": _gap(_number("tol", self.tol)),
+                "tol": tol and max(tol, FINEST),
                 "form": form,
             }
         if path is not None:
             tables["data"] = {"path": path}
         self._leave_to_method(tables)
         config = RunConfig.parse(overlay_tables(tables, self.config))
+        config = replace(config, run=replace(config.run, defaults=FIT))
         # The rest is as others want it, which the caller may have turned off.
         check_read(config, overlay_tables({"update": {"momentum": 0.0}}, self.config))
         return config
@@ -253,9 +269,13 @@ class FitSettings:
         have no place, SVRG goes there without noise.
         """
         if self.solver not in SOLVERS:
-            raise ConfigError(
-                f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
-            )
+            known = ", ".join(map(repr, SOLVERS))
+            if self.solver in THEIRS:
+                known += (
+                    "; scikit-learn's go to the minimum that 'auto' goes to, by L-BFGS"
+                    " or by coordinates"
+                )
+            raise ConfigError(f"solver = {self.solver!r}; known: {known}")
         own = self.solver not in ("auto", "sgd")
         if own and self.update not in ("sgd", self.solver):
             raise ConfigError(
@@ -343,7 +363,7 @@ class FitSettings:
             and not sharded_weights_option(self.config)
         )
         more = {"evaluate": "gap"} if shown else {}
-        return {"device": self.device, "record": 0, **more}
+        return {"device": self.device, "record": self.record, **more}
 
     def _update(self, solver: str) -> dict[str, Any]:
         kind = self.update if solver == "sgd" else solver
@@ -359,15 +379,6 @@ class FitSettings:
 
 def _is_smooth(problem: dict[str, Any]) -> bool:
     return not problem["l1"] and not problem.keys() & {"lower", "upper"}
-
-
-def _gap(tol: float) -> float:
-    """Return the gap, relative to that of the null model, at which coordinates end.
-
-    It is small enough for `gap_limit` even where F vanishes, and no smaller than
-    float64 can show.
-    """
-    return max(NULL_SHARE * tol, min(tol, FINEST))
 
 
 def _bound(value: Any) -> Any:
@@ -386,3 +397,120 @@ def _number(name: str, value: Any) -> float:
 def plain(value: Any) -> Any:
     """NumPy's numbers as Python's, which a configuration is made of."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+# Which defaults a run of `train` has.
+#
+# A rate, a product, a schedule and their like are parts of SGD: a file or a command
+# that names one asks for SGD, and what it does not name is as SGD has it. One that
+# names none asks for a model, and gets the defaults of `fit`.
+
+PARTS_OF_SGD = (
+    *("rate", "update", "coordinate", "products", "schedule", "agreement", "codec"),
+    *("mirror", "accordion", "average", "stop", "sweep"),
+    *("sampling.mode", "run.emulate_members"),
+)
+ALPHA = 1e-4  # the penalty where none is named
+TOL = 1e-5
+
+
+def requested_defaults(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the defaults that `tables` ask for: "fit", "sgd", or "" for either.
+
+    What counts is that a setting is named, whatever its value.
+    """
+    run = tables.get("run")
+    if isinstance(run, Mapping) and "defaults" in run:
+        return str(run["defaults"])
+    for part in PARTS_OF_SGD:
+        section, _, key = part.partition(".")
+        table = tables.get(section)
+        if isinstance(table, Mapping) and (key in table if key else table):
+            return SGD
+    precision = tables.get("precision")
+    is_auto = isinstance(precision, Mapping) and precision.get("recipe") == AUTO
+    return SGD if is_auto else ""  # its pilots are of SGD at a rate that is known
+
+
+def resolve_defaults(
+    request: RunConfig | Mapping[str, Mapping[str, Any]],
+    wide: bool = False,
+    ranks: int = 1,
+    saved: Mapping[str, Mapping[str, Any]] | None = None,
+) -> RunConfig:
+    """Return all settings of a run of `train`; what is not named gets its default.
+
+    Parameters
+    ----------
+    request : sections with the settings that are named, or a whole configuration, in
+        which all of them are
+    wide : whether the rows are of float64
+    ranks : how many there are
+    saved : the settings of the run that goes on, if one does: without a request it
+        keeps the defaults that it was made with, and its rate
+    """
+    if isinstance(request, RunConfig):
+        check_read(request)
+        return request
+    named = RunConfig.parse(request)
+    then = None if saved is None else saved.get("run", {}).get("defaults", SGD)
+    if (requested_defaults(request) or then or FIT) == SGD:
+        check_read(named)
+        return named
+    config = _as_fit(request, named, wide, ranks)
+    if then != FIT or not config.rate.is_open:
+        return config
+    assert saved is not None
+    return replace(config, rate=replace(config.rate, value=saved["rate"]["value"]))
+
+
+def _as_fit(
+    request: Mapping[str, Mapping[str, Any]], named: RunConfig, wide: bool, ranks: int
+) -> RunConfig:
+    """Return what `fit` would do on `ranks` ranks, with what is named laid over it."""
+    problem, run, grid = named.problem, named.run, named.grid
+    finisher = request.get("polish", {}).get("kind", "")
+    is_finished = finisher not in ("", "none")
+    if is_finished and (named.sampling.hold_out or not problem.is_smooth):
+        raise ConfigError(
+            "--polish goes on to the optimum of a smooth F on all rows, and"
+            f" {'rows are held out' if problem.is_smooth else 'l1 or bounds bend it'};"
+            " leave polish out"
+        )
+    has_penalty = problem.l1 > 0.0 or "l2" in request.get("problem", {})
+    alpha = problem.l1 + problem.l2 if has_penalty else ALPHA
+    # What ends coordinate forms on the way would be lost: they write no checkpoints.
+    is_kept = run.resume != "no" or run.on_failure != "stop" or named.checkpoint.every
+    settings = FitSettings(
+        family=problem.family,
+        alpha=alpha,
+        l1_ratio=problem.l1 / alpha if alpha else 0.0,
+        fit_intercept=request.get("problem", {}).get("intercept", True),
+        bounds=None if problem.is_smooth else (problem.lower, problem.upper),
+        epochs=None,
+        tol=TIGHT if is_finished else TOL,
+        batch=None,
+        steps="auto",
+        rate="auto",
+        update="sgd",
+        momentum=named.update.momentum,
+        average="auto",
+        polish=False if finisher == "none" else "auto",
+        hold_out=named.sampling.hold_out,
+        patience=named.stop.patience,
+        seed=named.sampling.seed,
+        precision=request.get("precision", {}).get("recipe"),
+        device=run.device,
+        solver="auto" if problem.is_smooth or not is_kept else "svrg",
+        verbose=0,
+        grid=(grid.replicas, grid.members) if "grid" in request else None,
+        config=request,
+        ranks=ranks,
+        record=run.record,
+    )
+    return settings.settings(None, wide)
+
+
+def has_wide_values(X: Any) -> bool:
+    """Return whether rows are of float64, as lists of numbers become."""
+    return is_wide(X) if hasattr(X, "dtype") else X is not None

@@ -215,9 +215,11 @@ def in_words(shape: str, part: Figures) -> str:
         )
     for kind in TARGETS:
         if kind in part["ratios"]:
-            one = part["ratios"][kind]
+            one, best = part["ratios"][kind], part["ratios"]["best"]
+            product = part["methods"][best].get("product", "")
+            plain = "plain SGD, " if product == "direct" else ""
             lines.append(
-                f"{part['ratios']['best']} / {one['beside']}: {one['times']:.2f}"
+                f"{best} ({plain}{product}) / {one['beside']}: {one['times']:.2f}"
                 f" (target {one['target']:g}: {'met' if one['met'] else 'not met'})"
             )
     return "\n".join(lines)

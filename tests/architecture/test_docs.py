@@ -97,7 +97,7 @@ def rows_like_epsilon(path):
 
 
 def test_commands_on_rows_like_epsilon_give_a_rate():
-    """Rows of length one need a rate near 8; at 0.1, the default, nothing is learnt."""
+    """Rows of length one need a rate near 8: at its default SGD learns nothing."""
     offenders = []
     for path in DOCUMENTS:
         made = rows_like_epsilon(path)

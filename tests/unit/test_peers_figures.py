@@ -137,3 +137,17 @@ def test_ratios_are_of_the_fastest_of_each_kind():
     assert (found["bare"]["beside"], found["bare"]["times"]) == ("bare columns", 1.5)
     assert not found["bare"]["met"]
     assert "ddp" not in bench_ddp.ratios({k: rows[k] for k in rows if k != "ddp"})
+
+
+def test_a_ratio_to_ddp_names_the_product_that_it_is_of():
+    """Plain SGD is called so: a ratio of it is no figure of CA-SGD."""
+    us = {"hpcsgd auto": 20.0, "hpcsgd gram": 60.0, "ddp": 700.0}
+    rows = {
+        name: {"us": time, "steps_per_second": 1e6 / time, "loss": 0.5}
+        for name, time in us.items()
+    }
+    rows["hpcsgd auto"] |= {"s": 32, "product": "direct"}
+    rows["hpcsgd gram"] |= {"s": 4, "product": "gram"}
+    part = {"methods": rows, "ratios": bench_ddp.ratios(rows)}
+    text = bench_ddp.in_words("epsilon", part)
+    assert "hpcsgd auto (plain SGD, direct) / ddp: 35.00" in text

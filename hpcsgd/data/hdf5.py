@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ FORMAT, FORMAT_VERSION = "hpcsgd", 2
 COLUMNS = {"y": "<f8", "sample_weight": "<f8", "offset": "<f8", "qid": "<i8"}
 TILE_BYTES = 2**20  # of a chunk: large enough to stream, small enough to cut columns
 TILE_COLUMNS = 256
+FEW = 8  # tiles below one another from which the last one may be part empty
 SPARSE_ROWS = 4096  # rows of one block of a CSR matrix
 PIECE = 2**16  # entries of one chunk of a sparse matrix's indices and data
 
@@ -47,8 +48,9 @@ class StoreLayout:
     is_sparse: bool = False
     block_rows: int = 0  # rows under one checksum; 0: as suits the width
     tile_cols: int = 0  # columns under one checksum
+    rows: InitVar[int | None] = None  # of the whole store, where that is known
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, rows: int | None) -> None:
         if self.element not in ELEMENTS:
             raise ConfigError(
                 f"unknown element type {self.element!r}; known: {', '.join(ELEMENTS)}"
@@ -57,9 +59,10 @@ class StoreLayout:
             raise ConfigError(f"{self.cols} columns: a store needs at least one")
         if not (np.isfinite(self.scale) and self.scale > 0):
             raise ConfigError(f"scale = {self.scale} must be above 0 and finite")
-        rows, cols = tile_shape(self.cols, self.stored.itemsize, self.is_sparse)
-        object.__setattr__(self, "block_rows", self.block_rows or rows)
-        object.__setattr__(self, "tile_cols", self.tile_cols or cols)
+        item = self.stored.itemsize
+        tile_rows, tile_cols = tile_shape(self.cols, item, self.is_sparse, rows)
+        object.__setattr__(self, "block_rows", self.block_rows or tile_rows)
+        object.__setattr__(self, "tile_cols", self.tile_cols or tile_cols)
 
     @property
     def stored(self) -> np.dtype[Any]:
@@ -131,12 +134,25 @@ def widen(part: slice, size: int, whole: int) -> slice:
     return slice(part.start // size * size, max(stop, part.start))
 
 
-def tile_shape(cols: int, item: int, is_sparse: bool) -> tuple[int, int]:
-    """Rows and columns of about a megabyte that row ranges and slabs both like."""
-    if is_sparse:
-        return SPARSE_ROWS, cols
-    width = min(cols, TILE_COLUMNS)
-    return max(TILE_BYTES // (item * width), 1), width
+def tile_shape(
+    cols: int, item: int, is_sparse: bool, rows: int | None = None
+) -> tuple[int, int]:
+    """Return rows and columns of a tile: about a megabyte, for row ranges and slabs.
+
+    HDF5 stores whole tiles. Where all `rows` of the store make fewer than `FEW` tiles
+    one below the other, tiles share the rows and the columns evenly: a small store is
+    about as large as its values.
+    """
+    width = cols if is_sparse else min(cols, TILE_COLUMNS)
+    height = SPARSE_ROWS if is_sparse else max(TILE_BYTES // (item * width), 1)
+    if rows is None or rows >= FEW * height:
+        return height, width
+    return _even(rows, height), _even(cols, width)
+
+
+def _even(size: int, most: int) -> int:
+    """Return the length of the fewest equal parts of `size`, of `most` each at most."""
+    return -(-size // -(-size // most))
 
 
 def _text(value: Any) -> Any:

@@ -247,6 +247,25 @@ def _column(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
+def _columns(text: str) -> tuple[str, ...]:
+    """Several columns, each a number or a name."""
+    return tuple(column.strip() for column in text.split(","))
+
+
+def _labels_of_text(text: str) -> tuple[tuple[str, float], ...]:
+    """Labels and their numbers, as in yes=1,no=0."""
+    try:
+        pairs = [pair.rpartition("=") for pair in text.split(",")]
+        numbers = tuple((label.strip(), float(number)) for label, _, number in pairs)
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(label for label, _ in numbers):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write it as yes=1,no=0, the labels of the file first"
+        )
+    return numbers
+
+
 GO_ON = "run again with --resume to go on with what was begun"
 # flag, what a source calls it, and what argparse needs to know
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -257,7 +276,26 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--header", {"choices": ["auto", "yes", "no"], "help": "whether CSV has one"}),
     (
         "--delimiter",
-        {"help": "of CSV: comma, tab or semicolon; default: what the first lines show"},
+        {
+            "help": "of CSV: comma, tab, semicolon or whitespace (one blank or more);"
+            " default: what the first lines show"
+        },
+    ),
+    (
+        "--categories",
+        {
+            "type": _columns,
+            "metavar": "COLUMN,...",
+            "help": "columns of text in CSV, encoded one-hot: a column for each level",
+        },
+    ),
+    (
+        "--label",
+        {
+            "type": _labels_of_text,
+            "metavar": "TEXT=NUMBER,...",
+            "help": "numbers of labels that CSV has as text",
+        },
     ),
     ("--missing", {"choices": ["error", "mean"], "help": "values missing in CSV"}),
     ("--index-base", {"choices": ["auto", "0", "1"], "help": "of LIBSVM columns"}),
@@ -463,6 +501,12 @@ def conversion_text(said: dict[str, Any]) -> str:
         lines.append(f"columns: {said['standardized']}; kept in the file")
     if said.get("reordered"):
         lines.append("columns: in the order of the file of --like, by their names")
+    if "categories" in said:
+        levels = [f"{name} ({count})" for name, count in said["categories"].items()]
+        lines.append(f"one-hot columns, a level each: {', '.join(levels)}")
+    if "label_numbers" in said:
+        numbers = [f"{text} = {n:g}" for text, n in said["label_numbers"].items()]
+        lines.append(f"labels: {', '.join(numbers)}")
     if "label_column" in said:
         lines.append(f"labels: {said['label_column']} (--label-column names another)")
     return "\n".join(lines)

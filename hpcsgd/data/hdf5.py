@@ -1,5 +1,6 @@
 """The HDF5 reader, its layout, and how files are opened."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
@@ -12,7 +13,15 @@ from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
 from hpcsgd.data.preads import DatasetTiles, open_tiles
-from hpcsgd.data.preparation import MEANS, NAMES, SCALES, Preparation, preparation_from
+from hpcsgd.data.preparation import (
+    CATEGORIES,
+    LABELS,
+    MEANS,
+    NAMES,
+    SCALES,
+    Preparation,
+    preparation_from,
+)
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 from hpcsgd.formats import decode_element, encode_element
 
@@ -486,6 +495,18 @@ class Hdf5Reader:
         names = self._of_columns(NAMES, "O")
         return None if names is None else [_plain(name) for name in names]
 
+    @property
+    def categories(self) -> dict[str, list[str]] | None:
+        """Levels of the columns that were text before they were encoded, or None."""
+        node = self.file.get(CATEGORIES)
+        is_text = getattr(node, "shape", None) == () and node.dtype.kind == "O"
+        return _document(self._take(CATEGORIES, ())) if is_text else None
+
+    @property
+    def label_numbers(self) -> dict[str, float] | None:
+        """Numbers of the labels that were text, or None."""
+        return _document(self.file.attrs.get(LABELS))
+
     def _of_columns(self, name: str, kind: str) -> Array | None:
         """A data set with one entry a column; None where there is no such one."""
         node = self.file.get(name)
@@ -606,6 +627,15 @@ def _reason(error: Exception) -> str:
     """What the system said, without HDF5's own paragraph."""
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else str(error).split("(")[0].strip()
+
+
+def _document(text: Any) -> dict[str, Any] | None:
+    """Return what a store keeps as JSON; None for anything else of that name."""
+    try:
+        found = json.loads(_text(text))
+    except (TypeError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _plain(value: Any) -> Any:

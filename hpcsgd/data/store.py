@@ -1,5 +1,6 @@
 """Writing and verifying stores: HDF5 files of encoded rows."""
 
+import json
 import math
 import os
 import shutil
@@ -19,7 +20,7 @@ from scipy.sparse import csr_array
 from hpcsgd.data.checksums import block_sum
 from hpcsgd.data.hdf5 import COLUMNS, FEW, PIECE, Hdf5Reader, StoreLayout
 from hpcsgd.data.part_file import open_part
-from hpcsgd.data.preparation import MEANS, NAMES, SCALES
+from hpcsgd.data.preparation import CATEGORIES, MEANS, NAMES, SCALES
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 # Rows as a store holds them: bytes that its writer has only to put in place.
@@ -347,6 +348,7 @@ class StoreWriter:
     attributes : kept with the file, such as task, classes and source
     means, scales : (cols,) of standardised columns, as they were before
     names : of the columns, where they have any
+    categories : levels of columns that were text before they were encoded
     """
 
     layout: StoreLayout
@@ -369,6 +371,7 @@ class StoreWriter:
         means: Array | None = None,
         scales: Array | None = None,
         names: Sequence[str] | None = None,
+        categories: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.path, self.rows = Path(path), rows
         self.layout = StoreLayout(cols, element, scale, is_sparse, rows=rows)
@@ -385,7 +388,8 @@ class StoreWriter:
         self.blocks: DenseBlocks | CsrBlocks | None = None  # until rows are written
         try:
             self.file = _h5py().File(self.raw, "w", libver=("v108", "v108"))
-            self._lay_out(columns, attributes or {}, means, scales, names)
+            self._lay_out(columns, attributes or {}, means, scales)
+            self._keep_names(names, categories)
         except OSError as error:
             self.abandon()
             raise self._unwritten(error) from error
@@ -473,7 +477,6 @@ class StoreWriter:
         attributes: dict[str, Any],
         means: Array | None,
         scales: Array | None,
-        names: Sequence[str] | None,
     ) -> None:
         self.columns = tuple(name for name in COLUMNS if name in columns)
         self.file.attrs.update(attributes)
@@ -482,9 +485,18 @@ class StoreWriter:
             if values is not None:
                 kept = np.asarray(values, "<f8").reshape(self.layout.cols)
                 self.file.create_dataset(name, data=kept)
+
+    def _keep_names(
+        self,
+        names: Sequence[str] | None,
+        categories: Mapping[str, Sequence[str]] | None,
+    ) -> None:
+        text = _h5py().string_dtype()
         if names is not None:
-            text = _h5py().string_dtype()
             self.file.create_dataset(NAMES, data=list(names), dtype=text)
+        if categories:
+            document = json.dumps({name: list(of) for name, of in categories.items()})
+            self.file.create_dataset(CATEGORIES, data=document, dtype=text)
 
     def _write(self, piece: Piece, is_last: bool = False) -> None:
         """Write a block; the first one shows how large the chunks should be."""

@@ -33,6 +33,8 @@ class Like:
     preparation: Preparation
     names: list[str] | None
     index_base: int | None  # what its LIBSVM text called the first column
+    categories: dict[str, list[str]] | None = None  # levels of columns of text
+    label_numbers: dict[str, float] | None = None  # of labels that were text
 
     @property
     def is_centred(self) -> bool:
@@ -44,6 +46,8 @@ class Like:
         """Return what a conversion that is gone on with has to find again."""
         said = (self.cols, self.is_sparse, self.preparation.unit_rows, self.names)
         digest = hashlib.sha256(repr((*said, self.index_base)).encode())
+        if self.categories or self.label_numbers:
+            digest.update(repr((self.categories, self.label_numbers)).encode())
         for array in self.preparation.arrays().values():
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
@@ -96,6 +100,8 @@ def read_like(path: Path) -> Like:
             preparation=reader.preparation,
             names=reader.column_names,
             index_base=None if base is None else int(base),
+            categories=reader.categories,
+            label_numbers=reader.label_numbers,
         )
     finally:
         reader.close()

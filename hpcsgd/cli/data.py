@@ -490,11 +490,18 @@ def _interruptible(crew: "Crew") -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _size(count: int) -> str:
+    """Bytes, as a person reads them."""
+    if count < 2**20:
+        return f"{count / 2**10:.1f} KiB"
+    return f"{count / 2**20:.1f} MiB"
+
+
 def conversion_text(said: dict[str, Any]) -> str:
     """As a person reads it."""
     lines = [
         f"{part['path']}: {part['rows']} rows x {said['columns']} columns of"
-        f" {said['element']}, {part['bytes'] / 2**20:.1f} MiB"
+        f" {said['element']}, {_size(part['bytes'])}"
         for part in said["files"]
     ]
     if said["standardized"]:
@@ -541,17 +548,25 @@ def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
+SHOWN_NAMES = 10
+
+
 def inspection_text(said: dict[str, Any]) -> str:
     """As a person reads it."""
     norm = said["row_norm"]
     lines = [
         f"{said.get('path', 'data')}: {said['rows']} rows x {said['columns']} columns"
         f" of {said['element']}, density {said['density']:.3g}",
+        *_columns_text(said),
         f"row norms: largest {norm['max']:.6g}, mean {norm['mean']:.6g}",
     ]
     prepared = said["preparation"]
     if prepared["columns"] != "raw":
-        lines.append(f"columns: {prepared['columns']}; the file keeps their moments")
+        kept = said["kept_scales"]
+        scales = "" if kept is None else f", scales {_range_text(kept)}"
+        lines.append(
+            f"columns: {prepared['columns']}; the file keeps their moments{scales}"
+        )
     if prepared["unit_rows"]:
         lines.append("rows: of length 1")
     if said["not_finite"]:
@@ -562,18 +577,72 @@ def inspection_text(said: dict[str, Any]) -> str:
             f"queries: {groups['distinct']} distinct, {groups['min']} to"
             f" {groups['max']}; training does not look at them"
         )
-    lines += [*_labels(said["labels"]), *_rows(said)]
+    for name, use in SIDES.items():
+        side = said[name]
+        if side is not None:
+            zeros = f", {side['zeros']} of them 0" if side["zeros"] else ""
+            lines.append(
+                f"{name}: {side['min']:.6g} to {side['max']:.6g}, mean"
+                f" {side['mean']:.6g}{zeros}; {use}"
+            )
+    lines += [*_labels(said["labels"], said["label_numbers"]), *_rows(said)]
     return "\n".join(lines + _advice(said["suggested"]))
 
 
-def _labels(labels: dict[str, Any] | None) -> list[str]:
+# what a file has beside X and y -> what training does with it
+SIDES = {
+    "weights": "the loss of a row counts so many times",
+    "offsets": "added to the score of a row, as log exposure is",
+}
+
+
+def _columns_text(said: dict[str, Any]) -> list[str]:
+    """What the columns are called, how far they spread, which of them were text."""
+    lines = []
+    if said["column_names"]:
+        names = said["column_names"]
+        more = len(names) - SHOWN_NAMES
+        shown = ", ".join(names[:SHOWN_NAMES])
+        lines.append(f"names: {shown}" + (f" and {more} more" if more > 0 else ""))
+    if said["categories"]:
+        levels = [f"{name} ({len(of)})" for name, of in said["categories"].items()]
+        lines.append(f"one-hot columns, a level each: {', '.join(levels)}")
+    spreads = said["spreads"]
+    if spreads is not None:
+        constant = spreads["constant_columns"]
+        lines.append(
+            f"spread of a column: {_range_text(spreads)}"
+            + (f"; {constant} constant" if constant else "")
+        )
+    return lines
+
+
+def _range_text(found: dict[str, Any]) -> str:
+    """The least and the largest value, each with its column."""
+    ends = [
+        f"{end['value']:.4g} (column {end['name'] or end['column']})"
+        for end in (found["min"], found["max"])
+    ]
+    return " to ".join(ends)
+
+
+def _labels(
+    labels: dict[str, Any] | None, numbers: dict[str, float] | None
+) -> list[str]:
     if labels is None:
         return ["labels: none; good for predictions only"]
     head = (
         f"labels: {labels['distinct']} distinct, {labels['min']:g} to {labels['max']:g}"
     )
     histogram = labels["histogram"] or {}
-    return [head, *(f"  {label:>8}  {n}" for label, n in histogram.items())]
+    texts = {f"{number:g}": text for text, number in (numbers or {}).items()}
+    return [
+        head,
+        *(
+            f"  {label:>8}  {count}" + (f"  {texts[label]}" if label in texts else "")
+            for label, count in histogram.items()
+        ),
+    ]
 
 
 def _rows(said: dict[str, Any]) -> list[str]:
@@ -589,10 +658,17 @@ def _rows(said: dict[str, Any]) -> list[str]:
 def _advice(suggested: dict[str, Any] | None) -> list[str]:
     if suggested is None:
         return []
-    family = f"try: --family {suggested['family']} ({suggested['because']})"
+    lines = [f"try: --family {suggested['family']} ({suggested['because']})"]
     if suggested["rate"] is None:
-        return [family, "no step size follows: this family's curvature has no bound"]
-    return [family, f"     --rate {suggested['rate']:.3g}, which is 1/L"]
+        lines.append("no step size follows: this family's curvature has no bound")
+    else:
+        lines.append(f"     --rate {suggested['rate']:.3g}, which is 1/L")
+    if suggested["standardize"]:
+        lines.append(
+            "columns differ much in spread: convert with --standardize, so that one"
+            " rate suits them all"
+        )
+    return lines
 
 
 # `hpcsgd data synth`: a synthetic data set in the shape of a known one.
@@ -653,7 +729,7 @@ def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(said, indent=2))
     else:
-        print(f"{path}: {rows} rows x {cols} columns, {said['bytes'] / 2**20:.1f} MiB")
+        print(f"{path}: {rows} rows x {cols} columns, {_size(said['bytes'])}")
     return 0
 
 

@@ -107,11 +107,14 @@ def _delimiter(asked: str, lines: list[bytes]) -> bytes:
     sample = [line for line in lines[:10] if not is_blank(line, b",")]
     marks = [mark for mark in DELIMITERS.values() if mark != SPACED]
     counts = {mark: min(line.count(mark) for line in sample) for mark in marks}
-    if not any(counts.values()):
-        widths = {len(split_fields(line, SPACED)) for line in sample}
-        if len(widths) == 1 and widths != {1}:
+    best = max(marks, key=counts.__getitem__)
+    widths = {len(split_fields(line, SPACED)) for line in sample}
+    if len(widths) == 1 and widths != {1}:
+        # Blanks make an equal number of fields, and nothing else does.
+        uneven_tabs = len({line.count(b"\t") for line in sample}) > 1
+        if not counts[best] or (best == b"\t" and uneven_tabs):
             return SPACED
-    return max(marks, key=counts.__getitem__)
+    return best
 
 
 def _is_header(path: Path, asked: str | bool, fields: list[bytes]) -> bool:
@@ -357,7 +360,7 @@ class CsvSource(TextSource):
             }
             names += [f"{column}={level}" for level in levels]
         self.cols = len(names)
-        self.names = _distinct(names)
+        self.names = _distinct(names) if self.head.names else None
         if self.levels:  # one-hot rows are longer than their text: fewer at a time
             least = self.piece * self.head.fields // self.cols
             self.piece = min(self.piece, max(least, SHORTEST_PIECE))

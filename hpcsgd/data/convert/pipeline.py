@@ -122,7 +122,7 @@ def survey_rows(
     moments = ColumnMoments(outline.cols)
     progress.begin("measuring columns", outline.size)
     for first, block in numbered(source.blocks(outline, recipe.block, 0), 0, recipe):
-        refuse_non_finite(block, first, source.path)
+        refuse_non_finite(block, first, source.path, outline.names)
         moments.add_block(recipe.trained_on(block.X, first))
         progress.at(block.end)
     full = moments.with_means() if outline.nnz is None else moments.with_zeros()
@@ -470,7 +470,7 @@ def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
         return
     blocks = source.blocks(survey.outline, recipe.block, pouring.position)
     for first, block in numbered(blocks, pouring.row, recipe):
-        refuse_non_finite(block, first, source.path)
+        refuse_non_finite(block, first, source.path, survey.outline.names)
         pouring.take(RowBatch(first, prepared(block, first, survey, recipe)))
 
 

@@ -3,7 +3,7 @@
 import ctypes
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -271,7 +271,9 @@ def choose(block: SourceRows, chosen: Any) -> SourceRows:
     return SourceRows(block.X[chosen], y, block.end, *rest)
 
 
-def refuse_non_finite(block: SourceRows, first: int, path: Any) -> None:
+def refuse_non_finite(
+    block: SourceRows, first: int, path: Any, names: Sequence[str] | None = None
+) -> None:
     """Raise DataError where a block from row `first` on holds NaN or infinity.
 
     Training refuses such a file: it is said before it is written.
@@ -293,11 +295,13 @@ def refuse_non_finite(block: SourceRows, first: int, path: Any) -> None:
         place = int(bad[0, 0])
         row = int(np.searchsorted(block.X.indptr, place, "right")) - 1
         column = int(block.X.indices[place])
-        raise DataError(f"{path}: {non_finite(values[place], first + row, column)}")
+        raise DataError(
+            f"{path}: {non_finite(values[place], first + row, column, names)}"
+        )
     if len(bad):
         row, column = (int(number) for number in bad[0])
         raise DataError(
-            f"{path}: {non_finite(values[row, column], first + row, column)}"
+            f"{path}: {non_finite(values[row, column], first + row, column, names)}"
         )
 
 

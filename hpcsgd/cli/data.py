@@ -333,7 +333,8 @@ def _add_changes(parser: Any) -> None:
     parser.add_argument(
         "--like",
         metavar="TRAIN.h5",
-        help="columns, their means and scales and unit rows as this file has them",
+        help="columns, their levels, means and scales, labels that were text and unit"
+        " rows as this file has them",
     )
     parser.add_argument(
         "--unit-rows", action="store_true", help="rows of length 1, done last"

@@ -21,6 +21,7 @@ SHOWN_ROWS, SHOWN_COLUMNS = 3, 6
 QUERIES_AT_ONCE = 2**20
 MOST_INTEGER_CLASSES = 10  # more whole numbers than this look like counts
 SKEWED = 1.0  # skewness from which positive numbers look like those of gamma
+MOST_MEASURED = 2**22  # columns whose spreads are measured, in 24 bytes each
 UNEVEN = 100.0  # ratio of the spreads of columns from which --standardize helps
 FAMILY_OF_TASK = {
     "binary": "logistic",
@@ -98,7 +99,7 @@ class InspectionCounts:
     whole: bool = True  # every label is a whole number
     weights: ValueCounts = field(default_factory=ValueCounts)
     offsets: ValueCounts = field(default_factory=ValueCounts)
-    columns: ColumnMoments = field(default_factory=ColumnMoments)
+    columns: ColumnMoments | None = None  # None where there are too many
     is_named: bool = False  # labels were text, and have numbers
 
     def add(
@@ -109,7 +110,8 @@ class InspectionCounts:
         offsets: Array | None = None,
     ) -> None:
         """Add the next rows."""
-        self.columns.add_block(X)
+        if self.columns is not None:
+            self.columns.add_block(X)
         values = X.data if issparse(X) else X
         self.nonzero += int(np.count_nonzero(values))
         self.bad += int(values.size - np.isfinite(values).sum())
@@ -136,7 +138,8 @@ class InspectionCounts:
 def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
     """Everything `hpcsgd data inspect` says, as JSON can hold it."""
     numbers = getattr(reader, "label_numbers", None)
-    tally = InspectionCounts(is_named=bool(numbers))
+    moments = ColumnMoments(reader.cols) if reader.cols <= MOST_MEASURED else None
+    tally = InspectionCounts(is_named=bool(numbers), columns=moments)
     labelled = has_targets(reader)
     every = slice(0, reader.cols)
     step = block_rows(budget, 3 * 8 * reader.cols)
@@ -152,7 +155,7 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
         y = reader.targets(rows) if labelled else None
         tally.add(X, y, reader.sample_weight(rows), reader.offset(rows))
     names = names_of(reader)
-    spreads = _spreads(tally.columns.of_columns(0, reader.cols), sparse, names)
+    spreads = _spreads(moments, sparse, names)
     uneven = (
         spreads is not None
         and preparation_of(reader).is_raw
@@ -251,12 +254,14 @@ def _kept_scales(reader: Any, names: list[str] | None) -> dict[str, Any] | None:
 
 
 def _spreads(
-    moments: ColumnMoments, sparse: bool, names: list[str] | None
+    moments: ColumnMoments | None, sparse: bool, names: list[str] | None
 ) -> dict[str, Any] | None:
     """Return the range of the spreads of columns, about 0 where zeros are not stored.
 
     Columns of one value only are counted apart.
     """
+    if moments is None:
+        return None
     full = moments.with_zeros() if sparse else moments
     with np.errstate(over="ignore", invalid="ignore"):
         square = full.squares / np.maximum(full.count, 1) + (full.mean**2) * sparse

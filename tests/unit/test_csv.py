@@ -77,7 +77,7 @@ ONE_HOT = {
 }
 
 
-def source_of(folder, text, **options):
+def csv_source(folder, text, **options):
     path = folder / "x.csv"
     path.write_text(text, encoding="utf-8")
     return CsvSource(path, **options)
@@ -85,7 +85,7 @@ def source_of(folder, text, **options):
 
 @pytest.mark.parametrize("piece", [1, 30, 2**20])
 def test_columns_of_text_become_a_column_for_each_level(tmp_path, piece):
-    source = source_of(tmp_path, TEXTS, categories=("city", "color"))
+    source = csv_source(tmp_path, TEXTS, categories=("city", "color"))
     source.piece = piece
     outline = source.outline(lambda end: None)
     assert outline.names == tuple(ONE_HOT) and outline.rows == 4
@@ -100,7 +100,7 @@ def test_columns_of_text_become_a_column_for_each_level(tmp_path, piece):
 
 
 def test_levels_that_are_numbers_are_in_their_order_and_may_lack_a_header(tmp_path):
-    source = source_of(tmp_path, "1,10,x\n0,9,y\n", categories=("1", "2"), header="no")
+    source = csv_source(tmp_path, "1,10,x\n0,9,y\n", categories=("1", "2"), header="no")
     outline = source.outline(lambda end: None)
     assert outline.categories == {"1": ["9", "10"], "2": ["x", "y"]}
     assert outline.names is None
@@ -113,8 +113,8 @@ def test_levels_that_are_numbers_are_in_their_order_and_may_lack_a_header(tmp_pa
 def test_a_missing_text_is_refused_or_the_share_of_each_level(tmp_path):
     text = "y,color,a\n1,red,5\n0,?,7\n1,blue,6\n0,red,6\n"
     with pytest.raises(DataError, match=r"line 3 .*, column 'color': .*missing"):
-        source_of(tmp_path, text, categories=("color",)).outline(lambda end: None)
-    source = source_of(tmp_path, text, categories=("color",), missing="mean")
+        csv_source(tmp_path, text, categories=("color",)).outline(lambda end: None)
+    source = csv_source(tmp_path, text, categories=("color",), missing="mean")
     outline = source.outline(lambda end: None)
     X = next(source.blocks(outline, 10**4)).X
     np.testing.assert_allclose(
@@ -125,7 +125,7 @@ def test_a_missing_text_is_refused_or_the_share_of_each_level(tmp_path):
 def test_labels_may_be_text(tmp_path):
     text = "a,income\n1, >50K\n2,<=50K\n3,>50K\n"
     pairs = ((">50K", 1.0), ("<=50K", -1.0))
-    source = source_of(tmp_path, text, label_column="income", label=pairs)
+    source = csv_source(tmp_path, text, label_column="income", label=pairs)
     outline = source.outline(lambda end: None)
     assert outline.label_numbers == {">50K": 1.0, "<=50K": -1.0}
     rows = next(source.blocks(outline, 10**4))
@@ -181,7 +181,7 @@ REFUSED_TEXTS = {
 def test_what_is_wrong_with_a_text_names_its_column(tmp_path, name):
     options, text, said = REFUSED_TEXTS[name]
     with pytest.raises(HpcsgdError, match=said):
-        source = source_of(tmp_path, text, **options)
+        source = csv_source(tmp_path, text, **options)
         list(source.blocks(source.outline(lambda end: None), 10**4))
 
 

@@ -491,9 +491,9 @@ static inline int pads(const struct table *s, char c)
     return is_blank(c) && (s->spaced || c != s->delimiter);
 }
 
-static inline int ends_field(const struct table *s, char c)
+static inline int ends_field(const struct table *s, char c, int spaced)
 {
-    return c == '\n' || (s->spaced ? is_blank(c) : c == s->delimiter);
+    return c == '\n' || (spaced ? is_blank(c) : c == s->delimiter);
 }
 
 static int is_missing(const char *p, const char *stop)
@@ -539,7 +539,7 @@ static void bare_field(struct table *s, const char **p, const char **last,
         c++;
     if (*c == '"')
         c = behind_quotes(c);
-    while (!ends_field(s, *c))
+    while (!ends_field(s, *c, s->spaced))
         c++;
     *stop = *last = c;
     trim(s, p, last);
@@ -566,10 +566,10 @@ static int any_field(struct table *s, const char *p, int64_t field, double *valu
 }
 
 static inline int one_field(struct table *s, const char *p, int64_t field,
-                            double *value, const char **stop)
+                            double *value, const char **stop, int spaced)
 {
     int kind = number(p, s->end, s->powers, value, stop);
-    if (kind == 0 && ends_field(s, **stop))
+    if (kind == 0 && ends_field(s, **stop, spaced))
         return 0;
     return any_field(s, p, field, value, stop);
 }
@@ -585,7 +585,11 @@ static void text_field(struct table *s, const char *p, int64_t column,
     span[1] = last - s->text;
 }
 
-static int read_line(struct table *s, const char *line, const char **stop)
+/* `spaced` is s->spaced, as a constant of two copies of the loop. */
+static inline __attribute__((always_inline)) int read_fields(struct table *s,
+                                                             const char *line,
+                                                             const char **stop,
+                                                             int spaced)
 {
     const char *p = line;
     int64_t field = 0;
@@ -595,7 +599,7 @@ static int read_line(struct table *s, const char *line, const char **stop)
     for (;; field++) {
         double value;
         int64_t place;
-        if (s->spaced)
+        if (spaced)
             p = skip_blanks(p);
         s->at = line;
         if (field >= s->fields)
@@ -603,21 +607,26 @@ static int read_line(struct table *s, const char *line, const char **stop)
         place = s->places[field];
         if (place >= s->features)
             text_field(s, p, place - s->features, &p);
-        else if ((kind = one_field(s, p, field, &value, &p)))
+        else if ((kind = one_field(s, p, field, &value, &p, spaced)))
             return kind;
         else if (place >= 0)
             s->X[s->rows * s->features + place] = value;
         else
             s->other[s->rows * s->extras - 1 - place] = value;
-        if (s->spaced)
+        if (spaced)
             p = skip_blanks(p);
         if (*p == '\n')
             break;
-        p += !s->spaced;
+        p += !spaced;
     }
     *stop = p;
     s->at = line;
     return field + 1 == s->fields ? 0 : RAGGED;
+}
+
+static int read_line(struct table *s, const char *line, const char **stop)
+{
+    return s->spaced ? read_fields(s, line, stop, 1) : read_fields(s, line, stop, 0);
 }
 
 static inline const char *first_of_line(const struct table *s, const char *p)

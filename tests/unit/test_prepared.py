@@ -1,5 +1,6 @@
 """Rows are judged as the model was trained on them: the same columns, scaled alike."""
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
@@ -371,6 +372,48 @@ def test_texts_are_encoded_alike_on_every_number_of_ranks(tmp_path, ranks):
     assert ((X > 0)[:, 1:].sum(axis=1) == 1).all()
     np.testing.assert_allclose(X.astype(float).mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(X.astype(float).std(axis=0), 1, rtol=1e-6)
+
+
+class Interrupted(Quiet):
+    """Progress that is broken off once, in the middle of writing."""
+
+    def __init__(self):
+        self.steps = None
+
+    def begin(self, phase, total):
+        self.steps = 0 if phase == "writing" else None
+
+    def at(self, position):
+        if self.steps is not None:
+            self.steps += 1
+            if self.steps == 5:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_conversion_of_texts_that_broke_off_goes_on(tmp_path, is_packed):
+    lines = [f"{n},level {n % 37},{n % 2}" for n in range(500)]
+    path = write_texts(tmp_path / "a.csv", lines)
+    if is_packed:
+        packed = gzip.compress(path.read_bytes())
+        path = tmp_path / "a.csv.gz"
+        path.write_bytes(packed)
+
+    def written(name, progress, **more):
+        source = CsvSource(path, label_column="income", categories=("color",))
+        source.piece = 512
+        convert(source, tmp_path / name, Recipe(), progress, **more)
+        return tmp_path / name
+
+    with pytest.raises(KeyboardInterrupt):
+        written("a.h5", Interrupted())
+    assert not (tmp_path / "a.h5").exists()
+    readers = [
+        Hdf5Reader(written("a.h5", Quiet(), resume=True)),
+        Hdf5Reader(written("b.h5", Quiet())),
+    ]
+    one, other = (r.read(slice(0, 500), slice(0, 38)) for r in readers)
+    assert (one == other).all() and one[:, 1:].sum() == 500
 
 
 def test_like_is_refused_where_it_cannot_be(scaled, tmp_path):

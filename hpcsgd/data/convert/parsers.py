@@ -197,15 +197,17 @@ def bare(field: bytes, delimiter: bytes) -> bytes:
 
 def _bare_span(field: bytes, delimiter: bytes) -> tuple[int, int]:
     """Return where a field begins and ends without blanks and quotes around it."""
-    pads = _pads(delimiter)
-    stop = len(field.rstrip(pads))
-    start = min(len(field) - len(field.lstrip(pads)), stop)
+    start, stop = _trimmed(field, 0, len(field), delimiter)
     if stop - start >= 2 and field[start] == field[stop - 1] == QUOTE:
-        start, stop = start + 1, stop - 1
-        inside = field[start:stop]
-        stop = start + len(inside.rstrip(pads))
-        start = min(start + len(inside) - len(inside.lstrip(pads)), stop)
+        return _trimmed(field, start + 1, stop - 1, delimiter)
     return start, stop
+
+
+def _trimmed(field: bytes, start: int, stop: int, delimiter: bytes) -> tuple[int, int]:
+    """Return a span without blanks around it; of blanks alone, its end."""
+    pads, part = _pads(delimiter), field[start:stop]
+    first = start + len(part) - len(part.lstrip(pads))
+    return first, max(start + len(part.rstrip(pads)), first)
 
 
 def _pads(delimiter: bytes) -> bytes:
@@ -250,7 +252,8 @@ def _fields(
     line: bytes, position: int, layout: LineLayout
 ) -> tuple[list[float], list[tuple[int, int]]]:
     """Return the numbers of one line, and where its texts begin and end."""
-    line = line.rstrip(b"\r")
+    if not layout.texts:
+        line = line.rstrip(b"\r")
     found = split_fields(line, layout.delimiter)
     if len(found) != len(layout.places):
         raise Fault(Kind.RAGGED, position)

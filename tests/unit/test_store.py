@@ -217,6 +217,25 @@ def test_a_small_store_is_about_as_large_as_its_values(tmp_path, name, is_counte
     assert verify_store(path).is_good
 
 
+def test_a_padded_store_of_an_earlier_version_is_read(tmp_path):
+    X, y, path = np.arange(6, dtype="<f4").reshape(3, 2), np.arange(3.0), tmp_path / "a"
+    layout = StoreLayout(2)
+    tile = (layout.block_rows, layout.tile_cols)
+    with h5py.File(path, "w", libver=("v108", "v108")) as file:
+        file.attrs.update(layout.attributes(), shape=X.shape, finished=True)
+        sums = {"X": [[block_sum(X)]], "y": [block_sum(y)]}
+        for name, values, chunk in (("X", X, tile), ("y", y, (2**16,))):
+            most = (None, *values.shape[1:])
+            file.create_dataset(name, data=values, chunks=chunk, maxshape=most)
+            total = np.array(sums[name], "<u8")
+            file.create_dataset(f"checksums/{name}", data=total, chunks=True)
+    assert os.path.getsize(path) > 2**20
+    reader = Hdf5Reader(path)
+    assert (reader.read(slice(0, 3), slice(0, 2)) == X).all()
+    assert (reader.reader_of_blocks()(slice(1, 3), slice(0, 2)) == X[1:]).all()
+    assert verify_store(path).is_good and verify_store(path).checked
+
+
 def test_a_large_store_has_the_tiles_of_earlier_versions():
     for cols in (2, 256, 10000):
         plain = StoreLayout(cols)

@@ -81,11 +81,10 @@ _ESTIMATORS = (
     "Ridge",
 )
 
-# The estimators need scikit-learn, which `from hpcsgd import *` shall not.
-__all__ = ["__version__", *_NAMES]
-
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _public_names()
     if name in _ESTIMATORS:
         return getattr(import_module("hpcsgd.estimators"), name)
     if name in _NAMES:
@@ -93,5 +92,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _public_names() -> list[str]:
+    """Return `__all__`; the estimators are in it where scikit-learn can be imported.
+
+    It is looked for when somebody asks, and not when the package is imported.
+    """
+    from hpcsgd.estimators import has_sklearn
+
+    return ["__version__", *_NAMES, *(_ESTIMATORS if has_sklearn() else ())]
+
+
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ESTIMATORS])
+    return sorted(["__version__", *_NAMES, *_ESTIMATORS])

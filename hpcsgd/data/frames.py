@@ -71,15 +71,31 @@ def _from_array(data: Any) -> Any:
         array = np.asarray(data)
     except ValueError as error:
         raise DataError(RAGGED) from error
-    if array.dtype.kind != "O":
+    if array.dtype.kind not in "OUS":
         return array
-    try:
-        return array.astype(np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
+    place = _first_text(array)
+    if place:
         raise DataError(
-            "X holds objects that are no numbers; encode them, text and categories for"
-            " example by scikit-learn's OneHotEncoder"
-        ) from error
+            f"X holds {place}, which is no number that float64 can hold; encode text"
+            " and categories, for example by scikit-learn's OneHotEncoder, or drop the"
+            " column"
+        )
+    return array.astype(np.float64) if array.dtype.kind == "O" else array
+
+
+def _first_text(array: Any) -> str:
+    """The first value, by rows, that is not a number, and its place; else ""."""
+    try:
+        array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        for place, value in np.ndenumerate(array):
+            try:
+                float(value)
+            except (TypeError, ValueError, OverflowError):
+                column = f" in column {place[1]}" if len(place) > 1 else ""
+                row = f" at row {place[0]}" if place else ""
+                return f"{str(value)[:40]!r}{column}{row}"
+    return ""
 
 
 def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:

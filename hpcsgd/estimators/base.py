@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from sklearn.utils.validation import (
 from hpcsgd.agreements.base import check_same
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
+from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.targets import MOST_CLASSES
 from hpcsgd.errors import DataError, HpcsgdError
@@ -157,7 +158,20 @@ def take_rows(estimator: Any, X: Any) -> Any:
     """Rows to predict."""
     if is_on_device(X):
         return _as_fitted(estimator, X)
-    return validate_data(estimator, X, reset=False, **CHECKS)
+    with _naming_text(X):
+        return validate_data(estimator, X, reset=False, **CHECKS)
+
+
+@contextmanager
+def _naming_text(X: Any, y: Any = None) -> Iterator[None]:
+    """Refuse text by its column, of which scikit-learn shows the value alone."""
+    try:
+        yield
+    except ValueError as error:
+        if "could not convert" in str(error):
+            to_matrix(X)
+            to_column("y", y)
+        raise
 
 
 def _checked(
@@ -168,7 +182,9 @@ def _checked(
         if how["reset"]:
             estimator.n_features_in_ = X.shape[1]
         return _as_fitted(estimator, X), y
-    X, y = validate_data(estimator, X, y, y_numeric=not is_labelled, **how, **CHECKS)
+    with _naming_text(X, None if is_labelled else y):
+        how["y_numeric"] = not is_labelled
+        X, y = validate_data(estimator, X, y, **how, **CHECKS)
     if is_labelled and len(y):
         check_classification_targets(y)
     return X, y
@@ -202,6 +218,66 @@ def check_targets(y: Any, sample_weight: Any, X: Any) -> tuple[Array, Array | No
     return column(y, rows, "y"), column(sample_weight, rows, "sample_weight")
 
 
+# Arguments of scikit-learn's classes, and what says the same here.
+
+OF_CLASS = "choose it by the class, or by GLM(family=...)"
+# argument -> what to do instead
+FOREIGN = {
+    "C": "give alpha = 1/(C·n) for n rows",
+    "Cs": "give GLM_CV alphas, each of them 1/(C·n) for n rows",
+    "penalty": "give l1_ratio, 0.0 for l2 and 1.0 for l1, or alpha=0.0 for none",
+    "alphas": "take GLM_CV(alphas=...)",
+    "cv": "take GLM_CV(cv=...)",
+    "epsilon": "take HuberRegressor(epsilon=...)",
+    "loss": OF_CLASS,
+    "link": OF_CLASS,
+    "multi_class": OF_CLASS,
+    "positive": "give bounds=(0, None)",
+    "class_weight": "give fit a sample_weight",
+    "intercept_scaling": "leave it out, the intercept is not penalised",
+    "dual": "leave it out, the solver chooses a form",
+    "selection": "leave it out, random_state shuffles",
+    "precompute": "leave it out, a Gram is taken where it pays",
+    "copy_X": "leave it out, X is never changed",
+    "normalize": "put a StandardScaler before the estimator",
+    "n_jobs": "start ranks of MPI, and give fit their comm",
+    "learning_rate": "give rate",
+    "eta0": "give rate",
+    "batch_size": "give batch",
+    "epochs": "give max_iter",
+    "seed": "give random_state",
+    "early_stopping": "give hold_out, the share of rows that ends a fit early",
+    "validation_fraction": "give hold_out",
+    "n_iter_no_change": "give patience",
+}
+
+
+class Arguments:
+    """Refuses arguments of scikit-learn's classes, and names those of this package.
+
+    It comes behind the estimators in the order of classes, whose own `__init__` has the
+    signature, and looks at names alone that no estimator has to take.
+    """
+
+    _instead: ClassVar[Mapping[str, str]] = {}  # of the class, before those of all
+
+    def __new__(cls, *positional: Any, **named: Any) -> "Arguments":
+        """Refuse what the class does not take, where its counterpart is known."""
+        for name in named:
+            remedy = cls._remedy(name)
+            if remedy:
+                raise TypeError(remedy)
+        return super().__new__(cls)
+
+    @classmethod
+    def _remedy(cls, name: str) -> str:
+        """A sentence on an argument of scikit-learn; "" for all others."""
+        instead = cls._instead.get(name, FOREIGN.get(name, ""))
+        if not instead or name in cls._get_param_names():  # type: ignore[attr-defined]
+            return ""
+        return f"{cls.__name__} has no argument {name}; {instead}"
+
+
 # What all estimators share: their parameters, and the way to `hpcsgd.fit` and back.
 
 # These are not metadata that scikit-learn hands on: they say where a fit takes place.
@@ -217,7 +293,7 @@ class Solution:
     result: Result
 
 
-class LinearEstimator(BaseEstimator):  # type: ignore[misc]
+class LinearEstimator(BaseEstimator, Arguments):  # type: ignore[misc]
     """Parameters that every estimator has, and what is done with them.
 
     Parameters
@@ -296,6 +372,15 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self.callbacks = callbacks
         self.verbose = verbose
         self.config = config
+
+    def set_params(self, **params: Any) -> "LinearEstimator":
+        """Set parameters by name, as scikit-learn has it, and return the estimator."""
+        for name in params:
+            remedy = self._remedy(name)
+            if remedy:
+                raise ValueError(remedy)
+        super().set_params(**params)
+        return self
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the fitted estimator as one HDF5 file for `hpcsgd.load`.

@@ -204,4 +204,5 @@ class LinearSVC(Classifier):
     """
 
     family = "squared-hinge"
+    _instead = {"C": "give alpha = 1/(2·C·n) for n rows"}
     more_classes = "one-vs-rest"

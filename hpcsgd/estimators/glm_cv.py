@@ -238,6 +238,14 @@ class GLM_CV(Generic):
     0.01
     """
 
+    _instead = {
+        "C": "give alphas, each of them 1/(C·n) for n rows",
+        "Cs": "give alphas, each of them 1/(C·n) for n rows",
+        "alpha": "give alphas",
+        "penalty": "leave it out, ridge penalties are compared",
+        "l1_ratio": "leave it out, ridge penalties are compared",
+    }
+
     def __init__(
         self,
         *,

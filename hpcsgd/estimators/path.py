@@ -327,8 +327,7 @@ def path(
     offset : (n,), o_i, added to every score
     fit_intercept : bool, learn β, which is never penalised
     bounds : pair of a lowest and a highest weight, each a number, (d,) or None
-    tol : float, of the gap relative to F of the null model (coordinate forms), or what
-        `fit` makes of it
+    tol : float, of the gap relative to F, as `fit` has it
     epochs : int, passes for each alpha at most; 1000 for coordinate forms
     batch, steps : int, coordinates of a block and blocks of a message, 1 and 16; or
         what `fit` makes of them

@@ -10,7 +10,15 @@ from scipy.special import xlogy
 from sklearn.base import RegressorMixin
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.base import FitRanks, FitRows, Learner, Solution, check_targets
+from hpcsgd.estimators.base import (
+    FitRanks,
+    FitRows,
+    Learner,
+    Solution,
+    check_targets,
+    passes_of,
+)
+from hpcsgd.estimators.saved import Formula
 
 # The part of the deviance that a regressor explains, for models with offsets too.
 #
@@ -155,6 +163,10 @@ class LinearRegression(Regressor):
     """
 
     family = "gaussian"
+    _instead = dict.fromkeys(
+        ("C", "alpha", "penalty", "l1_ratio"),
+        "take Ridge, which has alpha and l1_ratio",
+    )
 
     def __init__(
         self,
@@ -228,40 +240,135 @@ class Ridge(Regressor):
     family = "gaussian"
 
 
+# The scale of residuals, by which HuberRegressor tells outliers from the others.
+#
+# With weights c it is the σ of
+#
+#     Σ c_i min((e_i/σ)², epsilon²) = Σ c_i
+#
+# (Huber, 1964, Ann. Math. Stat. 35(1), "Proposal 2"; Owen, 2007, Contemp. Math. 443,
+# section 4, whose joint minimum over w and σ is what scikit-learn finds). The left side
+# is concave and piecewise linear in 1/σ²: Newton's method from the root mean square,
+# where it is too small, goes up to the root in finitely many steps. Where more than
+# Σc (1 − 1/epsilon²) belong to rows without an error there is no root, and σ is 0.
+
+SCALE_ROUNDS = 30  # fits at most; some four are usual, twenty where the scale is near 0
+SCALE_TOL = 1e-6  # relative change of the scale that ends them
+LONGEST = 50.0  # steps of the secant, in those that the residuals ask for
+LEAST_SCALE = 1e-6  # of the root mean square of the targets about their mean
+ROUND_TOL = 1e-6  # of fits whose residuals are all that is wanted
+
+
+def robust_scale(errors: Array, c: Array, epsilon: float, place: FitRanks) -> float:
+    """Return σ of the errors of all ranks, (n,) with weights c on each. Collective."""
+    squares = np.square(errors)
+    variance = _mean(squares, c, place)
+    while variance > 0.0:
+        inside = squares <= epsilon**2 * variance
+        own = np.array([c.sum(), c[~inside].sum(), (c * squares)[inside].sum()])
+        total, outside, square = np.sum(place.of_rows(own), axis=0)
+        lower = square / (total - epsilon**2 * outside)
+        # Without a root the last steps take away all errors that are not 0.
+        if not 0.0 <= lower < variance * (1.0 - 1e-12):
+            break
+        variance = lower
+    return float(np.sqrt(variance))
+
+
+def _mean(values: Array, c: Array, place: FitRanks) -> float:
+    """The mean over the rows of all ranks with weights c. Collective."""
+    total, moment = np.sum(place.of_rows(np.array([c.sum(), c @ values])), axis=0)
+    return float(moment / total)
+
+
+class ScaleSearch:
+    """The scale σ that residuals at delta = epsilon·σ have themselves.
+
+    With s = log σ and r(s) the logarithm of the scale of the residuals less s, it is a
+    root of r: the first step is s + r, the next are those of the secant, or halves
+    where the root is known to lie between two scales and the secant leaves them.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self._at = float(np.log(scale))
+        self._before: tuple[float, float] | None = None
+        self._low, self._high = -np.inf, np.inf
+
+    @property
+    def scale(self) -> float:
+        """The scale to try next, or the one that was found."""
+        return float(np.exp(self._at))
+
+    def is_done(self, scale: float) -> bool:
+        """Go on from the `scale` that the residuals have; True at the root."""
+        s, r = self._at, float(np.log(scale)) - self._at
+        if r > 0.0:
+            self._low = max(self._low, s)
+        else:
+            self._high = min(self._high, s)
+        step = r
+        if self._before is not None and r != self._before[1]:
+            step = -r * (s - self._before[0]) / (r - self._before[1])
+        self._before = s, r
+        if abs(r) <= SCALE_TOL:
+            return True
+        if step * r < 0.0 or abs(step) > LONGEST * abs(r):
+            step = r
+        self._at = s + step
+        if not self._low < self._at < self._high:
+            self._at = (self._low + self._high) / 2
+        return self._high - self._low <= SCALE_TOL
+
+
 class HuberRegressor(Regressor):
     """Regression that outliers pull linearly, not quadratically.
 
     Minimises F(w, β) = (1/Σc) Σ c_i h(a_i·w + β − y_i)
                         + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
-    with h(e) = e²/2 for |e| ≤ delta, else delta (|e| − delta/2). scikit-learn's class
-    of this name also estimates a scale σ (`scale_`); at delta = epsilon·σ and
-    alpha_sklearn = alpha·Σc/σ the minimisers are the same.
+    with h(e) = e²/2 for |e| ≤ delta, else delta (|e| − delta/2).
+
+    Without a `delta` it is epsilon·scale_, where scale_ is the σ of the residuals e of
+    the minimum, Σ c_i min((e_i/σ)², epsilon²) = Σc: fits at one delta after the other
+    find it. scikit-learn's class of this name has the same minimiser and `scale_` at
+    the same epsilon and its alpha = alpha·Σc/scale_.
 
     Parameters
     ----------
-    delta : residuals beyond it count linearly; in the units of y
+    epsilon : above 1, residuals beyond so many times the scale count linearly; larger =
+        nearer to least squares
+    delta : residuals beyond it count linearly, in the units of y; None: epsilon times
+        the scale of the residuals, which `partial_fit` takes from its own rows before
+        the epoch
 
     Attributes
     ----------
     coef_ : ndarray, (d,)
     intercept_ : float
-    result_ : `hpcsgd.Result`, the run itself, in units of delta
-    n_iter_, history_, n_features_in_, feature_names_in_ : as LinearRegression
+    delta_ : float, the delta that F has
+    scale_ : float, the scale of the residuals, where no `delta` was given
+    n_iter_ : int, passes over the data, of all fits
+    result_ : `hpcsgd.Result`, the last run itself, in units of delta_, which its report
+        has as `delta`
+    history_, n_features_in_, feature_names_in_ : as LinearRegression
 
     Examples
     --------
     >>> from hpcsgd import HuberRegressor
-    >>> model = HuberRegressor(delta=0.5).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 90.0])
-    >>> model.predict([[1.0]]).shape
-    (1,)
+    >>> X = [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]]
+    >>> y = [0.1, 0.9, 2.1, 2.9, 4.1, 90.0]
+    >>> HuberRegressor().fit(X, y).predict([[5.0]]).round().tolist()
+    [5.0]
     """
 
     family = "huber"
+    delta_: float
+    scale_: float
 
     def __init__(
         self,
         *,
-        delta: float = 1.35,
+        epsilon: float = 1.35,
+        delta: float | None = None,
         alpha: float = 1e-4,
         l1_ratio: float = 0.0,
         fit_intercept: bool = True,
@@ -307,7 +414,94 @@ class HuberRegressor(Regressor):
             verbose=verbose,
             config=config,
         )
+        self.epsilon = epsilon
         self.delta = delta
+
+    def _learn(
+        self, given: FitRows, place: FitRanks, starts: list[Any] | None, **changed: Any
+    ) -> None:
+        """Fit at `delta`, or at that of the residuals."""
+        self._check(given)
+        passes = 0
+        if self.delta is None:
+            # What changes settings is `partial_fit`.
+            rounds = 0 if changed else SCALE_ROUNDS
+            starts, passes = self._find_scale(given, place, starts, rounds)
+            self.delta_ = self.epsilon * self.scale_
+        else:
+            self.delta_ = float(self.delta)
+            if hasattr(self, "scale_"):  # of an earlier fit
+                del self.scale_
+        super()._learn(given, place, starts, **changed)
+        self.n_iter_ += passes
+
+    def _find_scale(
+        self, given: FitRows, place: FitRanks, starts: list[Any] | None, rounds: int
+    ) -> tuple[list[Any] | None, int]:
+        """Set `scale_`; return where the last of at most `rounds` fits ended, and the
+        passes of all.
+        """
+        c = np.ones(len(given.y)) if given.weights is None else given.weights
+        away = given.y - _mean(given.y, c, place)
+        spread = np.sqrt(_mean(np.square(away), c, place))
+        passes = 0
+        errors = self._errors(given, place, *starts[0]) if starts else away
+        search = ScaleSearch(self._scale(errors, c, place, spread))
+        silent = {"callbacks": None, "verbose": 0, "tol": max(self.tol, ROUND_TOL)}
+        for _ in range(rounds):
+            self.delta_ = self.epsilon * search.scale
+            start = starts[0] if starts else None
+            found = self._solve(given, self.family, place, start, **silent)
+            passes += passes_of(found.result)
+            starts = [(found.weights, found.intercept)]
+            errors = self._errors(given, place, *starts[0])
+            if search.is_done(self._scale(errors, c, place, spread)):
+                break
+        self.scale_ = search.scale
+        return starts, passes
+
+    def _scale(self, errors: Array, c: Array, place: FitRanks, spread: float) -> float:
+        """The scale of errors, alike on all ranks.
+
+        Where it is 0, since most rows are met exactly, a small one stands for it.
+        """
+        scale = robust_scale(errors, c, self.epsilon, place)
+        scale = max(scale, LEAST_SCALE * spread) or 1.0 / self.epsilon
+        return float(place.world.exchange_objects(scale)[0])
+
+    def _errors(
+        self, given: FitRows, place: FitRanks, weights: Array, intercept: Array
+    ) -> Array:
+        """Residuals of the rows of this rank, (n,)."""
+        world, X = place.world, given.X
+        if not X.shape[0]:
+            return np.empty(0)
+        if place.layout != "columns" or world.size == 1:
+            formula = Formula(self.family, weights[:, 0], float(intercept[0]))
+            return np.asarray(formula.means(X) - given.y)
+        widths = world.exchange_objects(X.shape[1])
+        first = sum(widths[: world.rank])
+        own = weights[first : first + X.shape[1], 0]
+        scores = Formula(self.family, own, 0.0).means(X)
+        world.sum(scores, "control")
+        return np.asarray(scores + intercept[0] - given.y)
+
+    def _check(self, given: FitRows) -> None:
+        """Refuse numbers that make no F, and rows whose targets are in a file."""
+        if self.delta is not None and not 0.0 < self.delta < float("inf"):
+            raise ConfigError(
+                f"delta = {self.delta!r} must be positive and finite, or None, which"
+                " takes epsilon times the scale of the residuals"
+            )
+        if not 1.0 < self.epsilon < float("inf"):
+            raise ConfigError(
+                f"epsilon = {self.epsilon!r} must be above 1 and finite; 1.35 is usual"
+            )
+        if given.y is None and self.delta != 1.0:
+            raise ConfigError(
+                "a delta other than 1 needs y in memory; set delta=1 and scale y in the"
+                " file, or read it"
+            )
 
     def _solve(
         self,
@@ -322,11 +516,12 @@ class HuberRegressor(Regressor):
         F is delta² times what it is in these units; the ridge is the same part of it,
         l1 is not.
         """
-        unit = self._unit()
+        unit = self.delta_
         if start is not None:
             start = tuple(part / unit for part in start)
         inner = {**self._penalty_in(unit), **changed}
         found = super()._solve(_in(unit, given), family, place, start, **inner)
+        found.result.report["delta"] = unit
         return replace(
             found, weights=found.weights * unit, intercept=found.intercept * unit
         )
@@ -337,15 +532,7 @@ class HuberRegressor(Regressor):
         for record in self.history_:
             for name in powers.keys() & record.keys():
                 if record[name] is not None:
-                    record[name] *= self._unit() ** powers[name]
-
-    def _unit(self) -> float:
-        if not 0.0 < self.delta < float("inf"):
-            raise ConfigError(
-                f"delta = {self.delta!r} must be positive and finite; 1.35 times the"
-                " usual size of a residual is usual"
-            )
-        return float(self.delta)
+                    record[name] *= self.delta_ ** powers[name]
 
     def _penalty_in(self, unit: float) -> dict[str, Any]:
         """The arguments of `fit` that depend on the unit of coefficients."""
@@ -358,16 +545,8 @@ class HuberRegressor(Regressor):
 
 
 def _in(unit: float, given: FitRows) -> FitRows:
-    """Targets and offsets in a unit; those of a file stay as they are."""
-    if unit == 1.0:
-        return given
-    if given.y is None:
-        raise ConfigError(
-            "a delta other than 1 needs y in memory; set delta=1 and scale y in the"
-            " file, or read it"
-        )
-    offset = None if given.offset is None else given.offset / unit
-    return replace(given, y=np.asarray(given.y) / unit, offset=offset)
+    """Targets in a unit; those of a file stay as they are."""
+    return given if unit == 1.0 else replace(given, y=np.asarray(given.y) / unit)
 
 
 # Regressors with a log link: counts, amounts, and their rates.

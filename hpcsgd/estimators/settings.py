@@ -14,7 +14,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checks import ALONE
 from hpcsgd.runs.coordinate import fastest_form
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.solvers.full_passes import FINEST, NULL_SHARE
+from hpcsgd.solvers.full_passes import FINEST
 
 # What the `config` of a fit asks of replicas, before it is parsed.
 
@@ -93,6 +93,10 @@ def overlay_tables(
 # What the arguments of `fit` ask for, as a configuration.
 
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
+THEIRS = (  # of scikit-learn's linear models
+    *("lbfgs", "liblinear", "newton-cg", "newton-cholesky", "sag", "saga"),
+    *("svd", "cholesky", "lsqr", "sparse_cg"),
+)
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 RACE = "race"  # the rate that wins one
 TIGHT = 1e-8  # the tol of polish=True
@@ -167,9 +171,10 @@ class FitSettings:
             "run": self._run(solver),
         }
         if solver == COORDINATE:
+            tol = _number("tol", self.tol)
             form = fastest_form(self.family, problem["l1"], self.ranks)
             tables["coordinate"] = {
-                "tol": _gap(_number("tol", self.tol)),
+                "tol": tol and max(tol, FINEST),
                 "form": form,
             }
         if path is not None:
@@ -253,9 +258,13 @@ class FitSettings:
         have no place, SVRG goes there without noise.
         """
         if self.solver not in SOLVERS:
-            raise ConfigError(
-                f"solver = {self.solver!r}; known: {', '.join(map(repr, SOLVERS))}"
-            )
+            known = ", ".join(map(repr, SOLVERS))
+            if self.solver in THEIRS:
+                known += (
+                    "; scikit-learn's go to the minimum that 'auto' goes to, by L-BFGS"
+                    " or by coordinates"
+                )
+            raise ConfigError(f"solver = {self.solver!r}; known: {known}")
         own = self.solver not in ("auto", "sgd")
         if own and self.update not in ("sgd", self.solver):
             raise ConfigError(
@@ -359,15 +368,6 @@ class FitSettings:
 
 def _is_smooth(problem: dict[str, Any]) -> bool:
     return not problem["l1"] and not problem.keys() & {"lower", "upper"}
-
-
-def _gap(tol: float) -> float:
-    """Return the gap, relative to that of the null model, at which coordinates end.
-
-    It is small enough for `gap_limit` even where F vanishes, and no smaller than
-    float64 can show.
-    """
-    return max(NULL_SHARE * tol, min(tol, FINEST))
 
 
 def _bound(value: Any) -> Any:

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.glm.families import Family
+from hpcsgd.glm.families import SYNONYMS, Family
 from hpcsgd.glm.unrolling import UnrolledSteps, unroll
 from hpcsgd.glm.updates import (
     Adagrad,
@@ -35,11 +35,24 @@ FAMILIES = {
 }
 
 
+def nearest_family(name: str) -> str:
+    """Return the family that an unknown name means or is nearly written as, or ""."""
+    from difflib import get_close_matches
+
+    plain = str(name).strip().lower().replace("_", "-").replace(" ", "-")
+    meant = SYNONYMS.get(plain, plain)
+    return (
+        meant if meant in FAMILIES else "".join(get_close_matches(plain, FAMILIES, 1))
+    )
+
+
 def get_family(name: str) -> Family:
     """The family called `name`."""
     if name not in FAMILIES:
+        near = nearest_family(name)
+        remedy = f"take {near!r}; " if near else ""
         raise ConfigError(
-            f"[problem] unknown family: {name!r}; known: {list(FAMILIES)}"
+            f"[problem] unknown family: {name!r}; {remedy}known: {list(FAMILIES)}"
         )
     module, attribute = FAMILIES[name].split(":")
     family: Family = getattr(import_module(module), attribute)()

@@ -42,11 +42,43 @@ class Family(Protocol):
         """How many scores lie where exp had to be clipped."""
 
 
+# What other libraries call a family -> its name here.
+SYNONYMS = {
+    "binomial": "logistic",
+    "bernoulli": "logistic",
+    "binary": "logistic",
+    "logit": "logistic",
+    "log-loss": "logistic",
+    "normal": "gaussian",
+    "linear": "gaussian",
+    "least-squares": "gaussian",
+    "ols": "gaussian",
+    "mse": "gaussian",
+    "squared": "gaussian",
+    "squared-error": "gaussian",
+    "ridge": "gaussian",
+    "lasso": "gaussian",
+    "multinomial": "softmax",
+    "categorical": "softmax",
+    "multiclass": "softmax",
+    "cross-entropy": "softmax",
+    "svm": "squared-hinge",
+    "svc": "squared-hinge",
+    "hinge": "squared-hinge",
+    "count": "poisson",
+    "counts": "poisson",
+    "robust": "huber",
+}
+
 # family -> min over t of ℓ(t, y); the losses of all others come down to 0.
 LEAST_LOSSES: dict[str, Callable[[Array], Array]] = {
     "poisson": lambda y: y - xlogy(y, y),
     "gamma": lambda y: 1.0 + np.log(y),
 }
+
+
+# Families whose loss is half the square of its residual, ℓ = r²/2.
+SQUARED = ("gaussian", "squared-hinge")
 
 
 def least_losses(family: Family, targets: Array) -> Array:

@@ -39,7 +39,13 @@ from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.coordinate import COORDINATE, Array, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
 from hpcsgd.solvers.evaluation import Columns
-from hpcsgd.solvers.full_passes import Centers, centre, find_centers, open_rows
+from hpcsgd.solvers.full_passes import (
+    Centers,
+    centre,
+    find_centers,
+    gap_scale,
+    open_rows,
+)
 from hpcsgd.solvers.objective import BLOCK_ROWS, BLOCK_VALUES, Objective
 from hpcsgd.sparse import Csr, index_dtype
 
@@ -553,7 +559,7 @@ class Descent:
         if seen is None or not tol:
             return False
         if seen.gap is not None:
-            return seen.gap <= tol * self.ready.form.worst
+            return seen.gap <= tol * gap_scale(seen.loss, self.ready.form.worst)
         return seen.gradient <= tol * self.first_gradient
 
     def run_epoch(self, after: Callable[[], bool]) -> bool:

@@ -277,7 +277,7 @@ FORMS = ("auto", "primal", "dual", "newton")
 class CoordinateConfig:
     """Used by [update] kind = "coordinate" alone."""
 
-    tol: float = 1e-6  # of the gap, relative to F of the null model; smaller = closer
+    tol: float = 1e-6  # of the gap, relative to max(|F|, 1e-3 F₀); smaller = closer
     form: str = "auto"  # primal, dual, newton
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ class Form(ABC):
     scale: float  # σ
     separable: Any  # ψ
     objective: Objective
-    worst: float  # F of the null model, less the least F of all: a gap's yardstick
+    worst: float  # F₀: F of the null model, less the least F of all
     steep: float = 0.0  # the gradient there; 0: that of the first look is taken
     sweeps: int = 1  # over the items in an epoch
     renews: bool = False  # items are others in every epoch

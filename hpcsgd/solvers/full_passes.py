@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.numpy_rows import exact_scores
 from hpcsgd.comm.grid import Grid
-from hpcsgd.glm.families import Family, least_losses
+from hpcsgd.glm.families import SQUARED, Family, least_losses
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.objective import Objective, block_rows
 
@@ -364,8 +364,10 @@ def curvatures(
 #
 # with ℓ* the conjugate of the loss (Ndiaye, Fercoq, Gramfort and Salmon, 2017, JMLR
 # 18(128), scale a dual point so). B_i is convex in τ, 0 at τ = 1 and ℓ_i − min ℓ_i at
-# τ = 0: the chord bounds it for every family, and vanishes as τ comes to 1. Without l1
-# no τ above 0 is feasible: no gap is known.
+# τ = 0: the chord bounds it for every family, and vanishes as τ comes to 1. Where
+# ℓ = r²/2 it is (1 − τ)² ℓ_i: with a small l1 the rounding of g in 1 − τ = 1 − l1/max
+# |g_j| is then squared, and not multiplied by F. Without l1 no τ above 0 is feasible:
+# no gap is known.
 
 NULL_SHARE = 1e-3  # of F of the null model above its bound: what counts as F at least
 FINEST = 1e-13  # gap, relative to F, that float64 sums can show
@@ -399,7 +401,12 @@ def gap_limit(tol: float, loss: float, null_excess: float) -> float:
     F₀, the `null_excess`, is F of the null model less the least that F could be. It
     keeps the limit above zero where F itself vanishes, as on separable data.
     """
-    return max(tol, FINEST) * max(abs(loss), NULL_SHARE * null_excess)
+    return max(tol, FINEST) * gap_scale(loss, null_excess)
+
+
+def gap_scale(loss: float, null_excess: float) -> float:
+    """Return max(|F|, 1e-3 · F₀), which a gap is relative to."""
+    return max(abs(loss), NULL_SHARE * null_excess)
 
 
 def gap_of(objective: Objective, weights: Array, intercept: Array | None) -> Optimality:
@@ -483,7 +490,8 @@ def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> f
         words[1] = rows.loss(scores) - float((rows.share * least).sum())
     grid.members.sum(words[:1], "evaluate")
     grid.world.sum(words[1:], "evaluate")
-    return float(words[0] + (1.0 - tau) * words[1])
+    share = (1.0 - tau) ** (2 if objective.family.name in SQUARED else 1)
+    return float(words[0] + share * words[1])
 
 
 def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:

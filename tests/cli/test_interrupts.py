@@ -59,6 +59,7 @@ DELAYS = [k / 50 for k in range(1, 26)]  # seconds: the start takes about 0.3
 OURS = re.compile(r'File "[^"]*/hpcsgd/[^"]*\.py"')
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("how", ["module", "script"])
 def test_an_interrupt_at_any_time_of_the_start_leaves_no_traceback_of_ours(
     tmp_path, how

@@ -24,9 +24,14 @@ from tests.helpers.contracts.codec import (
     opened,
     sends_the_bytes_of_its_formula,
 )
+from tests.helpers.contracts.codec_runs import converges_and_its_twin_does_worse
 from tests.helpers.harness import make_problem
 
-LAWS = [*BUCKET_LAWS, *RUN_LAWS]
+LAWS = [
+    law
+    for law in (*BUCKET_LAWS, *RUN_LAWS)
+    if law is not converges_and_its_twin_does_worse
+]
 
 
 def test_every_codec_says_how_it_is_tested():
@@ -46,6 +51,13 @@ def test_nothing_is_forgotten_in_a_thousand_steps(name):
 def test_law(name, law):
     with np.errstate(all="ignore"):
         law(name, ROWS[name])
+
+
+@pytest.mark.cases(5)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_converges_and_its_twin_does_worse(name):
+    with np.errstate(all="ignore"):
+        converges_and_its_twin_does_worse(name, ROWS[name])
 
 
 def test_fp16_divides_before_it_adds():

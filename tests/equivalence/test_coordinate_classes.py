@@ -123,7 +123,7 @@ def test_the_estimator_has_a_gap_and_the_support_of_the_minimum():
     best = Oracle(X, y, np.ones(len(y)), 0.02, 0.0, FREE, True).minimise()
     np.testing.assert_array_equal(model.coef_.T == 0.0, best[:-1] == 0.0)
     report = model.result_.report
-    assert report["converged"] and 0.0 <= report["gap"] < 1e-11
+    assert report["converged"] and 0.0 <= report["gap"] <= 1e-9 * model.result_.loss
 
 
 @pytest.mark.parametrize("ranks, steps", [(1, 5), (3, 2), (2, 8)])

@@ -147,6 +147,7 @@ def test_what_stays_behind(tmp_path):
         callbacks=[hpcsgd.Callback()],
         random_state=np.random.RandomState(0),
         bounds=(np.full(5, -9.0), np.inf),
+        tol=1e-13,
     )
     X, y = problem_for(model, n=41)
     model.fit(X, y).save(tmp_path / "m.h5")

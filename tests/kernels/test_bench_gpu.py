@@ -216,6 +216,7 @@ def test_without_a_gpu_it_says_so(monkeypatch, tmp_path, capsys):
     assert "no NVIDIA driver is here" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_every_kernel_of_the_table_is_launched(cupy, capsys):
     """The driver that compute-sanitizer watches leaves none out."""
     assert every_kernel.main() == 0

@@ -18,8 +18,8 @@ with Signals(world.abort):
     Path(f"up.{world.rank}").touch()
     time.sleep(100)
 """
-# The network module of the site's job scripts: with another one, ranks of two nodes do not
-# always meet. A start in which they do not is ended by its clock and is made again.
+# The network module of the site's job scripts: with another one, ranks of two nodes do
+# not always meet. A start in which they do not is ended by its clock and made again.
 STEP = """#!/bin/bash
 export MPIR_CVAR_CH4_NETMOD=ofi
 for start in 1 2 3 4; do

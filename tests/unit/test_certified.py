@@ -424,3 +424,38 @@ def test_steps_end_by_a_gap_that_is_small_for_the_null_model():
     last, null = result.history[-1], problem.y.var() / 2
     assert result.status.value == "converged"
     assert 1e-2 * last["loss"] < last["gap"] <= 1e-2 * max(last["loss"], 1e-3 * null)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("family", ["gaussian", "logistic"])
+def test_coordinates_end_at_the_first_gap_within_tol(family, ranks):
+    X, y = draw(family)
+
+    def on_rank(world):
+        how = {"alpha": 0.01, "l1_ratio": 1.0, "tol": 1e-4}
+        return hpcsgd.fit(X, family, y, comm=world, **how)
+
+    result = run_ranks(ranks, on_rank)[0]
+    null = result.history[0]["loss"]
+    excess = [
+        record["gap"] / max(abs(record["loss"]), 1e-3 * null)
+        for record in result.history
+    ]
+    assert excess[-1] <= 1e-4 < excess[-2]
+    assert result.report["certified"] and result.report["converged"]
+
+
+@pytest.mark.parametrize("family", ["gaussian", "squared-hinge"])
+def test_a_small_l1_is_certified_in_a_few_passes(family):
+    """Rounding of a gradient over a small l1 is squared in the gap of squares."""
+    rng = np.random.default_rng(4)
+    length = rng.normal(size=(300, 1))
+    X = 1.0 + 0.3 * length + 0.02 * rng.normal(size=(300, 6))
+    t = X @ [9.0, -4.0, -3.0, 1.0, 0.5, -3.0] + 0.5 * rng.normal(size=300)
+    y = t if family == "gaussian" else np.where(t > t.mean(), 1.0, -1.0)
+    settings = {"alpha": 1e-7, "l1_ratio": 1.0, "tol": 1e-9, "epochs": 100}
+    result = fit_silently(X, family, y, **settings)
+    assert result.report["certified"] and result.history[-1]["epoch"] < 30
+    best = fit_silently(X, family, y, **{**settings, "tol": 1e-12})
+    for record in result.history:
+        assert record["gap"] >= record["loss"] - best.loss

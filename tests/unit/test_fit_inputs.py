@@ -184,7 +184,11 @@ def test_missing_values_are_named(frame):
 @pytest.mark.parametrize(
     "X, y, words",
     [
-        (np.array([["a", 1]], dtype=object), [1], "objects that are no numbers"),
+        (
+            np.array([["a", 1]], dtype=object),
+            [1],
+            "holds .a. in column 0 at row 0, which is no number",
+        ),
         (np.ma.masked_equal(PROBLEM.X, 0.0), PROBLEM.y, "masked array"),
         (PROBLEM.X.astype(complex), PROBLEM.y, "give real numbers"),
         (PROBLEM.X[:, 0], PROBLEM.y, "give a matrix"),
@@ -195,7 +199,11 @@ def test_missing_values_are_named(frame):
         (PROBLEM.X, pd.date_range("2020", periods=60), "y is not numeric"),
         (PROBLEM.X, PROBLEM.y + 1j, "y is not numeric"),
         ([[1.0, 2.0], [3.0]], [0, 1], "rows of different lengths"),
-        ([[10**400], [1]], [0, 1], "objects that are no numbers"),
+        (
+            [[10**400], [1]],
+            [0, 1],
+            "holds .10*. in column 0 at row 0, which is no number",
+        ),
     ],
 )
 def test_other_things_are_refused_in_one_sentence(X, y, words):

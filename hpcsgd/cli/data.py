@@ -247,6 +247,25 @@ def _column(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
+def _columns(text: str) -> tuple[str, ...]:
+    """Several columns, each a number or a name."""
+    return tuple(column.strip() for column in text.split(","))
+
+
+def _labels_of_text(text: str) -> tuple[tuple[str, float], ...]:
+    """Labels and their numbers, as in yes=1,no=0."""
+    try:
+        pairs = [pair.rpartition("=") for pair in text.split(",")]
+        numbers = tuple((label.strip(), float(number)) for label, _, number in pairs)
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(label for label, _ in numbers):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write it as yes=1,no=0, the labels of the file first"
+        )
+    return numbers
+
+
 GO_ON = "run again with --resume to go on with what was begun"
 # flag, what a source calls it, and what argparse needs to know
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -257,7 +276,26 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--header", {"choices": ["auto", "yes", "no"], "help": "whether CSV has one"}),
     (
         "--delimiter",
-        {"help": "of CSV: comma, tab or semicolon; default: what the first lines show"},
+        {
+            "help": "of CSV: comma, tab, semicolon or whitespace (one blank or more);"
+            " default: what the first lines show"
+        },
+    ),
+    (
+        "--categories",
+        {
+            "type": _columns,
+            "metavar": "COLUMN,...",
+            "help": "columns of text in CSV, encoded one-hot: a column for each level",
+        },
+    ),
+    (
+        "--label",
+        {
+            "type": _labels_of_text,
+            "metavar": "TEXT=NUMBER,...",
+            "help": "numbers of labels that CSV has as text",
+        },
     ),
     ("--missing", {"choices": ["error", "mean"], "help": "values missing in CSV"}),
     ("--index-base", {"choices": ["auto", "0", "1"], "help": "of LIBSVM columns"}),
@@ -295,7 +333,8 @@ def _add_changes(parser: Any) -> None:
     parser.add_argument(
         "--like",
         metavar="TRAIN.h5",
-        help="columns, their means and scales and unit rows as this file has them",
+        help="columns, their levels, means and scales, labels that were text and unit"
+        " rows as this file has them",
     )
     parser.add_argument(
         "--unit-rows", action="store_true", help="rows of length 1, done last"
@@ -452,17 +491,30 @@ def _interruptible(crew: "Crew") -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _size(count: int) -> str:
+    """Bytes, as a person reads them."""
+    if count < 2**20:
+        return f"{count / 2**10:.1f} KiB"
+    return f"{count / 2**20:.1f} MiB"
+
+
 def conversion_text(said: dict[str, Any]) -> str:
     """As a person reads it."""
     lines = [
         f"{part['path']}: {part['rows']} rows x {said['columns']} columns of"
-        f" {said['element']}, {part['bytes'] / 2**20:.1f} MiB"
+        f" {said['element']}, {_size(part['bytes'])}"
         for part in said["files"]
     ]
     if said["standardized"]:
         lines.append(f"columns: {said['standardized']}; kept in the file")
     if said.get("reordered"):
         lines.append("columns: in the order of the file of --like, by their names")
+    if "categories" in said:
+        levels = [f"{name} ({count})" for name, count in said["categories"].items()]
+        lines.append(f"one-hot columns, a level each: {', '.join(levels)}")
+    if "label_numbers" in said:
+        numbers = [f"{text} = {n:g}" for text, n in said["label_numbers"].items()]
+        lines.append(f"labels: {', '.join(numbers)}")
     if "label_column" in said:
         lines.append(f"labels: {said['label_column']} (--label-column names another)")
     return "\n".join(lines)
@@ -497,17 +549,25 @@ def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
+SHOWN_NAMES = 10
+
+
 def inspection_text(said: dict[str, Any]) -> str:
     """As a person reads it."""
     norm = said["row_norm"]
     lines = [
         f"{said.get('path', 'data')}: {said['rows']} rows x {said['columns']} columns"
         f" of {said['element']}, density {said['density']:.3g}",
+        *_columns_text(said),
         f"row norms: largest {norm['max']:.6g}, mean {norm['mean']:.6g}",
     ]
     prepared = said["preparation"]
     if prepared["columns"] != "raw":
-        lines.append(f"columns: {prepared['columns']}; the file keeps their moments")
+        kept = said["kept_scales"]
+        scales = "" if kept is None else f", scales {_range_text(kept)}"
+        lines.append(
+            f"columns: {prepared['columns']}; the file keeps their moments{scales}"
+        )
     if prepared["unit_rows"]:
         lines.append("rows: of length 1")
     if said["not_finite"]:
@@ -518,18 +578,72 @@ def inspection_text(said: dict[str, Any]) -> str:
             f"queries: {groups['distinct']} distinct, {groups['min']} to"
             f" {groups['max']}; training does not look at them"
         )
-    lines += [*_labels(said["labels"]), *_rows(said)]
+    for name, use in SIDES.items():
+        side = said[name]
+        if side is not None:
+            zeros = f", {side['zeros']} of them 0" if side["zeros"] else ""
+            lines.append(
+                f"{name}: {side['min']:.6g} to {side['max']:.6g}, mean"
+                f" {side['mean']:.6g}{zeros}; {use}"
+            )
+    lines += [*_labels(said["labels"], said["label_numbers"]), *_rows(said)]
     return "\n".join(lines + _advice(said["suggested"]))
 
 
-def _labels(labels: dict[str, Any] | None) -> list[str]:
+# what a file has beside X and y -> what training does with it
+SIDES = {
+    "weights": "the loss of a row counts so many times",
+    "offsets": "added to the score of a row, as log exposure is",
+}
+
+
+def _columns_text(said: dict[str, Any]) -> list[str]:
+    """What the columns are called, how far they spread, which of them were text."""
+    lines = []
+    if said["column_names"]:
+        names = said["column_names"]
+        more = len(names) - SHOWN_NAMES
+        shown = ", ".join(names[:SHOWN_NAMES])
+        lines.append(f"names: {shown}" + (f" and {more} more" if more > 0 else ""))
+    if said["categories"]:
+        levels = [f"{name} ({len(of)})" for name, of in said["categories"].items()]
+        lines.append(f"one-hot columns, a level each: {', '.join(levels)}")
+    spreads = said["spreads"]
+    if spreads is not None:
+        constant = spreads["constant_columns"]
+        lines.append(
+            f"spread of a column: {_range_text(spreads)}"
+            + (f"; {constant} constant" if constant else "")
+        )
+    return lines
+
+
+def _range_text(found: dict[str, Any]) -> str:
+    """The least and the largest value, each with its column."""
+    ends = [
+        f"{end['value']:.4g} (column {end['name'] or end['column']})"
+        for end in (found["min"], found["max"])
+    ]
+    return " to ".join(ends)
+
+
+def _labels(
+    labels: dict[str, Any] | None, numbers: dict[str, float] | None
+) -> list[str]:
     if labels is None:
         return ["labels: none; good for predictions only"]
     head = (
         f"labels: {labels['distinct']} distinct, {labels['min']:g} to {labels['max']:g}"
     )
     histogram = labels["histogram"] or {}
-    return [head, *(f"  {label:>8}  {n}" for label, n in histogram.items())]
+    texts = {f"{number:g}": text for text, number in (numbers or {}).items()}
+    return [
+        head,
+        *(
+            f"  {label:>8}  {count}" + (f"  {texts[label]}" if label in texts else "")
+            for label, count in histogram.items()
+        ),
+    ]
 
 
 def _rows(said: dict[str, Any]) -> list[str]:
@@ -545,10 +659,17 @@ def _rows(said: dict[str, Any]) -> list[str]:
 def _advice(suggested: dict[str, Any] | None) -> list[str]:
     if suggested is None:
         return []
-    family = f"try: --family {suggested['family']} ({suggested['because']})"
+    lines = [f"try: --family {suggested['family']} ({suggested['because']})"]
     if suggested["rate"] is None:
-        return [family, "no step size follows: this family's curvature has no bound"]
-    return [family, f"     --rate {suggested['rate']:.3g}, which is 1/L"]
+        lines.append("no step size follows: this family's curvature has no bound")
+    else:
+        lines.append(f"     --rate {suggested['rate']:.3g}, which is 1/L")
+    if suggested["standardize"]:
+        lines.append(
+            "columns differ much in spread: convert with --standardize, so that one"
+            " rate suits them all"
+        )
+    return lines
 
 
 # `hpcsgd data synth`: a synthetic data set in the shape of a known one.
@@ -609,7 +730,7 @@ def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(said, indent=2))
     else:
-        print(f"{path}: {rows} rows x {cols} columns, {said['bytes'] / 2**20:.1f} MiB")
+        print(f"{path}: {rows} rows x {cols} columns, {_size(said['bytes'])}")
     return 0
 
 

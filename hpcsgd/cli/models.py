@@ -349,6 +349,7 @@ def result_facts(result: "Result") -> Facts:
         "ledger": {k: v for k, v in result.ledger.items() if v["calls"]},
         "source": source_facts(report["source"]),
         **preparation_facts(result),
+        **category_facts(report),
         "versions": report["versions"],
     }
 
@@ -358,6 +359,12 @@ def preparation_facts(result: "Result") -> Facts:
     if result.preparation is None or result.preparation.is_raw:
         return {}
     return {"preparation": result.preparation.describe()}
+
+
+def category_facts(report: Facts) -> Facts:
+    """The columns of text of the training data, and the levels of each."""
+    categories = report.get("categories")
+    return {"categories": categories} if categories else {}
 
 
 def weight_facts(result: "Result") -> Facts:
@@ -371,23 +378,28 @@ def weight_facts(result: "Result") -> Facts:
         "norm": float(np.linalg.norm(weights)),
         "zeros": int(np.count_nonzero(weights == 0)),
         "intercept": None if intercept is None else np.asarray(intercept).tolist(),
-        "largest": [] if models else largest(weights, result.report["labels"]),
+        "largest": [] if models else largest(weights, result),
         "sha256": result.weights_sha256,
     }
 
 
-def largest(weights: Any, labels: list[float]) -> list[Facts]:
-    """The weights of largest magnitude, first the largest; ties by their column."""
+def largest(weights: Any, result: "Result") -> list[Facts]:
+    """Return the weights of largest magnitude, first the largest; ties by their column.
+
+    Where the columns of the data had names, each weight has the one of its column.
+    """
     import numpy as np
 
+    labels, names = result.report["labels"], result.feature_names
     flat = np.abs(weights).reshape(-1)
     order = np.argsort(-flat, kind="stable")[:LARGEST]
     found = []
     for place in order:
         column, *one_class = (int(i) for i in np.unravel_index(place, weights.shape))
+        name = {} if names is None else {"name": names[column]}
         label = {"class": labels[one_class[0]]} if one_class else {}
         value = float(weights.reshape(-1)[place])
-        found.append({"column": column, **label, "weight": value})
+        found.append({"column": column, **name, **label, "weight": value})
     return found
 
 

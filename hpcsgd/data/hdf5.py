@@ -1,8 +1,9 @@
 """The HDF5 reader, its layout, and how files are opened."""
 
+import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
 from hpcsgd.data.preads import DatasetTiles, open_tiles
-from hpcsgd.data.preparation import MEANS, NAMES, SCALES, Preparation, preparation_from
+from hpcsgd.data.preparation import (
+    CATEGORIES,
+    LABELS,
+    MEANS,
+    NAMES,
+    SCALES,
+    Preparation,
+    preparation_from,
+)
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 from hpcsgd.formats import decode_element, encode_element
 
@@ -23,6 +32,7 @@ FORMAT, FORMAT_VERSION = "hpcsgd", 2
 COLUMNS = {"y": "<f8", "sample_weight": "<f8", "offset": "<f8", "qid": "<i8"}
 TILE_BYTES = 2**20  # of a chunk: large enough to stream, small enough to cut columns
 TILE_COLUMNS = 256
+FEW = 8  # tiles below one another from which the last one may be part empty
 SPARSE_ROWS = 4096  # rows of one block of a CSR matrix
 PIECE = 2**16  # entries of one chunk of a sparse matrix's indices and data
 
@@ -47,8 +57,9 @@ class StoreLayout:
     is_sparse: bool = False
     block_rows: int = 0  # rows under one checksum; 0: as suits the width
     tile_cols: int = 0  # columns under one checksum
+    rows: InitVar[int | None] = None  # of the whole store, where that is known
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, rows: int | None) -> None:
         if self.element not in ELEMENTS:
             raise ConfigError(
                 f"unknown element type {self.element!r}; known: {', '.join(ELEMENTS)}"
@@ -57,9 +68,10 @@ class StoreLayout:
             raise ConfigError(f"{self.cols} columns: a store needs at least one")
         if not (np.isfinite(self.scale) and self.scale > 0):
             raise ConfigError(f"scale = {self.scale} must be above 0 and finite")
-        rows, cols = tile_shape(self.cols, self.stored.itemsize, self.is_sparse)
-        object.__setattr__(self, "block_rows", self.block_rows or rows)
-        object.__setattr__(self, "tile_cols", self.tile_cols or cols)
+        item = self.stored.itemsize
+        tile_rows, tile_cols = tile_shape(self.cols, item, self.is_sparse, rows)
+        object.__setattr__(self, "block_rows", self.block_rows or tile_rows)
+        object.__setattr__(self, "tile_cols", self.tile_cols or tile_cols)
 
     @property
     def stored(self) -> np.dtype[Any]:
@@ -131,12 +143,25 @@ def widen(part: slice, size: int, whole: int) -> slice:
     return slice(part.start // size * size, max(stop, part.start))
 
 
-def tile_shape(cols: int, item: int, is_sparse: bool) -> tuple[int, int]:
-    """Rows and columns of about a megabyte that row ranges and slabs both like."""
-    if is_sparse:
-        return SPARSE_ROWS, cols
-    width = min(cols, TILE_COLUMNS)
-    return max(TILE_BYTES // (item * width), 1), width
+def tile_shape(
+    cols: int, item: int, is_sparse: bool, rows: int | None = None
+) -> tuple[int, int]:
+    """Return rows and columns of a tile: about a megabyte, for row ranges and slabs.
+
+    HDF5 stores whole tiles. Where all `rows` of the store make fewer than `FEW` tiles
+    one below the other, tiles share the rows and the columns evenly: a small store is
+    about as large as its values.
+    """
+    width = cols if is_sparse else min(cols, TILE_COLUMNS)
+    height = SPARSE_ROWS if is_sparse else max(TILE_BYTES // (item * width), 1)
+    if rows is None or rows >= FEW * height:
+        return height, width
+    return _even(rows, height), _even(cols, width)
+
+
+def _even(size: int, most: int) -> int:
+    """Return the length of the fewest equal parts of `size`, of `most` each at most."""
+    return -(-size // -(-size // most))
 
 
 def _text(value: Any) -> Any:
@@ -470,6 +495,18 @@ class Hdf5Reader:
         names = self._of_columns(NAMES, "O")
         return None if names is None else [_plain(name) for name in names]
 
+    @property
+    def categories(self) -> dict[str, list[str]] | None:
+        """Levels of the columns that were text before they were encoded, or None."""
+        node = self.file.get(CATEGORIES)
+        is_text = getattr(node, "shape", None) == () and node.dtype.kind == "O"
+        return _document(self._take(CATEGORIES, ())) if is_text else None
+
+    @property
+    def label_numbers(self) -> dict[str, float] | None:
+        """Numbers of the labels that were text, or None."""
+        return _document(self.file.attrs.get(LABELS))
+
     def _of_columns(self, name: str, kind: str) -> Array | None:
         """A data set with one entry a column; None where there is no such one."""
         node = self.file.get(name)
@@ -590,6 +627,15 @@ def _reason(error: Exception) -> str:
     """What the system said, without HDF5's own paragraph."""
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else str(error).split("(")[0].strip()
+
+
+def _document(text: Any) -> dict[str, Any] | None:
+    """Return what a store keeps as JSON; None for anything else of that name."""
+    try:
+        found = json.loads(_text(text))
+    except (TypeError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _plain(value: Any) -> Any:

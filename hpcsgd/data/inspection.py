@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 
 from hpcsgd.data.convert.sources import block_rows
-from hpcsgd.data.readers import RowReader, preparation_of
+from hpcsgd.data.convert.transform import ColumnMoments
+from hpcsgd.data.readers import RowReader, categories_of, names_of, preparation_of
 from hpcsgd.data.targets import MOST_CLASSES
 from hpcsgd.glm import get_family
 
@@ -19,6 +20,9 @@ SHOWN_LABELS = 20
 SHOWN_ROWS, SHOWN_COLUMNS = 3, 6
 QUERIES_AT_ONCE = 2**20
 MOST_INTEGER_CLASSES = 10  # more whole numbers than this look like counts
+SKEWED = 1.0  # skewness from which positive numbers look like those of gamma
+MOST_MEASURED = 2**22  # columns whose spreads are measured, in 24 bytes each
+UNEVEN = 100.0  # ratio of the spreads of columns from which --standardize helps
 FAMILY_OF_TASK = {
     "binary": "logistic",
     "counts": "poisson",
@@ -26,6 +30,60 @@ FAMILY_OF_TASK = {
     "positive": "gamma",
     "real": "gaussian",
 }
+
+
+@dataclass
+class ValueCounts:
+    """What one pass counts of numbers that rows have one each of."""
+
+    rows: int = 0
+    zeros: int = 0
+    lowest: float = float("inf")
+    highest: float = float("-inf")
+    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of powers of what is above
+    origin: float | None = None  # the first value, which sums are taken from
+
+    def add(self, values: Array) -> None:
+        """Add the numbers of the next rows."""
+        if not len(values):
+            return
+        if self.origin is None:
+            self.origin = float(values[0])
+        self.rows += len(values)
+        self.zeros += int(np.count_nonzero(values == 0))
+        self.lowest = min(self.lowest, float(values.min()))
+        self.highest = max(self.highest, float(values.max()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = values - self.origin
+            more = (float((apart**power).sum()) for power in (1, 2, 3))
+            a, b, c = (old + new for old, new in zip(self.sums, more, strict=True))
+        self.sums = (a, b, c)
+
+    @property
+    def mean(self) -> float:
+        """Return the mean of the numbers."""
+        return (self.origin or 0.0) + self.sums[0] / max(self.rows, 1)
+
+    @property
+    def skewness(self) -> float:
+        """Return the third moment about the mean over σ³; 0 where that is no number."""
+        first, second, third = (total / max(self.rows, 1) for total in self.sums)
+        variance = second - first**2
+        if not 0 < variance < float("inf"):
+            return 0.0
+        skewness = (third - 3 * first * second + 2 * first**3) / variance**1.5
+        return skewness if np.isfinite(skewness) else 0.0
+
+    def describe(self) -> dict[str, Any] | None:
+        """Return what JSON says of the numbers; None where there are none."""
+        if not self.rows:
+            return None
+        return {
+            "min": self.lowest,
+            "max": self.highest,
+            "mean": self.mean,
+            "zeros": self.zeros,
+        }
 
 
 @dataclass
@@ -37,24 +95,38 @@ class InspectionCounts:
     largest: float = 0.0  # squared length of a row
     lengths: float = 0.0  # sum of the lengths of the rows
     labels: Counter[float] | None = field(default_factory=Counter)
-    lowest: float = float("inf")
-    highest: float = float("-inf")
+    y: ValueCounts = field(default_factory=ValueCounts)
     whole: bool = True  # every label is a whole number
+    weights: ValueCounts = field(default_factory=ValueCounts)
+    offsets: ValueCounts = field(default_factory=ValueCounts)
+    columns: ColumnMoments | None = None  # None where there are too many
+    is_named: bool = False  # labels were text, and have numbers
 
-    def add(self, X: Any, y: Array | None) -> None:
-        """The next rows."""
+    def add(
+        self,
+        X: Any,
+        y: Array | None,
+        weights: Array | None = None,
+        offsets: Array | None = None,
+    ) -> None:
+        """Add the next rows."""
+        if self.columns is not None:
+            self.columns.add_block(X)
         values = X.data if issparse(X) else X
         self.nonzero += int(np.count_nonzero(values))
         self.bad += int(values.size - np.isfinite(values).sum())
         squares = _squared_lengths(X)
         self.largest = max(self.largest, float(squares.max(initial=0.0)))
         self.lengths += float(np.sqrt(squares).sum())
+        if weights is not None:
+            self.weights.add(weights)
+        if offsets is not None:
+            self.offsets.add(offsets)
         if y is not None:
             self._add_labels(y)
 
     def _add_labels(self, y: Array) -> None:
-        self.lowest = min(self.lowest, float(y.min(initial=np.inf)))
-        self.highest = max(self.highest, float(y.max(initial=-np.inf)))
+        self.y.add(y)
         self.whole = self.whole and bool((y == np.round(y)).all())
         if self.labels is not None:
             found, counts = np.unique(y, return_counts=True)
@@ -65,7 +137,9 @@ class InspectionCounts:
 
 def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
     """Everything `hpcsgd data inspect` says, as JSON can hold it."""
-    tally = InspectionCounts()
+    numbers = getattr(reader, "label_numbers", None)
+    moments = ColumnMoments(reader.cols) if reader.cols <= MOST_MEASURED else None
+    tally = InspectionCounts(is_named=bool(numbers), columns=moments)
     labelled = has_targets(reader)
     every = slice(0, reader.cols)
     step = block_rows(budget, 3 * 8 * reader.cols)
@@ -78,12 +152,22 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
         X = read(rows, every)
         if first is None:
             first = _dense(X[:SHOWN_ROWS, :SHOWN_COLUMNS])
-        tally.add(X, reader.targets(rows) if labelled else None)
+        y = reader.targets(rows) if labelled else None
+        tally.add(X, y, reader.sample_weight(rows), reader.offset(rows))
+    names = names_of(reader)
+    spreads = _spreads(moments, sparse, names)
+    uneven = (
+        spreads is not None
+        and preparation_of(reader).is_raw
+        and spreads["max"]["value"] > UNEVEN * spreads["min"]["value"]
+    )
     said = {"element": _element(first), **reader.describe()}
     return {
         **{key: value for key, value in said.items() if not _is_long(value)},
         "rows": reader.rows,
         "columns": reader.cols,
+        "column_names": names,
+        "categories": categories_of(reader),
         "density": tally.nonzero / (reader.rows * reader.cols),
         "not_finite": tally.bad,
         "row_norm": {
@@ -91,11 +175,23 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
             "mean": tally.lengths / reader.rows,
         },
         "preparation": preparation_of(reader).describe(),
+        "kept_scales": _kept_scales(reader, names),
+        "spreads": spreads,
+        "weights": tally.weights.describe(),
+        "offsets": tally.offsets.describe(),
         "queries": _queries(reader),
         "labels": _labels(tally) if labelled else None,
+        "label_numbers": numbers,
         "first_rows": _first_rows(reader, first, labelled),
-        "suggested": suggest(tally, said.get("task")) if labelled else None,
+        "suggested": _suggested(tally, said.get("task"), uneven) if labelled else None,
     }
+
+
+def _suggested(
+    tally: InspectionCounts, task: str | None, is_uneven: bool
+) -> dict[str, Any]:
+    """Return a family, a rate, and whether columns should be standardized first."""
+    return {**suggest(tally, task), "standardize": is_uneven}
 
 
 def has_targets(reader: RowReader) -> bool:
@@ -122,23 +218,73 @@ def suggest_family(tally: InspectionCounts, task: str | None) -> tuple[str, str]
     if task in FAMILY_OF_TASK:
         return FAMILY_OF_TASK[task], f"the file says that its task is {task}"
     count = None if tally.labels is None else len(tally.labels)
+    are_counts = tally.whole and tally.y.lowest >= 0 and count != 1
     if count == 2:
         return "logistic", "y has two labels"
+    if tally.is_named and count is not None and count > 2:
+        return "softmax", f"y has {count} labels that were text"
+    if are_counts and tally.offsets.lowest < tally.offsets.highest:
+        return "poisson", (
+            "y has whole numbers of at least 0 and rows have offsets, as counts with"
+            " an exposure have"
+        )
     if tally.whole and count is not None and 2 < count <= MOST_INTEGER_CLASSES:
         return "softmax", f"y has {count} whole labels; poisson if they are counts"
-    if tally.whole and tally.lowest >= 0 and count != 1:
+    if are_counts:
         return "poisson", "y has many whole numbers of at least 0, as counts are"
+    if tally.y.lowest > 0 and tally.y.skewness > SKEWED:
+        return "gamma", "y is positive and skewed to the right"
     return "gaussian", "y has real numbers" if count != 1 else "y has one value only"
 
 
 def _labels(tally: InspectionCounts) -> dict[str, Any]:
     """A histogram of the commonest labels, or the range of too many."""
-    said: dict[str, Any] = {"min": tally.lowest, "max": tally.highest}
+    said: dict[str, Any] = {"min": tally.y.lowest, "max": tally.y.highest}
     if tally.labels is None:
         return {**said, "distinct": f"more than {MOST_CLASSES}", "histogram": None}
     shown = dict(sorted(tally.labels.most_common(SHOWN_LABELS)))
     histogram = {f"{label:g}": count for label, count in shown.items()}
     return {**said, "distinct": len(tally.labels), "histogram": histogram}
+
+
+def _kept_scales(reader: Any, names: list[str] | None) -> dict[str, Any] | None:
+    """Return the range of the scales that columns were divided by, where they were."""
+    scales = preparation_of(reader).scales
+    return None if scales is None else _range(scales.scale, names)
+
+
+def _spreads(
+    moments: ColumnMoments | None, sparse: bool, names: list[str] | None
+) -> dict[str, Any] | None:
+    """Return the range of the spreads of columns, about 0 where zeros are not stored.
+
+    Columns of one value only are counted apart.
+    """
+    if moments is None:
+        return None
+    full = moments.with_zeros() if sparse else moments
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = full.squares / np.maximum(full.count, 1) + (full.mean**2) * sparse
+        spread = np.sqrt(square)
+    flat = spread <= 1e-12 * np.abs(full.mean) if not sparse else spread == 0
+    spread = np.where(flat | ~np.isfinite(spread), np.nan, spread)
+    found = _range(spread, names)
+    return None if found is None else {**found, "constant_columns": int(flat.sum())}
+
+
+def _range(values: Array, names: list[str] | None) -> dict[str, Any] | None:
+    """Return the least and the largest value, each with its column."""
+    if np.isnan(values).all():
+        return None
+    ends = {"min": int(np.nanargmin(values)), "max": int(np.nanargmax(values))}
+    return {
+        end: {
+            "column": column,
+            "name": None if names is None else names[column],
+            "value": float(values[column]),
+        }
+        for end, column in ends.items()
+    }
 
 
 def _queries(reader: Any) -> dict[str, Any] | None:

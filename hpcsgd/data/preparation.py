@@ -14,6 +14,8 @@ from scipy.sparse import csr_array, diags_array, issparse
 Array = NDArray[Any]
 MEANS, SCALES = "column_means", "column_scales"  # data sets of a store, of a result
 NAMES = "column_names"  # data set of a store
+CATEGORIES = "categories"  # data set of a store: levels of columns that were text
+LABELS = "label_numbers"  # attribute of a store: numbers of labels that were text
 # Moments of the same rows differ by this at most, whatever order they are added up in.
 ALIKE = 1e-9  # of the scale
 ROUNDED = 16 * np.finfo(np.float64).eps  # of the mean

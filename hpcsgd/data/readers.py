@@ -86,6 +86,12 @@ def names_of(reader: RowReader) -> list[str] | None:
     return names
 
 
+def categories_of(reader: RowReader) -> dict[str, list[str]] | None:
+    """Return the levels of the columns of a reader that were text, where any were."""
+    levels: dict[str, list[str]] | None = getattr(reader, "categories", None)
+    return levels
+
+
 def stored_in(reader: RowReader) -> int:
     """How many values a reader holds; from its first rows where it cannot say."""
     if not is_sparse(reader):
@@ -162,13 +168,13 @@ def pieces(
         stop = min(start + step, rows.stop)
         piece = reader.read(slice(start, stop), cols)
         if not (finite or _all_finite)(piece):
-            _refuse_non_finite(piece, start, cols.start)
+            _refuse_non_finite(piece, start, cols.start, names_of(reader))
         if seen is not None:
             seen(piece, start, cols.start)
         with np.errstate(over="ignore"):  # said below, with the place
             stored = store(piece)
         if stored.dtype.itemsize < piece.dtype.itemsize:
-            _refuse_too_large(piece, start, cols.start)
+            _refuse_too_large(piece, start, cols.start, names_of(reader))
         del piece  # each is let go before the next one is read
         yield start, stored
         del stored
@@ -186,14 +192,19 @@ def _all_finite(piece: Array) -> bool:
         return bool(np.isfinite(piece.sum(dtype=np.float64)))
 
 
-def _refuse_non_finite(piece: Array, first_row: int, first_col: int) -> None:
+def _refuse_non_finite(
+    piece: Array, first_row: int, first_col: int, names: list[str] | None
+) -> None:
     place = _first(~np.isfinite(piece), first_row, first_col)
     if place:
         row, col = place
-        raise DataError(non_finite(piece[row - first_row, col - first_col], row, col))
+        value = piece[row - first_row, col - first_col]
+        raise DataError(non_finite(value, row, col, names))
 
 
-def _refuse_too_large(piece: Array, first_row: int, first_col: int) -> None:
+def _refuse_too_large(
+    piece: Array, first_row: int, first_col: int, names: list[str] | None
+) -> None:
     """Finite as it is, infinite as it would be stored."""
     # Extremes first: no mask as large as the piece in the good case.
     if max(float(piece.max()), -float(piece.min())) <= NARROW_MAX:
@@ -201,20 +212,32 @@ def _refuse_too_large(piece: Array, first_row: int, first_col: int) -> None:
     place = _first(np.abs(piece) > NARROW_MAX, first_row, first_col)
     if place:
         row, col = place
-        raise DataError(too_large(piece[row - first_row, col - first_col], row, col))
+        value = piece[row - first_row, col - first_col]
+        raise DataError(too_large(value, row, col, names))
 
 
-def non_finite(value: Any, row: int, col: int) -> str:
-    """Why this value of X is refused."""
-    return f"X has {value} at row {row}, column {col}; clean the file or drop that row"
+def non_finite(
+    value: Any, row: int, col: int, names: Sequence[str] | None = None
+) -> str:
+    """Return why this value of X is refused."""
+    column = _column_text(col, names)
+    return f"X has {value} at row {row}, {column}; clean the file or drop that row"
 
 
-def too_large(value: Any, row: int, col: int) -> str:
-    """Why this value of X is refused."""
+def too_large(
+    value: Any, row: int, col: int, names: Sequence[str] | None = None
+) -> str:
+    """Return why this value of X is refused."""
+    column = _column_text(col, names)
     return (
-        f"X has {value:g} at row {row}, column {col}, too large for less than float64;"
+        f"X has {value:g} at row {row}, {column}, too large for less than float64;"
         " clean the file, rescale the column or use --precision fp64"
     )
+
+
+def _column_text(col: int, names: Sequence[str] | None) -> str:
+    """Return what a message calls a column: its number, and its name if it has one."""
+    return f"column {col}" if names is None else f"column {col} ({names[col]!r})"
 
 
 def _first(bad: Array, first_row: int, first_col: int) -> tuple[int, int] | None:

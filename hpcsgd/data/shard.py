@@ -14,6 +14,7 @@ from hpcsgd.data.readers import (
     RowReader,
     element_of,
     is_sparse,
+    names_of,
     non_finite,
     pieces,
     too_large,
@@ -160,14 +161,15 @@ def load_csr(
     """
     stored = []
     for start, piece in sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES):
-        _refuse(piece, start, cols.start, ~np.isfinite(piece.data), non_finite)
+        infinite = ~np.isfinite(piece.data)
+        _refuse(piece, start, cols.start, infinite, non_finite, names_of(reader))
         if seen is not None:
             seen(piece, start, cols.start)
         with np.errstate(over="ignore"):  # said below, with the place
             data = store(piece.data)
         if data.dtype.itemsize < piece.dtype.itemsize:
             large = np.abs(piece.data) > NARROW_MAX
-            _refuse(piece, start, cols.start, large, too_large)
+            _refuse(piece, start, cols.start, large, too_large, names_of(reader))
         stored.append(piece.with_data(data))
     return stored[0] if len(stored) == 1 else stack(stored)
 
@@ -200,12 +202,14 @@ def _refuse(
     first_row: int,
     first_col: int,
     bad: Array,
-    say: Callable[[Any, int, int], str],
+    say: Callable[[Any, int, int, list[str] | None], str],
+    names: list[str] | None,
 ) -> None:
     if bad.any():
         number = int(np.argmax(bad))
         row, col = piece.place(number)
-        raise DataError(say(piece.data[number], first_row + row, first_col + col))
+        value = piece.data[number]
+        raise DataError(say(value, first_row + row, first_col + col, names))
 
 
 # The largest size of a value in every column, for formats with few exponents.

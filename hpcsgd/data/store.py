@@ -1,5 +1,7 @@
 """Writing and verifying stores: HDF5 files of encoded rows."""
 
+import json
+import math
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -16,9 +18,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
-from hpcsgd.data.hdf5 import COLUMNS, PIECE, Hdf5Reader, StoreLayout
+from hpcsgd.data.hdf5 import COLUMNS, FEW, PIECE, Hdf5Reader, StoreLayout
 from hpcsgd.data.part_file import open_part
-from hpcsgd.data.preparation import MEANS, NAMES, SCALES
+from hpcsgd.data.preparation import CATEGORIES, MEANS, NAMES, SCALES
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 # Rows as a store holds them: bytes that its writer has only to put in place.
@@ -32,6 +34,9 @@ class StoredCsr:
     def __init__(self, data: Array, indices: Array, indptr: Array) -> None:
         self.data, self.indices, self.indptr = data, indices, indptr
         self.shape = (len(indptr) - 1,)
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "StoredCsr":
         start, stop, _ = rows.indices(self.shape[0])
@@ -170,13 +175,20 @@ class StoreBlocks(ABC):
     """What dense and sparse matrices have in common: side columns and checksums."""
 
     def __init__(
-        self, file: Any, layout: StoreLayout, columns: tuple[str, ...]
+        self,
+        file: Any,
+        layout: StoreLayout,
+        columns: tuple[str, ...],
+        rows: int | None,
+        stored: float,
     ) -> None:
         self.file, self.layout, self.columns = file, layout, columns
         self.first = 0  # row of the block that is written next
+        self.rows, self.stored = rows, stored
         self.nodes: dict[str, Any] = {}
         for name in columns:
-            grow(file, name, (0,), COLUMNS[name], (min(layout.block_rows, PIECE),))
+            chunk = _chunk(rows, layout.block_rows)
+            self._grow(name, (0,), COLUMNS[name], chunk)
             self._sums(name, ())
         self._make()
 
@@ -192,8 +204,25 @@ class StoreBlocks(ABC):
         self.first = stop
 
     def _sums(self, name: str, rest: tuple[int, ...]) -> None:
-        chunk = (max(4096 // max(rest[0] if rest else 1, 1), 1), *rest)
-        grow(self.file, f"checksums/{name}", (0, *rest), "<u8", chunk)
+        most = max(4096 // max(rest[0] if rest else 1, 1), 1)
+        if self.rows is not None:
+            most = min(most, -(-self.rows // self.layout.block_rows))
+        self._grow(f"checksums/{name}", (0, *rest), "<u8", (most, *rest))
+
+    @property
+    def is_one_tile(self) -> bool:
+        """True where every data set has one chunk, for which it needs no index."""
+        if self.rows is None or self.rows > self.layout.block_rows:
+            return False
+        return self.layout.tiles == 1 and self.rows < PIECE and 0 < self.stored <= PIECE
+
+    def _grow(self, name: str, shape: Any, dtype: Any, chunk: tuple[int, ...]) -> None:
+        """Make a data set that can get more rows, or one that is its only chunk."""
+        if self.is_one_tile:
+            self.file.create_dataset(name, chunk, dtype=dtype)
+            return
+        most = (None, *shape[1:])
+        self.file.create_dataset(name, shape, dtype=dtype, chunks=chunk, maxshape=most)
 
     def _put(self, name: str, start: int, stop: int, values: Any) -> None:
         node = self.nodes.get(name)
@@ -204,7 +233,8 @@ class StoreBlocks(ABC):
         node[start:stop] = values
 
     @abstractmethod
-    def _make(self) -> None: ...
+    def _make(self) -> None:
+        """Make the data sets of X."""
 
     @abstractmethod
     def _write_matrix(self, matrix: Any, number: int, stop: int) -> None: ...
@@ -216,7 +246,7 @@ class DenseBlocks(StoreBlocks):
     def _make(self) -> None:
         tile = (self.layout.block_rows, self.layout.tile_cols)
         shape = (0, self.layout.cols)
-        grow(self.file, "X", shape, self.layout.stored, tile)
+        self._grow("X", shape, self.layout.stored, tile)
         self._sums("X", (self.layout.tiles,))
 
     def _write_matrix(self, matrix: Any, number: int, stop: int) -> None:
@@ -235,13 +265,14 @@ class CsrBlocks(StoreBlocks):
             ("indices", self.layout.index),
             ("data", self.layout.stored),
         ):
-            grow(self.file, f"X/{name}", (0,), dtype, (PIECE,))
+            self._grow(f"X/{name}", (0,), dtype, _chunk(self.stored))
             self._sums(name, ())
-        grow(self.file, "X/indptr", (1,), "<i8", (PIECE,))
+        pointers = None if self.rows is None else self.rows + 1
+        self._grow("X/indptr", (1,), "<i8", _chunk(pointers))
         self._sums("indptr", ())
 
     def _write_matrix(self, matrix: Any, number: int, stop: int) -> None:
-        base = int(self.file["X/indptr"][self.first])
+        base = int(self.file["X/indptr"][self.first])  # 0 of a new data set
         end = base + len(matrix.data)
         pointers = matrix.indptr + base
         self._put("X/indptr", self.first, stop + 1, pointers)
@@ -256,17 +287,28 @@ class CsrBlocks(StoreBlocks):
 
 
 def make_blocks(
-    file: Any, layout: StoreLayout, columns: tuple[str, ...]
+    file: Any, layout: StoreLayout, first: Piece, rows: int | None
 ) -> DenseBlocks | CsrBlocks:
-    """Those of this file."""
-    kind = CsrBlocks if layout.is_sparse else DenseBlocks
-    return kind(file, layout, columns)
+    """Make the data sets of a store whose first block of rows is there.
+
+    `rows` is the number of all its rows, where that is known.
+    """
+    matrix, columns = first
+    names = tuple(columns)
+    if not layout.is_sparse:
+        return DenseBlocks(file, layout, names, rows, matrix.size)
+    stored = math.inf
+    if rows is not None:
+        stored = len(matrix.data)
+        if rows > len(matrix):  # in chunks of which the last one may be part empty
+            stored *= rows / (FEW * len(matrix))
+    return CsrBlocks(file, layout, names, rows, stored)
 
 
-def grow(file: Any, name: str, shape: Any, dtype: Any, chunks: Any) -> None:
-    """A dataset whose rows can become more."""
-    most = (None, *shape[1:])
-    file.create_dataset(name, shape, dtype=dtype, chunks=chunks, maxshape=most)
+def _chunk(expected: float | None, most: int = PIECE) -> tuple[int]:
+    """Return the chunk of a column, no larger than what is expected to be in it."""
+    most = min(most, PIECE)
+    return (most if expected is None else max(math.ceil(min(most, expected)), 1),)
 
 
 def _stack_sparse(parts: list[StoredCsr]) -> StoredCsr:
@@ -306,6 +348,7 @@ class StoreWriter:
     attributes : kept with the file, such as task, classes and source
     means, scales : (cols,) of standardised columns, as they were before
     names : of the columns, where they have any
+    categories : levels of columns that were text before they were encoded
     """
 
     layout: StoreLayout
@@ -328,9 +371,10 @@ class StoreWriter:
         means: Array | None = None,
         scales: Array | None = None,
         names: Sequence[str] | None = None,
+        categories: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.path, self.rows = Path(path), rows
-        self.layout = StoreLayout(cols, element, scale, is_sparse)
+        self.layout = StoreLayout(cols, element, scale, is_sparse, rows=rows)
         self.done = self.position = 0
         self.max_norm = 0.0
         self.held = PendingRows(is_sparse)
@@ -341,9 +385,11 @@ class StoreWriter:
         self._check_room(len(columns))
         self.raw = open_part(self.path)
         self.file: Any = None
+        self.blocks: DenseBlocks | CsrBlocks | None = None  # until rows are written
         try:
             self.file = _h5py().File(self.raw, "w", libver=("v108", "v108"))
-            self._lay_out(columns, attributes or {}, means, scales, names)
+            self._lay_out(columns, attributes or {}, means, scales)
+            self._keep_names(names, categories)
         except OSError as error:
             self.abandon()
             raise self._unwritten(error) from error
@@ -379,7 +425,7 @@ class StoreWriter:
         self.position = self.done if position is None else position
         try:
             while len(self.held) >= self.layout.block_rows:
-                self.blocks.write(self.held.cut(self.layout.block_rows))
+                self._write(self.held.cut(self.layout.block_rows))
         except (OSError, RuntimeError, ValueError) as error:
             raise self._unwritten(error) from error
         if self.raw.error is not None:
@@ -395,7 +441,7 @@ class StoreWriter:
             )
         try:
             if len(self.held):
-                self.blocks.write(self.held.all())
+                self._write(self.held.all(), is_last=True)
             self.file.attrs["shape"] = (self.done, self.layout.cols)
             self.file.attrs["position"] = self.position
             self.file.attrs["max_row_norm"] = self.max_norm
@@ -431,21 +477,38 @@ class StoreWriter:
         attributes: dict[str, Any],
         means: Array | None,
         scales: Array | None,
-        names: Sequence[str] | None,
     ) -> None:
         self.columns = tuple(name for name in COLUMNS if name in columns)
         self.file.attrs.update(attributes)
-        self.file.attrs.update(self.layout.attributes(), finished=False)
+        self.file.attrs.update(finished=False)
         for name, values in ((MEANS, means), (SCALES, scales)):
             if values is not None:
                 kept = np.asarray(values, "<f8").reshape(self.layout.cols)
                 self.file.create_dataset(name, data=kept)
+
+    def _keep_names(
+        self,
+        names: Sequence[str] | None,
+        categories: Mapping[str, Sequence[str]] | None,
+    ) -> None:
+        text = _h5py().string_dtype()
         if names is not None:
-            text = _h5py().string_dtype()
             self.file.create_dataset(NAMES, data=list(names), dtype=text)
-        self.blocks: DenseBlocks | CsrBlocks = make_blocks(
-            self.file, self.layout, self.columns
-        )
+        if categories:
+            document = json.dumps({name: list(of) for name, of in categories.items()})
+            self.file.create_dataset(CATEGORIES, data=document, dtype=text)
+
+    def _write(self, piece: Piece, is_last: bool = False) -> None:
+        """Write a block; the first one shows how large the chunks should be."""
+        if self.blocks is None:
+            if is_last:  # and the only one
+                self.rows = self.done
+                layout = self.layout
+                kind = (layout.cols, layout.element, layout.scale, layout.is_sparse)
+                self.layout = StoreLayout(*kind, rows=self.rows)
+            self.file.attrs.update(self.layout.attributes())
+            self.blocks = make_blocks(self.file, self.layout, piece, self.rows)
+        self.blocks.write(piece)
 
     def _check_fit(self, shape: tuple[int, ...], columns: dict[str, Array]) -> None:
         stop = self.done + shape[0]

@@ -348,7 +348,9 @@ def run_fit(
         check_same(world, said | settings_of(settings))
         given = world.together(lambda: open_data(matrix, sides, layout, settings))
         names = agree_on_names(world, given.names, layout)
-        given = replace(given, names=names).with_facts(labels=classes)
+        whole = None if layout == "columns" else names  # a rank has some of them there
+        given = replace(given, names=names)
+        given = given.with_facts(labels=classes, column_names=whole)
         if wanted.rate == RACE:
             found = race_on(settings, world, given.open_reader)
             settings = replace(settings, rate=replace(settings.rate, value=found))

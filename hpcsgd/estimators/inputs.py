@@ -445,7 +445,7 @@ class FitData:
         """Return these data with a reader that knows facts that rows do not contain.
 
         `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
-        each row of the whole data.
+        each row of the whole data; `column_names`: what messages call its columns.
         """
         known = {name: fact for name, fact in facts.items() if fact is not None}
 

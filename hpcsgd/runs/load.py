@@ -18,6 +18,7 @@ from hpcsgd.data.readers import (
     CHUNK_BYTES,
     DeviceBlock,
     RowReader,
+    categories_of,
     is_sparse,
     load_block,
     names_of,
@@ -258,6 +259,7 @@ class LoadedRows:
     fingerprint: str  # of every value of the data, whatever the grid
     preparation: Preparation  # of the rows, before they came here
     names: list[str] | None  # of the columns, where they have any
+    categories: dict[str, list[str]] | None  # levels of columns that were text
     stored: int  # values of the whole data that are held; all of them if dense
 
     @property
@@ -285,8 +287,13 @@ def load(
     `by_tiles` nobody: rows are then read some columns at a time.
     """
     world = grid.world
-    rows, preparation, names = world.together(
-        lambda: (replica_rows(grid, reader), preparation_of(reader), names_of(reader))
+    rows, preparation, names, categories = world.together(
+        lambda: (
+            replica_rows(grid, reader),
+            preparation_of(reader),
+            names_of(reader),
+            categories_of(reader),
+        )
     )
     parts = column_parts(grid, reader, partition)
     columns = parts[grid.member]
@@ -323,6 +330,7 @@ def load(
         source=reader.describe(),
         preparation=preparation,
         names=names,
+        categories=categories,
         stored=_count_stored(grid, shard, precision),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
     )

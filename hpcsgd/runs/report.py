@@ -381,8 +381,10 @@ def _versions() -> dict[str, str]:
 
 
 def named(loaded: LoadedRows) -> dict[str, Any]:
-    """The names of the columns, where the data has any."""
-    return {} if loaded.names is None else {"feature_names": loaded.names}
+    """Return the names of the columns, and the levels of those that were text."""
+    names = {} if loaded.names is None else {"feature_names": loaded.names}
+    levels = loaded.categories
+    return names if levels is None else {**names, "categories": levels}
 
 
 def machine_facts() -> dict[str, Any]:

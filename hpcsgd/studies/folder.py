@@ -21,6 +21,7 @@ from hpcsgd.data.hdf5 import COLUMNS
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
     RowReader,
+    categories_of,
     is_sparse,
     names_of,
     open_reader,
@@ -530,6 +531,7 @@ def _copy(reader: RowReader, path: Path, count: int) -> None:
         means=None if scales is None else scales.mean,
         scales=None if scales is None else scales.scale,
         names=names_of(reader),
+        categories=categories_of(reader),
     ) as writer:
         for start in range(0, count, step):
             rows = slice(start, min(start + step, count))

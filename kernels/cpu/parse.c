@@ -475,18 +475,25 @@ EXPORT int hpcsgd_parse_libsvm(const char *text, int64_t size, int64_t base,
 struct table {
     const char *text, *end;
     char delimiter;
-    int64_t fields, features, extras;
+    int64_t fields, features, extras, texts;
     const int32_t *places;
     const uint64_t *powers;
     int missing_allowed;
     double *X, *other;
+    int64_t *spans;
     int64_t room, rows;
     const char *at;
+    int spaced; /* fields are apart by runs of blanks, of any kind */
 };
 
 static inline int pads(const struct table *s, char c)
 {
-    return is_blank(c) && c != s->delimiter;
+    return is_blank(c) && (s->spaced || c != s->delimiter);
+}
+
+static inline int ends_field(const struct table *s, char c, int spaced)
+{
+    return c == '\n' || (spaced ? is_blank(c) : c == s->delimiter);
 }
 
 static int is_missing(const char *p, const char *stop)
@@ -507,22 +514,49 @@ static void trim(const struct table *s, const char **p, const char **stop)
         (*stop)--;
 }
 
+/* Behind the quote that closes the one at p, two of them standing for one inside; p
+   where the line has none. */
+static const char *behind_quotes(const char *p)
+{
+    for (const char *c = p + 1; *c != '\n'; c++) {
+        if (*c != '"')
+            continue;
+        if (c[1] != '"')
+            return c + 1;
+        c++;
+    }
+    return p;
+}
+
+/* The bytes *p..*last of the field at *p without blanks and quotes around them; its end
+   in *stop. */
+static void bare_field(struct table *s, const char **p, const char **last,
+                       const char **stop)
+{
+    const char *c = *p;
+    s->at = c;
+    while (pads(s, *c))
+        c++;
+    if (*c == '"')
+        c = behind_quotes(c);
+    while (!ends_field(s, *c, s->spaced))
+        c++;
+    *stop = *last = c;
+    trim(s, p, last);
+    if (*last - *p >= 2 && **p == '"' && (*last)[-1] == '"') {
+        (*p)++;
+        (*last)--;
+        trim(s, p, last);
+    }
+}
+
 /* The field at p, blanks, quotes and missing values included; its end in *stop. */
 static int any_field(struct table *s, const char *p, int64_t field, double *value,
                      const char **stop)
 {
-    const char *last = p;
+    const char *last;
     int kind;
-    while (*last != s->delimiter && *last != '\n')
-        last++;
-    *stop = last;
-    s->at = p;
-    trim(s, &p, &last);
-    if (last - p >= 2 && *p == '"' && last[-1] == '"') {
-        p++;
-        last--;
-        trim(s, &p, &last);
-    }
+    bare_field(s, &p, &last, stop);
     kind = is_missing(p, last) ? MISSING
                                : whole_number(p, last, s->end, s->powers, value);
     if (kind != MISSING || !s->missing_allowed || s->places[field] < 0)
@@ -532,40 +566,67 @@ static int any_field(struct table *s, const char *p, int64_t field, double *valu
 }
 
 static inline int one_field(struct table *s, const char *p, int64_t field,
-                            double *value, const char **stop)
+                            double *value, const char **stop, int spaced)
 {
     int kind = number(p, s->end, s->powers, value, stop);
-    if (kind == 0 && (**stop == s->delimiter || **stop == '\n'))
+    if (kind == 0 && ends_field(s, **stop, spaced))
         return 0;
     return any_field(s, p, field, value, stop);
 }
 
-static int read_line(struct table *s, const char *line, const char **stop)
+/* Where the text of the field at p begins and ends, for text column `column`. */
+static void text_field(struct table *s, const char *p, int64_t column,
+                       const char **stop)
+{
+    const char *last;
+    int64_t *span = s->spans + 2 * (s->rows * s->texts + column);
+    bare_field(s, &p, &last, stop);
+    span[0] = p - s->text;
+    span[1] = last - s->text;
+}
+
+/* `spaced` is s->spaced, as a constant of two copies of the loop. */
+static inline __attribute__((always_inline)) int read_fields(struct table *s,
+                                                             const char *line,
+                                                             const char **stop,
+                                                             int spaced)
 {
     const char *p = line;
     int64_t field = 0;
     int kind;
     if (s->rows >= s->room)
         return ROOM;
-    for (;; p++, field++) {
+    for (;; field++) {
         double value;
-        int32_t place;
+        int64_t place;
+        if (spaced)
+            p = skip_blanks(p);
         s->at = line;
         if (field >= s->fields)
             return RAGGED;
-        if ((kind = one_field(s, p, field, &value, &p)))
-            return kind;
         place = s->places[field];
-        if (place >= 0)
+        if (place >= s->features)
+            text_field(s, p, place - s->features, &p);
+        else if ((kind = one_field(s, p, field, &value, &p, spaced)))
+            return kind;
+        else if (place >= 0)
             s->X[s->rows * s->features + place] = value;
         else
             s->other[s->rows * s->extras - 1 - place] = value;
+        if (spaced)
+            p = skip_blanks(p);
         if (*p == '\n')
             break;
+        p += !spaced;
     }
     *stop = p;
     s->at = line;
     return field + 1 == s->fields ? 0 : RAGGED;
+}
+
+static int read_line(struct table *s, const char *line, const char **stop)
+{
+    return s->spaced ? read_fields(s, line, stop, 1) : read_fields(s, line, stop, 0);
 }
 
 static inline const char *first_of_line(const struct table *s, const char *p)
@@ -575,18 +636,28 @@ static inline const char *first_of_line(const struct table *s, const char *p)
     return p;
 }
 
-/* Rows of delimited text. Field f goes to column places[f] of X (room × features), or,
-   below 0, to column −1 − places[f] of `other` (room × extras). `found`: rows, position
-   of what is refused. */
+/* Rows of delimited text; a space as delimiter stands for blanks of any kind and number.
+   Field f goes to column places[f] of X (room × features); below 0 to column
+   −1 − places[f] of `other` (room × extras); from `features` on its text is at the bytes
+   spans[row][places[f] − features] (room × texts × 2) of the text. `found`: rows,
+   position of what is refused. */
 EXPORT int hpcsgd_parse_csv(const char *text, int64_t size, int delimiter,
                             int64_t fields, int64_t features, int64_t extras,
-                            const int32_t *places, const uint64_t *powers,
-                            int missing_allowed, double *X, double *other, int64_t room,
+                            int64_t texts, const int32_t *places,
+                            const uint64_t *powers, int missing_allowed, double *X,
+                            double *other, int64_t *spans, int64_t room,
                             int64_t *found)
 {
-    struct table s = {text,   text + size, (char)delimiter, fields, features, extras,
-                      places, powers,      missing_allowed, X,      other,    room,
-                      0,      text};
+    struct table s = {
+        .text = text,         .end = text + size,
+        .fields = fields,     .features = features,
+        .extras = extras,     .texts = texts,
+        .places = places,     .powers = powers,
+        .X = X,               .other = other,
+        .spans = spans,       .room = room,
+        .at = text,           .missing_allowed = missing_allowed,
+        .spaced = delimiter == ' ', .delimiter = (char)delimiter,
+    };
     const char *p = text;
     int kind = size > 0 && text[size - 1] != '\n' ? UNENDED : 0;
     while (!kind && p < s.end) {
@@ -609,7 +680,10 @@ EXPORT int hpcsgd_parse_csv(const char *text, int64_t size, int delimiter,
 /* Lines that are not blank, in a text that ends with a newline. */
 EXPORT int64_t hpcsgd_count_lines(const char *text, int64_t size, int delimiter)
 {
-    struct table s = {.text = text, .end = text + size, .delimiter = (char)delimiter};
+    struct table s = {.text = text,
+                      .end = text + size,
+                      .delimiter = (char)delimiter,
+                      .spaced = delimiter == ' '};
     const char *p = text;
     int64_t rows = 0;
     while (p < s.end) {

@@ -134,3 +134,65 @@ def test_synthetic_knobs(hpcsgd, tmp_path):
     seen = only_json(hpcsgd("data", "inspect", "s.h5", "--json"))
     assert seen["density"] == pytest.approx(0.2, abs=0.01)
     assert seen["labels"]["histogram"]["1"] == pytest.approx(900, abs=90)
+
+
+TRAINED = """age,color,visits,years,w,income
+30,red,3,1.5,1,yes
+40,"blue",0,2.5,2,no
+50,red,1,1.0,1,yes
+20,green,2,0.5,1,no
+"""
+
+
+def test_names_and_levels_travel_from_a_text_to_its_model(hpcsgd, tmp_path):
+    (tmp_path / "a.csv").write_text(TRAINED)
+    flags = ("--label-column", "income", "--weight-column", "w", "--offset-column")
+    flags += ("years", "--categories", "color", "--label", "yes=1,no=0")
+    said = only_json(hpcsgd("data", "convert", "a.csv", "a.h5", *flags, "--json"))
+    assert said["columns"] == 5 and said["categories"] == {"color": 3}
+    names = ["age", "color=blue", "color=green", "color=red", "visits"]
+    seen = only_json(hpcsgd("data", "inspect", "a.h5", "--json"))
+    assert seen["column_names"] == names
+    assert seen["categories"] == {"color": ["blue", "green", "red"]}
+    assert seen["weights"]["max"] == 2 and seen["offsets"]["min"] == 0.5
+    shown = hpcsgd("data", "inspect", "a.h5").stdout
+    for line in (
+        "names: age, color=blue, color=green, color=red, visits",
+        "weights: 1 to 2, mean 1.25; ",
+        "offsets: 0.5 to 2.5, mean 1.375; ",
+        "         1  2  yes",
+        "try: --family logistic (y has two labels)",
+    ):
+        assert line in shown, shown
+    more = ("--data", "a.h5", "--epochs", 1, "--rate", 0.001, "--out", "run")
+    assert hpcsgd("train", *more).returncode == 0
+    model = only_json(hpcsgd("inspect", "run", "--json"))
+    assert sorted(entry["name"] for entry in model["largest"]) == sorted(names)
+    assert all(names[entry["column"]] == entry["name"] for entry in model["largest"])
+    assert model["categories"] == {"color": ["blue", "green", "red"]}
+    assert ", age] " in hpcsgd("inspect", "run").stdout
+    like = ("--label-column", "income", "--weight-column", "w", "--offset-column")
+    like += ("years", "--like", "a.h5")
+    (tmp_path / "b.csv").write_text("".join(TRAINED.splitlines(True)[:3]))
+    assert hpcsgd("data", "convert", "b.csv", "b.h5", *like).returncode == 0
+    assert only_json(hpcsgd("evaluate", "run", "b.h5", "--json"))["rows"] == 2
+    (tmp_path / "c.csv").write_text(TRAINED.replace("green", "pink"))
+    done = hpcsgd("data", "convert", "c.csv", "c.h5", *like)
+    refuse(done, 2, "line 5", "column 'color': 'pink' is no level of a.h5")
+    assert not (tmp_path / "c.h5").exists()
+
+
+def test_blanks_separate_the_columns_of_a_text_without_an_ending(hpcsgd, tmp_path):
+    (tmp_path / "auto").write_text("18.0   8   307.0\n 15.0 8\t350.0 \n")
+    said = only_json(hpcsgd("data", "convert", "auto", "a.h5", "--json"))
+    assert said["columns"] == 2 and said["files"][0]["bytes"] < 2**14
+    X, y = values(tmp_path / "a.h5")
+    assert X.tolist() == [[8, 307], [8, 350]] and y.tolist() == [18, 15]
+
+
+def test_text_labels_without_numbers_are_refused(hpcsgd, tmp_path):
+    (tmp_path / "a.csv").write_text(TRAINED)
+    convert = ("data", "convert", "a.csv", "a.h5", "--label-column", "income")
+    refuse(hpcsgd(*convert, "--categories", "color"), 2, "'yes'", "--label TEXT=0")
+    refuse(hpcsgd(*convert), 2, "line 2", "column 'color': 'red'", "--categories color")
+    refuse(hpcsgd(*convert, "--label", "yes"), 2, "write it as yes=1,no=0")

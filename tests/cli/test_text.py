@@ -112,13 +112,22 @@ BAD = {
     "header.csv": (b"y,a,b\n", "a header and no rows"),
     "short.csv": (b"1,2,3\n" * 3 + b"1,2\n", "line 4 (byte 18)"),
     "long.csv": (b"1,2,3\r\n" * 3 + b"1,2,3,4\r\n", "line 4 (byte 21)"),
-    "word.csv": (b"1,2,3\n" * 3 + b"1,x,3\n", "line 4 (byte 20): 'x' is not a number"),
+    "word.csv": (
+        b"1,2,3\n" * 3 + b"1,x,3\n",
+        "line 4 (byte 20), column 1: 'x' is not a number",
+    ),
     "hole.csv": (
         b"1,2,3\n" * 3 + b"1,,3\n",
-        "line 4 (byte 20): a value is missing ('')",
+        "line 4 (byte 20), column 1: a value is missing ('')",
     ),
-    "nan.csv": (b"1,2,3\n" * 3 + b"1,nan,3\n", "line 4 (byte 20): a value is missing"),
-    "inf.csv": (b"1,2,3\n" * 3 + b"1,-inf,3\n", "line 4 (byte 20): '-inf' is not fi"),
+    "nan.csv": (
+        b"1,2,3\n" * 3 + b"1,nan,3\n",
+        "line 4 (byte 20), column 1: a value is missing",
+    ),
+    "inf.csv": (
+        b"1,2,3\n" * 3 + b"1,-inf,3\n",
+        "line 4 (byte 20), column 1: '-inf' is not fi",
+    ),
     "large.svm": (GOOD + b"1 2147483648:1\n", f"{AT[:-1]}2): the index of"),
     "twice.svm": (GOOD + b"1 2:1 2:3\n", "line 6 (byte 56): the index of '2:3' comes"),
     "order.svm": (GOOD + b"1 2:1 1:3\n", "line 6 (byte 56): the index of '1:3' is low"),
@@ -128,7 +137,10 @@ BAD = {
     "label.svm": (GOOD + b"2:1 3:2\n", "line 6 (byte 50): the label is missing"),
     "label2.svm": (GOOD + b"inf 3:2\n", "line 6 (byte 50): 'inf' is not finite"),
     "binary.svm": (bytes(range(256)) * 8, "line 1 (byte 0): byte 0x00 does not belong"),
-    "binary.csv": (b"1,2\n\x7fELF\x02,\x01\n", "line 2 (byte 4): byte 0x7f does not"),
+    "binary.csv": (
+        b"1,2\n\x7fELF\x02,\x01\n",
+        "line 2 (byte 4), column 0: byte 0x7f does not",
+    ),
     "not.svm.gz": (GOOD, "is called .gz but at byte 0 it is not gzip"),
     "other.svm.bz2": (gzip.compress(GOOD), "is called .bz2 but at byte 0 it is gzip"),
     "cut.svm.xz": (lzma.compress(GOOD * 900)[:-20], "the xz file is truncated or dam"),

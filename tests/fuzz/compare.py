@@ -24,7 +24,7 @@ from hpcsgd.errors import DataError
 
 FOUND = Path(__file__).parents[1] / "data_regressions"
 PLACES = np.array([-1, 0, 1], dtype=np.int32)
-MARKS = (b",", b"\t", b";")
+MARKS = (b",", b"\t", b";", b" ")
 PLACE = re.compile(r", line [0-9]+")
 EVERY_CUT = 40  # bytes up to which a file is cut at every place
 PIECES = (1, 2**20)  # bytes: one line each, and all at once
@@ -91,8 +91,12 @@ def outcomes(text: bytes) -> list[tuple]:
 
 
 def _layouts() -> list[LineLayout]:
-    ways = product(MARKS, (False, True))
-    return [LineLayout(mark, PLACES, 2, 1, allowed) for mark, allowed in ways]
+    """Of numbers, and then with a text in the place of the last one."""
+    ways = list(product(MARKS, (False, True)))
+    numbers = [LineLayout(mark, PLACES, 2, 1, allowed) for mark, allowed in ways]
+    return numbers + [
+        LineLayout(mark, PLACES, 1, 1, allowed, texts=1) for mark, allowed in ways
+    ]
 
 
 def _outcome(function: Callable, text: bytes, arguments: tuple) -> object:

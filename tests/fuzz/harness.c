@@ -184,20 +184,29 @@ static void try_libsvm(const char *text, size_t size, int base, int queried)
     free(indices);
 }
 
-static void try_csv(const char *text, size_t size, char delimiter, int allowed)
+/* Three fields: a label, a number, and one that is a number as well or else a text. */
+static void try_csv(const char *text, size_t size, char delimiter, int allowed,
+                    int texts)
 {
     static const int32_t places[] = {-1, 0, 1};
+    int features = 2 - texts;
     int64_t rows = hpcsgd_count_lines(text, (int64_t)size, delimiter), found[2];
-    double *X = array(rows, 16), *other = array(rows, 8);
-    int kind = hpcsgd_parse_csv(text, (int64_t)size, delimiter, 3, 2, 1, places, powers,
-                                allowed, X, other, rows, found);
+    double *X = array(rows * features, 8), *other = array(rows, 8);
+    int64_t *spans = array(rows * texts, 16);
+    int kind = hpcsgd_parse_csv(text, (int64_t)size, delimiter, 3, features, 1, texts,
+                                places, powers, allowed, X, other, spans, rows, found);
     if (kind == ROOM || kind == UNENDED || (kind == 0 && found[0] != rows))
         wrong("CSV: other rows than lines");
     if (found[1] < 0 || found[1] > (int64_t)size)
         wrong("CSV: a place outside of the text");
-    for (int64_t i = 0; !kind && i < 2 * rows; i++)
+    for (int64_t i = 0; !kind && i < features * rows; i++)
         if (isinf(X[i]) || (isnan(X[i]) && !allowed))
             wrong("CSV: a bad value was let through");
+    for (int64_t i = 0; !kind && i < texts * rows; i++)
+        if (spans[2 * i] < 0 || spans[2 * i] > spans[2 * i + 1] ||
+            spans[2 * i + 1] >= (int64_t)size)
+            wrong("CSV: a text outside of the line");
+    free(spans);
     free(X);
     free(other);
 }
@@ -224,8 +233,8 @@ static void look_at(const char *text, size_t size)
         try_libsvm(text, size, 0, queried);
         try_libsvm(text, size, 1, queried);
     }
-    for (int k = 0; k < 6; k++)
-        try_csv(text, size, ",\t;"[k / 2], k % 2);
+    for (int k = 0; k < 16; k++)
+        try_csv(text, size, ",\t; "[k / 4], k % 2, k / 2 % 2);
 }
 
 static void load(const char *path)

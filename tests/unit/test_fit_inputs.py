@@ -131,6 +131,17 @@ def test_names_of_columns_are_kept():
     assert fitted(PROBLEM.X).report["feature_names"] is None
 
 
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_bad_value_of_a_frame_is_named_by_its_column(is_sparse):
+    frame = pd.DataFrame(PROBLEM.X, columns=list("abcde"))
+    frame.loc[3, "d"] = np.inf
+    frames = [frame.astype(pd.SparseDtype("f8", 0.0))] if is_sparse else [frame]
+    frames += [] if is_sparse else [to_polars(frame)]
+    for data in frames:
+        with pytest.raises(DataError, match=r"inf at row 3, column 3 \('d'\)"):
+            fitted(data)
+
+
 def test_narrow_kinds_stay_narrow():
     frame = pd.DataFrame(PROBLEM.X.astype("f4"), columns=list("abcde"))
     for data in (frame, to_polars(frame)):

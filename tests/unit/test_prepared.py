@@ -1,5 +1,6 @@
 """Rows are judged as the model was trained on them: the same columns, scaled alike."""
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import hpcsgd
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.data.convert.csv import CsvSource
 from hpcsgd.data.convert.libsvm import LibsvmSource
+from hpcsgd.data.convert.parallel import Crew
 from hpcsgd.data.convert.pipeline import convert
 from hpcsgd.data.convert.sources import Hdf5Source
 from hpcsgd.data.convert.transform import ConversionProgress, Recipe, read_like
@@ -289,6 +291,130 @@ def test_missing_values_become_the_mean_of_the_training(scaled, tmp_path):
     like = store(CsvSource(path, missing="mean"), "m.h5", like=read_like(scaled))
     row = Hdf5Reader(like).read(slice(0, 1), slice(0, COLS))[0]
     assert row[1] == 0.0 and (row[[0, 2, 3, 4]] != 0.0).all()
+
+
+def write_texts(path, lines):
+    path.write_text("\n".join(["age,color,income", *lines]) + "\n")
+    return path
+
+
+def encoded(folder):
+    """The store of a text with a column of text and labels that are text."""
+    lines = ["30,red,yes", "40,blue,no", "50,red,yes", "20,green,no"]
+    source = CsvSource(
+        write_texts(folder / "train.csv", lines),
+        label_column="income",
+        categories=("color",),
+        label=(("yes", 1.0), ("no", 0.0)),
+    )
+    return store(source, "train.h5", standardize=True)
+
+
+def test_a_store_remembers_levels_and_labels_that_were_text(tmp_path):
+    path = encoded(tmp_path)
+    copy = store(Hdf5Source(path), "copy.h5")
+    part = first_rows(path, tmp_path / "parts", 4)
+    for one in (path, copy, part):
+        reader = Hdf5Reader(one)
+        assert reader.column_names == ["age", "color=blue", "color=green", "color=red"]
+        assert reader.categories == {"color": ["blue", "green", "red"]}
+        assert reader.targets(slice(0, 4)).tolist() == [1, 0, 1, 0]
+    assert Hdf5Reader(path).label_numbers == {"yes": 1.0, "no": 0.0}
+
+
+def test_a_model_remembers_the_levels_of_its_data(tmp_path):
+    run = tmp_path / "run"
+    train(encoded(tmp_path), run={"out": str(run)})
+    result = hpcsgd.load_result(run)
+    assert result.report["categories"] == {"color": ["blue", "green", "red"]}
+    assert result.feature_names == ["age", "color=blue", "color=green", "color=red"]
+
+
+def test_like_encodes_texts_as_the_training(tmp_path):
+    path = encoded(tmp_path)
+    train = Hdf5Reader(path).read(slice(0, 4), slice(0, 4))
+    other = write_texts(tmp_path / "test.csv", ["40,blue,no", "20,green,no"])
+    for more in ({}, {"categories": ("color",)}):
+        source = CsvSource(other, label_column="income", **more)
+        made = Hdf5Reader(store(source, f"{len(more)}.h5", like=read_like(path)))
+        assert (made.read(slice(0, 2), slice(0, 4)) == train[[1, 3]]).all()
+        assert made.targets(slice(0, 2)).tolist() == [0, 0]
+        assert made.categories == {"color": ["blue", "green", "red"]}
+    unlabelled = CsvSource(other, label_column="none", categories=("color", "income"))
+    with pytest.raises(ConfigError, match=r"--categories color,income: .* has color"):
+        store(unlabelled, "no.h5", like=read_like(path))
+
+
+def test_like_refuses_a_level_that_the_training_has_not(tmp_path):
+    path = encoded(tmp_path)
+    other = write_texts(tmp_path / "test.csv", ["40,blue,no", "20,pink,no"])
+    source = CsvSource(other, label_column="income")
+    with pytest.raises(DataError, match=r"line 3 .*, column 'color': 'pink' is no lev"):
+        store(source, "test.h5", like=read_like(path))
+    assert not (tmp_path / "test.h5").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_texts_are_encoded_alike_on_every_number_of_ranks(tmp_path, ranks):
+    lines = [f"{n},level {n % 37},{n % 2}" for n in range(500)]
+    path = write_texts(tmp_path / "a.csv", lines)
+
+    def on_rank(world):
+        source = CsvSource(path, label_column="income", categories=("color",))
+        source.piece = 512
+        recipe = Recipe(standardize=True, memory=64 * 2**20)
+        convert(source, tmp_path / "a.h5", recipe, Quiet(), crew=Crew(world))
+
+    run_ranks(ranks, on_rank)
+    reader = Hdf5Reader(tmp_path / "a.h5")
+    X = reader.read(slice(0, 500), slice(0, 38))
+    codes = [reader.column_names.index(f"color=level {n % 37}") for n in range(500)]
+    assert (X[np.arange(500), codes] > 0).all()
+    assert ((X > 0)[:, 1:].sum(axis=1) == 1).all()
+    np.testing.assert_allclose(X.astype(float).mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(X.astype(float).std(axis=0), 1, rtol=1e-6)
+
+
+class Interrupted(Quiet):
+    """Progress that is broken off once, in the middle of writing."""
+
+    def __init__(self):
+        self.steps = None
+
+    def begin(self, phase, total):
+        self.steps = 0 if phase == "writing" else None
+
+    def at(self, position):
+        if self.steps is not None:
+            self.steps += 1
+            if self.steps == 5:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_conversion_of_texts_that_broke_off_goes_on(tmp_path, is_packed):
+    lines = [f"{n},level {n % 37},{n % 2}" for n in range(500)]
+    path = write_texts(tmp_path / "a.csv", lines)
+    if is_packed:
+        packed = gzip.compress(path.read_bytes())
+        path = tmp_path / "a.csv.gz"
+        path.write_bytes(packed)
+
+    def written(name, progress, **more):
+        source = CsvSource(path, label_column="income", categories=("color",))
+        source.piece = 512
+        convert(source, tmp_path / name, Recipe(), progress, **more)
+        return tmp_path / name
+
+    with pytest.raises(KeyboardInterrupt):
+        written("a.h5", Interrupted())
+    assert not (tmp_path / "a.h5").exists()
+    readers = [
+        Hdf5Reader(written("a.h5", Quiet(), resume=True)),
+        Hdf5Reader(written("b.h5", Quiet())),
+    ]
+    one, other = (r.read(slice(0, 500), slice(0, 38)) for r in readers)
+    assert (one == other).all() and one[:, 1:].sum() == 500
 
 
 def test_like_is_refused_where_it_cannot_be(scaled, tmp_path):

@@ -20,7 +20,7 @@ def test_both_parsers_take_the_same_lines(path):
 def test_the_texts_are_there_and_parsers_that_differ_are_found(monkeypatch):
     assert len(TEXTS) > 10
     monkeypatch.setattr(parsers, "count_lines", lambda text, delimiter: -1)
-    assert differences(b"1 1:2\n") == ["lines"] * 3
+    assert differences(b"1 1:2\n") == ["lines"] * 4
 
 
 def test_a_breakdown_is_found(monkeypatch):

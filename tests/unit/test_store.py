@@ -6,7 +6,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, random_array
 
 from hpcsgd.data.checksums import AT_ONCE, block_sum
 from hpcsgd.data.hdf5 import ELEMENTS, Hdf5Reader, StoreLayout
@@ -184,6 +184,64 @@ def test_tiles_of_any_width_are_about_a_megabyte():
         size = layout.block_rows * layout.tile_cols * 4
         assert 2**19 < size <= 2**20
         assert (layout.tiles - 1) * layout.tile_cols < cols
+
+
+SMALL = {  # rows, columns, density -> bytes beyond those of the values
+    "three rows": (3, 2, 1.0, 2**14),
+    "three sparse rows": (3, 2, 0.5, 2**14),
+    "a sparse row of zeros": (1, 2, 0.0, 2**15),
+    "wide": (100, 10000, 1.0, 2**16),
+    "a little wider than a tile": (300, 257, 1.0, 2**15),
+    "a little more than a block": (1025, 300, 1.0, 2**15),
+    "a little more than a sparse block": (4100, 20, 0.3, 2**17),
+}
+
+
+@pytest.mark.cases("all")
+@pytest.mark.parametrize("is_counted", [False, True])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_store_is_about_as_large_as_its_values(tmp_path, name, is_counted):
+    rows, cols, density, more = SMALL[name]
+    X = random_array((rows, cols), density=density, rng=7, dtype=np.float32)
+    is_sparse, path = density < 1, tmp_path / "a.h5"
+    X = csr_array(X) if is_sparse else X.toarray()
+    size = 8 * rows + (8 * (X.nnz + rows) if is_sparse else X.nbytes)
+    counted = rows if is_counted or rows > 1024 else None  # one block counts itself
+    with StoreWriter(path, cols, rows=counted, is_sparse=is_sparse) as writer:
+        writer.append(X, np.arange(rows))
+    assert os.path.getsize(path) <= size + more
+    reader = Hdf5Reader(path)
+    block = reader.read(slice(0, rows), slice(0, cols))
+    assert (block == (X.toarray() if is_sparse else X)).all()
+    assert (reader.targets(slice(0, rows)) == np.arange(rows)).all()
+    assert verify_store(path).is_good
+
+
+def test_a_padded_store_of_an_earlier_version_is_read(tmp_path):
+    X, y, path = np.arange(6, dtype="<f4").reshape(3, 2), np.arange(3.0), tmp_path / "a"
+    layout = StoreLayout(2)
+    tile = (layout.block_rows, layout.tile_cols)
+    with h5py.File(path, "w", libver=("v108", "v108")) as file:
+        file.attrs.update(layout.attributes(), shape=X.shape, finished=True)
+        sums = {"X": [[block_sum(X)]], "y": [block_sum(y)]}
+        for name, values, chunk in (("X", X, tile), ("y", y, (2**16,))):
+            most = (None, *values.shape[1:])
+            file.create_dataset(name, data=values, chunks=chunk, maxshape=most)
+            total = np.array(sums[name], "<u8")
+            file.create_dataset(f"checksums/{name}", data=total, chunks=True)
+    assert os.path.getsize(path) > 2**20
+    reader = Hdf5Reader(path)
+    assert (reader.read(slice(0, 3), slice(0, 2)) == X).all()
+    assert (reader.reader_of_blocks()(slice(1, 3), slice(0, 2)) == X[1:]).all()
+    assert verify_store(path).is_good and verify_store(path).checked
+
+
+def test_a_large_store_has_the_tiles_of_earlier_versions():
+    for cols in (2, 256, 10000):
+        plain = StoreLayout(cols)
+        for rows in (8 * plain.block_rows, 10**9):
+            assert StoreLayout(cols, rows=rows) == plain
+    assert StoreLayout(7, is_sparse=True, rows=10**6).block_rows == 4096
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])

@@ -1,6 +1,7 @@
 """CSV files as sources of rows."""
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,37 @@ from numpy.typing import NDArray
 from hpcsgd.data.convert import parsers
 from hpcsgd.data.convert.parsers import (
     MISSING,
+    SPACED,
     LineLayout,
     bare,
     is_blank,
     parse_number,
+    split_fields,
 )
 from hpcsgd.data.convert.sources import Outline, SourceRows
-from hpcsgd.data.convert.text import Fault, PassCounts, TextChunk, TextSource, pieces
-from hpcsgd.data.convert.transform import ColumnMoments
+from hpcsgd.data.convert.text import (
+    SHOWN,
+    Fault,
+    Kind,
+    PassCounts,
+    TextChunk,
+    TextSource,
+    located,
+    pieces,
+    place_of,
+)
+from hpcsgd.data.convert.transform import ColumnMoments, Like, Parts
 from hpcsgd.errors import ConfigError, DataError
 
 # The first lines of delimited text: delimiter, header, which column is what.
 
 Array = NDArray[Any]
 Column = str | int | None
-DELIMITERS = {"comma": b",", "tab": b"\t", "semicolon": b";"}
+DELIMITERS = {"comma": b",", "tab": b"\t", "semicolon": b";", "whitespace": SPACED}
 AUTO = "auto"  # label column: the one whose name says so
 LABELS = ("label", "y", "target", "class")
-MOST_NAMED = 10  # columns that an error lists
+MOST_NAMED = 10  # columns, or levels of one, that an error lists
+SHORTEST_PIECE = 2**16  # bytes of text, however many columns its levels make
 ROLES = ("label", "weight", "offset")
 
 
@@ -41,12 +55,17 @@ class Head:
     fields: int
     size: int  # bytes before the first row
 
+    def called(self, field: int) -> str:
+        """Return the name of a field, or its number where there is none."""
+        name = self.names[field] if self.names and field < len(self.names) else ""
+        return name or str(field)
+
 
 def read_head(path: Path, delimiter: str, header: str | bool) -> Head:
     """The layout of the first line that is not blank."""
     lines, size = _first_lines(path)
     mark = _delimiter(delimiter, lines)
-    fields = [bare(field, mark) for field in lines[0].split(mark)]
+    fields = [bare(field, mark) for _, field in split_fields(lines[0], mark)]
     if not _is_header(path, header, fields):
         return Head(mark, None, len(fields), 0)
     try:
@@ -61,6 +80,8 @@ def read_head(path: Path, delimiter: str, header: str | bool) -> Head:
         raise DataError(
             f"{path}, line 1: the header cannot be read ({error}); mend that line"
         ) from error
+    if mark == SPACED:
+        names = [field.decode("utf-8") for field in fields]
     return Head(mark, tuple(name.strip() for name in names), len(names), size)
 
 
@@ -84,8 +105,16 @@ def _delimiter(asked: str, lines: list[bytes]) -> bytes:
             )
         return mark
     sample = [line for line in lines[:10] if not is_blank(line, b",")]
-    marks = DELIMITERS.values()
-    return max(marks, key=lambda mark: min(line.count(mark) for line in sample))
+    marks = [mark for mark in DELIMITERS.values() if mark != SPACED]
+    counts = {mark: min(line.count(mark) for line in sample) for mark in marks}
+    best = max(marks, key=counts.__getitem__)
+    widths = {len(split_fields(line, SPACED)) for line in sample}
+    if len(widths) == 1 and widths != {1}:
+        # Blanks make an equal number of fields, and nothing else does.
+        uneven_tabs = len({line.count(b"\t") for line in sample}) > 1
+        if not counts[best] or (best == b"\t" and uneven_tabs):
+            return SPACED
+    return best
 
 
 def _is_header(path: Path, asked: str | bool, fields: list[bytes]) -> bool:
@@ -141,24 +170,77 @@ def _shown(names: tuple[str, ...]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def place_columns(
-    path: Path, head: Head, columns: tuple[Column, ...]
-) -> tuple[Array, int]:
-    """(place of each field, number of columns that are no features)."""
-    places, extras = np.zeros(head.fields, dtype=np.int32), 0
+@dataclass(frozen=True)
+class FieldRoles:
+    """What each field of a line is: a number of X, a text of X, or something else."""
+
+    extras: dict[str, int]  # role -> field of numbers beside X
+    texts: dict[str, int]  # column of text in X -> its field, in the order of fields
+    label_text: int | None  # field of labels that are text
+    features: tuple[int, ...]  # all fields of X
+
+    def layout(self, head: Head, missing_allowed: bool) -> LineLayout:
+        """Return where the fields go."""
+        numbers = [f for f in self.features if f not in self.texts.values()]
+        texts = list(self.texts.values())
+        if self.label_text is not None:
+            texts.append(self.label_text)
+        places = np.zeros(head.fields, dtype=np.int32)
+        places[numbers] = np.arange(len(numbers))
+        places[texts] = len(numbers) + np.arange(len(texts))
+        extras = list(self.extras.values())
+        places[extras] = -1 - np.arange(len(extras))
+        return LineLayout(
+            head.delimiter,
+            places,
+            len(numbers),
+            len(extras),
+            missing_allowed,
+            len(texts),
+        )
+
+
+def field_roles(
+    path: Path,
+    head: Head,
+    columns: tuple[Column, ...],
+    categories: tuple[str, ...],
+    is_label_text: bool,
+) -> FieldRoles:
+    """Return what the fields are; a column that has two roles is refused."""
+    taken, extras = dict[int, str](), dict[str, int]()
     for role, column in zip(ROLES, columns, strict=True):
-        if column is None:
-            continue
-        field = _field(path, head, role, column)
-        if places[field]:
-            raise ConfigError(f"{path}: column {column} is both {role} and another")
-        extras += 1
-        places[field] = -extras
-    features = np.flatnonzero(places == 0)
-    if not len(features):
+        if column is not None:
+            field = _field(path, head, role, column)
+            if field in taken:
+                raise ConfigError(f"{path}: column {column} is both {role} and another")
+            taken[field] = role
+            extras[role] = field
+    texts = dict[int, str]()
+    for column in categories:
+        field = _field(path, head, "--categories", column)
+        if field in taken or field in texts:
+            raise ConfigError(
+                f"{path}: --categories names column {column}, which is"
+                f" {taken.get(field, 'named twice')}; leave it out there"
+            )
+        if head.called(field) in texts.values():
+            raise ConfigError(
+                f"{path}: --categories names two columns called {head.called(field)!r};"
+                " rename one of them"
+            )
+        texts[field] = head.called(field)
+    features = [f for f in range(head.fields) if f not in taken]
+    if not features:
         raise DataError(f"{path} has no columns of features; check the delimiter")
-    places[features] = np.arange(len(features))
-    return places, extras
+    label_text = extras.pop("label", None) if is_label_text else None
+    if is_label_text and label_text is None:
+        raise ConfigError(
+            f"{path}: --label gives numbers to labels and there is no column of labels;"
+            " leave it out, or name one with --label-column"
+        )
+    named = {texts[field]: field for field in sorted(texts)}
+    return FieldRoles(extras, named, label_text, tuple(features))
 
 
 def _field(path: Path, head: Head, role: str, column: str | int) -> int:
@@ -185,9 +267,17 @@ def _field(path: Path, head: Head, role: str, column: str | int) -> int:
 class CsvSource(TextSource):
     """Rows of a CSV file, plain or compressed; `X` is float64.
 
-    Columns are named or counted from 0 (−1 or "last": the last); None: there is none.
-    Labels are "auto" in the column whose name says so, one of `LABELS` in any case, or
-    in the first one where there is no header.
+    Parameters
+    ----------
+    path : the text
+    label_column, weight_column, offset_column : named or counted from 0 (−1 or "last":
+        the last); None: there is none. Labels are "auto" in the column whose name says
+        so, one of `LABELS` in any case, or in the first one where there is no header
+    delimiter : auto, one of `DELIMITERS`, or the character itself
+    header : auto, yes or no
+    missing : "error", or "mean" for the mean of the column
+    categories : columns of text, encoded one-hot: a column of X for each level
+    label : (text, number) of each label, where labels are text
     """
 
     def __init__(
@@ -199,51 +289,120 @@ class CsvSource(TextSource):
         missing: str = "error",
         weight_column: Column = None,
         offset_column: Column = None,
+        categories: Sequence[str] = (),
+        label: Sequence[tuple[str, float]] = (),
     ) -> None:
         if missing not in ("error", "mean"):
             raise ConfigError(f"missing {missing!r}: known: error, mean")
         self.path, self.fills = Path(path), missing == "mean"
         self.options = (delimiter, header)
-        label = None if label_column == "none" else label_column
-        self.columns = (label, weight_column, offset_column)
+        chosen = None if label_column == "none" else label_column
+        self.columns = (chosen, weight_column, offset_column)
         self.label: str | None = None  # of "auto", what was found
+        self.categories = tuple(categories)
+        self.levels = {}
+        self.lacks_levels = bool(categories)
+        self.label_numbers = dict(label)
+        self.like: Path | None = None  # the file whose levels these are
+
+    def follow(self, like: Like) -> None:
+        """Take the levels of columns of text, and of labels, from another file."""
+        given, levels = set(self.categories), like.categories or {}
+        if given and given != set(levels):
+            known = ", ".join(levels) or "none"
+            raise ConfigError(
+                f"--categories {','.join(self.categories)}: {like.path} has"
+                f" {known}; leave it out where --like says it"
+            )
+        self.categories, self.levels, self.like = tuple(levels), levels, like.path
+        self.lacks_levels = False
+        if self.columns[0] is not None and not self.label_numbers:
+            self.label_numbers = like.label_numbers or {}
 
     def _read_head(self) -> None:
         """Delimiter, header, which column is what."""
-        head = read_head(self.path, *self.options)
+        self.head = head = read_head(self.path, *self.options)
         label, weight, offset = self.columns
         if label == AUTO:
             label, self.label = find_label(self.path, head, weight, offset)
             self.columns = (label, weight, offset)
-        places, extras = place_columns(self.path, head, self.columns)
-        features = len(places) - extras
-        self.names = _feature_names(head.names, places)
+        self.roles = field_roles(
+            self.path, head, self.columns, self.categories, bool(self.label_numbers)
+        )
+        self.levels = {  # of another file, whose columns may have been numbered
+            head.called(_field(self.path, head, "--categories", column)): levels
+            for column, levels in self.levels.items()
+        }
         self.first, self.delimiter = head.size, head.delimiter
-        self.layout = LineLayout(head.delimiter, places, features, extras, self.fills)
+        self.layout = self.roles.layout(head, self.fills)
+        self._place_columns()
+
+    def learn_levels(self, levels: dict[str, list[str]]) -> None:
+        """Take the levels of each column of text."""
+        super().learn_levels(levels)
+        self._place_columns()
+
+    def _place_columns(self) -> None:
+        """Give numbers and levels their columns of X, in the order of the fields."""
+        by_field = {field: name for name, field in self.roles.texts.items()}
+        self.numbers, self.codes = list[int](), dict[str, dict[bytes, int]]()
+        names = list[str]()
+        for field in self.roles.features:
+            if field not in by_field:
+                self.numbers.append(len(names))
+                names.append(self.head.names[field] if self.head.names else "")
+                continue
+            column = by_field[field]
+            levels = self.levels.get(column, [])
+            start = len(names)
+            self.codes[column] = {
+                level.encode(): start + k for k, level in enumerate(levels)
+            }
+            names += [f"{column}={level}" for level in levels]
+        self.cols = len(names)
+        self.names = _distinct(names) if self.head.names else None
+        if self.levels:  # one-hot rows are longer than their text: fewer at a time
+            least = self.piece * self.head.fields // self.cols
+            self.piece = min(self.piece, max(least, SHORTEST_PIECE))
+
+    def find_levels(self, piece: TextChunk) -> Parts:
+        """Return the levels of each column of text in a piece."""
+        spans = self._parse(piece)[2]
+        levels: dict[str, list[str]] = {}
+        for number, column in enumerate(self.roles.texts):
+            found = set[bytes]()
+            for start, stop in spans[:, number].tolist():
+                token = piece.text[start:stop]
+                if token not in found and not self._is_missing(piece, start, stop):
+                    found.add(token)
+            levels[column] = [self._decoded(piece, token) for token in found]
+        return {"end": piece.end, "levels": levels}
 
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
         """Counts; missing values of X are NaN."""
         if not keep:
             rows = parsers.count_lines(piece.text, self.layout.delimiter)
             return PassCounts(rows, end=piece.end), None
-        X, _ = self._parse(piece)
-        return PassCounts(len(X), end=piece.end), X
+        X, _, spans = self._parse(piece)
+        return PassCounts(len(X), end=piece.end), self._encoded(piece, X, spans)
 
     def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
         """The means are those of the rows that were measured; without any, 0."""
         if not tally.rows:
             raise DataError(f"{self.path} has a header and no rows; give it some")
-        cols, is_labelled = self.layout.features, self.columns[0] is not None
-        means = moments.of_columns(0, cols).mean if self.fills else None
+        is_labelled = self.columns[0] is not None
+        means = moments.of_columns(0, self.cols).mean if self.fills else None
         return Outline(
             tally.rows,
-            cols,
+            self.cols,
             None,
             is_labelled,
             tally.end,
             means=means,
             names=self.names,
             label=self.label,
+            categories=self.levels or None,
+            label_numbers=self.label_numbers or None,
         )
 
     def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
@@ -252,28 +411,146 @@ class CsvSource(TextSource):
 
     def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
         """As dense rows, and what else stands in them."""
-        X, other = self._parse(piece)
+        X, other, spans = self._parse(piece)
+        X = self._encoded(piece, X, spans)
         if outline.means is not None:
             X = np.where(np.isnan(X), outline.means, X)
-        columns = iter(other.T.copy())
-        y, weights, offsets = (
-            None if c is None else next(columns) for c in self.columns
-        )
+        sides = dict(zip(self.roles.extras, other.T.copy(), strict=True))
+        if self.roles.label_text is not None:
+            sides["label"] = self._labels(piece, spans[:, -1])
+        y, weights, offsets = (sides.get(role) for role in ROLES)
         return SourceRows(X, y, piece.end, weights, offsets)
 
-    def _parse(self, piece: TextChunk) -> tuple[Array, Array]:
+    def _parse(self, piece: TextChunk) -> tuple[Array, Array, Array]:
         try:
             return parsers.parse_csv(piece.text, self.layout)
         except Fault as fault:
             raise self.refused(piece, fault) from None
 
+    def _encoded(self, piece: TextChunk, numbers: Array, spans: Array) -> Array:
+        """Return X: the numbers, and a column of 0 and 1 for each level of a text."""
+        if not self.roles.texts:
+            return numbers
+        X = np.zeros((len(numbers), self.cols))
+        X[:, self.numbers] = numbers
+        for number, (column, codes) in enumerate(self.codes.items()):
+            first = min(codes.values())
+            for row, (start, stop) in enumerate(spans[:, number].tolist()):
+                code = codes.get(piece.text[start:stop])
+                if code is None:
+                    code = self._code(piece, start, stop, column, codes)
+                if code < 0:
+                    X[row, first : first + len(codes)] = np.nan
+                else:
+                    X[row, code] = 1.0
+        return X
 
-def _feature_names(
-    header: tuple[str, ...] | None, places: Array
-) -> tuple[str, ...] | None:
-    """The names of the features; None where some have none, or two have the same."""
-    if header is None:
-        return None
-    each = zip(header, places, strict=True)
-    names = tuple(name for name, place in each if place >= 0)
-    return names if all(names) and len(set(names)) == len(names) else None
+    def _code(
+        self,
+        piece: TextChunk,
+        start: int,
+        stop: int,
+        column: str,
+        codes: dict[bytes, int],
+    ) -> int:
+        """Return the column of a text that is not written as its level; -1: missing."""
+        if self._is_missing(piece, start, stop):
+            return -1
+        token = piece.text[start:stop]
+        code = codes.get(self._decoded(piece, token).encode())
+        if code is None:
+            known = _shown(tuple(self.levels[column]))
+            source = self.like or self.path
+            raise self._refused_text(
+                piece,
+                start,
+                f"{_quoted(token)} is no level of {source} ({known}); leave that line"
+                " out, or convert the training again with rows of this level",
+            )
+        return code
+
+    def _is_missing(self, piece: TextChunk, start: int, stop: int) -> bool:
+        """Whether a text is missing, which is refused unless the mean stands in."""
+        if piece.text[start:stop].lower() not in MISSING:
+            return False
+        if not self.fills:
+            raise self.refused(piece, Fault(Kind.MISSING, start))
+        return True
+
+    def _labels(self, piece: TextChunk, spans: Array) -> Array:
+        """Return the numbers of labels that are text."""
+        numbers = {text.encode(): number for text, number in self.label_numbers.items()}
+        y = np.empty(len(spans))
+        for row, (start, stop) in enumerate(spans.tolist()):
+            token = piece.text[start:stop]
+            number = numbers.get(token)
+            if number is None:
+                number = numbers.get(self._decoded(piece, token).encode())
+            if number is None:
+                known = ", ".join(self.label_numbers)
+                raise self._refused_text(
+                    piece,
+                    start,
+                    f"the label {_quoted(token)} has no number, --label knows {known};"
+                    " give it one, or leave that line out",
+                )
+            y[row] = number
+        return y
+
+    def _decoded(self, piece: TextChunk, token: bytes) -> str:
+        """Return a text without the second of two quotes inside."""
+        try:
+            return token.replace(b'""', b'"').decode("utf-8")
+        except UnicodeDecodeError:
+            start = piece.text.index(token)
+            raise self._refused_text(
+                piece, start, f"{_quoted(token)} is not UTF-8 text; convert the file"
+            ) from None
+
+    def _refused_text(
+        self, piece: TextChunk, position: int, sentence: str
+    ) -> DataError:
+        """Return the error on a text at this byte of a piece."""
+        column = self._column_at(piece, position)
+        return DataError(
+            f"{place_of(self.path, piece.position + position, column)}: {sentence}"
+        )
+
+    def refused(self, piece: TextChunk, fault: Fault) -> DataError:
+        """Return the error that names line and column, and what would read the text."""
+        self.check_unchanged()  # else its line is not what it seems
+        column, remedy = "", ""
+        if fault.kind is not Kind.RAGGED:
+            column = self._column_at(piece, fault.position)
+        if fault.kind is Kind.NUMBER and column:
+            field = self._field_at(piece, fault.position)
+            if field == self.roles.extras.get("label"):
+                remedy = "; text labels get numbers by --label TEXT=0,OTHER=1"
+            elif field in self.roles.features:
+                name = self.head.called(field)
+                remedy = f"; a column of text is encoded by --categories {name}"
+        return located(self.path, piece, fault, self.delimiter, column, remedy)
+
+    def _column_at(self, piece: TextChunk, position: int) -> str:
+        """Return what a message calls the column of a byte of a piece."""
+        field = self._field_at(piece, position)
+        if self.head.names and field < len(self.head.names):
+            return f"column {self.head.called(field)!r}"
+        return f"column {field}"
+
+    def _field_at(self, piece: TextChunk, position: int) -> int:
+        """Return the number of the field that a byte of a piece is in."""
+        start = piece.text.rfind(b"\n", 0, position) + 1
+        line = piece.text[start : piece.text.index(b"\n", position)]
+        starts = [at for at, _ in split_fields(line, self.delimiter)]
+        return max(sum(at <= position - start for at in starts) - 1, 0)
+
+
+def _distinct(names: list[str]) -> tuple[str, ...] | None:
+    """Return the names of the features; None where some have none, or share one."""
+    return tuple(names) if all(names) and len(set(names)) == len(names) else None
+
+
+def _quoted(token: bytes) -> str:
+    text = token[: SHOWN + 1].decode("utf-8", "replace")
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ MISSING = frozenset(
     (b"", b"na", b"n/a", b"nan", b"-nan", b"+nan", b"null", b"none", b"?")
 )
 BLANKS = b" \t\r\v\f"
+QUOTE = ord(b'"')
+QUOTED = re.compile(rb'"(?:[^"]|"")*+"')  # a quote inside is written as two
+SPACED = b" "  # as a delimiter: blanks of any kind and number
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,11 @@ class LineLayout:
     """How a line of delimited text is made, and where its fields go."""
 
     delimiter: bytes
-    places: Array  # (fields,) int32: column of X, or -1 - column of the others
+    places: Array  # (fields,) int32: of X, features + of texts, -1 - of others
     features: int
     extras: int
     missing_allowed: bool
+    texts: int = 0  # fields that are no numbers
 
 
 def parse_number(token: bytes) -> float | None:
@@ -160,20 +165,23 @@ def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
         position += len(line) + 1
 
 
-def parse_csv_in_python(text: bytes, layout: LineLayout) -> tuple[Array, Array]:
-    """Return X and the other columns of a text that ends with a newline."""
+def parse_csv_in_python(text: bytes, layout: LineLayout) -> tuple[Array, Array, Array]:
+    """Return X, the other columns and the spans of texts; a newline ends the text."""
     rows = [
         _fields(line, position, layout)
         for position, line in _lines(text)
         if not is_blank(line, layout.delimiter)
     ]
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(layout.places))
+    numbers = np.array([row for row, _ in rows], dtype=np.float64)
+    table = numbers.reshape(len(rows), len(layout.places))
     X = np.empty((len(rows), layout.features))
     other = np.empty((len(rows), layout.extras))
-    is_feature = layout.places >= 0
+    spans = np.array([span for _, span in rows], dtype=np.int64)
+    is_extra, is_text = layout.places < 0, layout.places >= layout.features
+    is_feature = ~(is_extra | is_text)
     X[:, layout.places[is_feature]] = table[:, is_feature]
-    other[:, -1 - layout.places[~is_feature]] = table[:, ~is_feature]
-    return X, other
+    other[:, -1 - layout.places[is_extra]] = table[:, is_extra]
+    return X, other, spans.reshape(len(rows), layout.texts, 2)
 
 
 def is_blank(line: bytes, delimiter: bytes) -> bool:
@@ -183,31 +191,88 @@ def is_blank(line: bytes, delimiter: bytes) -> bool:
 
 def bare(field: bytes, delimiter: bytes) -> bytes:
     """Return a field without blanks and quotes around it."""
-    field = field.strip(_pads(delimiter))
-    if len(field) >= 2 and field[:1] == field[-1:] == b'"':
-        field = field[1:-1].strip(_pads(delimiter))
-    return field
+    start, stop = _bare_span(field, delimiter)
+    return field[start:stop]
+
+
+def _bare_span(field: bytes, delimiter: bytes) -> tuple[int, int]:
+    """Return where a field begins and ends without blanks and quotes around it."""
+    start, stop = _trimmed(field, 0, len(field), delimiter)
+    if stop - start >= 2 and field[start] == field[stop - 1] == QUOTE:
+        return _trimmed(field, start + 1, stop - 1, delimiter)
+    return start, stop
+
+
+def _trimmed(field: bytes, start: int, stop: int, delimiter: bytes) -> tuple[int, int]:
+    """Return a span without blanks around it; of blanks alone, its end."""
+    pads, part = _pads(delimiter), field[start:stop]
+    first = start + len(part) - len(part.lstrip(pads))
+    return first, max(start + len(part.rstrip(pads)), first)
 
 
 def _pads(delimiter: bytes) -> bytes:
-    return BLANKS.replace(delimiter, b"")
+    return BLANKS if delimiter == SPACED else BLANKS.replace(delimiter, b"")
 
 
-def _fields(line: bytes, position: int, layout: LineLayout) -> list[float]:
-    """Return the numbers of one line."""
-    fields = line.rstrip(b"\r").split(layout.delimiter)
-    if len(fields) != len(layout.places):
+def split_fields(line: bytes, delimiter: bytes) -> list[tuple[int, bytes]]:
+    """Return where each field of a line begins, and the field; quotes keep it whole."""
+    if QUOTE not in line:
+        if delimiter == SPACED:
+            return [(token.start(), token.group()) for token in TOKEN.finditer(line)]
+        fields = line.split(delimiter)
+        starts = accumulate((len(field) + 1 for field in fields[:-1]), initial=0)
+        return list(zip(starts, fields, strict=True))
+    found, pads, place = list[tuple[int, bytes]](), _pads(delimiter), 0
+    ends = BLANKS if delimiter == SPACED else delimiter
+    while True:
+        start = place
+        while place < len(line) and line[place] in pads:
+            place += 1
+        if delimiter == SPACED:
+            if place == len(line):
+                return found
+            start = place
+        place = _behind_quotes(line, place)
+        while place < len(line) and line[place] not in ends:
+            place += 1
+        found.append((start, line[start:place]))
+        if delimiter != SPACED:
+            if place == len(line):
+                return found
+            place += 1
+
+
+def _behind_quotes(line: bytes, place: int) -> int:
+    """Return the place behind the quotes that begin here, or this one without any."""
+    quoted = QUOTED.match(line, place)
+    return place if quoted is None else quoted.end()
+
+
+def _fields(
+    line: bytes, position: int, layout: LineLayout
+) -> tuple[list[float], list[tuple[int, int]]]:
+    """Return the numbers of one line, and where its texts begin and end."""
+    if not layout.texts:
+        line = line.rstrip(b"\r")
+    found = split_fields(line, layout.delimiter)
+    if len(found) != len(layout.places):
         raise Fault(Kind.RAGGED, position)
-    if not b"".join(fields).translate(None, NUMERIC):
+    fields = [field for _, field in found]
+    if not layout.texts and not b"".join(fields).translate(None, NUMERIC):
         with suppress(ValueError):
             values = [float(field) for field in fields]
             if math.isfinite(sum(values)):  # only if all terms are
-                return values
-    starts = np.cumsum([position] + [len(field) + 1 for field in fields]).tolist()
-    return [
-        _field(field, start, layout, place)
-        for field, start, place in zip(fields, starts, layout.places, strict=False)
-    ]
+                return values, []
+    numbers, spans = list[float](), [(0, 0)] * layout.texts
+    for (start, field), place in zip(found, layout.places.tolist(), strict=True):
+        if place < layout.features:
+            numbers.append(_field(field, position + start, layout, place))
+            continue
+        first, last = _bare_span(field, layout.delimiter)
+        at = position + start
+        spans[place - layout.features] = (at + first, at + last)
+        numbers.append(math.nan)
+    return numbers, spans
 
 
 def _field(field: bytes, position: int, layout: LineLayout, place: int) -> float:
@@ -238,8 +303,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "hpcsgd_parse_csv": (
         ctypes.c_int,
-        [_text, _size, ctypes.c_int, *[_size] * 3, _pointer, _pointer, ctypes.c_int]
-        + [_pointer, _pointer, _size, _pointer],
+        [_text, _size, ctypes.c_int, *[_size] * 4, _pointer, _pointer, ctypes.c_int]
+        + [*[_pointer] * 3, _size, _pointer],
     ),
     "hpcsgd_count_lines": (_size, [_text, _size, ctypes.c_int]),
 }
@@ -329,12 +394,20 @@ def parse_libsvm(
     )
 
 
-def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array]:
-    """(X, the other columns) of a text that ends with a newline."""
+def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array, Array]:
+    """Return the rows of a text that ends with a newline.
+
+    Returns
+    -------
+    X : (rows, features) float64, NaN where a value is missing and may be
+    other : (rows, extras) float64
+    spans : (rows, texts, 2) int64, where in `text` each text begins and ends
+    """
     if not available():
         return parse_csv_in_python(text, layout)
     room, places = _count(text, b"\n"), np.ascontiguousarray(layout.places, np.int32)
     X, other = np.empty((room, layout.features)), np.empty((room, layout.extras))
+    spans = np.empty((room, layout.texts, 2), dtype=np.int64)
     found = np.zeros(2, dtype=np.int64)
     kind = _load()[0].hpcsgd_parse_csv(
         text,
@@ -343,18 +416,20 @@ def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array]:
         len(places),
         layout.features,
         layout.extras,
+        layout.texts,
         places.ctypes.data,
         powers_of_five().ctypes.data,
         layout.missing_allowed,
         X.ctypes.data,
         other.ctypes.data,
+        spans.ctypes.data,
         room,
         found.ctypes.data,
     )
     rows, position = found.tolist()
     if kind:
         raise Fault(kind, position)
-    return X[:rows], other[:rows]
+    return X[:rows], other[:rows], spans[:rows]
 
 
 def count_lines(text: bytes, delimiter: bytes) -> int:

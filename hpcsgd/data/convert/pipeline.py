@@ -1,5 +1,6 @@
 """A conversion from start to end: survey the source, fill the stores, resume."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse
 
+from hpcsgd.data.convert.csv import CsvSource
 from hpcsgd.data.convert.libsvm import LibsvmSource
 from hpcsgd.data.convert.parallel import (
     MOST,
@@ -31,6 +33,7 @@ from hpcsgd.data.convert.sources import (
 )
 from hpcsgd.data.convert.text import (
     ENDLESS,
+    LevelSets,
     PassCounts,
     TextChunk,
     TextSource,
@@ -54,7 +57,14 @@ from hpcsgd.data.convert.transform import (
     refuse_non_finite,
 )
 from hpcsgd.data.hdf5 import StoreLayout
-from hpcsgd.data.preparation import RAW, Preparation, Scales, count_test, unit_rows
+from hpcsgd.data.preparation import (
+    LABELS,
+    RAW,
+    Preparation,
+    Scales,
+    count_test,
+    unit_rows,
+)
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError, TransportError
 
 # The first pass: how much there is, and what its columns are like.
@@ -112,7 +122,7 @@ def survey_rows(
     moments = ColumnMoments(outline.cols)
     progress.begin("measuring columns", outline.size)
     for first, block in numbered(source.blocks(outline, recipe.block, 0), 0, recipe):
-        refuse_non_finite(block, first, source.path)
+        refuse_non_finite(block, first, source.path, outline.names)
         moments.add_block(recipe.trained_on(block.X, first))
         progress.at(block.end)
     full = moments.with_means() if outline.nnz is None else moments.with_zeros()
@@ -151,11 +161,29 @@ def survey_like(
         outline = replace(outline, means=means)
     if order is None and outline.names is None and like.names is not None:
         outline = replace(outline, names=tuple(like.names))
+    if outline.categories is None:
+        outline = replace(outline, categories=like.categories)
     is_sparse = like.is_sparse
     if recipe.layout != "auto":
         is_sparse = recipe.layout == "sparse"
     unit_rows = like.preparation.unit_rows
     return Survey(outline, is_sparse, scales, places, order, unit_rows)
+
+
+def find_levels(
+    source: TextSource, recipe: Recipe, crew: Crew, progress: ConversionProgress
+) -> None:
+    """Find the levels of columns of text, in a pass that all ranks share."""
+    found = LevelSets(source.path)
+    crew.share(
+        source.tasks(),
+        lambda task: source.find_levels(source.load(task)),
+        lambda parts: progress.at(found.add(parts)),
+        WorkShares(workers(crew, recipe)),
+        lambda made, said: made,
+    )
+    levels = crew.on_root(found.in_order)
+    source.learn_levels(levels)
 
 
 def survey_text(
@@ -442,7 +470,7 @@ def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
         return
     blocks = source.blocks(survey.outline, recipe.block, pouring.position)
     for first, block in numbered(blocks, pouring.row, recipe):
-        refuse_non_finite(block, first, source.path)
+        refuse_non_finite(block, first, source.path, survey.outline.names)
         pouring.take(RowBatch(first, prepared(block, first, survey, recipe)))
 
 
@@ -602,6 +630,9 @@ def convert(
     crew = crew or Crew(SingleRank())
     one = Conversion(source, target, recipe, progress, resume, force)
     crew.on_root(one.check)
+    if recipe.like is not None and isinstance(source, CsvSource):
+        like = recipe.like
+        crew.everywhere(lambda: source.follow(like))
     if isinstance(source, TextSource):
         crew.everywhere(source.begin)
         if source.packed is None:
@@ -717,9 +748,11 @@ class Conversion:
                 "source": self.source.path.name,
                 "unit_rows": preparation.unit_rows,
                 **_index_base(self.source, survey.outline),
+                **_label_numbers(survey.outline),
             },
             preparation=preparation,
             names=survey.names,
+            categories=survey.outline.categories,
         )
 
 
@@ -727,6 +760,12 @@ def _index_base(source: Source, outline: Outline) -> dict[str, Any]:
     """What a LIBSVM text calls its first column, for files that shall be like it."""
     is_text = isinstance(source, LibsvmSource)
     return {INDEX_BASE: outline.index_base} if is_text else {}
+
+
+def _label_numbers(outline: Outline) -> dict[str, Any]:
+    """What the labels were called, where they were text."""
+    numbers = outline.label_numbers
+    return {LABELS: json.dumps(numbers)} if numbers else {}
 
 
 def _alone(one: Conversion) -> dict[str, Any]:
@@ -746,6 +785,10 @@ def _shared(
     """All ranks parse and encode, the first one writes."""
     if crew.is_root and not has_begun:
         one.begin_counting()
+    if source.lacks_levels:
+        find_levels(source, one.recipe, crew, one.progress)
+        if crew.is_root:
+            one.begin_counting()
     survey = survey_text(source, one.recipe, crew, one.progress)
     encoder = one.encoder(survey)
     with one.left_whole():
@@ -765,7 +808,13 @@ def _said(files: Sequence[StoreFile], survey: Survey, recipe: Recipe) -> dict[st
         how = "scaled before, as the source says"
     elif like is not None:
         how = f"scaled with the means and scales of {like.path}"
-    said = {} if outline.label is None else {"label_column": outline.label}
+    said: dict[str, Any] = {}
+    if outline.label is not None:
+        said["label_column"] = outline.label
+    if outline.categories:
+        said["categories"] = {k: len(of) for k, of in outline.categories.items()}
+    if outline.label_numbers:
+        said["label_numbers"] = outline.label_numbers
     return {
         "files": [
             {

@@ -52,6 +52,7 @@ class ConversionPlan:
     attributes: dict[str, Any]
     preparation: Preparation
     names: list[str] | None
+    categories: dict[str, list[str]] | None
 
 
 class SealedParts:
@@ -245,4 +246,5 @@ def _create(part: StoreFile, plan: ConversionPlan) -> StoreWriter:
         means=None if scales is None else scales.mean,
         scales=None if scales is None else scales.scale,
         names=plan.names,
+        categories=plan.categories,
     )

@@ -57,6 +57,8 @@ class Outline:
     names: tuple[str, ...] | None = None  # of the columns, where they have any
     label: str | None = None  # the column of labels, where nobody named it
     preparation: Preparation = RAW  # of the rows before they came here
+    categories: dict[str, list[str]] | None = None  # column of text -> its levels
+    label_numbers: dict[str, float] | None = None  # label in the text -> its number
 
 
 class Source(Protocol):
@@ -328,6 +330,7 @@ PACKED = (".gz", ".bz2", ".xz")
 SAMPLE = 65536
 PAIRS = re.compile(rb"\s*[-+.\w]+(\s+(qid:)?\d+:[-+.\w]+)+\s*(#.*)?")
 TABLE = re.compile(rb"[^,;\t]*([,;\t][^,;\t]*)+")
+NUMBERS = re.compile(rb"\s*[-+.\deE]+([ \t]+[-+.\deE]+)+\s*")  # apart by blanks
 
 
 def guess_format(path: Path) -> str:
@@ -343,7 +346,7 @@ def guess_format(path: Path) -> str:
     for line in sample.splitlines():
         if PAIRS.fullmatch(line):
             return "libsvm"
-        if TABLE.fullmatch(line):
+        if TABLE.fullmatch(line) or NUMBERS.fullmatch(line):
             return "csv"
     raise ConfigError(
         f"{path}: its format cannot be told from its name or its first lines; add"
@@ -767,6 +770,8 @@ def _outline_of(reader: Hdf5Reader) -> Outline:
         size=reader.rows,
         names=None if names is None else tuple(names),
         preparation=reader.preparation,
+        categories=reader.categories,
+        label_numbers=reader.label_numbers,
     )
 
 

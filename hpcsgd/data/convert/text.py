@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from hpcsgd.data.convert.sources import Outline, SourceRows
-from hpcsgd.data.convert.transform import ColumnMoments
+from hpcsgd.data.convert.transform import ColumnMoments, Parts
 from hpcsgd.errors import DataError
 
 # Text files, plain or compressed, as bytes at positions of the plain text.
@@ -187,8 +187,8 @@ class Fault(Exception):
         self.kind, self.position = Kind(kind), position
 
 
-def refusal(place: str, kind: Kind, text: bytes) -> DataError:
-    """The error for `text`, which begins with what was refused."""
+def refusal(place: str, kind: Kind, text: bytes, remedy: str = "") -> DataError:
+    """Return the error for `text`, which begins with what was refused."""
     if kind not in SENTENCES:
         raise AssertionError(f"{kind.name} in {place}")
     token = text.split(b"\n", 1)[0]
@@ -198,7 +198,8 @@ def refusal(place: str, kind: Kind, text: bytes) -> DataError:
             f"{place}: byte 0x{control:02x} does not belong to numbers in text; is this"
             " a binary file, or text that is not UTF-8?"
         )
-    return DataError(f"{place}: {SENTENCES[kind].format(token=_shown(token, kind))}")
+    sentence = SENTENCES[kind].format(token=_shown(token, kind))
+    return DataError(f"{place}: {sentence}{remedy}")
 
 
 def _shown(token: bytes, kind: Kind) -> str:
@@ -351,12 +352,27 @@ def refuse_changed(path: Path, stamp: Stamp | None) -> None:
         )
 
 
-def located(path: Path, piece: TextChunk, fault: Fault, delimiter: bytes) -> DataError:
-    """The error that names file, line, byte and field of a fault in a piece."""
-    byte = piece.position + fault.position
-    place = f"{path}, line {line_number(path, byte)} (byte {byte})"
+def located(
+    path: Path,
+    piece: TextChunk,
+    fault: Fault,
+    delimiter: bytes,
+    column: str = "",
+    remedy: str = "",
+) -> DataError:
+    """Return the error that names file, line, byte and field of a fault in a piece.
+
+    `column` is what the field's column is called, and `remedy` one more way out.
+    """
+    place = place_of(path, piece.position + fault.position, column)
     line = piece.text[fault.position :].split(b"\n", 1)[0]
-    return refusal(place, fault.kind, line.split(delimiter, 1)[0])
+    return refusal(place, fault.kind, line.split(delimiter, 1)[0], remedy)
+
+
+def place_of(path: Path, byte: int, column: str = "") -> str:
+    """Return what a message calls a byte of the text: file, line, byte, column."""
+    line = f"{path}, line {line_number(path, byte)} (byte {byte})"
+    return f"{line}, {column}" if column else line
 
 
 def line_number(path: Path, byte: int) -> int:
@@ -395,6 +411,47 @@ class PassCounts:
         self.end = max(self.end, other.end)
 
 
+MOST_LEVELS = 10_000  # of one column
+
+
+class LevelSets:
+    """The levels of columns of text, added piece by piece."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.levels: dict[str, set[str]] = {}
+
+    def add(self, parts: Parts) -> int:
+        """Add what `find_levels` returned of a piece; return where the piece ends."""
+        for column, found in parts["levels"].items():
+            levels = self.levels.setdefault(column, set())
+            levels.update(found)
+            if len(levels) > MOST_LEVELS:
+                raise DataError(
+                    f"{self.path}: column {column!r} has more than {MOST_LEVELS} levels"
+                    " for --categories, as names and numbers of rows have; leave that"
+                    " column out of the file"
+                )
+        return int(parts["end"])
+
+    def in_order(self) -> dict[str, list[str]]:
+        """Return the levels of each column, numbers by their value, else as texts."""
+        for column, levels in self.levels.items():
+            if not levels:
+                raise DataError(
+                    f"{self.path}: column {column!r} has no values for --categories;"
+                    " leave that column out of the file"
+                )
+        return {column: _sorted(levels) for column, levels in self.levels.items()}
+
+
+def _sorted(levels: set[str]) -> list[str]:
+    try:
+        return sorted(levels, key=lambda level: (float(level), level))
+    except ValueError:
+        return sorted(levels)
+
+
 class TextSource(ABC):
     """Rows of a text, plain or compressed. `begin` comes first."""
 
@@ -406,6 +463,8 @@ class TextSource(ABC):
     size = ENDLESS  # of a plain text
     packed: str | None = None  # how it is compressed
     stamp: Stamp | None = None
+    levels: dict[str, list[str]]  # column of text -> its levels
+    lacks_levels = False  # a pass of its own has to find them
 
     def begin(self) -> None:
         """Look at the file: what it is, and what its first lines say."""
@@ -417,6 +476,14 @@ class TextSource(ABC):
     @abstractmethod
     def _read_head(self) -> None:
         """What the first lines say."""
+
+    def find_levels(self, piece: TextChunk) -> Parts:
+        """Return the levels of the columns of text in a piece, as `LevelSets` adds."""
+        return {"end": piece.end, "levels": {}}
+
+    def learn_levels(self, levels: dict[str, list[str]]) -> None:
+        """Take the levels of each column of text, in the order of their columns."""
+        self.levels, self.lacks_levels = levels, False
 
     @abstractmethod
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
@@ -458,6 +525,11 @@ class TextSource(ABC):
     def outline(self, progress: Callable[[int], None]) -> Outline:
         """The first pass, on one rank."""
         self.begin()
+        if self.lacks_levels:
+            sets = LevelSets(self.path)
+            for task in self.tasks():
+                progress(sets.add(self.find_levels(self.load(task))))
+            self.learn_levels(sets.in_order())
         tally, moments = PassCounts(), ColumnMoments()
         for task in self.tasks():
             piece = self.load(task)
@@ -481,7 +553,11 @@ class TextSource(ABC):
                 yield rows
         refuse_changed(self.path, self.stamp)
 
+    def check_unchanged(self) -> None:
+        """Refuse a file that was written to since it was begun."""
+        refuse_changed(self.path, self.stamp)
+
     def refused(self, piece: TextChunk, fault: Fault) -> DataError:
-        """The error that names the place of a fault."""
-        refuse_changed(self.path, self.stamp)  # then its line is not what it seems
+        """Return the error that names the place of a fault."""
+        self.check_unchanged()  # else its line is not what it seems
         return located(self.path, piece, fault, self.delimiter)

@@ -3,7 +3,7 @@
 import ctypes
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,8 @@ class Like:
     preparation: Preparation
     names: list[str] | None
     index_base: int | None  # what its LIBSVM text called the first column
+    categories: dict[str, list[str]] | None = None  # levels of columns of text
+    label_numbers: dict[str, float] | None = None  # of labels that were text
 
     @property
     def is_centred(self) -> bool:
@@ -44,6 +46,8 @@ class Like:
         """Return what a conversion that is gone on with has to find again."""
         said = (self.cols, self.is_sparse, self.preparation.unit_rows, self.names)
         digest = hashlib.sha256(repr((*said, self.index_base)).encode())
+        if self.categories or self.label_numbers:
+            digest.update(repr((self.categories, self.label_numbers)).encode())
         for array in self.preparation.arrays().values():
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
@@ -96,6 +100,8 @@ def read_like(path: Path) -> Like:
             preparation=reader.preparation,
             names=reader.column_names,
             index_base=None if base is None else int(base),
+            categories=reader.categories,
+            label_numbers=reader.label_numbers,
         )
     finally:
         reader.close()
@@ -265,7 +271,9 @@ def choose(block: SourceRows, chosen: Any) -> SourceRows:
     return SourceRows(block.X[chosen], y, block.end, *rest)
 
 
-def refuse_non_finite(block: SourceRows, first: int, path: Any) -> None:
+def refuse_non_finite(
+    block: SourceRows, first: int, path: Any, names: Sequence[str] | None = None
+) -> None:
     """Raise DataError where a block from row `first` on holds NaN or infinity.
 
     Training refuses such a file: it is said before it is written.
@@ -287,11 +295,13 @@ def refuse_non_finite(block: SourceRows, first: int, path: Any) -> None:
         place = int(bad[0, 0])
         row = int(np.searchsorted(block.X.indptr, place, "right")) - 1
         column = int(block.X.indices[place])
-        raise DataError(f"{path}: {non_finite(values[place], first + row, column)}")
+        raise DataError(
+            f"{path}: {non_finite(values[place], first + row, column, names)}"
+        )
     if len(bad):
         row, column = (int(number) for number in bad[0])
         raise DataError(
-            f"{path}: {non_finite(values[row, column], first + row, column)}"
+            f"{path}: {non_finite(values[row, column], first + row, column, names)}"
         )
 
 

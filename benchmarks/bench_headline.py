@@ -14,9 +14,8 @@ is modelled. Beside the products stand a sum of the gradient over 64 ranks (its 
 alone, computed) and one rank that has all the data and no network.
 
 Cells are saved in build/ as they are measured, so that an interrupted benchmark
-resumes. `load` is the load average of the machine when a cell ended. Trainings run at
-real-time priority where the system allows it (benchmarks/real_time.py), and the figures
-say whether: without it, times of a machine that others use say little.
+resumes. `load` is the load average of the machine when a cell ended: two ranks make it
+2, and a sum waits for whatever else runs on a machine of two cores.
 
     python -m benchmarks.run bench_headline
     python -m benchmarks.headline       # the tables and the picture of README and docs
@@ -31,7 +30,6 @@ from typing import Any
 
 from benchmarks.command import hpcsgd
 from benchmarks.peers.notebook import Notebook
-from benchmarks.real_time import hpcsgd_in_real_time, is_allowed
 from benchmarks.run import HERE, machine
 from hpcsgd.comm import communicator
 from hpcsgd.comm.network_model import parse_network
@@ -95,7 +93,6 @@ def notebook() -> Notebook:
         "epochs": EPOCHS,
         "repeats": REPEATS,
         "steps": {name: list(tried) for name, tried in STEPS.items()},
-        "real_time": is_allowed(),
     }
     return Notebook(UNFINISHED, machine(), configuration)
 
@@ -179,10 +176,10 @@ class ShapeBench:
         """Return what `auto` chooses once runs have corrected its machine file."""
         before = None
         for _ in range(TRIES):
-            train = ("train", "--products", "auto", "--steps", "auto")
+            train = ("train", "--products", "auto", "--steps", "auto", *ranked(ranks))
             more = ("--precision", "c", "--machine", str(self.machine), "--quiet")
             words = (*train, *more, *self._shared(), *network)
-            run = json.loads(hpcsgd_in_real_time(ranks, *words))
+            run = json.loads(hpcsgd(*words))
             choice = Setting(run["products"], run["schedule"]["steps"])
             if choice == before:
                 break
@@ -199,8 +196,8 @@ class ShapeBench:
             for word in ("--setting", f"{name}: {setting.text}")
         ]
         repeats = ("--repeats", str(REPEATS), "--progress", "0", "--quiet")
-        words = ["compare", *self._shared(), *network, *repeats, *words]
-        text = hpcsgd_in_real_time(ranks, *words)
+        words = ["compare", *self._shared(), *ranked(ranks), *network, *repeats, *words]
+        text = hpcsgd(*words)
         return {
             run["name"]: self._row(settings[run["name"]], run, members)
             for run in json.loads(text)["settings"]
@@ -247,6 +244,11 @@ class ShapeBench:
             *("--rate", str(shape.rate), "--l2", "1e-5"),
             *("--set", "run.evaluate_every=0"),
         )
+
+
+def ranked(ranks: int) -> tuple[str, ...]:
+    """Return what asks for several ranks; one is the process of the command."""
+    return ("--ranks", str(ranks)) if ranks > 1 else ()
 
 
 def in_words(shape: str, network: str, cell: Figures) -> str:

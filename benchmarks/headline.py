@@ -78,15 +78,13 @@ def _conditions(document: Figures) -> str:
     asked = figures["configuration"]
     cells = [cell for cells in figures["problems"].values() for cell in cells.values()]
     loads = [cell["load"] for cell in cells]
-    priority = "real-time" if asked["real_time"] else "the usual"
     return (
         f"{asked['rows']} rows, batches of {asked['batch']}, {asked['epochs']} epochs"
         " in one order of rows (shuffle-once), two MPI ranks of one thread on"
         f" {machine['cores']} cores of {machine['model']}"
         f" ({', '.join(machine['features'])}), emulated networks; medians of"
         f" {asked['repeats']} runs in turns, each product with its fastest s,"
-        f" trainings at {priority} priority on a machine with a load of"
-        f" {min(loads):.1f} to {max(loads):.1f}"
+        f" at a load average of {min(loads):.1f} to {max(loads):.1f}"
         " (`benchmarks/results/bench_headline.json`)."
     )
 

@@ -2,11 +2,7 @@
 
 import importlib
 import inspect
-import os
 
-import pytest
-
-from benchmarks import real_time
 from benchmarks.run import APART, HERE
 
 FOUND = sorted(path.stem for path in HERE.glob("bench_*.py"))
@@ -26,11 +22,3 @@ def test_every_benchmark_measures_when_nothing_is_said():
         except TypeError as error:
             offenders.append(f"{name}: {error}")
     assert not offenders, "benchmarks that ask for arguments:\n" + "\n".join(offenders)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="Linux has it")
-def test_asking_for_real_time_leaves_the_priority_as_it_was():
-    """Else all that a process does after the question would stop other programs."""
-    before = os.sched_getscheduler(0)
-    assert real_time.is_allowed() in (True, False)
-    assert os.sched_getscheduler(0) == before

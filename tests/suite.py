@@ -1,11 +1,11 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
 What only computes runs side by side, a worker a core, and gives way to what runs
-beside it, one by one: the jobs of a Slurm, and then the tests that start ranks and
-processes of their own. These wait half of their time, but ranks of MPI that wait for
-each other keep a core busy, so that several launches at once would take longer. Without
+beside it, one by one: the jobs of a Slurm, and then the tests that start commands and
+ranks. These wait half of their time, but ranks of MPI that wait for each other keep a
+core busy, so that several launches at once would take several times as long. Without
 pytest-xdist, or on one core, all of it is one ordinary run. With --quick only what
-computes runs, without compiled kernels and commands, and one case of each test.
+computes runs, without compiled kernels, and one case of each test.
 """
 
 import json
@@ -23,10 +23,10 @@ import pytest
 
 HERE = Path(__file__).parent
 COMPUTE = (
-    *("architecture", "cli", "contracts", "equivalence", "estimators", "gpu", "jobs"),
+    *("architecture", "contracts", "equivalence", "estimators", "gpu", "jobs"),
     *("kernels", "precision", "traffic", "unit"),
 )
-SLOW = ("cli", "estimators", "kernels")  # which --quick leaves out
+SLOW = ("estimators", "kernels")  # which --quick leaves out
 WAITS = ("slurm",)  # for a scheduler, most of its time
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch, names
 from hpcsgd.cli import parser as parser_module
+from hpcsgd.cli.interrupts import INTERRUPTED
 from hpcsgd.cli.names import COMMANDS, ELEMENTS, LAYOUTS, SOURCES
 from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks
 from hpcsgd.errors import ConfigError
@@ -391,13 +392,17 @@ def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
     return on_all_ranks(
         arguments.comm,
         lambda world: _convert(world, arguments, recipe),
-        show=lambda said: print(
-            json.dumps(said, indent=2) if arguments.json else conversion_text(said),
-            flush=True,
-        ),
-        code=lambda said: 0,
+        show=lambda said: show(said, arguments.json),
+        code=lambda said: INTERRUPTED if said is None else 0,
         timeout=arguments.timeout,
     )
+
+
+def show(said: dict[str, Any] | None, as_json: bool) -> None:
+    """Print what was written; nothing of a conversion that was interrupted."""
+    if said is not None:
+        text = json.dumps(said, indent=2) if as_json else conversion_text(said)
+        print(text, flush=True)
 
 
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
@@ -418,8 +423,8 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 
 def _convert(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
-) -> dict[str, Any]:
-    """The work of one rank, under the eyes of a watchdog."""
+) -> dict[str, Any] | None:
+    """The work of one rank, under the eyes of a watchdog; None if interrupted."""
     world.is_patient = True  # for work of tens of milliseconds a message
     world.watch(arguments.timeout)
     said = _watched(world, arguments, recipe)
@@ -429,7 +434,7 @@ def _convert(
 
 def _watched(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Convert, and let a key end all ranks."""
     from hpcsgd.data.convert.parallel import Crew
     from hpcsgd.data.convert.pipeline import convert
@@ -440,22 +445,29 @@ def _watched(
     source, wanted = crew.everywhere(
         lambda: (_source(arguments), _like(arguments, recipe))
     )
-    with _interruptible(crew), ExitStack() as stack:
-        meter = ConversionMeter()
-        if crew.is_root:
-            meter = make_meter(arguments.quiet, arguments.progress)
-        stack.enter_context(meter)
-        if source.path.is_file():
-            meter.file_bytes = source.path.stat().st_size
-        return convert(
-            source,
-            Path(arguments.target),
-            wanted,
-            meter,
-            resume=arguments.resume,
-            force=arguments.force,
-            crew=crew,
-        )
+    try:
+        with _interruptible(crew), ExitStack() as stack:
+            meter = ConversionMeter()
+            if crew.is_root:
+                meter = make_meter(arguments.quiet, arguments.progress)
+            stack.enter_context(meter)
+            if source.path.is_file():
+                meter.file_bytes = source.path.stat().st_size
+            return convert(
+                source,
+                Path(arguments.target),
+                wanted,
+                meter,
+                resume=arguments.resume,
+                force=arguments.force,
+                crew=crew,
+            )
+    except KeyboardInterrupt:
+        if crew.size == 1:
+            raise
+        # All ranks have agreed to stop. They end by way of MPI: a launcher kills the
+        # others of a rank that just leaves, and rank 0 may still close its files.
+        return None
 
 
 def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":

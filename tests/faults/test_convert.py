@@ -83,6 +83,14 @@ def test_a_rank_that_is_killed_ends_all(text):
     check_resumed(text)
 
 
+def test_no_rank_leaves_an_interrupted_conversion_before_all_have_ended(text):
+    """A launcher kills the others of a rank that leaves without the end of its MPI."""
+    code, output = convert(text, "INT", 25)
+    assert (code, output) == (130, "")
+    assert (text / "ended").exists()
+    check_resumed(text)
+
+
 def test_the_command_says_how_to_go_on(tmp_path):
     """From `hpcsgd data convert --ranks` down, whose rank 1 is killed midway."""
     line = "1 " + " ".join(f"{j}:0.{j}" for j in range(1, 200)) + "\n"

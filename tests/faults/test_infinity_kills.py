@@ -50,5 +50,5 @@ def test_others_go_on_with_what_it_left(tmp_path):
     code, output = launch(2, tmp_path / "run", "no", "torn-write", "95")
     assert code in (9, 137), output
     result = run(tmp_path / "run", 3, "auto")
-    assert result.status.value == "completed" and result.report["resumes"] == 1
+    assert result.status.is_finished and result.report["resumes"] == 1
     assert result.loss < run(tmp_path / "one", epochs=1).loss

@@ -40,7 +40,8 @@ class Desk:
         self.run = folder / "run.toml"
         self.run.write_text(RUN.format(data=self.data))
         self.text = folder / "text.csv"
-        self.text.write_text("".join(f"{i % 2},{i % 7},{i % 5}\n" for i in range(400)))
+        rows = [f"{int(i % 7 > 3)},{i % 7 - 3},{i % 5 - 2}\n" for i in range(400)]
+        self.text.write_text("".join(rows))
 
     def hpcsgd(self, *words, code=0, **variables):
         """What a command of ours prints, here and not in a job."""

@@ -65,6 +65,7 @@ def test_one_rank_from_data_to_a_trained_model(data, tmp_path):
     assert hardware.name == "here" and hardware.levels == ()
 
 
+@pytest.mark.full
 @pytest.mark.ranks(2)
 def test_two_ranks_choose_alike(data, tmp_path):
     """What is open on real ranks: product, s, the recipe; all ranks end together."""

@@ -103,7 +103,7 @@ def test_a_rank_raises_amid_an_exchange(tmp_path):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [4, 2])
 def test_what_one_rank_refuses_all_hear_of_and_the_next_row_begins(ranks, tmp_path):
     """Every row in one launch: the sentence on all ranks, and then the run itself."""
     cases = [[r, sections_of(r, tmp_path), ["refuses", "", 0]] for r in METHODS]

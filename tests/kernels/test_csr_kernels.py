@@ -67,6 +67,7 @@ def test_tiles_may_be_small():
     gram_agrees(case_of(KINDS[1], SIZES[1]), 16)
 
 
+@pytest.mark.full
 def test_faults_are_told_from_the_kernel():
     """What mutants have to fail, the kernel passes."""
     check(source_of("csr"))

@@ -21,6 +21,7 @@ def hashes(comm, result):
     return set(comm.allgather((result.status.value, result.weights_sha256)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.ranks(2, 4)
 def test_replicas_are_one_process_on_the_union(comm):
     problem = make_problem("softmax")

@@ -17,6 +17,7 @@ from tests.ranks.counting import CountingComm
 WORDS = (1, 8, 100, 512)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.ranks(2, 3, 4)
 def test_prepared_sums_have_the_bits_of_ordinary_ones(comm):
     world = MpiCommunicator(comm.Dup())

@@ -147,7 +147,7 @@ class NativeBackend(HostBackend):
         self._has_rows = precision.working == narrow and self.weights == narrow
         self._rounds_margins = precision.margin == "bf16"
         self._tiles = TileProducts()
-        self._rooms: dict[Blocks, compiled_calls.PairRoom] = {}
+        self._pair_room: compiled_calls.PairRoom | None = None
         self._last_walk: tuple[PlainSteps, str, PlainStepsPlan] | None = None
 
     def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> HostPlan:
@@ -368,12 +368,11 @@ class NativeBackend(HostBackend):
         )
 
     def _room(self, blocks: Blocks) -> compiled_calls.PairRoom:
-        found = self._rooms.get(blocks)
-        if found is None:
-            found = self._rooms[blocks] = compiled_calls.PairRoom(
-                blocks.rows, len(blocks.sizes)
-            )
-        return found
+        """Return scratch; an exchange of fewer rows uses that of the others."""
+        room, batches = self._pair_room, len(blocks.sizes)
+        if room is None or not room.holds(blocks.rows, batches):
+            room = self._pair_room = compiled_calls.PairRoom(blocks.rows, batches)
+        return room
 
     def _is_softmax(
         self, margins: Array, gram: Array, plan: HostPlan, family: Family

@@ -281,13 +281,27 @@ def has_pairs() -> bool:
     return "hpcsgd_strict_gram_pairs" in dense_functions()
 
 
+def pair_room_bytes(rows: int) -> int:
+    """Return the bytes of scratch of `strict_gram_pairs`; 0 where there is none."""
+    if not (available() and has_pairs()):
+        return 0
+    return (
+        int(dense_functions()["hpcsgd_gram_room"](rows)) * np.dtype(np.uint32).itemsize
+    )
+
+
 class PairRoom:
     """Scratch of `strict_gram_pairs`, kept from call to call."""
 
     def __init__(self, rows: int, batches: int) -> None:
-        words = dense_functions()["hpcsgd_gram_room"](rows)
+        words = pair_room_bytes(rows) // np.dtype(np.uint32).itemsize
         self.panels = np.empty(words, dtype=np.uint32)
         self.starts = np.empty(batches, dtype=np.uintp)
+        self.rows = rows
+
+    def holds(self, rows: int, batches: int) -> bool:
+        """Return whether there is room for so many sampled rows in so many batches."""
+        return rows <= self.rows and batches <= self.starts.size
 
 
 def strict_gram_pairs(

@@ -545,8 +545,9 @@ class ExchangeSizes:
     def _workspace(self, m: int) -> int:
         """Bytes that a Gram of m dense rows takes beside its own.
 
-        It is made by halves, squares of m/2, m/4, ... rows; an emulated accumulator
-        goes through all m x m words at once, and G is then rounded in a copy.
+        It is made by halves, squares of m/2, m/4, ... rows, or by a kernel for bf16
+        that has scratch of its own; an emulated accumulator goes through all m x m
+        words at once, and G is then rounded in a copy.
         """
         form = self.precision
         m = min(m, self.rows_of_gram)
@@ -554,10 +555,17 @@ class ExchangeSizes:
         if not words:
             return 0
         if form.is_uniform:
-            return m * m * wide // 3
+            return max(m * m * wide // 3, self._pairs(m))
         in_place = form.gram_sum == "bf16" and compiled_calls.available()
         arrays = ROUNDED_IN_PLACE if in_place else ROUNDED
         return max(arrays * m * m, words) * wide
+
+    def _pairs(self, m: int) -> int:
+        """Bytes of scratch with which bf16 rows are multiplied in pairs or tiles."""
+        form = self.precision
+        is_for_pairs = form.matrix == "bf16" and form.working == np.float32
+        on_gpu = self.config.run.device == "cuda"
+        return compiled_calls.pair_room_bytes(m) if is_for_pairs and not on_gpu else 0
 
     def _sparse_rows(self, m: int, density: float) -> int:
         """Bytes of the stored values of m sampled rows, their columns and places."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import counted
+from hpcsgd.backends.cuda.kernels import RECURRENCE_THREADS
 from tests.helpers.kernels.emulator import inlined, source_of
 from tests.helpers.kernels.mutants import with_fault
 from tests.helpers.kernels.ptx.chain import Interval, Latencies, Warp, steps_of
@@ -47,7 +48,7 @@ def steps(text=None):
     """A barrier a step, and entries of the Gram once."""
     sizes = (8,) * 5
     found = counted.recurrence_counts(sizes, 1, text)
-    warps = counted.launch_recurrence.THREADS[1] // 32
+    warps = RECURRENCE_THREADS[1] // 32
     before = 1  # the barrier behind what is known before the first step
     assert found.sum("issued", r"bar\.sync") == warps * (len(sizes) + before)
     gram = found.arrays["0"]

@@ -240,11 +240,11 @@ def _count(value: float | None) -> str:
     return "—" if value is None else f"{value:,}"
 
 
-def page_with(text: str, made: str) -> str:
-    """`text` with `made` between the marks."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+def page_with(text: str, made: str, begin: str = BEGIN, end: str = END) -> str:
+    """Return `text` with `made` between the marks."""
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_headline import NETWORKS, SHAPES, STEPS
+from benchmarks.choosing import page_with
 
 Figures = dict[str, Any]
 ROOT = Path(__file__).parents[1]
@@ -209,13 +210,6 @@ def _label(ratio: float) -> str:
     return f"{_short(ratio)}×"
 
 
-def page_with(text: str, tables: str) -> str:
-    """Return `text` with `tables` between the marks."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
-
-
 def main() -> int:
     """Write the pages and the picture, or report whether the pages are right."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -225,7 +219,7 @@ def main() -> int:
     code = 0
     for page, tables in ((README, readme), (PAGE, performance)):
         text = page.read_text()
-        made = page_with(text, tables(document))
+        made = page_with(text, tables(document), BEGIN, END)
         if check and made != text:
             print(f"{page.name} has other tables")
             code = 1

@@ -21,6 +21,7 @@ from hpcsgd.errors import DataError
 from hpcsgd.files import (
     check_entry,
     check_schema,
+    is_sealed,
     read_sealed,
     write_sealed,
     write_text,
@@ -86,10 +87,35 @@ def other_values(path: Path) -> DataError:
 # How a run ended, and what it leaves behind.
 
 KIND, VERSION = "result", 2
+ESTIMATOR = "estimator"  # the kind of file of `estimators.saved`
 
 
 class Status(Enum):
-    """Endings carry advice."""
+    """How a run ended. Each ending has an advice and an exit code.
+
+    Attributes
+    ----------
+    COMPLETED : Status
+        All exchanges are done.
+    CONVERGED : Status
+        The goal is reached.
+    STOPPED : Status
+        A callback requested the end.
+    PREEMPTED : Status
+        The system requested an early end; the run can resume.
+    INTERRUPTED : Status
+        A person requested an early end; the run can resume.
+    DIVERGED : Status
+        The loss grew without bound or is not finite.
+    WORSE : Status
+        The loss ended above where it began.
+
+    Examples
+    --------
+    >>> from hpcsgd import Status
+    >>> Status("completed").is_good, Status.PREEMPTED.exit_code
+    (True, 75)
+    """
 
     COMPLETED = "completed"
     CONVERGED = "converged"
@@ -190,17 +216,42 @@ def saving(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Result:
-    """A trained model with everything needed to judge and repeat it.
+    """A trained model, and the account of its run.
 
     Attributes
     ----------
-    weights : ndarray, (d,) or (d, K)
-    intercept : ndarray, () or (K,); None without one
-    loss : float, the full objective on all rows in float64
-    history : list of dicts, one for each evaluation
-    ledger : purpose -> calls, words, bytes, wire_bytes, seconds of rank 0
-    preparation : what was done to the rows of the training before they were stored:
-        means and scales of their columns, unit rows; None where that is not known
+    status : Status
+        How the run ended.
+    loss : float
+        The objective F on all rows, in float64.
+    weights : ndarray of shape (d,) or (d, K)
+        Weights.
+    intercept : ndarray of shape () or (K,), or None
+        Intercept; None without one.
+    iterations : int
+        Steps of SGD.
+    exchanges : int
+        Blocks of s steps, with one synchronisation each.
+    history : list of dict
+        One record for each evaluation: epoch, loss, seconds, messages, words.
+    ledger : dict
+        Calls, words, bytes and seconds of rank 0, by purpose.
+    config : dict
+        All settings of the run.
+    report : dict
+        Times, grid, classes, versions, and how the run computed.
+    preparation : Preparation or None
+        What was done to the stored rows of the training: means and scales of the
+        columns, unit rows. None where it is not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> result = hpcsgd.fit(X, "gaussian", X[:, 0])
+    >>> result.status.value, result.report["converged"]
+    ('completed', True)
     """
 
     status: Status
@@ -214,6 +265,24 @@ class Result:
     config: dict[str, dict[str, Any]]
     report: dict[str, Any]  # seconds, grid, classes, versions, what ran how
     preparation: Preparation | None = None
+
+    def __repr__(self) -> str:
+        """Return five lines: the ending, the model, the optimum, work and traffic."""
+        lines = [
+            f"Result: {self.status.value}, loss {self.loss:.8g}",
+            f"  model    {model_text(self.config, self.weights, self.intercept)}",
+            f"  advice   {self.advice}" if self.advice else self._optimum(),
+            f"  work     {work_text(self)}",
+            f"  traffic  {traffic_text(self.ledger)}",
+        ]
+        return "\n".join(line for line in lines if line)
+
+    def _optimum(self) -> str:
+        """Return the line of `repr` on the distance from the optimum, where known."""
+        gap = self.report.get("gap")
+        if not isinstance(gap, int | float) or not np.isfinite(gap):
+            return ""
+        return f"  optimum  F is at most {max(gap, 0.0):.2g} above it"
 
     @property
     def feature_names(self) -> list[str] | None:
@@ -327,6 +396,41 @@ class Result:
         return arrays
 
 
+def model_text(
+    config: Mapping[str, Any], weights: Array, intercept: Array | None
+) -> str:
+    """Return the family, the size and the penalty of a model in words."""
+    problem = config.get("problem", {})
+    parts = [str(problem.get("family", "a model"))]
+    shape = " x ".join(f"{size:,}" for size in weights.shape)
+    parts.append(f"{shape} weights" + ("" if intercept is None else " and intercept"))
+    parts += [f"{name} {problem[name]:g}" for name in ("l1", "l2") if problem.get(name)]
+    return ", ".join(parts)
+
+
+def work_text(result: Result) -> str:
+    """Return the steps, ranks and seconds of a run in words."""
+    last = result.history[-1] if result.history else {}
+    passes = int(last.get("epoch", 0)) + int(last.get("passes", 0))
+    ranks = result.report.get("ranks", 1)
+    text = (
+        f"{passes:,} passes, {result.iterations:,} steps in {result.exchanges:,}"
+        f" exchanges on {ranks:,} rank{'' if ranks == 1 else 's'}"
+    )
+    seconds = result.report.get("seconds_total")
+    return text if seconds is None else f"{text}, {seconds:.3g} s"
+
+
+def traffic_text(ledger: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what rank 0 sent in training in words."""
+    sent = [ledger.get(purpose, {}) for purpose in ("products", "agreement")]
+    calls, words, size = (
+        sum(int(entry.get(name, 0)) for entry in sent)
+        for name in ("calls", "words", "bytes")
+    )
+    return f"{calls:,} messages, {words:,} words, {size:,} bytes a rank"
+
+
 PREPARATION = "preparation"  # in its document; earlier versions did not write it
 
 # What a result's document holds besides the arrays.
@@ -343,12 +447,44 @@ SCHEMA = {
 
 
 def load_result(path: str | Path) -> Result:
-    """Read a result back from result.h5 or from the folder that holds it."""
+    """Read a result back from its file.
+
+    Parameters
+    ----------
+    path : path-like
+        A run folder, or its `result.h5`.
+
+    Returns
+    -------
+    Result
+        The result as `Result.save` has written it.
+
+    Raises
+    ------
+    DataError
+        If the file does not exist, is damaged, or holds no result.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> result = hpcsgd.fit(X, "gaussian", X[:, 0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = hpcsgd.load_result(result.save(folder))
+    >>> again.weights_sha256 == result.weights_sha256
+    True
+    """
     path = Path(path)
     # A name that the user gives may be a link; an entry of a folder may not.
     path = path / "result.h5" if path.is_dir() else Path(realpath(path))
     if not path.exists():
         raise DataError(f"{path} does not exist; name a run folder or its result.h5")
+    if is_sealed(path, ESTIMATOR):
+        raise DataError(
+            f"{path} holds an estimator and no result; read it with hpcsgd.load"
+        )
     return restore(path, *read_sealed(path, KIND, VERSION))
 
 

@@ -266,43 +266,53 @@ class Path:
 
     @cached_property
     def coefs(self) -> Array:
-        """Of all models."""
+        """Weights of all models."""
         return np.stack([one.weights for one in self.results])
 
     @cached_property
     def intercepts(self) -> Array | None:
-        """Of all models."""
+        """Intercepts of all models, or None."""
         if self.results[0].intercept is None:
             return None
         return np.stack([np.asarray(one.intercept) for one in self.results])
 
     @cached_property
     def losses(self) -> Array:
-        """Of all models."""
+        """F of all models."""
         return np.array([one.loss for one in self.results])
 
     @cached_property
     def gaps(self) -> Array:
-        """Of all models, at the last look."""
+        """Upper bounds of F − F* at the last evaluation."""
         return self._last("gap")
 
     @cached_property
     def gradients(self) -> Array:
-        """Of all models, at the last look."""
+        """Norms of the gradient at the last evaluation."""
         return self._last("gradient")
 
     @cached_property
     def n_iter(self) -> Array:
-        """Of all models."""
+        """Epochs of all models."""
         return np.array([one.history[-1]["epoch"] for one in self.results])
 
     @cached_property
     def messages(self) -> Array:
-        """Of all models."""
+        """All-reduces for products of all models."""
         return np.array([one.ledger["products"]["calls"] for one in self.results])
 
     def at(self, alpha: float) -> Result:
-        """The model of the alpha that is nearest on a logarithmic scale."""
+        """Return the model of the alpha that is nearest on a logarithmic scale.
+
+        Parameters
+        ----------
+        alpha : float
+            A penalty above 0.
+
+        Returns
+        -------
+        Result
+        """
         if not alpha > 0.0:
             raise ConfigError(f"alpha = {alpha!r} must be above 0")
         away = np.abs(np.log(self.alphas) - np.log(alpha))

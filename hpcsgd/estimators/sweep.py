@@ -117,7 +117,7 @@ class Sweep:
 
     @cached_property
     def models(self) -> tuple[SweepModel, ...]:
-        """In the order of their columns."""
+        """The l2, rate and fold of each model, in the order of the columns."""
         return tuple(SweepModel(**one) for one in self.outcome.report["models"])
 
     def __len__(self) -> int:
@@ -125,38 +125,38 @@ class Sweep:
 
     @property
     def weights(self) -> Array:
-        """(d, models), or (d, models, K) of softmax."""
+        """Weights of all models."""
         return self._apart(self.outcome.weights)
 
     @property
     def intercepts(self) -> Array | None:
-        """(models,), or (models, K)."""
+        """Intercepts of all models, or None."""
         found = self.outcome.intercept
         return None if found is None else self._apart(found)
 
     @property
     def losses(self) -> Array:
-        """F of each."""
+        """F of each model."""
         return _values(self.outcome.report["losses"], len(self))
 
     @property
     def held(self) -> Array:
-        """Mean loss of each on rows that it has not seen."""
+        """Mean loss of each model on its held-out rows."""
         return _values(self.outcome.report.get("held"), len(self))
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """With `losses` and `held` of every model in each record."""
+        """One record for each evaluation, with `losses` and `held` of every model."""
         return self.outcome.history
 
     @property
     def ledger(self) -> dict[str, dict[str, Any]]:
-        """What was sent, for all of them together."""
+        """What all models together sent."""
         return self.outcome.ledger
 
     @property
     def mean_held(self) -> Array:
-        """The held loss of each model's setting: the mean over its folds."""
+        """Held-out loss of each model's setting: the mean over its folds."""
         held, settings = self.held, [(m.l2, m.rate) for m in self.models]
         means = np.full(len(self), np.nan)
         for setting in dict.fromkeys(settings):
@@ -168,11 +168,11 @@ class Sweep:
 
     @property
     def best(self) -> int:
-        """The number of the model to use: of the best setting, on all rows.
+        """Number of the model to use: the best setting, fitted on all rows.
 
-        The setting whose mean loss on held-out rows is least. Where nothing was held
-        out, rates are compared by F; penalties cannot be, since a loss on the rows of
-        the training always favours the smallest.
+        The best setting has the least mean loss on held-out rows. Without held-out
+        rows, rates are compared by F. Penalties are not: a loss on the training rows
+        always favours the smallest penalty.
         """
         if self._is_made_up:
             raise ConfigError("one rank was timed as one of many, and learnt nothing")
@@ -199,7 +199,17 @@ class Sweep:
         return bool(self.outcome.report["emulated_members"])
 
     def status(self, number: int) -> Status:
-        """How the training of one of them ended."""
+        """Return how the training of one model ended.
+
+        Parameters
+        ----------
+        number : int
+            Number of the model, from 0, in the order of `models`.
+
+        Returns
+        -------
+        Status
+        """
         if self._is_made_up:
             return self.outcome.status
         first = float(self._first_losses[number])
@@ -210,7 +220,18 @@ class Sweep:
         return self.outcome.status
 
     def ending(self, number: int) -> str:
-        """Return its status in words; `worse` where F ended above where it began."""
+        """Return the status of one model in words.
+
+        Parameters
+        ----------
+        number : int
+            Number of the model, from 0, in the order of `models`.
+
+        Returns
+        -------
+        str
+            "worse" where F ended above where it began.
+        """
         status = self.status(number)
         loss, first = float(self.losses[number]), float(self._first_losses[number])
         return WORSE if status.is_good and is_worse(loss, first) else status.value
@@ -221,15 +242,17 @@ class Sweep:
         return _values(self.outcome.report["first_losses"] or None, len(self))
 
     def result(self, number: int) -> Result:
-        """One of them as a run of its own, for predict, evaluate and save.
+        """Return one model as a result of its own, for predict, evaluate and save.
 
         Parameters
         ----------
-        number : int, from 0 on, in the order of `models`
+        number : int
+            Number of the model, from 0, in the order of `models`.
 
         Returns
         -------
-        Result, whose ledger is that of the whole sweep
+        Result
+            Its ledger is that of the whole sweep.
         """
         model, outcome = self.models[number], self.outcome
         intercepts, held = self.intercepts, float(self.held[number])
@@ -253,7 +276,12 @@ class Sweep:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """A table, one row a model."""
+        """Return a table with one row a model.
+
+        Returns
+        -------
+        list of dict
+        """
         held, means, losses = self.held, self.mean_held, self.losses
         return [
             dict(
@@ -271,7 +299,12 @@ class Sweep:
         ]
 
     def json(self) -> str:
-        """One document: the table, the best, and what the run says of itself."""
+        """Return the table, the best model and the report as JSON.
+
+        Returns
+        -------
+        str
+        """
         document = {"best": self._best_or_none(), "models": self.rows()}
         return json.dumps(
             finite(document | {"run": self.outcome.as_dict()}),
@@ -280,7 +313,12 @@ class Sweep:
         )
 
     def csv(self) -> str:
-        """The table as text; what is not there is empty."""
+        """Return the table as CSV.
+
+        Returns
+        -------
+        str
+        """
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -288,14 +326,31 @@ class Sweep:
         return text.getvalue()
 
     def save(self, folder: str | Path) -> Path:
-        """Write sweep.csv, sweep.json, result.h5, and the best model into best/."""
+        """Write sweep.csv, sweep.json, result.h5, and the best model into best/.
+
+        Parameters
+        ----------
+        folder : path-like
+            The folder, which is made where it does not exist.
+
+        Returns
+        -------
+        pathlib.Path
+            The folder.
+        """
         folder = Path(folder)
         self.outcome.save(folder)
         self.add_to(folder)
         return folder
 
     def add_to(self, folder: Path) -> None:
-        """Write beside result.h5 what a sweep has more."""
+        """Write what a sweep has more than a result, beside result.h5.
+
+        Parameters
+        ----------
+        folder : pathlib.Path
+            The run folder.
+        """
         table, document, best = (folder / name for name in SWEEP)
         for path, text in ((table, self.csv()), (document, self.json() + "\n")):
             with saving(path):

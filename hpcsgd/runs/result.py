@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from os.path import realpath
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,8 @@ def other_values(path: Path) -> DataError:
 
 # How a run ended, and what it leaves behind.
 
+ADVICE_SHOWN = 120  # characters of an advice in `repr`
+
 KIND, VERSION = "result", 2
 ESTIMATOR = "estimator"  # the kind of file of `estimators.saved`
 
@@ -127,22 +130,22 @@ class Status(Enum):
 
     @property
     def advice(self) -> str:
-        """What to do now, or nothing."""
+        """What to do now, or an empty string."""
         return _ADVICE[self]
 
     @property
     def exit_code(self) -> int:
-        """What the command line ends with."""
+        """The exit code of the command line."""
         return _EXIT_CODES.get(self, 0)
 
     @property
     def is_finished(self) -> bool:
-        """False where somebody ended it in a hurry: no time for a last loss."""
+        """Whether the last loss was evaluated."""
         return self.is_good or self in (Status.STOPPED, Status.WORSE)
 
     @property
     def is_good(self) -> bool:
-        """True where it went as it was meant to: to the last epoch, or to its goal."""
+        """Whether the run reached its last epoch, or its goal."""
         return self in (Status.COMPLETED, Status.CONVERGED)
 
 
@@ -268,10 +271,11 @@ class Result:
 
     def __repr__(self) -> str:
         """Return five lines: the ending, the model, the optimum, work and traffic."""
+        in_brief = shorten(self.advice, ADVICE_SHOWN, placeholder=" ...")
         lines = [
             f"Result: {self.status.value}, loss {self.loss:.8g}",
             f"  model    {model_text(self.config, self.weights, self.intercept)}",
-            f"  advice   {self.advice}" if self.advice else self._optimum(),
+            f"  advice   {in_brief}" if in_brief else self._optimum(),
             f"  work     {work_text(self)}",
             f"  traffic  {traffic_text(self.ledger)}",
         ]
@@ -286,7 +290,7 @@ class Result:
 
     @property
     def feature_names(self) -> list[str] | None:
-        """Names of the columns, where the data of the training had any."""
+        """Names of the columns, where the training data has names."""
         names: list[str] | None = self.report.get("feature_names")
         return names
 
@@ -298,10 +302,7 @@ class Result:
 
     @property
     def is_worse(self) -> bool:
-        """True where it went to its end, and F there is above F where it began.
-
-        Earlier versions wrote the status `completed` for such a run.
-        """
+        """Whether the run went to its end, and F ended above where it began."""
         if self.status is Status.WORSE:
             return True
         if not self.status.is_good or not self.history or "models" in self.report:
@@ -311,9 +312,10 @@ class Result:
 
     @property
     def advice(self) -> str:
-        """What to do now, or nothing.
+        """What to do now, or an empty string.
 
-        It names the remedies that apply to the rows, and fall-backs that did not help.
+        It names the remedies that apply to the rows, and fallback levels that did not
+        help.
         """
         status = Status.WORSE if self.is_worse else self.status
         said = status.advice or str(self.report.get("advice", ""))
@@ -327,11 +329,16 @@ class Result:
 
     @property
     def weights_sha256(self) -> str:
-        """A fingerprint of the model's bits."""
+        """The SHA-256 of the weights and the intercept, in hexadecimal digits."""
         return fingerprint(self.weights, self.intercept)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the arrays, ready for JSON."""
+        """Return everything but the arrays, ready for JSON.
+
+        Returns
+        -------
+        dict
+        """
         return {
             "status": self.status.value,
             "advice": self.advice,
@@ -351,11 +358,27 @@ class Result:
         return None if self.preparation is None else self.preparation.describe()
 
     def json(self) -> str:
-        """One document; a number that is not finite is written as null."""
+        """Return everything but the arrays as JSON, with null for what is not finite.
+
+        Returns
+        -------
+        str
+        """
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
 
     def save(self, folder: str | Path) -> Path:
-        """Write result.h5 and result.json into `folder`, each whole or not at all."""
+        """Write result.h5 and result.json into a folder, each whole or not at all.
+
+        Parameters
+        ----------
+        folder : path-like
+            The folder, which is made where it does not exist.
+
+        Returns
+        -------
+        pathlib.Path
+            The file result.h5.
+        """
         folder = Path(folder)
         path, said = folder / "result.h5", folder / "result.json"
         with saving(path):
@@ -374,7 +397,12 @@ class Result:
         return path
 
     def document(self) -> dict[str, Any]:
-        """Everything but the arrays, as a sealed file holds it."""
+        """Return everything but the arrays, as a file holds it.
+
+        Returns
+        -------
+        dict
+        """
         document = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("weights", "intercept"):
             del document[name]
@@ -385,8 +413,11 @@ class Result:
         return document
 
     def arrays(self) -> dict[str, Array]:
-        """The weights, unless they have a file of their own, the intercept, and the
-        means and scales of columns.
+        """Return the arrays of a file: weights, intercept, means and scales.
+
+        Returns
+        -------
+        dict of ndarray
         """
         arrays = {} if ON_FILE in self.report else {"weights": self.weights}
         if self.preparation is not None:
@@ -414,8 +445,8 @@ def work_text(result: Result) -> str:
     passes = int(last.get("epoch", 0)) + int(last.get("passes", 0))
     ranks = result.report.get("ranks", 1)
     text = (
-        f"{passes:,} passes, {result.iterations:,} steps in {result.exchanges:,}"
-        f" exchanges on {ranks:,} rank{'' if ranks == 1 else 's'}"
+        f"{passes:,} pass{'' if passes == 1 else 'es'}, {result.iterations:,} steps in"
+        f" {result.exchanges:,} exchanges on {ranks:,} rank{'' if ranks == 1 else 's'}"
     )
     seconds = result.report.get("seconds_total")
     return text if seconds is None else f"{text}, {seconds:.3g} s"

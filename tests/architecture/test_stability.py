@@ -8,14 +8,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "stability.md"
 NAME = re.compile(r"`(hpcsgd(?:\.\w+)+)`(?:\s\(((?:`\w+`[,\s]*)+)\))?")
 
 
-def missing(text):
-    """Names on a page that cannot be imported from where it says."""
+def names_of(text):
+    """The names that a page lists, in its order."""
     for match in NAME.finditer(text):
         base, members = match.group(1), re.findall(r"\w+", match.group(2) or "")
-        for name in [f"{base}.{member}" for member in members] or [base]:
-            module, _, attribute = name.rpartition(".")
-            if not hasattr(import_module(module), attribute):
-                yield name
+        yield from [f"{base}.{member}" for member in members] or [base]
+
+
+def missing(text):
+    """Names on a page that cannot be imported from where it says."""
+    for name in names_of(text):
+        module, _, attribute = name.rpartition(".")
+        if not hasattr(import_module(module), attribute):
+            yield name
 
 
 def test_every_name_of_the_page_is_there():

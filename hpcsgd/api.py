@@ -1,5 +1,7 @@
 """Train from Python: one call, on the ranks that the program was started with."""
 
+from __future__ import annotations
+
 import logging
 import time
 import warnings

@@ -1,5 +1,7 @@
 """What scikit-learn estimators share."""
 
+from __future__ import annotations
+
 import inspect
 import re
 import textwrap
@@ -265,7 +267,7 @@ class Arguments:
 
     _instead: ClassVar[Mapping[str, str]] = {}  # of the class, before those of all
 
-    def __new__(cls, *positional: Any, **named: Any) -> "Arguments":
+    def __new__(cls, *positional: Any, **named: Any) -> Arguments:
         """Refuse what the class does not take, where its counterpart is known."""
         for name in named:
             remedy = cls._remedy(name)

@@ -1,5 +1,7 @@
 """Classifiers: logistic regression and support vector machines."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, Self
 

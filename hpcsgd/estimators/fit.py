@@ -1,5 +1,7 @@
 """`hpcsgd.fit`: from rows to a fitted model at its optimum."""
 
+from __future__ import annotations
+
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """`GLM`: any family as a scikit-learn estimator."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -19,11 +21,11 @@ from hpcsgd.glm import get_family
 Array = NDArray[Any]
 
 
-def _labels(model: "Generic") -> bool:
+def _labels(model: Generic) -> bool:
     return model._labelled
 
 
-def _probabilities(model: "Generic") -> bool:
+def _probabilities(model: Generic) -> bool:
     return model.family in PROBABLE
 
 

@@ -1,5 +1,7 @@
 """`GLM_CV`: penalties chosen by cross-validation."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """Regressors for scikit-learn."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self

@@ -1,5 +1,7 @@
 """Fitted models in files, usable without scikit-learn."""
 
+from __future__ import annotations
+
 import json
 import sys
 import warnings

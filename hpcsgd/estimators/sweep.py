@@ -1,5 +1,7 @@
 """Many models with one Gram, and races between rates."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json

@@ -4,6 +4,8 @@ A family is a row of the table `FAMILIES`; kernels/cuda/families.cuh has the sam
 formulas for GPUs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol

@@ -1,5 +1,7 @@
 """Predictions and measures of a trained model on data."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

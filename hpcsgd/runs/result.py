@@ -1,5 +1,7 @@
 """How a run ended, and its weights in a file."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

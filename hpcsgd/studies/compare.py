@@ -1,5 +1,7 @@
 """Methods and settings compared on the same data."""
 
+from __future__ import annotations
+
 import json
 import logging
 import statistics
@@ -151,7 +153,7 @@ class OneRankRun:
     nodes: str  # what its hosts are called
 
     @classmethod
-    def of(cls, setting: RunSetting) -> "OneRankRun":
+    def of(cls, setting: RunSetting) -> OneRankRun:
         """Return what a report knows of a setting of one rank."""
         first = setting.first
         return cls(
@@ -167,7 +169,7 @@ class OneRankRun:
         )
 
     @classmethod
-    def of_row(cls, row: ComparisonRow) -> "OneRankRun":
+    def of_row(cls, row: ComparisonRow) -> OneRankRun:
         """Return a row of a comparison on one rank."""
         report = row.result.report
         return cls(

@@ -1,5 +1,7 @@
 """Points of a study, run one after the other in processes."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os
@@ -113,7 +115,7 @@ def environment() -> dict[str, str]:
     return {**dict.fromkeys(THREAD_SETTINGS, "1"), **os.environ}
 
 
-def _wait(process: "subprocess.Popen[bytes]", limit: float) -> bool:
+def _wait(process: subprocess.Popen[bytes], limit: float) -> bool:
     """True where it had to be ended; nobody of it is left in any case."""
     try:
         process.wait(limit or None)
@@ -126,7 +128,7 @@ def _wait(process: "subprocess.Popen[bytes]", limit: float) -> bool:
     return False
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ask for an orderly end, then press Ctrl-C twice, then kill its own group.
 
     The second Ctrl-C is what makes the command kill its ranks, which a launcher put

@@ -114,11 +114,11 @@ def check_result(result: Any) -> None:
     if isinstance(result, Result):
         return
     kind = type(result).__name__
-    if hasattr(result, "predict"):
+    if hasattr(type(result), "predict"):
         remedy = f"call the estimator's own predict or score, or give {kind}.result_"
-    elif hasattr(result, "best"):
+    elif hasattr(type(result), "best"):
         remedy = "give one of its models, found.result(found.best)"
-    elif hasattr(result, "at"):
+    elif hasattr(type(result), "at"):
         remedy = "give one of its models, found.at(alpha)"
     else:
         remedy = "give what hpcsgd.fit, hpcsgd.train or hpcsgd.load_result returns"

@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Table(dict[Key, Value]):
+class NameTable(dict[Key, Value]):
     """A dict of names with a docstring of its own, which `help` shows.
 
     Parameters

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.errors import ConfigError, Table
+from hpcsgd.errors import ConfigError, NameTable
 from hpcsgd.formats import formats_of, get_format
 
 
@@ -81,7 +81,7 @@ def _uniform(name: str) -> Precision:
 
 
 _FP32 = _uniform("fp32")
-RECIPES: dict[str, Precision] = Table(
+RECIPES: dict[str, Precision] = NameTable(
     {
         "fp64": _uniform("fp64"),
         "fp32": _FP32,

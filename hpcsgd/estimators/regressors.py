@@ -358,9 +358,9 @@ class HuberRegressor(Regressor):
         F(w, β) = (1/Σc) Σ c_i h(a_i·w + β − y_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    with h(e) = e²/2 for |e| ≤ delta, else h(e) = delta (|e| − delta/2). If `delta` is
-    None, it is epsilon·scale_, where `scale_` is the σ of the residuals e of the
-    minimum: Σ c_i min((e_i/σ)², epsilon²) = Σc.
+    with h(e) = e²/2 for abs(e) ≤ delta, else h(e) = delta (abs(e) − delta/2). If
+    `delta` is None, it is `epsilon` times `scale_`. The scale is the σ of the residuals
+    e of the minimum: Σ c_i min((e_i/σ)², epsilon²) = Σc.
 
     Attributes
     ----------
@@ -378,7 +378,7 @@ class HuberRegressor(Regressor):
     Notes
     -----
     scikit-learn's class of this name has the same minimiser and the same `scale_` at
-    the same epsilon and its alpha = alpha·Σc/scale_. `partial_fit` takes the scale from
+    the same epsilon and at its alpha = alpha Σc/σ. `partial_fit` takes the scale from
     its own rows before the epoch.
 
     References

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError, Table
+from hpcsgd.errors import ConfigError, NameTable
 from hpcsgd.glm.families import SYNONYMS, Family
 from hpcsgd.glm.unrolling import UnrolledSteps, unroll
 from hpcsgd.glm.updates import (
@@ -26,7 +26,7 @@ from hpcsgd.glm.updates import (
     Velocity,
 )
 
-FAMILIES: dict[str, str | type[Family]] = Table(
+FAMILIES: dict[str, str | type[Family]] = NameTable(
     {
         "gaussian": "hpcsgd.glm.families:Gaussian",
         "logistic": "hpcsgd.glm.families:Logistic",
@@ -246,7 +246,7 @@ def _probes(targets: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
 
 # How a gradient becomes a step.
 
-UPDATES: dict[str, type[LinearUpdate]] = Table(
+UPDATES: dict[str, type[LinearUpdate]] = NameTable(
     {
         "sgd": Sgd,
         "momentum": HeavyBall,

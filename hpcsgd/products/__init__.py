@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import Any
 
-from hpcsgd.errors import ConfigError, Table
+from hpcsgd.errors import ConfigError, NameTable
 
-PRODUCTS: dict[str, str] = Table(
+PRODUCTS: dict[str, str] = NameTable(
     {
         "direct": "hpcsgd.products.direct:Direct",
         "gram": "hpcsgd.products.gram:Gram",

@@ -72,6 +72,12 @@ class View:
         One record for each evaluation.
     events : list of dict
         Alarms, and what was done about them.
+
+    Examples
+    --------
+    >>> from hpcsgd.solvers.callbacks import View
+    >>> View(epochs=10, exchanges_planned=100, total_rows=4000).status
+    'running'
     """
 
     epochs: int
@@ -92,7 +98,15 @@ class View:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, ledger: Ledger, **more: Any) -> None:
-        """One line more of the loss curve."""
+        """Add a record to `history`; the run calls it.
+
+        Parameters
+        ----------
+        ledger : Ledger
+            The account of what was sent so far.
+        **more : dict
+            Further entries of the record.
+        """
         self.history.append(
             {
                 "epoch": self.epoch,

@@ -1,18 +1,8 @@
-"""docs/stability.md names what users may lean on: each name is there."""
+"""docs/stability.md names what users may rely on: each name exists."""
 
-import re
 from importlib import import_module
-from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "stability.md"
-NAME = re.compile(r"`(hpcsgd(?:\.\w+)+)`(?:\s\(((?:`\w+`[,\s]*)+)\))?")
-
-
-def names_of(text):
-    """The names that a page lists, in its order."""
-    for match in NAME.finditer(text):
-        base, members = match.group(1), re.findall(r"\w+", match.group(2) or "")
-        yield from [f"{base}.{member}" for member in members] or [base]
+from tests.helpers.stability import PAGE, names_of
 
 
 def missing(text):
@@ -30,3 +20,11 @@ def test_every_name_of_the_page_is_there():
 def test_a_name_that_left_is_found():
     planted = "`hpcsgd.comm.open_world`, `hpcsgd.studies` (`strong`, `never_there`)"
     assert list(missing(planted)) == ["hpcsgd.studies.never_there"]
+
+
+def test_what_an_extension_needs_is_on_the_page():
+    wanted = {f"hpcsgd.glm.{name}" for name in ("register", "Family")}
+    wanted |= {f"hpcsgd.agreements.{name}" for name in ("register", "Agreement")}
+    wanted |= {f"hpcsgd.agreements.codecs.{name}" for name in ("register", "Codec")}
+    wanted |= {f"hpcsgd.solvers.callbacks.{name}" for name in ("View", "Request")}
+    assert wanted <= set(names_of(PAGE.read_text()))

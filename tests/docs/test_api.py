@@ -4,20 +4,18 @@ import doctest
 import importlib
 import inspect
 import re
-from pathlib import Path
+from enum import Enum
 
 import pytest
 
 import hpcsgd
-from tests.architecture.test_stability import names_of
+from tests.helpers.stability import PAGE, names_of
 
-ROOT = Path(__file__).parents[2]
-STABLE = ROOT / "docs" / "stability.md"
 # Modules on the page of stability, whose functions it lists one by one.
 NAMES = [f"hpcsgd.{name}" for name in hpcsgd.__all__ if name != "__version__"]
 NAMES += [
     name
-    for name in names_of(STABLE.read_text())
+    for name in names_of(PAGE.read_text())
     if name not in (*NAMES, "hpcsgd.__all__")
 ]
 # scikit-learn gives these their docstrings.
@@ -54,7 +52,8 @@ def callables():
     for name in NAMES:
         item = item_of(name)
         if isinstance(item, type):
-            if not issubclass(item, BaseException) and not hasattr(item, "__members__"):
+            is_made = not getattr(item, "_is_protocol", False)
+            if is_made and not issubclass(item, BaseException | Enum):
                 yield name, item
             yield from methods_of(name, item)
         elif callable(item):

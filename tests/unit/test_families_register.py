@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import hpcsgd
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.glm import FAMILIES, Family, get_family, register
+from hpcsgd.runs.checks import resolve_names
 
 LOG2 = np.log(2.0)
 
@@ -164,3 +166,10 @@ def test_every_family_of_the_package_is_complete(name):
 def get_family_of(where):
     FAMILIES["this"] = where
     return get_family("this")
+
+
+def test_a_gpu_has_no_kernels_of_it():
+    register("logcosh", LogCosh)
+    tables = {"problem": {"family": "logcosh"}, "run": {"device": "cuda"}}
+    with pytest.raises(ConfigError, match="'logcosh' has no kernels .* --device cpu"):
+        resolve_names(hpcsgd.RunConfig.parse(tables), SerialCommunicator())

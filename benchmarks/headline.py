@@ -86,7 +86,7 @@ def _conditions(document: Figures) -> str:
         f"{asked['rows']} rows, batches of {asked['batch']}, {asked['epochs']} epochs"
         " in one order of rows (shuffle-once), two MPI ranks of one thread on"
         f" {machine['cores']} cores of {machine['model']}"
-        f" ({', '.join(machine['features'])}), emulated networks; medians of"
+        f" ({', '.join(machine['features'])}). Networks are emulated. Medians of"
         f" {asked['repeats']} runs in turns, each product with its fastest s,"
         f" at a load average of {min(loads):.1f} to {max(loads):.1f}"
         " (`benchmarks/results/bench_headline.json`)."

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 from enum import Enum
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,9 @@ NAMES += [
     for name in names_of(PAGE.read_text())
     if name not in (*NAMES, "hpcsgd.__all__")
 ]
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+PACKAGE = Path(hpcsgd.__file__).parent
+WITH_EXAMPLES = [p for p in sorted(PACKAGE.rglob("*.py")) if ">>> " in p.read_text()]
 # scikit-learn gives these their docstrings.
 INHERITED = re.compile(r"set_\w+_request|get_params|get_metadata_routing|score")
 
@@ -86,10 +90,31 @@ def test_the_example_of_a_public_name_is_true(name):
     names = {"__name__": "example"}
     test = doctest.DocTestParser().get_doctest(inspect.getdoc(item), names, name, "", 0)
     assert test.examples, f"{name} has no example"
-    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert failures_of(test) == ""
+
+
+def failures_of(test):
+    """What the examples of a docstring print where it is not what they show."""
     said = []
-    runner = doctest.DocTestRunner(optionflags=flags)
-    assert not runner.run(test, out=said.append).failed, "".join(said)
+    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=said.append)
+    return "".join(said)
+
+
+def other_tests(path):
+    """The examples of a file, without those of public names."""
+    module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    module = importlib.import_module(module.removesuffix(".__init__"))
+    public = {inspect.getdoc(item_of(name)) for name in NAMES}
+    for test in doctest.DocTestFinder().find(module):
+        if test.examples and inspect.cleandoc(test.docstring) not in public:
+            yield test
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda p: p.stem)
+def test_other_examples_are_true(path):
+    """Those of functions that the pages do not list."""
+    for test in other_tests(path):
+        assert failures_of(test) == ""
 
 
 def test_no_docstring_has_a_type_and_a_description_on_one_line():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from functools import wraps
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,6 +34,9 @@ from hpcsgd.runs.defaults import RACE, FitSettings, grid_on
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import NullModel, Start, initial_weights_error, settings_of
 from hpcsgd.solvers.callbacks import Callback, View
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # The run of a fit, and its model on all ranks.
 
@@ -197,7 +202,48 @@ def agree_on_names(
 
 # The functional door: data in, a model out.
 
+# Arguments of other functions and classes, and what says the same in `fit`.
+OTHER_NAMES = {
+    "C": "alpha = 1/(C·n) for n rows",
+    "l1": "alpha with l1_ratio=1",
+    "l2": "alpha",
+    "lambda_": "alpha",
+    "penalty": "l1_ratio, 0.0 for l2 and 1.0 for l1, or alpha=0.0 for none",
+    "max_iter": "epochs",
+    "n_iter": "epochs",
+    "random_state": "seed",
+    "learning_rate": "rate",
+    "lr": "rate",
+    "eta0": "rate",
+    "batch_size": "batch",
+    "intercept": "fit_intercept",
+    "loss": "family",
+    "target": "y",
+    "world": "comm",
+    "weights": "sample_weight, or start for weights to begin with",
+    "exposure": "offset=numpy.log(exposure)",
+    "positive": "bounds=(0, None)",
+}
 
+
+def answers_other_names(function: Callable[P, T]) -> Callable[P, T]:
+    """Answer arguments that `function` has under another name."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*positional: P.args, **named: P.kwargs) -> T:
+        for name in named:
+            if name not in known and name in OTHER_NAMES:
+                raise TypeError(
+                    f"{function.__name__} has no argument {name}; give"
+                    f" {OTHER_NAMES[name]}"
+                )
+        return function(*positional, **named)
+
+    return checked
+
+
+@answers_other_names
 @one_thread()
 def fit(
     data: Any,
@@ -377,7 +423,7 @@ def fit(
     sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
     result = run_fit(wanted, data, sides, classes, start, comm, callbacks)
     if result.advice:
-        warnings.warn(result.advice, ConvergenceWarning, stacklevel=3)
+        warnings.warn(result.advice, ConvergenceWarning, stacklevel=4)
     return result
 
 

@@ -17,7 +17,7 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.fit import fit, ranks_of, timeout_in
+from hpcsgd.estimators.fit import answers_other_names, fit, ranks_of, timeout_in
 from hpcsgd.estimators.inputs import FitData, open_data
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
@@ -330,6 +330,7 @@ class Path:
 SOLVERS = ("auto", COORDINATE, "sgd")
 
 
+@answers_other_names
 @one_thread()
 def path(
     X: Any,

@@ -337,8 +337,16 @@ class Result:
     def largest_weights(self, count: int) -> list[dict[str, Any]]:
         """Return the weights of largest magnitude, the largest first, ties by column.
 
-        Each is a dictionary of its `column`, the `name` of that column where the data
-        had names, its `class` where there are several, and its `weight`.
+        Parameters
+        ----------
+        count : int
+            How many weights to return.
+
+        Returns
+        -------
+        list of dict
+            Each has its `column`, the `name` of that column where the data has names,
+            its `class` where there are several, and its `weight`.
         """
         weights = np.asarray(self.weights, dtype=np.float64)
         labels, names = self.report.get("labels"), self.feature_names

@@ -73,6 +73,16 @@ def test_every_parameter_is_described():
     assert not offenders, "not in the docstring:\n" + "\n".join(offenders)
 
 
+def test_what_all_ranks_must_call_says_so():
+    """Whatever takes ranks says in its first line that it is collective."""
+    offenders = []
+    for name, item in callables():
+        takes = {"comm", "world"} & set(inspect.signature(item).parameters)
+        if takes and "Collective." not in (inspect.getdoc(item) or "").split("\n\n")[0]:
+            offenders.append(name)
+    assert not offenders, "\n".join(offenders)
+
+
 def test_a_parameter_that_is_not_described_is_found():
     def planted(first, second):
         """Parameters\n----------\nfirst : int\n"""

@@ -137,3 +137,19 @@ def test_tables_say_what_they_are():
         table = getattr(hpcsgd, name)
         assert table.__doc__ != dict.__doc__ and "name ->" in table.__doc__
         assert isinstance(table, dict) and table == dict(table)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("l2", "alpha"), ("C", "alpha = 1/"), ("max_iter", "epochs"), ("loss", "family")],
+)
+def test_an_argument_by_another_name_is_answered_with_ours(name, says):
+    X, y = problem()
+    for function in (hpcsgd.fit, hpcsgd.path):
+        own = function.__name__
+        with pytest.raises(
+            TypeError, match=f"{own} has no argument {name}; give {says}"
+        ):
+            function(X, y=y, **{name: 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        hpcsgd.fit(X, y=y, colour=1)

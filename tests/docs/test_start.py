@@ -115,7 +115,7 @@ def products():
         return f"{two_digits(min(ratios))} to {two_digits(max(ratios))}"
 
     yield (
-        f"With 50 µs a message, product `gram` is {times(lan, 'gram')} times as fast as"
+        f"With 50 µs a message, `gram` is {times(lan, 'gram')} times as fast as"
         f" plain SGD, `cached` {times(lan, 'cached')} times and `gather-once`"
         f" {times(lan, 'gather-once')} times."
     )

@@ -203,11 +203,25 @@ def conversion():
     )
 
 
+def defaults():
+    """What docs/start/library.md says of fits without an argument."""
+    sets = figures_of("bench_defaults")
+    assert max(row["gap"] for row in sets) <= 3e-9
+    assert not any(row["warnings"] for row in sets)
+    yield f"fits {len(sets)} data sets without an argument"
+    bolder = [row["rate"] / row["rate_of_rows"] for row in sets]
+    yield (
+        f"On the {len(sets)} sets above this rate is {min(bolder):.1f} to"
+        f" {max(bolder):.0f} times the rate of the longest row."
+    )
+
+
 PROBLEM = "start/problem"
 FIGURES = [
     ("../README", products),
     *((PROBLEM, made) for made in (waiting, scikit_learn, ddp, ranking)),
     ("start/cluster", conversion),
+    ("start/library", defaults),
 ]
 
 

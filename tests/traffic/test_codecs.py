@@ -1,4 +1,4 @@
-"""Bytes and messages of every codec, restated from docs/methods.md, by the ledger.
+"""Bytes and messages of every codec, as docs/reference/methods/codecs.md has them.
 
 Nothing here asks a codec what it sends: D words of `size` bytes, R replicas, the parts.
 """

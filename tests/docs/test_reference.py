@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict, fields
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 import h5py
@@ -27,6 +28,7 @@ from hpcsgd.runs.checkpoint import NAME as CHECKPOINT
 from hpcsgd.runs.folder import FILES
 from hpcsgd.runs.result import Status
 from hpcsgd.tuning.machine import LEVEL, RANK
+from tests.traffic.test_codecs import FORMULAS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
@@ -74,6 +76,37 @@ def test_a_method_and_a_codec_have_a_card(name):
     heads = re.findall(r"(?m)^\| (\w+) \| \S", card)
     assert set(ROWS_OF_A_CARD) <= set(heads), f"the card of {name} lacks a row"
     assert re.match(r"\n\S", card), f"the card of {name} lacks its sentences"
+
+
+def value_of(formula, **names):
+    """Return what a formula of a card is for these values of its letters."""
+    text = formula.partition(";")[0].partition(" in ")[0].partition(", by ")[0]
+    text = re.sub(r"⌈([^⌉]*)⌉", r"ceil(\1)", text.replace("·", "*"))
+    text = text.replace(")(", ")*(")
+    text = re.sub(r"(\d|\b[A-Za-z]\b|\)) +(?=[\w(])", r"\1*", text)
+    return eval(text, {"ceil": ceil, "min": min, **names})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("identity", "bf16", "fp16", "fp8", "topk", "randomk", "qsgd", "nuqsgd"),
+        *("sign", "byte", "bytegrad", "powersgd"),
+    ],
+)
+def test_a_card_has_the_formula_that_the_ledger_is_held_to(name):
+    """Of tests/traffic/test_codecs.py, where words divide by replicas and chunks."""
+    words, replicas = 14400, 4
+    sends = re.search(r"(?m)^\| Sends \| (.*) \|$", cards()[name])[1]
+    if sends == "as qsgd":
+        sends = re.search(r"(?m)^\| Sends \| (.*) \|$", cards()["qsgd"])[1]
+    letters = {
+        **{"D": words, "R": replicas, "chunk": 16, "r": 1, "n": 120, "m": 120},
+        "bits": 4 if name == "qsgd" else 3,
+        "k": round((0.2 if name == "randomk" else 0.1) * words),
+    }
+    parts = np.ones((replicas, words), np.float32)
+    assert value_of(sends, **letters) == FORMULAS[name](name, parts, 4, 0)
 
 
 def test_no_card_is_of_something_that_is_gone():

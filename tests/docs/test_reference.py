@@ -18,13 +18,15 @@ from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.cli.flags import FLAGS, SWITCHES
 from hpcsgd.cli.template import comments, explain
 from hpcsgd.comm.nccl import PINNED, SAFER
-from hpcsgd.config import METHODS, RunConfig
+from hpcsgd.config import METHODS, RunConfig, apply_settings
 from hpcsgd.data.synthetic import write_synthetic
+from hpcsgd.errors import ConfigError
 from hpcsgd.glm import ADAPTIVE, FAMILIES, UPDATES, get_family
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import Launcher, Limits, NodeResources
 from hpcsgd.precision import RECIPES
 from hpcsgd.runs.checkpoint import NAME as CHECKPOINT
+from hpcsgd.runs.checks import check
 from hpcsgd.runs.folder import FILES
 from hpcsgd.runs.result import Status
 from hpcsgd.tuning.machine import LEVEL, RANK
@@ -69,13 +71,19 @@ def cards():
     return found
 
 
-@pytest.mark.parametrize("name", sorted({*METHODS, *CODECS}))
-def test_a_method_and_a_codec_have_a_card(name):
-    """A card says what is sent, set, refused and published, and whether on GPUs."""
-    card = cards()[name]
-    heads = re.findall(r"(?m)^\| (\w+) \| \S", card)
-    assert set(ROWS_OF_A_CARD) <= set(heads), f"the card of {name} lacks a row"
-    assert re.match(r"\n\S", card), f"the card of {name} lacks its sentences"
+def test_every_method_and_codec_has_its_card_and_nothing_else():
+    assert set(cards()) == {*METHODS, *CODECS}
+
+
+def test_a_card_is_complete():
+    """Its sentences; what is sent, set, refused and published; whether on GPUs."""
+    offenders = []
+    for name, card in cards().items():
+        heads = re.findall(r"(?m)^\| (\w+) \| \S", card)
+        offenders += [f"{name}: {row}" for row in set(ROWS_OF_A_CARD) - set(heads)]
+        if not re.match(r"\n[A-Z8]", card):
+            offenders.append(f"{name}: no sentence")
+    assert not offenders, "cards lack:\n" + "\n".join(offenders)
 
 
 def value_of(formula, **names):
@@ -109,16 +117,43 @@ def test_a_card_has_the_formula_that_the_ledger_is_held_to(name):
     assert value_of(sends, **letters) == FORMULAS[name](name, parts, 4, 0)
 
 
-def test_no_card_is_of_something_that_is_gone():
-    assert set(cards()) == {*METHODS, *CODECS}
-
-
 def test_the_table_of_methods_has_all_of_them():
     table = section("methods", "Choose a method")
     links = re.findall(r"\[([\w, -]+)\]\(methods/\w+\.md#([\w-]+)\)", table)
     named = {name for text, _ in links for name in text.split(", ")}
     assert named == set(METHODS)
     assert {anchor for _, anchor in links} <= set(cards())
+
+
+def refusals():
+    """Return (setting, method, whether it is refused) for each cell of the matrix."""
+    lines = re.findall(r"(?m)^\| .*", section("methods", "What a method refuses"))
+    heads, *rows = [[cell.strip() for cell in x.split("|")[1:-1]] for x in lines]
+    for setting, *cells in rows:
+        for method, cell in zip(heads[1:], cells, strict=True):
+            yield setting.strip("`"), method, cell == "×"
+
+
+def test_a_method_refuses_what_the_matrix_says():
+    """Of two replicas, before any data is read."""
+    offenders = [
+        f"{method}, {setting}"
+        for setting, method, refuses in refusals()
+        if is_refused(method, setting) is not refuses
+    ]
+    assert not offenders, "another answer than the page's:\n" + "\n".join(offenders)
+
+
+def is_refused(method, setting):
+    tables = {"agreement": {"method": method}, "grid": {"replicas": 2}}
+    if method == "infinity":
+        tables["run"] = {"out": "somewhere"}
+    try:
+        config = RunConfig.parse(apply_settings(tables, [setting]))
+        check(config, config.precision.resolve())
+    except ConfigError:
+        return True
+    return False
 
 
 def test_an_update_is_on_the_page_of_updates():
@@ -255,17 +290,15 @@ def literals():
     """Return every text of each file of the package, with `...` for what is put in."""
     found = {}
     for path in sorted((ROOT / "hpcsgd").rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(ast.parse(path.read_text())))
         parts = {
             id(part)
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.JoinedStr)
             for part in ast.walk(node)
             if part is not node
         }
-        found[path] = [
-            text for node in ast.walk(tree) if (text := text_of(node, parts))
-        ]
+        found[path] = [text for node in nodes if (text := text_of(node, parts))]
     return found
 
 
@@ -287,17 +320,23 @@ def messages():
     return rows
 
 
-@pytest.mark.parametrize("message", messages())
-def test_a_message_is_one_of_the_code(message):
-    """All of its words, in their order, in one text or in texts of one file."""
-    parts = [part.strip(" ;:,") for part in message.split("...")]
-    parts = [part for part in parts if len(part) > 2]
-    assert parts
-    for texts in literals().values():
-        whole = " ".join("\0".join(texts).split(" "))
-        if all(part in whole for part in parts):
-            return
-    pytest.fail(f"no file of the package says: {message}")
+def test_a_message_is_one_of_the_code():
+    """All of its words, in texts of one file of the package."""
+    files = [" ".join("\0".join(texts).split(" ")) for texts in literals().values()]
+    offenders = [
+        message
+        for message in messages()
+        if not any(all(part in text for part in parts(message)) for text in files)
+    ]
+    assert not offenders, "no file of the package has:\n" + "\n".join(offenders)
+
+
+def parts(message):
+    """The words between what is put in."""
+    found = [part.strip(" ;:,") for part in message.split("...")]
+    found = [part for part in found if len(part) > 2]
+    assert found, message
+    return found
 
 
 def test_the_attributes_and_data_sets_of_a_store_are_documented(tmp_path):

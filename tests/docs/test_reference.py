@@ -40,7 +40,7 @@ FOREIGN = (
     "SLURM|PMI|PMIX|OMPI|MPICH|NCCL|UCX|CUDA|HYDRA|KVIKIO|MPIR|PALS|I_MPI|MPI|MV2|FI"
 )
 BEGINNINGS = {"HPCSGD_EXPECT", "OMPI_COMM_WORLD"}
-ROWS_OF_A_CARD = ("Sends", "Settings", "Refuses", "GPU", "Paper")
+ROWS_OF_A_CARD = ("Formula", "Sends", "Settings", "Refuses", "GPU", "Paper")
 
 
 def page(name):

@@ -30,7 +30,7 @@ from hpcsgd.runs.checks import check
 from hpcsgd.runs.folder import FILES
 from hpcsgd.runs.result import Status
 from hpcsgd.tuning.machine import LEVEL, RANK
-from tests.traffic.test_codecs import FORMULAS
+from tests.helpers.codec_formulas import FORMULAS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
@@ -103,7 +103,7 @@ def value_of(formula, **names):
     ],
 )
 def test_a_card_has_the_formula_that_the_ledger_is_held_to(name):
-    """Of tests/traffic/test_codecs.py, where words divide by replicas and chunks."""
+    """By tests/traffic/test_codecs.py, where words divide by replicas and chunks."""
     words, replicas = 14400, 4
     sends = re.search(r"(?m)^\| Sends \| (.*) \|$", cards()[name])[1]
     if sends == "as qsgd":

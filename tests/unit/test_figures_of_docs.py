@@ -485,7 +485,7 @@ def _next(row):
 PAGES = [
     *(("methods", buckets), ("overlap", overlap), ("zero", slices), ("zero", zero)),
     *(("infinity", infinity), ("anybatch", anybatch), ("gpu", gpu_counts)),
-    ("penalties", wide),
+    ("howto/sparse-penalties", wide),
     *(("performance", headline), ("performance", network)),
 ]
 

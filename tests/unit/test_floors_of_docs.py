@@ -234,7 +234,7 @@ def own_rates():
 
 
 PAGES = [
-    ("compare", own_rates),
+    ("howto/compare", own_rates),
     ("updates", supporting),
     *(("methods", accordion), ("bagua", bagua), ("averages", averages)),
     *(("methods", floors_of_codecs), ("averages", floors_of_averages)),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.figures import figures_of
+
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 INDEX = (HOWTO / "index.md").read_text()
 NAMES = re.findall(r"(?m)^([a-z-]+)$", INDEX.partition("{toctree}")[2])
@@ -57,3 +59,13 @@ def test_the_python_of_the_page_on_sweeps_runs(capsys):
         exec(compile(block, "sweep-penalties.md", "exec"), names)
     assert "36 models" in capsys.readouterr().out
     assert names["rate"] > 0
+
+
+def test_the_ratio_on_the_page_of_comparisons_is_that_of_the_file():
+    (row,) = (
+        row
+        for row in figures_of("bench_network")
+        if (row["network"], row["batch"], row["steps"]) == ("lan", 8, 8)
+    )
+    text = " ".join((HOWTO / "compare.md").read_text().split())
+    assert f"{row['speedup']:.2f} times as fast with b = 8 and s = 8" in text

@@ -1,4 +1,4 @@
-"""docs/stability.md names what users may rely on: each name exists."""
+"""docs/reference/stability.md names what users may rely on: each name exists."""
 
 from importlib import import_module
 

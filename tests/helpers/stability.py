@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "stability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stability.md"
 NAME = re.compile(r"`(hpcsgd(?:\.\w+)+)`(?:\s\(((?:`\w+`[,\s]*)+)\))?")
 
 

@@ -4,8 +4,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.config import METHODS

@@ -16,10 +16,10 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import METHODS, MethodRow
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.updates import RateConfig
+from hpcsgd.runs.figures import COSTS, loss_curves
 from hpcsgd.studies import compare, compare_methods
 from hpcsgd.studies.compare import BRIEF, LINE_UP, line_up, parse_methods
 from hpcsgd.studies.plan import Refusal, make_setting, of_row
-from hpcsgd.studies.plots.matplotlib import COSTS, loss_curves
 from tests.helpers.harness import make_problem
 
 BATCH = 24  # divided by 1, 2, 3, 4 and 6 replicas, in two batches or more

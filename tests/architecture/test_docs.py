@@ -4,15 +4,13 @@ import doctest
 import importlib
 import re
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from hpcsgd.agreements.codecs import CODECS
-from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.parser import make_parser
-from hpcsgd.config import METHODS, RunConfig
+from hpcsgd.config import METHODS
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm import ADAPTIVE, FAMILIES, UPDATES
 from hpcsgd.products import PRODUCTS
@@ -156,42 +154,22 @@ def test_examples_in_docstrings_run(name):
     assert results.attempted and not results.failed
 
 
-def test_the_page_of_scope_names_every_technique_that_runs():
-    """What a flag can name stands among the techniques, and none is called planned."""
-    text = (ROOT / "docs" / "scope.md").read_text()
-    assert "## Planned" not in text
-    built = text.partition("## Built")[2].partition("\n## ")[0]
+def techniques():
+    """Return the table of techniques of docs/trust/index.md."""
+    text = (ROOT / "docs" / "trust" / "index.md").read_text()
+    return text.partition("## Techniques")[2].partition("\n## ")[0]
+
+
+def test_the_table_of_techniques_names_every_technique_that_runs():
+    """What a flag can name stands in the table."""
     names = {*METHODS, *CODECS, *PRODUCTS, *UPDATES, *ADAPTIVE, *FAMILIES}
-    missing = names - {"identity", "sgd"} - set(re.findall(r"`([^`]+)`", built))
-    assert not missing, f"docs/scope.md lacks {sorted(missing)}"
+    missing = names - {"identity", "sgd"} - set(re.findall(r"`([^`]+)`", techniques()))
+    assert not missing, f"docs/trust/index.md lacks {sorted(missing)}"
 
 
-def test_the_page_of_scope_names_files_that_are_there():
+def test_the_table_of_techniques_names_files_that_exist():
     """The code and the tests of every technique."""
-    rows = re.findall(r"(?m)^\|.*", (ROOT / "docs" / "scope.md").read_text())
-    paths = {p for row in rows for p in re.findall(r"`((?:\w+/)+[\w.]*)`", row)}
+    paths = set(re.findall(r"`((?:\w+/)+[\w.]*)`", techniques()))
     assert len(paths) > 50
     missing = sorted(path for path in paths if not (ROOT / path).exists())
-    assert not missing, f"docs/scope.md names {missing}"
-
-
-def test_every_setting_is_documented():
-    """docs/train.md names every key of every section."""
-    text = (ROOT / "docs" / "train.md").read_text()
-    for section, table in asdict(RunConfig()).items():
-        assert f"[{section}]" in text
-        for key in table:
-            assert re.search(rf"\b{key}\b", text), f"{section}.{key}"
-
-
-@pytest.mark.parametrize("key, names", [("method", METHODS), ("codec", CODECS)])
-def test_every_method_and_codec_is_in_its_row(key, names):
-    text = (ROOT / "docs" / "train.md").read_text()
-    row = re.search(rf"(?m)^\| {key} \| `--{key}` .*", text)[0]
-    assert set(names) <= set(re.split(r"[ ,:|]+", row))
-
-
-def test_every_flag_is_documented():
-    text = "".join(path.read_text() for path in DOCUMENTS)
-    for flag, _, _ in (*FLAGS, *SWITCHES, *NEGATIVE):
-        assert f"`{flag}" in text or f" {flag} " in text, flag
+    assert not missing, f"docs/trust/index.md names {missing}"

@@ -305,14 +305,15 @@ class NotebookLine:
 
     def show(self, share: float, text: str) -> None:
         """Show `text` behind a bar of which the part `share` is full."""
-        from IPython.display import display
+        from IPython import display
 
+        show: Any = display.display
         share = min(max(share, 0.0), 1.0)
         bar = f'<progress value="{share:.3f}" max="1"></progress>'
         line = f"{100 * share:.0f} %  {text}"
         data = {"text/plain": line, "text/html": f"{bar} {escape(line)}"}
         if self.handle is None:
-            self.handle = display(data, raw=True, display_id=True)
+            self.handle = show(data, raw=True, display_id=True)
         else:
             self.handle.update(data, raw=True)
 

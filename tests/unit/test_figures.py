@@ -168,9 +168,9 @@ class Cells:
 
     def __init__(self, monkeypatch):
         self.lines = []
-        module = type(sys)("IPython.display")
-        module.display = self.display
-        monkeypatch.setitem(sys.modules, "IPython.display", module)
+        package, module = type(sys)("IPython"), type(sys)("IPython.display")
+        package.display, module.display = module, self.display
+        monkeypatch.setitem(sys.modules, "IPython", package)
         monkeypatch.setattr(progress, "in_notebook", lambda: True)
         monkeypatch.setattr("hpcsgd.estimators.fit.in_notebook", lambda: True)
 

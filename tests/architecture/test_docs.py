@@ -53,15 +53,6 @@ def test_the_examples_of_estimators_run(capsys):
     assert "D² = 0." in capsys.readouterr().out
 
 
-def test_the_examples_of_sweeps_run(capsys):
-    """All blocks of the page, one behind the other."""
-    text, names = (ROOT / "docs" / "sweep.md").read_text(), {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
-        exec(compile(block, "sweep.md", "exec"), names)
-    assert "36 models" in capsys.readouterr().out
-    assert names["rate"] > 0
-
-
 def commands_in(path):
     """Every `hpcsgd ...` of the indented blocks, without its launcher, as words."""
     text = path.read_text().replace("\\\n", " ")

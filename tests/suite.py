@@ -28,6 +28,7 @@ COMPUTE = (
 )
 SLOW = ("estimators", "kernels")  # which --quick leaves out
 WAITS = ("slurm",)  # for a scheduler, most of its time
+SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 
@@ -35,8 +36,9 @@ UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 def parts(count):
     """Arguments of pytest on so many cores: runs one by one, and one beside them."""
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
+    names = [name for name in names if name not in SITE]
     if count < 2 or find_spec("xdist") is None:
-        return [], ("tests",)
+        return [], tuple(f"tests/{name}" for name in names)
     launching = [f"tests/{name}" for name in names if name not in (*COMPUTE, *WAITS)]
     waiting = [f"tests/{name}" for name in WAITS]
     compute = [f"tests/{name}" for name in COMPUTE]

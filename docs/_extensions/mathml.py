@@ -1,0 +1,46 @@
+"""Formulas as MathML, made at build time: the pages need no script for them."""
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.math import get_node_equation_number
+from sphinx.writers.html5 import HTML5Translator
+
+LOGGER = logging.getLogger(__name__)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the renderer of the HTML builder."""
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def inline(translator: HTML5Translator, node: nodes.math) -> None:
+    """Write a formula inside a line."""
+    translator.body.append(mathml(node, "inline"))
+    raise nodes.SkipNode
+
+
+def block(translator: HTML5Translator, node: nodes.math_block) -> None:
+    """Write a formula on a line of its own, with its number where it has one."""
+    translator.body.append(translator.starttag(node, "div", CLASS="math"))
+    if node["number"]:
+        number = get_node_equation_number(translator, node)
+        translator.body.append(f'<span class="eqno">({number})</span>')
+    translator.body.append(mathml(node, "block"))
+    translator.body.append("</div>\n")
+    raise nodes.SkipNode
+
+
+def mathml(node: nodes.Element, display: str) -> str:
+    """Return the formula of a node; a command that stays as text is a warning."""
+    try:
+        text = convert(node.astext(), display=display)
+    except Exception as error:
+        text, reason = "", repr(error)
+    else:
+        reason = "a command is unknown" if "\\" in text or "&#x0005C;" in text else ""
+    if reason:
+        LOGGER.warning("no MathML of %r: %s", node.astext(), reason, location=node)
+    return text

@@ -1,26 +1,52 @@
 """Build the site into docs/_build/html: python docs/build.py
 
-A warning is an error. After an error the next build reads every page again, since
-Sphinx repeats no warning of a page that has not changed.
+A warning is an error. What a build has made is kept for the next one as long as the
+package, the configuration and the extensions of the site are the same and no build has
+failed: Sphinx repeats no warning of a page that has not changed.
 """
 
+import hashlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
+BUILD = DOCS / "_build"
+KEY = BUILD / "key"
+SOURCES = ("hpcsgd/**/*", "kernels/**/*", "docs/*.py", "docs/_*s/*.py", "setup.cfg")
+SUFFIXES = (".py", ".c", ".h", ".cu", ".cuh", ".toml", ".cfg")
 
 
 def main() -> int:
     """Return Sphinx's exit code."""
+    key = current_key()
+    if not KEY.exists() or KEY.read_text() != key:
+        clean()
+    KEY.unlink(missing_ok=True)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
-    folders = [DOCS, DOCS / "_build" / "html"]
-    doctrees = DOCS / "_build" / "doctrees"
+    folders = [DOCS, BUILD / "html"]
+    doctrees = BUILD / "doctrees"
     done = subprocess.run([*command, "-d", doctrees, *folders], cwd=DOCS.parent)
-    if done.returncode:
-        shutil.rmtree(doctrees, ignore_errors=True)
+    if done.returncode == 0:
+        KEY.write_text(key)
     return done.returncode
+
+
+def current_key() -> str:
+    """Return a hash of what pages depend on and Sphinx does not look at."""
+    found = hashlib.sha256(sys.prefix.encode())
+    for pattern in SOURCES:
+        for path in sorted(DOCS.parent.glob(pattern)):
+            if path.suffix in SUFFIXES:
+                found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def clean() -> None:
+    """Remove everything that a build writes."""
+    for name in ("_build", "gallery", "notebooks", "reference/api/generated"):
+        shutil.rmtree(DOCS / name, ignore_errors=True)
 
 
 if __name__ == "__main__":

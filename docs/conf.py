@@ -32,7 +32,6 @@ exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py", "gallery/*.md5"
 suppress_warnings = ["config.cache"]
 
 # Pages are Markdown that GitHub shows, too.
-source_suffix = {".rst": "restructuredtext", ".md": "markdown", ".ipynb": "myst-nb"}
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 4

@@ -1,5 +1,7 @@
 """Formulas as MathML, made at build time: the pages need no script for them."""
 
+import re
+
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -34,13 +36,23 @@ def block(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def mathml(node: nodes.Element, display: str) -> str:
-    """Return the formula of a node; a command that stays as text is a warning."""
+    """Return the formula of a node; what stays as text is a warning."""
     try:
-        text = convert(node.astext(), display=display)
+        text, reason = convert(prepared(node.astext()), display=display), ""
     except Exception as error:
         text, reason = "", repr(error)
-    else:
-        reason = "a command is unknown" if "\\" in text or "&#x0005C;" in text else ""
+    unknown = re.search(r"(\\\w*|<mi>&</mi>)", text)
+    if unknown:
+        reason = f"{unknown[1]} is unknown"
     if reason:
         LOGGER.warning("no MathML of %r: %s", node.astext(), reason, location=node)
+    return text
+
+
+def prepared(text: str) -> str:
+    """Return a formula in the words of latex2mathml: lines are rows of `align*`."""
+    text = re.sub(r"\\(begin|end)\{(aligned|gathered|split)\}", r"\\\1{align*}", text)
+    text = text.replace(r"\operatorname*", r"\operatorname")
+    if r"\\" in text and r"\begin" not in text:
+        text = rf"\begin{{align*}}{text}\end{{align*}}"
     return text

@@ -29,14 +29,7 @@ MANY = 10  # options that a command shares with another: it then refers to that 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Replace the marks when a page is read."""
     app.connect("source-read", insert)
-    app.connect("env-before-read-docs", read_again)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
-def read_again(app: Sphinx, env: Any, names: list[str]) -> None:
-    """Read these pages in every build: the code behind them may have changed."""
-    pages = {f"reference/{name}" for name in MARKS} & env.found_docs
-    names.extend(sorted(pages - set(names)))
 
 
 def insert(app: Sphinx, name: str, source: list[str]) -> None:

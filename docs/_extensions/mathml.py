@@ -41,6 +41,10 @@ def mathml(node: nodes.Element, display: str) -> str:
         text, reason = convert(prepared(node.astext()), display=display), ""
     except Exception as error:
         text, reason = "", repr(error)
+    # A bar without \left or \right is as high as a letter.
+    text = re.sub(
+        r"<mo>(&#x0(?:2016|007C|2225);|\|)</mo>", r'<mo stretchy="false">\1</mo>', text
+    )
     unknown = re.search(r"(\\\w*|<mi>&</mi>)", text)
     if unknown:
         reason = f"{unknown[1]} is unknown"

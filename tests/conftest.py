@@ -18,6 +18,10 @@ from tests.suite import COUNTS, UNRUN
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Ranks of MPICH that wait sleep instead of spinning: there are more of them than cores,
+# and the rank that computes, or another worker of these tests, needs the core.
+os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
+
 # A shell without job control ignores SIGINT in what it starts by `&`, and every child
 # would inherit that: tests that interrupt a command would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,9 +1,9 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
-What only computes runs side by side, a worker a core, and gives way to what runs
-beside it, one by one: the jobs of a Slurm, and then the tests that start commands and
-ranks. These wait half of their time, but ranks of MPI that wait for each other keep a
-core busy, so that several launches at once would take several times as long. Without
+What only computes runs side by side, a worker a core, and gives way to two runs beside
+it: the jobs of a Slurm, which wait most of their time, and the tests that start
+commands and ranks. These run one by one: ranks that wait for each other need the cores
+together, and several launches at once would take several times as long. Without
 pytest-xdist, or on one core, all of it is one ordinary run. With --quick only what
 computes runs, without compiled kernels, and one case of each test.
 """
@@ -14,8 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,7 +33,10 @@ UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 
 
 def parts(count):
-    """Arguments of pytest on so many cores: runs one by one, and one beside them."""
+    """Return the arguments of pytest of runs in the background, and of the one beside.
+
+    `count` is the number of cores.
+    """
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
     names = [name for name in names if name not in SITE]
     if count < 2 or find_spec("xdist") is None:
@@ -59,25 +61,25 @@ def cores():
 
 
 def main(arguments):
-    """0 where every run is good; the last lines are of all runs together."""
-    one_by_one, beside = parts(cores())
+    """Return 0 where every run is good; the last lines are of all runs together."""
+    background, computing = parts(cores())
     if "--quick" in arguments:
-        one_by_one, beside = [], quick_part(cores())
+        background, computing = [], quick_part(cores())
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
         settings = {"cwd": HERE.parent, "env": {**os.environ, COUNTS: str(counts)}}
-        lines = [command(run, arguments) for run in one_by_one]
+        lines = [command(part, arguments) for part in background]
         with in_background(lines, settings) as codes:
             # Jobs have time limits that count the start of their ranks.
-            nice = command(beside, arguments, nice=10 if one_by_one else 0)
+            nice = command(computing, arguments, nice=10 if background else 0)
             codes.append(subprocess.run(nice, **settings).returncode)
         lines = counts.read_text().splitlines() if counts.exists() else []
-    said = [json.loads(line) for line in lines]
-    print(added_up(said))
-    for one in said:
-        if one["unrun"]:
-            print(one["unrun"])
-    return max(codes)
+    reports = [json.loads(line) for line in lines]
+    print(added_up(reports))
+    for report in reports:
+        if report["unrun"]:
+            print(report["unrun"])
+    return max(abs(code) for code in codes)  # one below 0 was killed
 
 
 def command(part, arguments, nice=0):
@@ -88,41 +90,35 @@ def command(part, arguments, nice=0):
 
 @contextmanager
 def in_background(lines, settings):
-    """Run commands one by one beside what the `with` encloses; yields the exit codes.
+    """Run commands beside what the `with` encloses; yield the list of exit codes.
 
-    What they print is shown when all is over. An interrupt ends the one that runs, and
-    the cluster or the ranks that it has started with it.
+    What they print is shown when all is over, one after the other. An interrupt ends
+    them, and the cluster or the ranks that they have started with them.
     """
-    codes, runs, is_over = [], [], threading.Event()
-    with tempfile.TemporaryFile() as said:
-
-        def run_all():
-            for line in lines:
-                if is_over.is_set():
-                    return
-                both = {"stdout": said, "stderr": subprocess.STDOUT}
-                runs.append(subprocess.Popen(line, **both, **settings))
-                codes.append(runs[-1].wait())
-
-        thread = threading.Thread(target=run_all)
-        thread.start()
+    codes = []
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in lines]
+        runs = [
+            subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, **settings)
+            for line, file in zip(lines, files, strict=True)
+        ]
         try:
             yield codes
-            thread.join()
+            codes += [run.wait() for run in runs]
         finally:
-            is_over.set()
             for run in runs:
                 if run.poll() is None:
                     run.terminate()
-            thread.join()
-            said.seek(0)
-            print(said.read().decode(errors="replace"), end="", flush=True)
+            for run, file in zip(runs, files, strict=True):
+                run.wait()
+                file.seek(0)
+                print(file.read().decode(errors="replace"), end="", flush=True)
 
 
-def added_up(said):
-    """Of all runs, in the words of pytest; zeros too."""
+def added_up(reports):
+    """Return the counts of all runs in the words of pytest; zeros too."""
     names = ("passed", "failed", "skipped")
-    return ", ".join(f"{sum(one[name] for one in said)} {name}" for name in names)
+    return ", ".join(f"{sum(r[name] for r in reports)} {name}" for name in names)
 
 
 if __name__ == "__main__":

@@ -378,29 +378,9 @@ def weight_facts(result: "Result") -> Facts:
         "norm": float(np.linalg.norm(weights)),
         "zeros": int(np.count_nonzero(weights == 0)),
         "intercept": None if intercept is None else np.asarray(intercept).tolist(),
-        "largest": [] if models else largest(weights, result),
+        "largest": [] if models else result.largest_weights(LARGEST),
         "sha256": result.weights_sha256,
     }
-
-
-def largest(weights: Any, result: "Result") -> list[Facts]:
-    """Return the weights of largest magnitude, first the largest; ties by their column.
-
-    Where the columns of the data had names, each weight has the one of its column.
-    """
-    import numpy as np
-
-    labels, names = result.report["labels"], result.feature_names
-    flat = np.abs(weights).reshape(-1)
-    order = np.argsort(-flat, kind="stable")[:LARGEST]
-    found = []
-    for place in order:
-        column, *one_class = (int(i) for i in np.unravel_index(place, weights.shape))
-        name = {} if names is None else {"name": names[column]}
-        label = {"class": labels[one_class[0]]} if one_class else {}
-        value = float(weights.reshape(-1)[place])
-        found.append({"column": column, **name, **label, "weight": value})
-    return found
 
 
 def changed(config: dict[str, dict[str, Any]]) -> Facts:

@@ -21,6 +21,7 @@ from hpcsgd.comm.launchers import (
     launched,
     remove_leftovers,
     shrink,
+    sleep_where_crowded,
 )
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.shared_memory import SumChoice
@@ -227,6 +228,7 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
             )
         return loaded
     remove_leftovers(os.environ)
+    sleep_where_crowded(os.environ)
     own = launched(os.environ)
     rank, size = (0, 1) if own is None else (own.rank, own.size)
     with start_limit(start_seconds(timeout), rank, size):

@@ -261,6 +261,27 @@ class Result:
         """A fingerprint of the model's bits."""
         return fingerprint(self.weights, self.intercept)
 
+    def largest_weights(self, count: int) -> list[dict[str, Any]]:
+        """Return the weights of largest magnitude, the largest first, ties by column.
+
+        Each is a dictionary of its `column`, the `name` of that column where the data
+        had names, its `class` where there are several, and its `weight`.
+        """
+        weights = np.asarray(self.weights, dtype=np.float64)
+        labels, names = self.report.get("labels"), self.feature_names
+        order = np.argsort(-np.abs(weights).reshape(-1), kind="stable")[:count]
+        entries = []
+        for place in order:
+            indices = np.unravel_index(place, weights.shape)
+            column, *classes = (int(i) for i in indices)
+            entry: dict[str, Any] = {"column": column}
+            if names is not None:
+                entry["name"] = names[column]
+            if classes and labels is not None:
+                entry["class"] = labels[classes[0]]
+            entries.append({**entry, "weight": float(weights[indices])})
+        return entries
+
     def as_dict(self) -> dict[str, Any]:
         """Everything but the arrays, ready for JSON."""
         return {

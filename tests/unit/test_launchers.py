@@ -1,11 +1,13 @@
 """What the variables of launchers say: which rank this is, and who connects ranks."""
 
+import os
+
 import pytest
 
 from hpcsgd import comm
 from hpcsgd.cli import launch
 from hpcsgd.comm import choose, open_world
-from hpcsgd.comm.launchers import launch_refusal, launched
+from hpcsgd.comm.launchers import SLEEP, launch_refusal, launched, sleep_where_crowded
 from hpcsgd.comm.mpi import why_not_loaded
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
 
@@ -165,3 +167,21 @@ def test_ranks_without_an_mpi_to_start_them_are_one_sentence(started_by, monkeyp
 def test_more_ranks_than_a_machine_can_start_are_refused_at_once():
     with pytest.raises(ConfigError, match="at most 4096 ranks are started"):
         launch.relaunch(99_999_999_999, ["info"])
+
+
+@pytest.mark.cases("all")
+@pytest.mark.parametrize("before, ranks, after", [
+    ({}, "5", "1"),
+    ({}, "4", None),  # a core each: waiting in a loop is faster
+    ({SLEEP: "0"}, "5", "0"),  # the user's choice
+    ({}, "many", None),
+    ({}, "", None),
+])  # fmt: skip
+def test_ranks_sleep_while_they_wait_where_they_are_more_than_cores(
+    monkeypatch, before, ranks, after
+):
+    cores = {os.getppid(): range(4), 0: range(1)}  # this rank is bound to one
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores[process])
+    environment = {**before, "MPI_LOCALNRANKS": ranks}
+    sleep_where_crowded(environment)
+    assert environment.get(SLEEP) == after

@@ -2,7 +2,9 @@
 
 import json
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hpcsgd.errors import DataError
@@ -91,6 +93,42 @@ def test_a_run_folder_is_read_and_its_words_held_against_the_formula(tmp_path):
     assert point.expected["calls"] == point.traffic("calls")
     (again,) = read_folder(tmp_path)  # of the folder around it
     assert again == point
+
+
+def weights_of(report):
+    tables = [table for part in report.parts for table in part.tables]
+    return next((table for table in tables if table.name == "weights"), None)
+
+
+def test_the_largest_weights_stand_with_the_names_of_their_columns(tmp_path):
+    names = ["age", "income < 10 & <b>rising</b>", "visits"]
+    weights = {"first": [0.5, -2.0, 0.0], "second": [0.25, -1.0, 3.0]}
+    for number, (run, values) in enumerate(weights.items()):
+        saved = real_run("casgd", 2)
+        report = {**saved.report, "feature_names": names, "columns": 3}
+        changed = {"weights": np.array(values), "report": report, "loss": number + 0.5}
+        replace(saved, **changed).save(tmp_path / run)
+    report = make_report([tmp_path])
+    table = weights_of(report)
+    assert table.head == ("column", "first", "second")
+    assert table.rows == (
+        (names[1], "−2.000", "−1.000"),
+        (names[0], "0.5000", "0.2500"),
+        (names[2], "0", "3.000"),
+    )
+    assert "income &lt; 10 &amp; &lt;b&gt;rising" in page(report)
+
+
+def test_a_model_that_cannot_be_read_is_left_out_of_the_weights_alone(tmp_path, caplog):
+    for run in ("first", "second"):
+        real_run("casgd", 2).save(tmp_path / run)
+    (tmp_path / "first" / "result.h5").write_bytes(b"no HDF5")
+    report = make_report([tmp_path])
+    assert weights_of(report).head == ("column", "second")
+    assert weights_of(report).rows[0][0].startswith("column ")
+    assert report.lead.startswith("2 runs") and "first" in caplog.text
+    (tmp_path / "second" / "result.h5").unlink()
+    assert weights_of(make_report([tmp_path])) is None
 
 
 def test_repeats_are_one_setting_and_medians_are_theirs(lines):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import hpcsgd
-from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.errors import ConfigError, HpcsgdError, MissingPackage
 from hpcsgd.files import write_text
-from hpcsgd.runs.result import finite
+from hpcsgd.runs.result import Result, finite, load_result
 from hpcsgd.studies.plots.charts import (
     CROWDED,
     EMULATED,
@@ -39,6 +39,8 @@ from hpcsgd.studies.report.points import (
     problems_of,
     read_folders,
 )
+
+log = logging.getLogger(__name__)
 
 # The tables: settings, messages against their formula, machines, what failed.
 
@@ -216,6 +218,61 @@ def saved_table(problem: Problem) -> Table | None:
     )
 
 
+LARGEST = 10  # rows of the table of weights
+MODELS = 6  # columns of it: more do not fit on a page
+
+
+def weights_table(problem: Problem) -> Table | None:
+    """Return the largest weights of the models, by the names of their columns.
+
+    The rows are the largest weights of the model of least loss. Runs whose weights were
+    not saved, or cannot be read, are left out.
+    """
+    models = {}
+    for setting in problem.settings:
+        model = _model_of(setting.middle)
+        if model is not None:
+            models[setting.named(problem.settings)] = model
+    if not models:
+        return None
+    best = min(models.values(), key=lambda model: model.loss)
+    shown = {n: m for n, m in models.items() if m.weights.shape == best.weights.shape}
+    shown = dict(list(shown.items())[:MODELS])
+    entries = best.largest_weights(LARGEST)
+    by_class = "class" in entries[0]
+    rows = []
+    for entry in entries:
+        place = [entry["column"]]
+        cells = [str(entry.get("name", f"column {entry['column']}"))]
+        if by_class:
+            place.append(best.report["labels"].index(entry["class"]))
+            cells.append(str(entry["class"]))
+        cells += [figures(float(m.weights[tuple(place)]), 4) for m in shown.values()]
+        rows.append(tuple(cells))
+    return Table(
+        name="weights",
+        title="Largest weights",
+        caption="Of the model of least loss, largest first, beside the same weights of"
+        " the other models. Columns that were not scaled alike have weights of other"
+        " units.",
+        head=("column", *(("class",) if by_class else ()), *shown),
+        rows=tuple(rows),
+        texts=2 if by_class else 1,
+    )
+
+
+def _model_of(point: ReportPoint) -> Result | None:
+    """Return the model of a run; None where its weights cannot be read."""
+    if not point.model:
+        return None
+    try:
+        model = load_result(point.model)
+    except (HpcsgdError, OSError) as error:
+        log.warning("no weights of %s in the report: %s", point.model, error)
+        return None
+    return None if "models" in model.report or not model.weights.size else model
+
+
 def machine_table(points: Sequence[ReportPoint]) -> Table:
     """Where all of it ran, with what."""
     rows = [
@@ -333,7 +390,7 @@ def _part(problem: Problem, number: int, count: int) -> ProblemPart:
         charts = [replace(c, name=f"{c.name}-of-{number}") for c in charts]
     tables = [
         *(settings_table(problem), traffic_table(problem)),
-        *(failed_table(problem), saved_table(problem)),
+        *(weights_table(problem), failed_table(problem), saved_table(problem)),
     ]
     notes = [missing_split(problem)] if problem.settings else []
     return ProblemPart(
@@ -576,8 +633,6 @@ def _class(table: Table, column: int, cell: str = "", marked: bool = False) -> s
 
 
 # The page and the files of its figures.
-
-log = logging.getLogger(__name__)
 
 
 def write_page(report: Report, path: str | Path) -> Path:

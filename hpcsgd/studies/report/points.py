@@ -4,7 +4,7 @@ import logging
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class ReportPoint:
     oversubscribed: bool = False
     load: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""  # the folder that holds its weights
 
     @property
     def is_good(self) -> bool:
@@ -550,10 +551,12 @@ def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
         for number, seconds in enumerate(times, 1):
             own = folder / f"{folder_name(name)}-{number}"
             line = _run_of_repeat(own, seconds)
+            model = "" if line is None else str(own)
             if line is None:
                 line = _as_line(row) | {"ranks": document.get("ranks")}
                 line |= {"seconds": seconds}
-            yield read_point(line | {"study": "compare"}, str(folder), name)
+            point = read_point(line | {"study": "compare"}, str(folder), name)
+            yield replace(point, model=model)
 
 
 def _run_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
@@ -572,7 +575,7 @@ def _run_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
 
 def _of_run(folder: Path) -> ReportPoint:
     line = _as_line(_document(folder / RESULT)) | {"study": "runs"}
-    return read_point(line, str(folder), folder.name)
+    return replace(read_point(line, str(folder), folder.name), model=str(folder))
 
 
 def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,8 +51,7 @@ docs: docs-environment  ## the documentation site, in docs/_build/html
 	@$(ENV) .venv-docs/bin/python docs/build.py
 
 test-docs: browser-package  ## the site: blocks, gallery, notebooks, links, pages in a browser
-	@$(ENV) .venv-docs/bin/python -m pytest -q -p no:cacheprovider -n 2 --dist loadgroup \
-	  tests/docs
+	@$(ENV) .venv-docs/bin/python -m pytest -q -p no:cacheprovider -n 2 tests/docs
 
 # Changes nothing but as root with HPCSGD_APT=1.
 browser-package: docs-environment

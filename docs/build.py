@@ -2,9 +2,11 @@
 
 A warning is an error. What a build has made is kept for the next one as long as the
 package, the configuration and the extensions of the site are the same and no build has
-failed: Sphinx repeats no warning of a page that has not changed.
+failed: Sphinx repeats no warning of a page that has not changed. Two builds at once
+wait for each other.
 """
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -20,6 +22,13 @@ SUFFIXES = (".py", ".c", ".h", ".cu", ".cuh", ".toml", ".cfg")
 
 def main() -> int:
     """Return Sphinx's exit code."""
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return build()
+
+
+def build() -> int:
+    """Build while no other build runs."""
     key = current_key()
     if not KEY.exists() or KEY.read_text() != key:
         clean()

@@ -4,13 +4,11 @@ import re
 
 import pytest
 
-from tests.docs.conftest import BROWSER, HTML
-from tests.helpers.browser import Browser, served
+from tests.helpers.browser import SETUP, Browser, served
 
 pytestmark = [
-    pytest.mark.xdist_group("site"),
     pytest.mark.cases("all"),
-    pytest.mark.skipif(not BROWSER.program(), reason="no chromium here"),
+    pytest.mark.skipif(not SETUP.program(), reason="no chromium here"),
 ]
 
 PAGES = {
@@ -38,24 +36,24 @@ def address(site):
 
 @pytest.fixture(scope="module")
 def browser(address):
-    with Browser(BROWSER.program()) as browser:
+    with Browser(SETUP.program()) as browser:
         yield browser
 
 
-def api_page():
+def api_page(site):
     """Return the page of a public class, else that of the API."""
-    pages = sorted((HTML / "reference" / "api").rglob("*LogisticRegression*.html"))
-    return pages[0].relative_to(HTML).as_posix() if pages else PAGES["api"][0]
+    pages = sorted((site / "reference" / "api").rglob("*LogisticRegression*.html"))
+    return pages[0].relative_to(site).as_posix() if pages else PAGES["api"][0]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_readable(browser, address, name, width, scheme):
+def test_a_page_is_readable(browser, address, site, name, width, scheme):
     page, words = PAGES[name]
-    page = api_page() if name == "api" else page
+    page = api_page(site) if name == "api" else page
     browser.open(f"{address}/{page}", width, scheme)
-    browser.picture(HTML.parent / "screens" / f"{name}-{width}-{scheme}.png")
+    browser.picture(site.parent / "screens" / f"{name}-{width}-{scheme}.png")
     assert browser.errors() == []
     assert all(url.startswith((address, "data:")) for url in browser.requests())
     text = browser.evaluate("document.querySelector('main').innerText")

@@ -13,8 +13,6 @@ from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.names import CODECS, COMMANDS, METHODS
 from hpcsgd.config import RunConfig
 
-pytestmark = pytest.mark.xdist_group("site")
-
 OUTSIDE = re.compile(r"^\s*(?:\w+:)?//", re.I)
 # What a browser fetches by itself; `href` of a link is for the reader.
 FETCHED = {"src", "srcset", "poster", "data", "background", "xlink:href"}

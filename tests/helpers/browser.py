@@ -3,6 +3,7 @@
 import base64
 import functools
 import http.server
+import importlib.util
 import json
 import os
 import select
@@ -20,6 +21,18 @@ FLAGS = (
     *("--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update"),
 )
+
+
+def load_setup():
+    """Return .ci/browser.py, which finds the browser and knows how to install it."""
+    path = Path(__file__).parents[2] / ".ci" / "browser.py"
+    spec = importlib.util.spec_from_file_location("ci_browser", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SETUP = load_setup()
 
 
 class Browser:

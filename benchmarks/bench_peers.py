@@ -2,7 +2,7 @@
 
 One process, one thread, one core. Everybody minimises the same objective from the same
 float32 rows in memory and is tuned with the same trials on a second draw of the set;
-then all are timed in turns, and medians are kept. docs/performance.md has the rules.
+then all are timed in turns, and medians are kept (docs/trust/benchmarks.md).
 Figures are written as they come: started again, it goes on where it was interrupted.
 
 python -m benchmarks.bench_peers [--rows N] [--problems NAME ...] [--methods TEXT ...]

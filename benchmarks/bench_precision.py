@@ -4,7 +4,7 @@ Part "ratio": the bound over the error measured, one field in bf16 and eight in 
 over drawn exchanges of logistic regression and of least squares; median of all.
 Part "slope": exponents p of error ~ s^p and error ~ C^p, relative to the update, fitted
 to medians over the same draws with s or C alone changed. `python -m
-benchmarks.bench_precision` writes both as the tables of docs/precision.md.
+benchmarks.bench_precision` writes both as the tables of docs/trust/precision.md.
 """
 
 import json

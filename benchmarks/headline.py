@@ -1,7 +1,7 @@
 """The tables and the picture of each product beside plain SGD, from bench_headline.
 
-python -m benchmarks.headline           # writes README.md and docs/performance.md
-python -m benchmarks.headline --check   # reports whether they are those of the figures
+python -m benchmarks.headline           # writes docs/trust/benchmarks.md
+python -m benchmarks.headline --check   # reports whether its tables are right
 """
 
 import argparse
@@ -10,17 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_headline import NETWORKS, SHAPES, STEPS
+from benchmarks.bench_headline import NETWORKS, STEPS
 from benchmarks.choosing import page_with
 
 Figures = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "bench_headline.json"
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
-PICTURE = ROOT / "docs" / "products.svg"
+PAGE = ROOT / "docs" / "trust" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "figures" / "products.svg"
 BEGIN, END = "<!-- begin of products -->", "<!-- end of products -->"
-COLUMNS = {shape.name: shape.columns for shape in SHAPES}
-IN_README = ("epsilon", "higgs")
+TWO_SHAPES = ("epsilon", "higgs")  # 2000 and 28 columns
 TITLES = {
     "direct": "plain SGD: `direct`, fp32",
     "gram": "`gram`, c",
@@ -30,22 +29,8 @@ TITLES = {
 NAMES = {"lan": "LAN (50 µs)", "hpc": "HPC (5 µs)"}
 
 
-def readme(document: Figures) -> str:
-    """Return the one table of the README: two shapes behind the LAN."""
-    problems = document["figures"]["problems"]
-    rows = []
-    for shape in IN_README:
-        cell = problems[shape]["lan"]
-        rows.append(
-            [f"**{shape}**, {COLUMNS[shape]} columns: µs a step", *_times(cell)]
-        )
-        rows += [[what, *values] for what, values in _traffic(cell)]
-    heads = ["behind the LAN, ten epochs", *TITLES.values()]
-    return "\n\n".join([_conditions(document), _table(heads, rows)])
-
-
 def performance(document: Figures) -> str:
-    """Return the tables of docs/performance.md."""
+    """Return the tables of docs/trust/benchmarks.md."""
     problems = document["figures"]["problems"]
     times, traffic, many = [], [], []
     for shape, cells in problems.items():
@@ -53,8 +38,9 @@ def performance(document: Figures) -> str:
             chosen = cells[network]["rows"]["auto"]
             choice = f"{_short(chosen['us'])} ({chosen['product']}, s = {chosen['s']})"
             times.append([shape, network, *_times(cells[network]), choice])
-        for what, values in _traffic(cells["lan"]):
-            traffic.append([shape, what, *values])
+        if shape in TWO_SHAPES:
+            for what, values in _traffic(cells["lan"]):
+                traffic.append([shape, what, *values])
         many.append([shape, str(cells["many"]["members"]), *_of_many(cells["many"])])
     heads = list(TITLES.values())
     more = ["gradient sum", "one rank, fp32", "one rank, `auto`"]
@@ -63,12 +49,12 @@ def performance(document: Figures) -> str:
             _conditions(document),
             "µs of a step on two ranks, s, and how many times the speed of plain SGD:",
             _table(["shape", "network", *heads, "`auto`, c"], times),
-            "What a rank sends behind the LAN in all ten epochs, and what it holds"
-            " from one epoch to the next beside its own columns:",
+            "What a rank sends in all ten epochs behind the LAN, and what it keeps"
+            " between epochs beside its own columns:",
             _table(["shape", "", *heads], traffic),
-            "One rank as one of many (`--emulate-members`), behind a LAN of 64 ranks"
-            " (six hops, 300 µs a message): µs of a step. The gradient sum is the"
-            " message alone, computed.",
+            "One rank that acts as one of many (`--emulate-members`), behind a LAN of"
+            " 64 ranks (six hops, 300 µs a message): µs of a step. The gradient sum is"
+            " computed, and is the message alone.",
             _table(["shape", "members", *heads, *more], many),
         ]
     )
@@ -83,7 +69,7 @@ def _conditions(document: Figures) -> str:
         f"{asked['rows']} rows, batches of {asked['batch']}, {asked['epochs']} epochs"
         " in one order of rows (shuffle-once), two MPI ranks of one thread on"
         f" {machine['cores']} cores of {machine['model']}"
-        f" ({', '.join(machine['features'])}), emulated networks; medians of"
+        f" ({', '.join(machine['features'])}). Networks are emulated. Medians of"
         f" {asked['repeats']} runs in turns, each product with its fastest s,"
         f" at a load average of {min(loads):.1f} to {max(loads):.1f}"
         " (`benchmarks/results/bench_headline.json`)."
@@ -112,7 +98,7 @@ def _traffic(cell: Figures) -> list[tuple[str, list[str]]]:
     return [
         ("messages", [f"{row['messages']:,}" for row in rows]),
         ("thousand words", [f"{row['words'] / 1e3:,.0f}" for row in rows]),
-        ("MiB held", [_mib(row["held_bytes"]) for row in rows]),
+        ("MiB kept", [_mib(row["held_bytes"]) for row in rows]),
     ]
 
 
@@ -211,23 +197,20 @@ def _label(ratio: float) -> str:
 
 
 def main() -> int:
-    """Write the pages and the picture, or report whether the pages are right."""
+    """Write the page and the picture, or report whether the page is right."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     document = json.loads(RESULT.read_text())
-    code = 0
-    for page, tables in ((README, readme), (PAGE, performance)):
-        text = page.read_text()
-        made = page_with(text, tables(document), BEGIN, END)
-        if check and made != text:
-            print(f"{page.name} has other tables")
-            code = 1
-        if not check:
-            page.write_text(made)
-    if not check:
-        draw(document, PICTURE)
-    return code
+    text = PAGE.read_text()
+    made = page_with(text, performance(document), BEGIN, END)
+    if check:
+        if made != text:
+            print(f"{PAGE.name} has other tables")
+        return int(made != text)
+    PAGE.write_text(made)
+    draw(document, PICTURE)
+    return 0
 
 
 if __name__ == "__main__":

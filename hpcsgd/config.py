@@ -136,8 +136,8 @@ class UpdateConfig:
 class GridConfig:
     """R × C; 0 members means all the ranks there are."""
 
-    replicas: int = 1
-    members: int = 0
+    replicas: int = 1  # groups of ranks that each hold the weights; rows are dealt
+    members: int = 0  # ranks of a replica; columns are dealt; 0 = all ranks
 
 
 @dataclass(frozen=True)
@@ -421,7 +421,7 @@ class SweepConfig:
     l2: tuple[float, ...] = ()  # ridge penalties; none: that of [problem]
     rate: tuple[float, ...] = ()  # first rates; none: that of [rate]
     folds: int = 0  # a model more for each, without its rows; 0 = no cross-validation
-    fold_seed: int = 0
+    fold_seed: int = 0  # seed of the draw of the folds
 
     def __post_init__(self) -> None:
         for name in ("l2", "rate"):

@@ -58,7 +58,8 @@ from hpcsgd.runs.assembled_run import Earlier, ResolvedNames, RunChoice
 from hpcsgd.runs.gpu import BY_HOST
 from hpcsgd.runs.load import LoadedRows
 
-# What `auto` becomes on a GPU: the model of docs/cost.md, with figures of its own.
+# What `auto` becomes on a GPU: the model of docs/learn/products.md, with constants of
+# its own.
 #
 # They are assumed, in the size of an H100's, and measured nowhere: good enough to tell
 # products apart that differ by a factor.

@@ -321,7 +321,7 @@ class PolishConfig:
     tol: float = 1e-8  # of the gradient, relative to the residuals; smaller = closer
     # With a ridge a certified bound of F − F* decides, for 3 passes more; without one
     # the fall that a step of Newton expects, where columns are few.
-    gap: bool = True
+    gap: bool = True  # a certified gap decides whether the end is the optimum
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -51,7 +51,7 @@ from hpcsgd.tuning.exact_exchange import ExactExchange
 #
 # Some rows of the data are trained on in one process, by the very code of a run, once
 # in float64 and once for each precision that is asked about. How the gap of a long run
-# follows from that of a short one is said in docs/precision.md.
+# follows from that of a short one is explained in docs/trust/precision.md.
 
 Array = NDArray[Any]
 ROWS = 4096  # at most, as long as an epoch has `EXCHANGES`

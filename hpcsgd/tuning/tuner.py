@@ -78,7 +78,7 @@ class TuningQuestion:
         if self.config.run.device != "cpu":
             raise ConfigError(
                 "tune measures processors; on a GPU --products auto and --steps auto"
-                " choose by the figures of docs/cost.md, so use train there"
+                " choose by the figures of docs/learn/products.md, so use train there"
             )
         if self.config.run.emulate_members:
             raise ConfigError(

@@ -178,20 +178,22 @@ def test_examples_in_docstrings_run(name):
     assert results.attempted and not results.failed
 
 
-def test_the_page_of_scope_names_every_technique_that_runs():
-    """What a flag can name stands among the techniques, and none is called planned."""
-    text = (ROOT / "docs" / "scope.md").read_text()
-    assert "## Planned" not in text
-    built = text.partition("## Built")[2].partition("\n## ")[0]
+def techniques():
+    """Return the table of techniques of docs/trust/index.md."""
+    text = (ROOT / "docs" / "trust" / "index.md").read_text()
+    return text.partition("## Techniques")[2].partition("\n## ")[0]
+
+
+def test_the_table_of_techniques_names_every_technique_that_runs():
+    """What a flag can name stands in the table."""
     names = {*METHODS, *CODECS, *PRODUCTS, *UPDATES, *ADAPTIVE, *FAMILIES}
-    missing = names - {"identity", "sgd"} - set(re.findall(r"`([^`]+)`", built))
-    assert not missing, f"docs/scope.md lacks {sorted(missing)}"
+    missing = names - {"identity", "sgd"} - set(re.findall(r"`([^`]+)`", techniques()))
+    assert not missing, f"docs/trust/index.md lacks {sorted(missing)}"
 
 
-def test_the_page_of_scope_names_files_that_are_there():
+def test_the_table_of_techniques_names_files_that_exist():
     """The code and the tests of every technique."""
-    rows = re.findall(r"(?m)^\|.*", (ROOT / "docs" / "scope.md").read_text())
-    paths = {p for row in rows for p in re.findall(r"`((?:\w+/)+[\w.]*)`", row)}
+    paths = set(re.findall(r"`((?:\w+/)+[\w.]*)`", techniques()))
     assert len(paths) > 50
     missing = sorted(path for path in paths if not (ROOT / path).exists())
-    assert not missing, f"docs/scope.md names {missing}"
+    assert not missing, f"docs/trust/index.md names {missing}"

@@ -11,7 +11,7 @@ from hpcsgd.precision import FIELDS
 from hpcsgd.tuning.bound import term
 from hpcsgd.tuning.pilots import with_one_field
 
-PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
+PAGE = Path(__file__).parents[2] / "docs" / "trust" / "precision.md"
 
 
 @pytest.fixture(scope="module")

@@ -326,7 +326,7 @@ def test_a_report_says_whether_there_is_a_certificate(settings, certified):
     assert (report["gap"] is None) is (certified is None)
 
 
-# Penalty -> settings, and what `certified` is: the table of docs/optima.md.
+# Penalty -> settings, and what `certified` is: the table of docs/learn/optimum.md.
 PENALTIES = {
     "none": ({"alpha": 0.0}, None),
     "bounds": ({"alpha": 0.0, "bounds": (-0.3, 0.3)}, None),

@@ -1,6 +1,8 @@
 """The built site: its tree, its links, and nothing that comes from outside."""
 
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 from functools import cache
 from html.parser import HTMLParser
@@ -12,6 +14,8 @@ import pytest
 from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
 from hpcsgd.cli.names import CODECS, COMMANDS, METHODS
 from hpcsgd.config import RunConfig
+from tests.helpers.blocks import ROOT
+from tests.helpers.limits import HANG
 
 OUTSIDE = re.compile(r"^\s*(?:\w+:)?//", re.I)
 # What a browser fetches by itself; `href` of a link is for the reader.
@@ -136,7 +140,7 @@ def test_what_comes_from_outside_is_found(text):
 
 def test_every_page_is_in_the_tree(site):
     """From the start page a reader reaches each by links of the pages' own text."""
-    docs = site.parents[1]
+    docs = ROOT / "docs"
     written = {
         path.relative_to(docs).with_suffix(".html")
         for path in docs.rglob("*")
@@ -188,14 +192,38 @@ def test_formulas_are_mathml(site):
     assert not [path for path in pages(site) if script.search(path.read_text())]
 
 
+@pytest.mark.parametrize(
+    "text, is_good",
+    [
+        (r"$$\begin{aligned} a &= b \\ c &= \lVert d \rVert \end{aligned}$$", True),
+        (r"$w_{j+1} = \operatorname*{min}_i x_i$", True),
+        (r"$\nosuchcommand{a}$", False),
+        (r"$a^b^c$", False),
+    ],
+)
+def test_a_formula_that_is_not_understood_is_an_error(tmp_path, text, is_good):
+    pytest.importorskip("sphinx", reason="make test-docs has what builds the site")
+    extensions = ROOT / "docs" / "_extensions"
+    (tmp_path / "conf.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(extensions)!r})\n"
+        "extensions = ['myst_parser', 'mathml']\nhtml_math_renderer = 'mathml'\n"
+        "myst_enable_extensions = ['dollarmath']\n"
+    )
+    (tmp_path / "index.md").write_text(f"# Title\n\n{text}\n")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", tmp_path, tmp_path / "html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+    assert (done.returncode == 0) == is_good, done.stderr
+    assert is_good or "no MathML of" in done.stderr
+
+
 def test_the_gallery_has_pictures(site):
-    scripts = (site.parents[2] / "examples" / "gallery").glob("plot_*.py")
+    scripts = (ROOT / "examples" / "gallery").glob("plot_*.py")
     for script in scripts:
         page = pages(site)[site / "gallery" / f"{script.stem}.html"]
         assert any("_images/sphx_glr_" in address for address in page.fetched), script
 
 
 def test_notebooks_have_been_run(site):
-    for source in (site.parents[2] / "examples" / "notebooks").glob("*.ipynb"):
+    for source in (ROOT / "examples" / "notebooks").glob("*.ipynb"):
         text = (site / "notebooks" / f"{source.stem}.html").read_text()
         assert "cell_output" in text, source

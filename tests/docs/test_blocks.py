@@ -159,7 +159,11 @@ def test_a_failure_shows_command_expected_and_printed(tmp_path):
     [
         ("loss 0.1...  in ... s", "loss 0.123 in 4.5 s", True),
         ("a\n...\nz", "a\nb\nc\nz", True),
+        ("a\n...\nz", "a\nz", True),
+        ("...\na\n...", "a", True),
+        ("c ... gram ... c ...", "c  8  gram   c  0.3", True),
         ("a   b", "a b  ", True),
+        ("a\n...\nz", "a\nyz", False),
         ("a\n...\nz", "a\nb\nc", False),
         ("loss 0.2...", "loss 0.123", False),
         ("a b", "ab", False),

@@ -32,6 +32,7 @@ SHELLS = ("bash", "sh", "shell", "zsh", "shell-session", "pycon", "ipython")
 FENCE = re.compile(r"^( *)(`{3,}|~{3,})\s*(\{?[\w+-]*\}?)(.*)$")
 MARK = re.compile(r"^\s*<!--\s*(file|needs):\s*(.*?)\s*-->\s*$")
 EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+START, END = "\x02", "\x03"  # of a line of output
 OPERATORS = set("|&;<>()")
 OTHERS = {"pip", "install", "cd", "git", "which", "ls", "rm"}  # hpcsgd is a file there
 
@@ -178,11 +179,21 @@ def check_form(block: Block) -> None:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Return whether output is what a page shows, `...` standing for any text."""
-    texts = [re.sub(r"[ \t]+", " ", text) for text in (shown, printed)]
-    lines = ["\n".join(s.strip() for s in text.strip().split("\n")) for text in texts]
-    checker = doctest.OutputChecker()
-    return checker.check_output(lines[0] + "\n", lines[1] + "\n", doctest.ELLIPSIS)
+    """Return whether output is what a page shows, `...` standing for any text.
+
+    Blanks count once, and those beside `...` belong to it. A line of `...` alone stands
+    for any number of lines, none included.
+    """
+    lines = [plain(line) for line in shown.strip().splitlines()]
+    lines = [re.sub(r" ?\.\.\. ?", "...", line) for line in lines]
+    wanted = "".join(line if line == "..." else f"{START}{line}{END}" for line in lines)
+    found = "".join(f"{START}{plain(s)}{END}" for s in printed.strip().splitlines())
+    return doctest.OutputChecker().check_output(wanted, found, doctest.ELLIPSIS)
+
+
+def plain(line: str) -> str:
+    """Return a line with single blanks and none at its ends."""
+    return " ".join(line.split())
 
 
 class Page:

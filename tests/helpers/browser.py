@@ -7,11 +7,12 @@ import importlib.util
 import json
 import os
 import select
+import signal
 import subprocess
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.helpers.limits import HANG
@@ -39,7 +40,7 @@ class Browser:
     """One Chromium with one page, which the end of `with` ends."""
 
     def __init__(self, program: str):
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_read, self.to = os.pipe()
         self.back, to_write = os.pipe()
         # The protocol is on descriptors 3 and 4.
@@ -52,6 +53,7 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": self.folder.name},
+            start_new_session=True,
         )
         os.close(to_read)
         os.close(to_write)
@@ -68,7 +70,13 @@ class Browser:
         return self
 
     def __exit__(self, *_) -> None:
-        self.child.kill()
+        with suppress(AssertionError, OSError):
+            self.session = None
+            self.call("Browser.close")
+        with suppress(subprocess.TimeoutExpired):
+            self.child.wait(10)
+        with suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
         os.close(self.to)
         os.close(self.back)

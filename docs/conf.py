@@ -35,6 +35,7 @@ suppress_warnings = ["config.cache"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 4
+smartquotes = False  # they would make one dash of the two of a flag
 html_math_renderer = "mathml"
 
 # Notebooks are run when they have changed; an error in a cell is an error of the build.

@@ -240,8 +240,11 @@ def code(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text of the help so that Markdown shows it as it is."""
-    parts = " ".join(text.split()).split("`")
+    """Return text of the help so that Markdown shows it as it is, flags as code."""
+    text = re.sub(
+        r"(?<![\w`-])(--[a-z][\w-]*)(?![\w`])", r"`\1`", " ".join(text.split())
+    )
+    parts = text.split("`")
     parts[::2] = [re.sub(r"([\\*_<>\[\]$|~])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 

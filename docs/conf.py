@@ -26,6 +26,7 @@ extensions = [
     "mathml",
     "notebooks",
     "reference",
+    "signatures",
 ]
 exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py", "gallery/*.md5"]
 # Sphinx cannot keep what numbers a gallery in its cache.
@@ -49,7 +50,9 @@ nb_ipywidgets_js = {}  # its scripts are not of this site
 
 # The API: numpydoc's sections, every member on the page of its class.
 autosummary_generate = True
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 

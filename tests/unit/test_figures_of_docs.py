@@ -294,7 +294,7 @@ def peers_of_ddp():
 
 PAGES = [
     ("trust/kernels", gpu_counts),
-    ("penalties", wide),
+    ("howto/sparse-penalties", wide),
     *(("trust/benchmarks", made) for made in (headline, network, exchange)),
 ]
 

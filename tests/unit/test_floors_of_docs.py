@@ -21,7 +21,7 @@ def own_rates():
     yield "None of them ends above where it began."
 
 
-PAGES = [("compare", own_rates)]
+PAGES = [("howto/compare", own_rates)]
 
 
 @pytest.mark.parametrize("page, made", PAGES, ids=name_of)

@@ -44,7 +44,13 @@ from hpcsgd.estimators.saved import (
     total_offset,
 )
 from hpcsgd.runs.defaults import FitSettings, overlay_tables
-from hpcsgd.runs.result import Result
+from hpcsgd.runs.figures import (
+    coefficient_rows,
+    plot_coefficients,
+    plot_losses,
+    to_frame,
+)
+from hpcsgd.runs.result import Result, asks_for_history
 
 # What a fit was given: checked as scikit-learn does it, on all ranks together.
 
@@ -735,6 +741,65 @@ class Learner(LinearEstimator):
         parts = place.world.exchange_objects(getattr(self, "feature_names_in_", None))
         if all(part is not None for part in parts):
             self.feature_names_in_ = np.concatenate(parts)
+
+    def to_frame(self, what: str = "coefficients") -> Any:
+        """Return the coefficients or the loss curve as a pandas.DataFrame.
+
+        Parameters
+        ----------
+        what : {"coefficients", "history"}, default="coefficients"
+            One row for each feature, by its name, or one row for each pass.
+
+        Raises
+        ------
+        MissingPackage
+            If pandas is not installed.
+        """
+        check_is_fitted(self)
+        if asks_for_history(what):
+            return to_frame(self.history_)
+        return to_frame(self._coefficients(), index="feature")
+
+    def plot(
+        self, what: str = "coefficients", *, over: str = "epoch", ax: Any = None
+    ) -> Any:
+        """Draw the largest coefficients or the loss curve with matplotlib.
+
+        Parameters
+        ----------
+        what : {"coefficients", "history"}, default="coefficients"
+            What is drawn.
+        over : {"epoch", "seconds", "words", "messages"}, default="epoch"
+            The horizontal axis of the loss curve.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+
+        Raises
+        ------
+        MissingPackage
+            If matplotlib is not installed.
+        """
+        check_is_fitted(self)
+        if not asks_for_history(what):
+            return plot_coefficients(self._coefficients(), ax)
+        curves: dict[str, list[dict[str, Any]]] = {}
+        for record in self.history_:
+            number = record.get("class")
+            name = self.family if number is None else f"class {self.classes_[number]}"
+            curves.setdefault(name, []).append(record)
+        return plot_losses(curves, over, ax)
+
+    def _coefficients(self) -> list[dict[str, Any]]:
+        """Return a row for each feature; of several classes with a column for each."""
+        names = getattr(self, "feature_names_in_", None)
+        weights = np.atleast_2d(self.coef_).T
+        classes = self.classes_ if self._labelled and weights.shape[1] > 1 else None
+        return coefficient_rows(weights, names, classes)
 
     def _formula(self) -> Formula:
         check_is_fitted(self)

@@ -27,6 +27,7 @@ from hpcsgd.products.base import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.defaults import RACE, FitSettings, grid_on
+from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import NullModel, Start, initial_weights_error, settings_of
 from hpcsgd.solvers.callbacks import Callback, View
@@ -148,14 +149,22 @@ FIGURES = {"loss": "F", "gap": "gap", "gradient": "gradient", "held": "held out"
 
 
 class Shown(Callback):
-    """F, and whatever else is known of it, after each pass over the rows."""
+    """F, and whatever else is known of it, after each pass over the rows.
+
+    A notebook has one line that is written over; all others have a line for each pass.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream
+        self.line = NotebookLine() if stream is None and in_notebook() else None
 
     def on_evaluate(self, view: View) -> None:
-        """One line."""
-        print(line_of(view.history[-1]), file=self.stream or sys.stdout, flush=True)
+        """Show the newest record."""
+        text = line_of(view.history[-1])
+        if self.line is None:
+            print(text, file=self.stream or sys.stdout, flush=True)
+        else:
+            self.line.show(view.exchanges / max(view.exchanges_planned, 1), text)
 
 
 def line_of(record: dict[str, Any]) -> str:

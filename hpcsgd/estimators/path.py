@@ -21,6 +21,14 @@ from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
 from hpcsgd.runs.coordinate import along, best_form, fastest_form, fits
 from hpcsgd.runs.defaults import overlay_tables
+from hpcsgd.runs.figures import (
+    COLOURS,
+    DASHES,
+    coefficient_rows,
+    html,
+    new_axes,
+    to_frame,
+)
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import NullModel
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -29,6 +37,7 @@ from hpcsgd.solvers.full_passes import level, open_rows
 # The penalties of a path, given or chosen from the data.
 
 Array = NDArray[Any]
+NAMED = 6  # coefficients of a picture that have a name and a colour
 LEAST_RATIO = 1e-3  # of l1, where the largest alpha is chosen: ridge alone has none
 BEYOND = 1 + 1e-12  # so that rounding leaves no weight at the largest alpha
 
@@ -271,6 +280,82 @@ class Path:
         away = np.abs(np.log(self.alphas) - np.log(alpha))
         return self.results[int(np.argmin(away))]
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the table: one row for each alpha."""
+        nonzeros = np.count_nonzero(self.coefs.reshape(len(self.alphas), -1), axis=1)
+        columns = {
+            "alpha": self.alphas,
+            "loss": self.losses,
+            "nonzeros": nonzeros,
+            "gap": self.gaps,
+            "gradient": self.gradients,
+            "epochs": self.n_iter,
+            "messages": self.messages,
+        }
+        values = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in values]
+
+    def to_frame(self, what: str = "models") -> Any:
+        """Return the models or their coefficients as a pandas.DataFrame.
+
+        Parameters
+        ----------
+        what : {"models", "coefficients"}, default="models"
+            The losses and counts of each alpha, or its coefficients by name.
+        """
+        if what == "models":
+            return to_frame(self.rows(), index="alpha")
+        if what != "coefficients":
+            raise ConfigError(f"what = {what!r}; known: models, coefficients")
+        names, coefs = self._names(), self.coefs.reshape(len(self.alphas), -1)
+        pairs = zip(self.alphas.tolist(), coefs.tolist(), strict=True)
+        rows = [{"alpha": a, **dict(zip(names, w, strict=True))} for a, w in pairs]
+        return to_frame(rows, index="alpha")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw every coefficient over alpha with matplotlib.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+        """
+        ax, names = new_axes(ax), self._names()
+        coefs = self.coefs.reshape(len(self.alphas), -1)
+        largest = np.argsort(-np.abs(coefs[-1]), kind="stable")[:NAMED].tolist()
+        for place in (k for k in range(coefs.shape[1]) if k not in largest):
+            ax.plot(self.alphas, coefs[:, place], color="0.7", linewidth=0.8)
+        for number, place in enumerate(largest):
+            look = {"color": COLOURS[number], "linestyle": DASHES[number % 4]}
+            ax.plot(self.alphas, coefs[:, place], label=names[place], **look)
+        ax.set_xscale("log")
+        ax.invert_xaxis()
+        ax.set_xlabel("penalty alpha (weaker to the right)")
+        ax.set_ylabel("coefficient")
+        ax.legend(fontsize="small")
+        return ax
+
+    def _repr_html_(self) -> str:
+        """Return the table and the path for a notebook."""
+        title = f"Path of {len(self.alphas)} models"
+        return html(title, self.rows(), lambda ax: self.plot(ax=ax))
+
+    def _names(self) -> list[str]:
+        """Return a name for every coefficient; of several classes with the class."""
+        first = self.results[0]
+        rows = coefficient_rows(
+            self.coefs[0], first.feature_names, first.report.get("labels")
+        )
+        labels = [label for label in rows[0] if label != "feature"]
+        if len(labels) == 1:
+            return [str(row["feature"]) for row in rows]
+        return [f"{row['feature']}, {label}" for row in rows for label in labels]
+
     def _last(self, name: str) -> Array:
         found = (one.history[-1].get(name) for one in self.results)
         return np.array([np.nan if value is None else value for value in found])
@@ -377,6 +462,9 @@ def path(
         world.together(grid.check)
         by_forms = world.together(lambda: way.has_form(grid, solver))
         results = way.by_coordinates(grid) if by_forms else way.by_fits(grid)
+    for one in results:
+        if one.feature_names is None and layout != "columns":
+            one.report["feature_names"] = matrix.names
     return Path(grid.chosen, results)
 
 

@@ -32,6 +32,7 @@ from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.auto_rate import resolve_rate
 from hpcsgd.runs.build import OpenedRun, assemble_run, open_all
 from hpcsgd.runs.checks import check_many, resolve_grid
+from hpcsgd.runs.figures import COLOURS, html, new_axes, to_frame
 from hpcsgd.runs.folder import SWEEP
 from hpcsgd.runs.result import (
     WORSE,
@@ -242,6 +243,62 @@ class Sweep:
         writer.writeheader()
         writer.writerows(finite(row) for row in self.rows())
         return text.getvalue()
+
+    def to_frame(self) -> Any:
+        """Return the table as a pandas.DataFrame, one row for each model."""
+        return to_frame(self.rows(), index="model")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the loss of every setting over l2, or over the rate, with matplotlib.
+
+        The loss is that on held-out rows where there are any, else the objective. A
+        ring marks the best model.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+        """
+        ax, rows = new_axes(ax), [row for row in self.rows() if row["fold"] is None]
+        is_judged = bool(np.isfinite([row["mean_held"] for row in rows]).any())
+        loss = "mean_held" if is_judged else "loss"
+        over, apart = (
+            ("l2", "rate") if len({r["l2"] for r in rows}) > 1 else ("rate", "l2")
+        )
+        values = sorted({row[apart] for row in rows})
+        for number, value in enumerate(values):
+            line = sorted((r[over], r[loss]) for r in rows if r[apart] == value)
+            colour, mark = COLOURS[number % len(COLOURS)], "os^Dvph"[number % 7]
+            ax.plot(*zip(*line, strict=True), color=colour, marker=mark, markersize=3)
+            ax.lines[-1].set_label(f"{apart} {value:g}")
+        best = self._best_or_none()
+        if best is not None:
+            row = next(row for row in rows if row["model"] == best)
+            ring = {"markersize": 11, "markerfacecolor": "none", "color": "0.4"}
+            ax.plot(
+                row[over], row[loss], "o", label=f"best: {over} {row[over]:.3g}", **ring
+            )
+        ax.set_xscale("log" if min(row[over] for row in rows) > 0 else "symlog")
+        ax.set_xlabel({"l2": "ridge penalty l2", "rate": "learning rate"}[over])
+        ax.set_ylabel("mean loss, held-out rows" if is_judged else "objective F")
+        if best is not None or len(values) > 1:
+            ax.legend(fontsize="small")
+        return ax
+
+    def _repr_html_(self) -> str:
+        """Return the table and a picture for a notebook."""
+        names = [name for name in COLUMNS if name not in ("fold", "held")]
+        whole = [row for row in self.rows() if row["fold"] is None]
+        rows = [{name: row[name] for name in names} for row in whole]
+        best = self._best_or_none()
+        note = "" if best is None else f"Best: model {best}."
+        title = f"Sweep of {len(self)} models"
+        return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: str | Path) -> Path:
         """Write sweep.csv, sweep.json, result.h5, and the best model into best/."""

@@ -17,13 +17,20 @@ from numpy.typing import NDArray
 
 from hpcsgd.config import without_retired
 from hpcsgd.data.preparation import Preparation, preparation_from
-from hpcsgd.errors import DataError
+from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import (
     check_entry,
     check_schema,
     read_sealed,
     write_sealed,
     write_text,
+)
+from hpcsgd.runs.figures import (
+    coefficient_rows,
+    html,
+    plot_coefficients,
+    plot_losses,
+    to_frame,
 )
 
 # Weights in a file of their own beside a result, and whether they are its own.
@@ -325,6 +332,77 @@ class Result:
             raise
         return path
 
+    def to_frame(self, what: str = "history") -> Any:
+        """Return the loss curve or the coefficients as a pandas.DataFrame.
+
+        Parameters
+        ----------
+        what : {"history", "coefficients"}, default="history"
+            One row for each evaluation, or one row for each column of the data.
+
+        Raises
+        ------
+        MissingPackage
+            If pandas is not installed.
+        """
+        if asks_for_history(what):
+            return to_frame(self.history)
+        return to_frame(self._coefficients(), index="feature")
+
+    def plot(
+        self, what: str = "history", *, over: str = "epoch", ax: Any = None
+    ) -> Any:
+        """Draw the loss curve or the largest coefficients with matplotlib.
+
+        Parameters
+        ----------
+        what : {"history", "coefficients"}, default="history"
+            What is drawn.
+        over : {"epoch", "seconds", "words", "messages"}, default="epoch"
+            The horizontal axis of the loss curve.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes, for titles and further curves.
+
+        Raises
+        ------
+        MissingPackage
+            If matplotlib is not installed.
+        """
+        if asks_for_history(what):
+            return plot_losses({self._family: self.history}, over, ax)
+        return plot_coefficients(self._coefficients(), ax)
+
+    def _repr_html_(self) -> str:
+        """Return a table and a loss curve for a notebook."""
+        last = self.history[-1] if self.history else {}
+        facts = {
+            "status": self.status.value,
+            "loss": self.loss,
+            "epochs": last.get("epoch"),
+            "steps": self.iterations,
+            "ranks": self.report.get("ranks"),
+            "messages": last.get("messages"),
+            "words": last.get("words"),
+            "seconds": self.report.get("seconds_total"),
+            "weights": " × ".join(str(size) for size in self.weights.shape),
+        }
+        rows = [{name: value for name, value in facts.items() if value is not None}]
+        title = f"Result: {self._family}"
+        return html(title, rows, lambda ax: self.plot(ax=ax), self.advice)
+
+    @property
+    def _family(self) -> str:
+        return str(self.config.get("problem", {}).get("family", "model"))
+
+    def _coefficients(self) -> list[dict[str, Any]]:
+        labels = self.report.get("labels")
+        return coefficient_rows(self.weights, self.feature_names, labels)
+
     def document(self) -> dict[str, Any]:
         """Everything but the arrays, as a sealed file holds it."""
         document = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -346,6 +424,13 @@ class Result:
         if self.intercept is not None:
             arrays["intercept"] = np.asarray(self.intercept)
         return arrays
+
+
+def asks_for_history(what: str) -> bool:
+    """Return whether `what` is the history, and refuse all but the coefficients."""
+    if what not in ("history", "coefficients"):
+        raise ConfigError(f"what = {what!r}; known: history, coefficients")
+    return what == "history"
 
 
 PREPARATION = "preparation"  # in its document; earlier versions did not write it

@@ -21,6 +21,7 @@ from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import own_folder, reason, write_text
 from hpcsgd.runs.checks import resolve_names
 from hpcsgd.runs.coordinate import form_of
+from hpcsgd.runs.figures import html, plot_losses, to_frame
 from hpcsgd.runs.result import WORSE, Result, Status, finite
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -331,6 +332,36 @@ class Comparison:
     def json(self) -> str:
         """One document; a number that is not finite is written as null."""
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def to_frame(self) -> Any:
+        """Return the table as a pandas.DataFrame, one row for each setting."""
+        return to_frame([self._brief(entry) for entry in self.entries], "method")
+
+    def plot(self, *, over: str = "epoch", ax: Any = None) -> Any:
+        """Draw the loss curve of every setting with matplotlib.
+
+        Parameters
+        ----------
+        over : {"epoch", "seconds", "words", "messages"}, default="epoch"
+            The horizontal axis.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+        """
+        return plot_losses(self.histories(), over, ax)
+
+    def _repr_html_(self) -> str:
+        """Return the table and the loss curves for a notebook."""
+        names = ("method", "status", "loss", "seconds", "speed_up", "messages", "words")
+        briefs = [self._brief(entry) for entry in self.entries]
+        rows = [{name: brief[name] for name in names} for brief in briefs]
+        title = f"Comparison of {len(self.entries)} settings"
+        note = "; ".join(f"{one.name}: {one.why}" for one in self.refused)
+        return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: Path) -> None:
         """Write compare.json into `folder`."""

@@ -8,6 +8,7 @@ wait for each other.
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,13 @@ def build() -> int:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
     folders = [DOCS, BUILD / "html"]
     doctrees = BUILD / "doctrees"
-    done = subprocess.run([*command, "-d", doctrees, *folders], cwd=DOCS.parent)
+    # Examples and notebooks start commands of this environment.
+    paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    done = subprocess.run(
+        [*command, "-d", doctrees, *folders],
+        cwd=DOCS.parent,
+        env={**os.environ, "PATH": os.pathsep.join(paths), "HYDRA_LAUNCHER": "fork"},
+    )
     if done.returncode == 0:
         KEY.write_text(key)
     return done.returncode

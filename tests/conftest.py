@@ -124,9 +124,6 @@ def pytest_terminal_summary(terminalreporter, config):
         over = " OVER" if allowed and used > 60 * allowed else ""
         limit = f" of {60 * allowed:4d}" if allowed else ""
         terminalreporter.write_line(f"{folder:14s} {used:7.1f} s{limit}{over}")
-    for report in terminalreporter.stats.get("passed", []):
-        for line in dict(report.user_properties).get("lengths", []):
-            terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(trylast=True)

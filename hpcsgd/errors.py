@@ -1,5 +1,8 @@
 """The errors a user can meet. Each message is one sentence that names the remedy."""
 
+from collections.abc import Iterable
+from pathlib import Path
+
 
 class HpcsgdError(Exception):
     """Base of every error this package raises on purpose."""
@@ -40,3 +43,37 @@ class NumericsError(HpcsgdError, ArithmeticError):
 
 class ConvergenceWarning(UserWarning):
     """A model that is not at its optimum yet: the message says what to change."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like `word`, "" where none is like it.
+
+    >>> nearest("tain", ["train", "tune"])
+    'train'
+    """
+    from difflib import get_close_matches  # a run without a mistake needs none of it
+
+    names = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), list(names), n=1)
+    return names[close[0]] if close else ""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the question to put behind an unknown name, "" where none is like it.
+
+    >>> did_you_mean("--dta", ["--data", "--out"])
+    ' (did you mean --data?)'
+    """
+    name = nearest(word, known)
+    return f" (did you mean {name}?)" if name else ""
+
+
+def did_you_mean_file(path: str | Path) -> str:
+    """Return the question to put behind a path that does not exist, or ""."""
+    folder = Path(path).parent
+    try:
+        names = sorted(one.name for one in folder.iterdir())
+    except OSError:
+        return ""
+    name = nearest(Path(path).name, names)
+    return f" (did you mean {folder / name}?)" if name else ""

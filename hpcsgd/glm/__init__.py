@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, nearest
 from hpcsgd.glm.families import SYNONYMS, Family
 from hpcsgd.glm.unrolling import UnrolledSteps, unroll
 from hpcsgd.glm.updates import (
@@ -37,13 +37,9 @@ FAMILIES = {
 
 def nearest_family(name: str) -> str:
     """Return the family that an unknown name means or is nearly written as, or ""."""
-    from difflib import get_close_matches
-
     plain = str(name).strip().lower().replace("_", "-").replace(" ", "-")
     meant = SYNONYMS.get(plain, plain)
-    return (
-        meant if meant in FAMILIES else "".join(get_close_matches(plain, FAMILIES, 1))
-    )
+    return meant if meant in FAMILIES else nearest(plain, FAMILIES)
 
 
 def get_family(name: str) -> Family:

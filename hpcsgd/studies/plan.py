@@ -17,7 +17,7 @@ from hpcsgd.config import (
     drop_unread_settings,
     value_of,
 )
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.files import toml_value
 from hpcsgd.glm import get_family
 from hpcsgd.runs.checks import resolve_grid
@@ -223,7 +223,8 @@ def get_method(name: str) -> StudyMethod:
 def unknown(name: str, known: Iterable[str]) -> ConfigError:
     """The sentence on a name that is no method's."""
     return ConfigError(
-        f"--methods {name}: known: {', '.join(known)}; separate them by commas"
+        f"--methods {name}: there is no such method{did_you_mean(name, known)}; known:"
+        f" {', '.join(known)}; separate them by commas"
     )
 
 

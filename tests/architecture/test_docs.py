@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.agreements.codecs import CODECS
-from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
+from hpcsgd.cli.flags import FLAGS
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.config import METHODS, RunConfig
 from hpcsgd.errors import ConfigError
@@ -195,5 +195,5 @@ def test_every_method_and_codec_is_in_its_row(key, names):
 
 def test_every_flag_is_documented():
     text = "".join(path.read_text() for path in DOCUMENTS)
-    for flag, _, _ in (*FLAGS, *SWITCHES, *NEGATIVE):
+    for flag in (flag.name for flag in FLAGS):
         assert f"`{flag}" in text or f" {flag} " in text, flag

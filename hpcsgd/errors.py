@@ -45,7 +45,7 @@ class ConvergenceWarning(UserWarning):
     """A model that is not at its optimum yet: the message says what to change."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """Return the known name that is most like `word`, "" where none is like it.
 
     >>> nearest("tain", ["train", "tune"])
@@ -54,7 +54,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # a run without a mistake needs none of it
 
     names = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower(), list(names), n=1)
+    close = get_close_matches(word.lower(), list(names), 1, likeness)
     return names[close[0]] if close else ""
 
 
@@ -75,5 +75,5 @@ def did_you_mean_file(path: str | Path) -> str:
         names = sorted(one.name for one in folder.iterdir())
     except OSError:
         return ""
-    name = nearest(Path(path).name, names)
+    name = nearest(Path(path).name, names, 0.7)
     return f" (did you mean {folder / name}?)" if name else ""

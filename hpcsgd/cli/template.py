@@ -53,14 +53,30 @@ def template() -> str:
     return "\n\n".join(["\n".join(head), *sections]) + "\n"
 
 
-def _section(name: str, kind: type[Any]) -> str:
-    values, notes = kind(), comments(kind)
+def settings_of(config: type[RunConfig]) -> dict[str, str]:
+    """Return section.key -> the help of every setting."""
+    kinds = get_type_hints(config)
+    return {
+        f"{section.name}.{key}": text
+        for section in fields(config)
+        for key, text in _texts(section.name, kinds[section.name]).items()
+    }
+
+
+def _texts(name: str, kind: type[Any]) -> dict[str, str]:
+    """Return key -> help of one section."""
+    notes = comments(kind)
     # The nine fields are explained where they live.
     notes = comments(Precision) | notes if name == "precision" else notes
+    keys = (field.name for field in fields(kind))
+    return {key: explain(f"{name}.{key}", notes.get(key, "")) for key in keys}
+
+
+def _section(name: str, kind: type[Any]) -> str:
+    values = kind()
     lines = [*_remarks(inspect.getdoc(kind) or ""), f"[{name}]"]
-    for field in fields(kind):
-        note = explain(f"{name}.{field.name}", notes.get(field.name, ""))
-        lines += _key(field.name, getattr(values, field.name), note)
+    for key, text in _texts(name, kind).items():
+        lines += _key(key, getattr(values, key), text)
     return "\n".join(lines)
 
 

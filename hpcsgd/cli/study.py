@@ -308,7 +308,6 @@ def add_study(actions: Any, kind: str, text: str) -> None:
         " set what all runs share.",
         example=STUDY_EXAMPLE.format(kind=kind),
     )
-    add_settings(parser, without=OWN)
     for flag, key, shown, says in LISTS:
         parser.add_argument(flag, dest=f"study.{key}", metavar=shown, help=says)
     parser.add_argument(
@@ -351,6 +350,7 @@ def add_study(actions: Any, kind: str, text: str) -> None:
     parser_module.add_json(parser)
     parser_module.add_volume(parser)
     add_where(parser)
+    add_settings(parser, without=OWN)
     parser.set_defaults(run=partial(run_study, kind))
 
 
@@ -506,7 +506,7 @@ def add_point_parser(actions: Any) -> None:
         help="run one point of a study, as its jobs do",
         description="Train the point points/NAME.toml of a study and write its result"
         " to ends/NAME.json, which `hpcsgd study collect` reads.",
-        example="hpcsgd study point studies/strong sgd-r1-s1",
+        example="hpcsgd study point studies/strong sgd-p1-s1-b32-1x1-fp32-seed0-r1",
     )
     parser.add_argument("folder", metavar="DIR", help="folder of the study")
     parser.add_argument(

@@ -114,7 +114,7 @@ def test_no_page_lists_many_names(name):
     for choices in re.findall(r"\{([^}]*)\}", page):
         assert choices.count(",") < 8, choices
     assert sum(page.count(f" {method},") for method in LINE_UP) < 8
-    assert max(map(len, page.splitlines()[:1])) <= 80, "the line of usage"
+    assert max(map(len, page.splitlines()[:1])) <= 100, "the line of usage"
 
 
 # Texts.
@@ -145,8 +145,7 @@ def test_a_setting_and_its_flag_have_one_text():
     assert own == {
         *("polish.kind", "run.fall_back", "run.emulate_members"),
         *("run.defaults", "run.memory", "stop.on", "stop.tol"),
-        *("checkpoint.every", "checkpoint.seconds"),
-    } - {"checkpoint.every", "checkpoint.seconds"}
+    }
 
 
 def comment_of(setting):

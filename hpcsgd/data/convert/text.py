@@ -174,8 +174,8 @@ SENTENCES = {
     Kind.MIXED: "some rows have qid:, as the first has or has not, and this one is not"
     " like it ({token}); give every row one, or none",
     Kind.RAGGED: "this row has not as many fields as the first one; mend that line",
-    Kind.MISSING: "a value is missing ({token}); fill it in, or replace missing features"
-    " by the mean of their column with --missing mean",
+    Kind.MISSING: "a value is missing ({token}); fill it in, or take the mean of its"
+    " column with --missing mean, where it is a feature",
 }
 SHOWN = 40  # characters of a token in a message
 

@@ -143,7 +143,8 @@ def replica_rows(grid: Grid, reader: RowReader) -> slice:
         fit = max(n for n in range(1, reader.cols + 1) if ranks % n == 0)
         raise ConfigError(
             f"{members} members cannot share {reader.cols} columns; use more"
-            f" replicas of at most {reader.cols} members, as --grid {ranks // fit}x{fit}"
+            f" replicas of at most {reader.cols} members,"
+            f" as --grid {ranks // fit}x{fit}"
         )
     if replicas > reader.rows:
         raise ConfigError(

@@ -23,7 +23,8 @@ from tests.helpers.contracts.codec import gap_of
 from tests.helpers.harness import config_for, train_on
 
 DENSE = {"start": 0, "min_rate": 0}
-# Name -> codec, settings, the rate times L, and what the twin has: docs/methods.md.
+# Name -> codec, settings, the rate times L, and what the twin has; the floors are in
+# the cards of docs/reference/methods/codecs.md.
 CODECS = {
     "identity": ("identity", {}, 1.0, {"feedback": "off"}),
     "fp16": ("fp16", {"feedback": "on"}, 1.0, {"feedback": "off"}),

@@ -18,7 +18,7 @@ resumes. `load` is the load average of the machine when a cell ended: two ranks 
 2, and a sum waits for whatever else runs on a machine of two cores.
 
     python -m benchmarks.run bench_headline
-    python -m benchmarks.headline       # the tables and the picture of README and docs
+    python -m benchmarks.headline       # tables of docs, picture of the README
 """
 
 import json

@@ -2,8 +2,6 @@
 
 python -m benchmarks.headline           # writes docs/trust/benchmarks.md
 python -m benchmarks.headline --check   # reports whether its tables are right
-
-README.md gets a table as well, where it has the marks.
 """
 
 import argparse
@@ -12,16 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_headline import NETWORKS, SHAPES, STEPS
+from benchmarks.bench_headline import NETWORKS, STEPS
 from benchmarks.choosing import page_with
 
 Figures = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "bench_headline.json"
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "trust" / "benchmarks.md"
+PAGE = ROOT / "docs" / "trust" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "figures" / "products.svg"
 BEGIN, END = "<!-- begin of products -->", "<!-- end of products -->"
-COLUMNS = {shape.name: shape.columns for shape in SHAPES}
 TWO_SHAPES = ("epsilon", "higgs")  # 2000 and 28 columns
 TITLES = {
     "direct": "plain SGD: `direct`, fp32",
@@ -30,20 +27,6 @@ TITLES = {
     "gather-once": "`gather-once`, c",
 }
 NAMES = {"lan": "LAN (50 µs)", "hpc": "HPC (5 µs)"}
-
-
-def readme(document: Figures) -> str:
-    """Return the table for the README: two shapes behind the LAN."""
-    problems = document["figures"]["problems"]
-    rows = []
-    for shape in TWO_SHAPES:
-        cell = problems[shape]["lan"]
-        rows.append(
-            [f"**{shape}**, {COLUMNS[shape]} columns: µs a step", *_times(cell)]
-        )
-        rows += [[what, *values] for what, values in _traffic(cell)]
-    heads = ["behind the LAN, ten epochs", *TITLES.values()]
-    return "\n\n".join([_conditions(document), _table(heads, rows)])
 
 
 def performance(document: Figures) -> str:
@@ -219,20 +202,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     document = json.loads(RESULT.read_text())
-    code = 0
-    for page, tables in ((README, readme), (PAGE, performance)):
-        text = page.read_text()
-        if BEGIN not in text:
-            continue
-        made = page_with(text, tables(document), BEGIN, END)
-        if check and made != text:
-            print(f"{page.name} has other tables")
-            code = 1
-        if not check:
-            page.write_text(made)
-    if not check:
-        draw(document, PICTURE)
-    return code
+    text = PAGE.read_text()
+    made = page_with(text, performance(document), BEGIN, END)
+    if check:
+        if made != text:
+            print(f"{PAGE.name} has other tables")
+        return int(made != text)
+    PAGE.write_text(made)
+    draw(document, PICTURE)
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 What only computes runs side by side, a worker a core, and gives way to two runs beside
 it: the jobs of a Slurm, which wait most of their time, and the tests that start
 commands and ranks. These run one by one: ranks that wait for each other need the cores
-together, and several launches at once would take several times as long. Without
-pytest-xdist, or on one core, all of it is one ordinary run. With --quick only what
-computes runs, without compiled kernels, and one case of each test.
+together, and several launches at once would take several times as long. On one core
+all of it is one ordinary run. With --quick only what computes runs, without compiled
+kernels, and one case of each test.
 """
 
 import json
@@ -16,14 +16,15 @@ import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-COMPUTE = (
-    *("architecture", "contracts", "equivalence", "estimators", "gpu", "jobs"),
-    *("kernels", "precision", "traffic", "unit"),
+COMPUTE = (  # two halves of about the same length
+    ("contracts", "equivalence", "kernels", "precision", "traffic"),
+    ("architecture", "estimators", "gpu", "jobs", "unit"),
 )
 SLOW = ("estimators", "kernels")  # which --quick leaves out
 WAITS = ("slurm",)  # for a scheduler, most of its time
@@ -34,25 +35,34 @@ UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 def parts(count):
     """Return the arguments of pytest of runs in the background, and of the one beside.
 
-    `count` is the number of cores.
+    `count` is the number of cores. Two cores have a run each of what computes: workers
+    of pytest-xdist would all collect all of it first.
     """
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
-    if count < 2 or find_spec("xdist") is None:
-        return [], ("tests",)
-    launching = [f"tests/{name}" for name in names if name not in (*COMPUTE, *WAITS)]
-    waiting = [f"tests/{name}" for name in WAITS]
-    compute = [f"tests/{name}" for name in COMPUTE]
-    return [tuple(waiting), tuple(launching)], ("-n", str(min(count, 8)), *compute)
+    if count < 2:
+        return [], [("tests",)]
+    waiting = [name for name in names if name in WAITS]
+    known = {*WAITS, *chain(*COMPUTE)}
+    launching = [name for name in names if name not in known]
+    background = [folders(waiting), folders(launching)]
+    if count == 2 or find_spec("xdist") is None:
+        return background, [folders(half) for half in COMPUTE]
+    return background, [("-n", str(min(count, 8)), *folders(chain(*COMPUTE)))]
+
+
+def folders(names):
+    """Return the folders of tests with these names, as arguments of pytest."""
+    return tuple(f"tests/{name}" for name in names)
 
 
 def quick_part(count):
     """Return the arguments of pytest for the run after each change."""
     workers = ("-n", str(min(count, 8))) if find_spec("xdist") else ()
-    return (*workers, *(f"tests/{name}" for name in COMPUTE if name not in SLOW))
+    return (*workers, *folders(n for n in chain(*COMPUTE) if n not in SLOW))
 
 
 def cores():
-    """Those that this process may use."""
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -62,15 +72,17 @@ def main(arguments):
     """Return 0 where every run is good; the last lines are of all runs together."""
     background, computing = parts(cores())
     if "--quick" in arguments:
-        background, computing = [], quick_part(cores())
+        background, computing = [], [quick_part(cores())]
+    # Jobs have time limits that count the start of their ranks.
+    nice = 10 if background else 0
+    lines = [command(part, arguments) for part in background]
+    lines += [command(part, arguments, nice) for part in computing]
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
         settings = {"cwd": HERE.parent, "env": {**os.environ, COUNTS: str(counts)}}
-        lines = [command(part, arguments) for part in background]
-        with in_background(lines, settings) as codes:
-            # Jobs have time limits that count the start of their ranks.
-            nice = command(computing, arguments, nice=10 if background else 0)
-            codes.append(subprocess.run(nice, **settings).returncode)
+        *beside, last = lines
+        with in_background(beside, settings) as codes:
+            codes.append(subprocess.run(last, **settings).returncode)
         lines = counts.read_text().splitlines() if counts.exists() else []
     reports = [json.loads(line) for line in lines]
     print(added_up(reports))

@@ -1,10 +1,10 @@
-"""docs/stability.md names what users may lean on: each name is there."""
+"""docs/reference/stability.md names what users may lean on: each name is there."""
 
 import re
 from importlib import import_module
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "stability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stability.md"
 NAME = re.compile(r"`(hpcsgd(?:\.\w+)+)`(?:\s\(((?:`\w+`[,\s]*)+)\))?")
 
 

@@ -52,6 +52,7 @@ def test_a_checkpoint_is_gone_on_with(hpcsgd, run):
     assert found["weights_sha256"] == then["weights_sha256"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("comm", ["tcp", "file:/shared/store"])
 def test_its_settings_train_again(comm, hpcsgd, run):
     path = run / "resolved.toml"

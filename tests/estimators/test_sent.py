@@ -40,6 +40,7 @@ DASK = """
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("send", [LOKY, DASK], ids=["loky", "dask"])
 def test_a_fit_is_sent_to_workers(send, tmp_path):
     script = tmp_path / "send.py"

@@ -44,7 +44,7 @@ def test_a_rank_that_stalls(case, undisturbed):
     check_resume(case, undisturbed)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.parametrize("product", ["cached", "direct", "gather", "gather-once"])
 def test_three_ranks_and_another_product(product, data, tmp_path):
     """MPI adds messages of another length in another order: resumes must not."""

@@ -1,7 +1,7 @@
 """Decentralized, asynchronous and QAdam replicas, step by step in NumPy.
 
-Plain restatements of what docs/bagua.md says, in longdouble where nothing is rounded to
-bytes; what they share with the package is who has which rows.
+Plain restatements of the cards in docs/reference/methods, in longdouble where nothing
+is rounded to bytes; what they share with the package is who has which rows.
 """
 
 import numpy as np

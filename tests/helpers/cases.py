@@ -2,7 +2,7 @@
 
 A test of several parameters runs cases until each value of each parameter has been
 used once; the other combinations are marked `full`. A test whose only parameter is the
-number of ranks runs with two of them. The mark `cases(n)` keeps n cases; `cases("all")`
+number of ranks runs with one of them. The mark `cases(n)` keeps n cases; `cases("all")`
 keeps every combination, for tests whose cases are claims of their own.
 """
 
@@ -29,7 +29,7 @@ def mark_repeats(items, quick=False):
         marker = cases[0].get_closest_marker("cases")
         limit = 1 if quick else marker.args[0] if marker else None
         if limit is None and set(_values(cases[0])) == {RANKS}:
-            limit = 2
+            limit = 1
         if limit == "all":
             continue
         kept = [cases[i] for i in covering([_values(case) for case in cases])]

@@ -56,11 +56,6 @@ def by_method(found):
     return {row["method"]: row for row in found["rows"]}
 
 
-def spaced(number):
-    """1 536 768, and 1024."""
-    return f"{number:,}".replace(",", " ") if number > 9999 else str(number)
-
-
 def close(gap):
     """A gap, or that it is none to rounding."""
     return tenths(gap, 1) if gap > 1e-15 else "< 10⁻¹⁵"

@@ -6,19 +6,26 @@ from itertools import combinations, product
 def pairwise(choices):
     """Rows (one choice of each factor) that cover every pair of choices.
 
-    Greedy and deterministic: of the full product take, again and again, the row
+    Greedy and deterministic: of the full product take, again and again, the first row
     that covers most pairs not covered yet.
     """
     names = list(choices)
-    rows = [dict(zip(names, row, strict=True)) for row in product(*choices.values())]
-    missing = {pair for row in rows for pair in _pairs(row)}
+    rows = list(product(*(range(len(values)) for values in choices.values())))
+    numbers = {}  # of each pair, a bit in the masks
+
+    def mask(row):
+        pairs = combinations(enumerate(row), 2)
+        return sum(1 << numbers.setdefault(pair, len(numbers)) for pair in pairs)
+
+    masks = [mask(row) for row in rows]
+    missing = (1 << len(numbers)) - 1
     taken = []
     while missing:
-        best = max(rows, key=lambda row: len(missing & _pairs(row)))
-        missing -= _pairs(best)
-        taken.append(best)
-    return taken
-
-
-def _pairs(row):
-    return set(combinations(row.items(), 2))
+        counts = [(missing & mask).bit_count() for mask in masks]
+        best = counts.index(max(counts))
+        missing &= ~masks[best]
+        taken.append(rows[best])
+    return [
+        {name: choices[name][k] for name, k in zip(names, row, strict=True)}
+        for row in taken
+    ]

@@ -182,6 +182,7 @@ def by_itself(monkeypatch, text):
     monkeypatch.setattr(gram_wgmma, "ALONE_COMMAND", [sys.executable, "-c", text])
 
 
+@pytest.mark.full
 def test_products_of_warpgroups_are_measured_beside_ours(cupy, tmp_path, monkeypatch):
     large_tiles(monkeypatch)
     by_itself(monkeypatch, "pass")

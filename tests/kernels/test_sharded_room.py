@@ -14,7 +14,7 @@ from tests.helpers.kernels.slices import ADAM, STAGES, zero
 
 
 def table(stage, kept, tiles, replicas):
-    """Words of a device for each column: docs/zero.md, of whole tiles and slices."""
+    """Words of a device for each column: docs/reference/methods/sharded.md."""
     tile = 2 / tiles  # two of them
     return {
         1: 2 + kept / replicas + tile / replicas,

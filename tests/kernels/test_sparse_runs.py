@@ -70,6 +70,7 @@ def test_columns_of_a_member_may_hold_nothing(devices):
     agree_with_the_host(replace(stored, X=as_csr(X)), 3, 2e-4, **sections)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recipe", ["fp32", "c"])
 def test_columns_may_have_numbers_of_64_bits(devices, monkeypatch, recipe):
     """What is sent goes in pieces."""
@@ -85,6 +86,7 @@ def test_columns_may_have_numbers_of_64_bits(devices, monkeypatch, recipe):
     agree_with_the_host(stored, 2, 2e-4, precision={"recipe": recipe})
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form", ["fp16", "fp8-e4m3"])
 @pytest.mark.parametrize("scale", ["column", "global"])
 def test_rows_that_are_stored_times_a_power_of_two(devices, form, scale):

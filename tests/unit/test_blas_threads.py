@@ -101,6 +101,7 @@ def test_a_library_is_limited_and_given_back(tmp_path, said):
     assert set(after) == set(before)  # SciPy may have brought one of its own
 
 
+@pytest.mark.full
 def test_what_the_user_says_is_left_alone(tmp_path):
     done = python(LIBRARY, folder=tmp_path, OPENBLAS_NUM_THREADS="2")
     before, during, after, _ = json.loads(done.stdout)

@@ -284,7 +284,7 @@ def test_steps_are_of_casgd_and_hybrid_periods_of_those_that_have_one():
         (
             "nonsense",
             {},
-            "--methods nonsense: there is no such method; known: all, sgd, casgd, hybrid",
+            "--methods nonsense: there is no such method; known: all, sgd, casgd",
         ),
         ("all,nonsense", {}, "--methods nonsense"),
         ("", {}, "names nothing"),

@@ -323,7 +323,7 @@ def open_source(
     return RecordedSource(reader, precision, given, scale)
 
 
-# The order of rows as docs/train.md defines it, written down a second time.
+# The order of rows as docs/reference/runs.md defines it, written down a second time.
 
 
 def order_of(sampling: Any, rows: int, replica: int, epoch: int) -> Array:

@@ -98,7 +98,9 @@ def test_own_flags_come_before_those_of_train(name):
     ]
     own = [flag for flag in shown if flag not in inherited]
     assert own and shown[: len(own)] == own
-    assert {f.name for f in FLAGS if f.common} - set(shown) <= {"--out"}, "all common"
+    assert {f.name for f in FLAGS if f.common} - set(shown) <= {"--out", "--seed"}, (
+        "all common"
+    )
 
 
 def vars_of(parser):

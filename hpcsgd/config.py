@@ -310,41 +310,41 @@ def sharded(stage: int, says: str) -> MethodRow:
 
 LOCAL = {"schedule.steps": 1, "schedule.period": 8}
 METHODS = {
-    "ddp": ddp("identity", "gradients are summed in every step"),
-    "fp16": ddp("fp16", "gradients travel in fp16"),
-    "bf16": ddp("bf16", "gradients travel in bf16"),
-    "fp8": ddp("fp8", "gradients travel in 8 bits, with error feedback"),
-    "topk": ddp("topk", "the largest words of gradients, with error feedback"),
-    "randomk": ddp("randomk", "words drawn by all alike, with error feedback"),
-    "threshold": ddp("threshold", "words above a size, with error feedback"),
-    "wangni": ddp("wangni", "large words more often, unbiased"),
+    "ddp": ddp("identity", "gradients are all-reduced in every step"),
+    "fp16": ddp("fp16", "gradients are sent in fp16"),
+    "bf16": ddp("bf16", "gradients are sent in bf16"),
+    "fp8": ddp("fp8", "gradients are sent in 8 bits, with error feedback"),
+    "topk": ddp("topk", "the largest words of a gradient, with error feedback"),
+    "randomk": ddp("randomk", "random words, the same on all replicas, with feedback"),
+    "threshold": ddp("threshold", "words above a threshold, with error feedback"),
+    "wangni": ddp("wangni", "random words, large ones more often, unbiased"),
     "dgc": MethodRow(
-        "top-k of momentum that every replica gathers",
+        "top-k of momentum that each replica accumulates",
         {**ddp("dgc", "").fixed, "update.kind": "sgd"},
     ),
-    "qsgd": ddp("qsgd", "gradients are rounded by dice to uniform levels"),
-    "sign": ddp("sign", "one bit a word and a scale, with error feedback"),
-    "byte": ddp("byte", "8 bits between the least and the greatest, with feedback"),
-    "bytegrad": ddp("bytegrad", "8 bits a word, added in pieces, with feedback"),
-    "nuqsgd": ddp("nuqsgd", "gradients are rounded by dice to powers of two"),
-    "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
-    "amq": ddp("amq", "levels are powers of a number that follows the gradients"),
+    "qsgd": ddp("qsgd", "random rounding to uniform levels, unbiased"),
+    "sign": ddp("sign", "one bit for each word and a scale, with feedback"),
+    "byte": ddp("byte", "8 bits from smallest to largest value, with feedback"),
+    "bytegrad": ddp("bytegrad", "8 bits, all-reduced by shards, with feedback"),
+    "nuqsgd": ddp("nuqsgd", "random rounding to powers of two, unbiased"),
+    "alq": ddp("alq", "nuqsgd with levels that adapt to the gradients"),
+    "amq": ddp("amq", "nuqsgd with powers of a base that adapts"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
     "infinity": MethodRow(
-        "weights and states on disk, tile by tile through memory",
+        "weights and optimizer state on disk, read in tiles",
         {"agreement.kind": "infinity", "schedule.steps": 1},
         {"update.kind": "adam"},
     ),
-    "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
-    "bagua": ddp("bytegrad", "as bytegrad, and nothing is remembered", feedback="off"),
+    "accordion": ddp("accordion", "powersgd of higher rank while gradients change"),
+    "bagua": ddp("bytegrad", "bytegrad without error feedback", feedback="off"),
     "decentralized": gradient_kind(
-        "decentralized", "weights are mixed while gradients are computed"
+        "decentralized", "replicas mix weights while they compute gradients"
     ),
     "decentralized-low": gradient_kind(
-        "decentralized-low", "neighbours on a ring tell how they moved, in 8 bits"
+        "decentralized-low", "ring neighbours send changes of weights in 8 bits"
     ),
     "qadam": MethodRow(
-        "Adam whose momentum travels in 8 bits after a warm-up",
+        "Adam that sends its momentum in 8 bits after a warm-up",
         {
             "agreement.kind": "qadam",
             "agreement.codec": "bytegrad",
@@ -354,36 +354,40 @@ METHODS = {
         {"codec.feedback": "off"},
     ),
     "async-average": averaged(
-        "async-average", "as local, and averages travel while replicas go on"
+        "async-average", "local, with averages that overlap with steps"
     ),
     "accordion-batch": MethodRow(
-        "batches that grow where gradients have settled",
+        "batches that grow when gradients change little",
         {"agreement.kind": "growing", "schedule.steps": 1},
         {"agreement.accumulate": 4},
     ),
     "bytescheduler": MethodRow(
-        "gradients by priority and credit, behind the next step's scores",
+        "gradients are sent by priority, hidden behind the next step",
         {"agreement.kind": "scheduled", "schedule.steps": 1},
     ),
     "wavelet": MethodRow(
-        "half of a step's gradients travel while the others are computed",
+        "half of a gradient is sent while the other is computed",
         {"agreement.kind": "ticktock", "schedule.steps": 1},
     ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
-    "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
-    "hierarchical": averaged("hierarchical", "nested groups average in their periods"),
-    "fedavg": averaged("fedavg", "some of the replicas train in each round"),
-    "slowmo": averaged("slowmo", "local, with slow momentum where weights agree"),
+    "postlocal": averaged(
+        "postlocal", "averages after every exchange at first, then as local"
+    ),
+    "hierarchical": averaged(
+        "hierarchical", "nested groups of replicas average at different periods"
+    ),
+    "fedavg": averaged("fedavg", "a random part of the replicas trains in each round"),
+    "slowmo": averaged("slowmo", "local, with slow momentum at each average"),
     "anybatch": MethodRow(
-        "rounds of a fixed time, whatever batch a replica gets through",
+        "rounds of a fixed time, with any number of rows each",
         {"agreement.kind": "anybatch", "schedule.steps": 1, "update.kind": "sgd"},
         {"agreement.accumulate": 8, "rate.kind": "inverse-sqrt", "rate.decay": 0.01},
     ),
-    "zero1": sharded(1, "ddp with optimiser state in slices"),
-    "zero2": sharded(2, "ddp with optimiser state and gradient in slices"),
-    "zero3": sharded(3, "ddp with weights, gradient and state in slices"),
+    "zero1": sharded(1, "ddp with divided optimizer state"),
+    "zero2": sharded(2, "ddp with divided optimizer state and gradient"),
+    "zero3": sharded(3, "ddp with divided weights, gradient and state"),
     "offload": MethodRow(
-        "zero2 whose steps the host takes, one late if asked for",
+        "zero2 with steps on the host, optionally one step late",
         {"agreement.kind": "offload", "schedule.steps": 1},
     ),
 }

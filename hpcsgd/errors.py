@@ -1,7 +1,7 @@
 """The errors a user can meet. Each message is one sentence that names the remedy."""
 
+import os
 from collections.abc import Iterable
-from pathlib import Path
 
 
 class HpcsgdError(Exception):
@@ -68,12 +68,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {name}?)" if name else ""
 
 
-def did_you_mean_file(path: str | Path) -> str:
+def did_you_mean_file(path: str | os.PathLike[str]) -> str:
     """Return the question to put behind a path that does not exist, or ""."""
-    folder = Path(path).parent
+    folder, word = os.path.split(path)
     try:
-        names = sorted(one.name for one in folder.iterdir())
+        names = sorted(os.listdir(folder or "."))
     except OSError:
         return ""
-    name = nearest(Path(path).name, names, 0.7)
-    return f" (did you mean {folder / name}?)" if name else ""
+    name = nearest(word, names, 0.7)
+    return f" (did you mean {os.path.join(folder, name)}?)" if name else ""

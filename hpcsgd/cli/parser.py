@@ -3,14 +3,15 @@
 import argparse
 import logging
 import math
+import os
 import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import hpcsgd
 from hpcsgd.cli import launch
@@ -224,8 +225,7 @@ def _or_abort(world: "Communicator", action: Callable[[], T]) -> T:
 RANK_0_FIRST = 2.0  # seconds in which rank 0 has ended if it makes the same mistake
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """A flag of the commands that train.
 
     Attributes
@@ -245,7 +245,7 @@ class Flag:
     setting: str
     group: str
     help: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = MappingProxyType({})
     common: bool = False
     fit: str = ""
 
@@ -483,9 +483,9 @@ def _value(action: argparse.Action) -> str:
 def _sgd_defaults() -> dict[str, Any]:
     """Return the settings' defaults, from the file that the package ships."""
     import tomllib
-    from importlib.resources import files
 
-    return tomllib.loads(files("hpcsgd").joinpath("defaults.toml").read_text())
+    with open(os.path.join(os.path.dirname(hpcsgd.__file__), "defaults.toml")) as file:
+        return tomllib.loads(file.read())
 
 
 def _sgd_default(setting: str) -> Any:

@@ -26,7 +26,13 @@ TITLES = {
     "cached": "`cached`, c",
     "gather-once": "`gather-once`, c",
 }
-NAMES = {"lan": "LAN (50 µs)", "hpc": "HPC (5 µs)"}
+NAMES = {"lan": "emulated LAN (50 µs)", "hpc": "emulated HPC network (5 µs)"}
+LEGEND = {
+    "direct": "plain SGD",
+    "gram": "CA-SGD: gram",
+    "cached": "CA-SGD: cached",
+    "gather-once": "CA-SGD: gather-once",
+}
 
 
 def performance(document: Figures) -> str:
@@ -117,28 +123,26 @@ def _table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 
-def labels(document: Figures) -> dict[str, list[tuple[str, str, float]]]:
-    """Return the bars of each network: shape, product, times the speed of plain SGD."""
-    bars: dict[str, list[tuple[str, str, float]]] = {}
-    for network in NETWORKS:
-        for shape, cells in document["figures"]["problems"].items():
-            cell = cells[network]
-            bars.setdefault(network, []).extend(
-                (shape, product, cell["rows"][product]["speedup"])
-                for product in STEPS
-                if product != "direct"
-            )
-    return bars
+def bars(document: Figures) -> dict[str, list[tuple[str, str, float]]]:
+    """Return the bars of each network: shape, product, microseconds of a step."""
+    return {
+        network: [
+            (shape, product, cells[network]["rows"][product]["us"])
+            for shape, cells in document["figures"]["problems"].items()
+            for product in STEPS
+        ]
+        for network in NETWORKS
+    }
 
 
 def draw(document: Figures, path: Path) -> None:
-    """Draw the speed of each product over that of plain SGD, on any background."""
+    """Draw the time of a step of each product, on any background."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    grey, colours = "#808080", ("#d9822b", "#2e9e6b", "#4c8bf5")
+    grey, colours = "#808080", ("#8c8c8c", "#d9822b", "#2e9e6b", "#4c8bf5")
     style = {
         "svg.fonttype": "none",
         "svg.hashsalt": "hpcsgd",
@@ -148,52 +152,37 @@ def draw(document: Figures, path: Path) -> None:
         ),
         "ytick.color": grey,
     }
-    bars = labels(document)
     with matplotlib.rc_context(style):
         figure, panels = pyplot.subplots(
-            1, len(bars), figsize=(4.4 * len(bars), 3.0), sharey=True, squeeze=False
+            1, len(NETWORKS), figsize=(9.6, 3.2), sharey=True, squeeze=False
         )
-        for panel, (network, rows) in zip(panels[0], bars.items(), strict=True):
+        for panel, (network, rows) in zip(
+            panels[0], bars(document).items(), strict=True
+        ):
             shapes = list(dict.fromkeys(shape for shape, _, _ in rows))
             products = list(dict.fromkeys(product for _, product, _ in rows))
-            for shape, product, ratio in rows:
+            for shape, product, time in rows:
                 number = products.index(product)
-                x = shapes.index(shape) + 0.27 * (number - 1)
-                panel.bar(
-                    x,
-                    ratio - 1,
-                    bottom=1,
-                    width=0.25,
-                    color=colours[number],
-                    label=product if shape == shapes[0] else None,
-                )
-                is_above = ratio >= 1
+                x = shapes.index(shape) + 0.22 * (number - 1.5)
+                label = LEGEND.get(product, product) if shape == shapes[0] else None
+                panel.bar(x, time, width=0.2, color=colours[number], label=label)
                 panel.annotate(
-                    _label(ratio),
-                    (x, ratio),
-                    (0, 2 if is_above else -2),
+                    _short(time),
+                    (x, time),
+                    (0, 2),
                     textcoords="offset points",
                     ha="center",
-                    va="bottom" if is_above else "top",
                     fontsize=6.5,
                 )
-            panel.set_yscale("log")
-            panel.yaxis.set_major_formatter("{x:g}")
-            panel.axhline(1, color=grey, linewidth=0.8)
             panel.set_xticks(range(len(shapes)), shapes, fontsize=8)
             panel.set_title(NAMES[network], fontsize=9)
-            panel.margins(y=0.12)
             panel.spines[["top", "right"]].set_visible(False)
-        panels[0][0].set_ylabel("times the speed of plain SGD, log scale", fontsize=8)
+        panels[0][0].set_ylabel("microseconds of a step", fontsize=8)
         handles, names = panels[0][0].get_legend_handles_labels()
-        figure.legend(handles, names, frameon=False, loc="lower center", ncols=3)
+        figure.legend(handles, names, frameon=False, loc="lower center", ncols=4)
         figure.tight_layout(rect=(0, 0.08, 1, 1))
         figure.savefig(path, transparent=True, metadata={"Date": None})
         pyplot.close(figure)
-
-
-def _label(ratio: float) -> str:
-    return f"{_short(ratio)}×"
 
 
 def main() -> int:

@@ -175,7 +175,7 @@ def parts(run: dict) -> tuple[float, float]:
 def draw(runs: dict, path: Path, say: Console) -> None:
     """Both loss curves, if matplotlib is there."""
     from hpcsgd.errors import MissingPackage
-    from hpcsgd.studies.plots.matplotlib import loss_curves
+    from hpcsgd.runs.figures import loss_curves
 
     panels = {b: {m: r["history"] for m, r in rs.items()} for b, rs in runs.items()}
     try:

@@ -1,12 +1,15 @@
 """Train from Python: one call, on the ranks that the program was started with."""
 
+from __future__ import annotations
+
 import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +29,7 @@ from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.runs.advice import suppress_repeated_logs
 from hpcsgd.runs.checks import emulate_network, resolve_grid
 from hpcsgd.runs.coordinate import CoordinateRun
-from hpcsgd.runs.defaults import has_wide_values, resolve_defaults
+from hpcsgd.runs.defaults import has_wide_values, named_in_file, resolve_defaults
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.resume import recorded_settings
 from hpcsgd.runs.session import NullModel, Session, Start
@@ -37,10 +40,13 @@ from hpcsgd.tuning.auto_precision import resolve_precision
 log = logging.getLogger(__name__)
 SLOWER, TRIES = 0.125, 4  # of a rate from the data with which the loss blew up
 
+# What a caller may give as settings: all of them, those that are named, or a file.
+Config: TypeAlias = RunConfig | Mapping[str, Mapping[str, Any]] | str | PathLike[str]
+
 
 @one_thread()
 def train(
-    config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
+    config: Config | None = None,
     *,
     X: Any = None,
     y: ArrayLike | None = None,
@@ -49,41 +55,75 @@ def train(
     world: Communicator | None = None,
     callbacks: list[Callback] | None = None,
 ) -> Result:
-    """Train a generalized linear model.
+    """Train a generalized linear model. Collective.
 
-    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w, y_i) + l1‖w‖₁ + (l2/2)‖w‖² by s-step SGD,
-    or by one of the coordinate forms. A mapping that names nothing of SGD (no rate,
-    product, schedule, update, agreement, average or goal) has the defaults of `fit`:
-    an intercept, the penalty 1e-4, a rate from the data, and a finisher that goes on
-    to the optimum. `{"run": {"defaults": "sgd"}}` asks for SGD with all its defaults,
-    and a RunConfig, which names everything, runs as it is.
+    It minimises ::
+
+        F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i) + l1 ‖w‖₁ + (l2/2) ‖w‖²
+
+    by s-step SGD or by a coordinate method, as `config` says. All ranks must call it.
 
     Parameters
     ----------
-    config : RunConfig or mapping of sections, what to do; defaults otherwise
-    X : ndarray or scipy.sparse matrix, (n, d), the rows, the same on every rank;
-        else `config.data.path`
-    y : ndarray, (n,), targets
-    sample_weight : ndarray, (n,), c_i >= 0
-    offset : ndarray, (n,), added to every score
-    world : Communicator, the ranks to train on; else those of the launcher
-    callbacks : further callbacks, on this rank
+    config : RunConfig, mapping or path-like, optional
+        The settings: {"section": {"key": value}}, or a TOML file of them. Relative
+        paths in a file are relative to the working directory, as for `hpcsgd train`.
+    X : array, frame or sparse matrix of shape (n, d), optional
+        The rows, the same on every rank. Without X the file `data.path` of `config` is
+        read.
+    y : array-like of shape (n,), optional
+        The targets, where X is given.
+    sample_weight : array-like of shape (n,), optional
+        Weights c_i ≥ 0 of the rows.
+    offset : array-like of shape (n,), optional
+        Numbers that are added to the scores.
+    world : Communicator, optional
+        The ranks. Without it they are those of the launcher (mpiexec, srun), or this
+        process alone.
+    callbacks : list of Callback, optional
+        Called during the run, on this rank.
 
     Returns
     -------
     Result
+        The model and the account of the run.
+
+    Raises
+    ------
+    ConfigError
+        If a setting cannot work.
+    DataError
+        If the rows or targets cannot be used.
 
     Warns
     -----
     ConvergenceWarning
-        Where the run diverged or ended above where it began, or where one with the
-        defaults of `fit` is not at the optimum.
+        If the run diverged, if it ended above its first loss, or if a run with the
+        defaults of `fit` did not reach the optimum.
+
+    See Also
+    --------
+    fit : The same with arguments instead of settings.
+
+    Notes
+    -----
+    The defaults depend on what is set. If no setting of SGD is set (rate, products,
+    schedule, update, agreement, average, stop), the defaults are those of `fit`: an
+    intercept, the penalty 1e-4, a rate from the data, and a final solver that reaches
+    the optimum. Otherwise they are those of plain SGD. `run.defaults` ("fit" or "sgd")
+    decides explicitly. A RunConfig sets everything.
+
+    References
+    ----------
+    .. [1] A. Devarakonda and J. Demmel, "Avoiding communication in logistic
+       regression", HiPC 2020.
 
     Examples
     --------
     >>> import numpy as np
+    >>> import hpcsgd
     >>> X = np.random.default_rng(0).normal(size=(200, 3))
-    >>> result = train({"rate": {"value": 0.5}}, X=X, y=X[:, 0] > 0)
+    >>> result = hpcsgd.train({"rate": {"value": 0.5}}, X=X, y=X[:, 0] > 0)
     >>> result.weights.shape
     (3,)
     """
@@ -96,7 +136,7 @@ def train(
 
 @one_thread()
 def run_training(
-    config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
+    config: Config | None = None,
     X: Any = None,
     y: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
@@ -106,7 +146,7 @@ def run_training(
 ) -> Result:
     """Do what `train` does, without a warning: the caller reads `advice`."""
     began = time.perf_counter()
-    request = {} if config is None else config
+    request = named_settings(config)
     is_wide = has_wide_values(X)
     # What is wrong in the settings is refused before ranks meet.
     settings = resolve_defaults(request, is_wide)
@@ -123,6 +163,21 @@ def run_training(
     if world is None:
         ranks.close()
     return result
+
+
+def named_settings(
+    config: Config | None,
+) -> RunConfig | Mapping[str, Mapping[str, Any]]:
+    """Return settings as they are, those of a file, or none."""
+    if isinstance(config, str | PathLike):
+        return named_in_file(config)
+    return {} if config is None else config
+
+
+def parse_settings(config: Config | None) -> RunConfig:
+    """Return all settings, with the defaults of SGD."""
+    named = named_settings(config)
+    return named if isinstance(named, RunConfig) else RunConfig.parse(named)
 
 
 def run_at_stable_rate(
@@ -206,8 +261,6 @@ def open_data(
 
 # Two fits at once, each computing while the gradients of the other travel.
 
-Config = RunConfig | Mapping[str, Mapping[str, Any]]
-
 
 @one_thread()
 def tick_tock(
@@ -220,38 +273,57 @@ def tick_tock(
     offset: ArrayLike | None = None,
     world: Communicator | None = None,
 ) -> tuple[Result, Result]:
-    """Two fits that share the ranks and nothing else, half a step out of phase.
+    """Train two models on the same ranks, half a step out of phase. Collective.
 
-    While the gradients of one travel, the other computes: at most twice as fast as one
-    after the other, where computing takes as long as the transfers. Each has the bits
-    that it would have alone. What hides is what travels while a run goes on: gradients
-    (`ddp`, `bytescheduler`, codecs), not averages of weights.
+    While the gradients of one run travel, the other run computes. Each run has the bits
+    that it would have alone. Only messages that travel during a run are hidden:
+    gradients (`ddp`, `bytescheduler`, codecs), not averages of weights. All ranks must
+    call it.
 
     Parameters
     ----------
-    first, second : RunConfig or mapping of sections, for the same ranks and network
-    X : ndarray or scipy.sparse matrix, (n, d), the rows, the same on every rank;
-        else the `data.path` of each
-    y : ndarray, (n,), targets
-    sample_weight : ndarray, (n,), c_i >= 0
-    offset : ndarray, (n,), added to every score
-    world : Communicator, the ranks to train on; else those of the launcher
+    first, second : RunConfig, mapping or path-like
+        The settings of each run. `run.network` must be the same in both.
+    X : array, frame or sparse matrix of shape (n, d), optional
+        The rows, the same on every rank. Without X the file `data.path` of `config` is
+        read.
+    y : array-like of shape (n,), optional
+        The targets, where X is given.
+    sample_weight : array-like of shape (n,), optional
+        Weights c_i ≥ 0 of the rows.
+    offset : array-like of shape (n,), optional
+        Numbers that are added to the scores.
+    world : Communicator, optional
+        The ranks. Without it they are those of the launcher (mpiexec, srun), or this
+        process alone.
 
     Returns
     -------
-    (Result, Result)
+    tuple of (Result, Result)
+        The results in the order of the settings.
+
+    Raises
+    ------
+    ConfigError
+        If a setting cannot work, or if MPI allows calls from one thread only.
+
+    Notes
+    -----
+    The two runs take at least half the time of one after the other. That limit is
+    reached where computing takes as long as the transfers.
 
     Examples
     --------
     >>> import numpy as np
+    >>> import hpcsgd
     >>> X = np.random.default_rng(0).normal(size=(200, 3))
-    >>> weak, strong = tick_tock(
+    >>> weak, strong = hpcsgd.tick_tock(
     ...     {"problem": {"l2": 0.01}}, {"problem": {"l2": 1.0}}, X=X, y=X[:, 0] > 0
     ... )
     >>> bool(abs(weak.weights[0]) > abs(strong.weights[0]))
     True
     """
-    configs = [_parsed(one) for one in (first, second)]
+    configs = [parse_settings(one) for one in (first, second)]
     _check(*configs)
     run = configs[0].run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
@@ -282,10 +354,6 @@ def tick_tock(
     if world is None:
         comm.close()
     return one, other
-
-
-def _parsed(config: Config) -> RunConfig:
-    return config if isinstance(config, RunConfig) else RunConfig.parse(config)
 
 
 def _check(first: RunConfig, second: RunConfig) -> None:

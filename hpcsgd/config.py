@@ -570,12 +570,27 @@ def _log_once(names: str) -> None:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run depends on.
+    """All settings of a run, in sections.
+
+    Attributes
+    ----------
+    problem, data, schedule, products, agreement, codec, mirror, accordion : dataclass
+        Sections; `docs/reference/settings` describes each setting.
+    update, coordinate, rate, average, sampling, sweep, precision, grid : dataclass
+        The same.
+    checkpoint, stop, polish, run : dataclass
+        The same.
+
+    See Also
+    --------
+    train : Takes a RunConfig, a mapping, or a TOML file.
 
     Examples
     --------
-    >>> RunConfig.parse({"schedule": {"batch": 16}}).schedule.batch
-    16
+    >>> from hpcsgd import RunConfig
+    >>> config = RunConfig.parse({"schedule": {"batch": 16}})
+    >>> config.schedule.batch, config.problem.family
+    (16, 'logistic')
     """
 
     problem: ProblemConfig = field(default_factory=ProblemConfig)
@@ -601,7 +616,22 @@ class RunConfig:
 
     @classmethod
     def parse(cls, tables: Mapping[str, Mapping[str, Any]]) -> "RunConfig":
-        """Check `tables` (section -> key -> value) against the sections."""
+        """Make a RunConfig of a mapping.
+
+        Parameters
+        ----------
+        tables : mapping of mappings
+            Section -> key -> value. What is not named has its default.
+
+        Returns
+        -------
+        RunConfig
+
+        Raises
+        ------
+        ConfigError
+            If a section, a key or a value is unknown, or has the wrong type.
+        """
         tables, kinds = with_method(tables), _hints(cls)
         _reject_unknown("sections", tables, kinds)
         sections = {}
@@ -615,7 +645,12 @@ class RunConfig:
         return cls(**sections)
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Section -> key -> value, without what was left open."""
+        """Return section -> key -> value, without the settings that are None.
+
+        Returns
+        -------
+        dict of dict
+        """
         tables = {
             name: {k: _plain(v) for k, v in vars(section).items() if v is not None}
             for name, section in vars(self).items()
@@ -627,7 +662,12 @@ class RunConfig:
         return tables
 
     def toml(self) -> str:
-        """The resolved configuration as a file that `parse` reads back."""
+        """Return the configuration as the text of a TOML file.
+
+        Returns
+        -------
+        str
+        """
         parts = []
         for name, table in self.tables().items():
             lines = [f"{key} = {toml_literal(value)}" for key, value in table.items()]
@@ -661,6 +701,37 @@ def _kind_of_data(path: Path) -> str:
     with open(path, "rb") as file:
         is_hdf5 = file.read(len(HDF5)) == HDF5
     return "HDF5" if is_hdf5 else DATA_KINDS.get(path.suffix.lower(), "")
+
+
+def chosen_settings(
+    tables: Mapping[str, Mapping[str, Any]],
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return `tables` without defaults that would be in the way of a method.
+
+    `hpcsgd new` lists every setting. In a file that lists an empty method a default is
+    no choice, so that --method can still make it; in one that names a method, those
+    that this method fixes are none. Beside the defaults of `fit` all of them are
+    choices.
+    """
+    run = tables.get("run")
+    if isinstance(run, Mapping) and run.get("defaults") == FIT:
+        return tables
+    agreement = tables.get("agreement", {})
+    name = agreement.get("method") if isinstance(agreement, Mapping) else None
+    if name is None or (name and name not in METHODS):
+        return tables
+    usual = RunConfig().tables()
+
+    def is_default(section: str, key: str, value: Any) -> bool:
+        is_open = not name or f"{section}.{key}" in METHODS[name].fixed
+        return is_open and usual.get(section, {}).get(key, tables) == value
+
+    return {
+        section: {k: v for k, v in table.items() if not is_default(section, k, v)}
+        if isinstance(table, Mapping)
+        else table
+        for section, table in tables.items()
+    }
 
 
 def apply_settings(

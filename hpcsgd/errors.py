@@ -1,11 +1,51 @@
-"""The errors a user can meet. Each message is one sentence that names the remedy."""
+"""The errors a user can meet, and the tables of names that messages list.
+
+Each message is one sentence that names the remedy.
+"""
 
 import os
 from collections.abc import Iterable
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class NameTable(dict[Key, Value]):
+    """A dict of names with a docstring of its own, which `help` shows.
+
+    Parameters
+    ----------
+    rows : dict
+        The names and what each stands for.
+    text : str
+        The docstring of this table.
+    """
+
+    def __init__(self, rows: dict[Key, Value], text: str) -> None:
+        super().__init__(rows)
+        self.__doc__ = text
 
 
 class HpcsgdError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of every error that this package raises on purpose.
+
+    Attributes
+    ----------
+    exit_code : int
+        The exit code of the command line.
+    on_all_ranks : bool
+        Whether every rank raises it.
+
+    Examples
+    --------
+    >>> import hpcsgd
+    >>> try:
+    ...     hpcsgd.train()
+    ... except hpcsgd.HpcsgdError as error:
+    ...     print(error)
+    no data: add --data FILE.h5, or [data] path, or X and y
+    """
 
     exit_code = 1
     on_all_ranks = False  # True: every rank raises it, nobody is left waiting
@@ -14,13 +54,31 @@ class HpcsgdError(Exception):
 
 
 class ConfigError(HpcsgdError, ValueError):
-    """A setting that cannot work: the message shows what would."""
+    """A setting or an argument that cannot work. The message says what would.
+
+    Examples
+    --------
+    >>> import hpcsgd
+    >>> hpcsgd.RunConfig.parse({"schedule": {"batch": 0}})
+    Traceback (most recent call last):
+        ...
+    hpcsgd.errors.ConfigError: [schedule] batch = 0 must be a whole number of at least 1
+    """
 
     exit_code = 2
 
 
 class DataError(HpcsgdError, ValueError):
-    """Data that cannot be used as asked: the message names the place."""
+    """Data that cannot be used. The message says where.
+
+    Examples
+    --------
+    >>> import hpcsgd
+    >>> hpcsgd.fit([[1.0], [float("nan")]], "gaussian", [1.0, 2.0])
+    Traceback (most recent call last):
+        ...
+    hpcsgd.errors.DataError: ...
+    """
 
     exit_code = 2
 
@@ -42,7 +100,20 @@ class NumericsError(HpcsgdError, ArithmeticError):
 
 
 class ConvergenceWarning(UserWarning):
-    """A model that is not at its optimum yet: the message says what to change."""
+    """A model that is not at its optimum. The message says what to change.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     result = hpcsgd.fit(X, "poisson", X[:, 0] > 0, epochs=1, polish=False)
+    >>> caught[0].category is hpcsgd.ConvergenceWarning
+    True
+    """
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, NameTable
 from hpcsgd.formats import formats_of, get_format
 
 
@@ -81,15 +81,31 @@ def _uniform(name: str) -> Precision:
 
 
 _FP32 = _uniform("fp32")
-RECIPES = {
-    "fp64": _uniform("fp64"),
-    "fp32": _FP32,
-    "c": replace(_FP32, matrix="bf16", margin="bf16"),
-    "d": replace(_FP32, matrix="bf16", margin="bf16", gram_wire="bf16"),
-    "bf16": _uniform("bf16"),
-    "fp16": replace(_FP32, matrix="fp16", margin="fp16", residual="fp16"),
-    "fp8": replace(_FP32, matrix="fp8-e4m3", margin="bf16"),
-}
+RECIPES: dict[str, Precision] = NameTable(
+    {
+        "fp64": _uniform("fp64"),
+        "fp32": _FP32,
+        "c": replace(_FP32, matrix="bf16", margin="bf16"),
+        "d": replace(_FP32, matrix="bf16", margin="bf16", gram_wire="bf16"),
+        "bf16": _uniform("bf16"),
+        "fp16": replace(_FP32, matrix="fp16", margin="fp16", residual="fp16"),
+        "fp8": replace(_FP32, matrix="fp8-e4m3", margin="bf16"),
+    },
+    """The recipes of number formats: name -> Precision.
+
+    A recipe is a named choice of the nine number formats of one exchange. The names
+    are the values of `precision` in `hpcsgd.fit` and of the setting
+    `precision.recipe`. The fields of a `Precision` are `matrix`, `margin`,
+    `margin_sum`, `gram_sum`, `gram_wire`, `inner`, `residual`, `gradient_sum` and
+    `weights`.
+
+    Examples
+    --------
+    >>> import hpcsgd
+    >>> hpcsgd.RECIPES["c"].matrix, hpcsgd.RECIPES["c"].weights
+    ('bf16', 'fp32')
+    """,
+)
 
 
 def make_precision(

@@ -45,12 +45,33 @@ AGREEMENTS: dict[str, type[Agreement]] = {
 
 
 def register(name: str, kind: type[Agreement]) -> None:
-    """Let `[agreement] kind = name` be an agreement of yours, on the rank that calls.
+    """Make a class of your own an agreement, in this process.
+
+    The setting `agreement.kind` then takes its name. In a program that runs on several
+    ranks every rank must call this before it trains.
 
     Parameters
     ----------
-    name : str, one that no agreement has
+    name : str
+        A name that no agreement has.
     kind : subclass of Agreement
+        The agreement.
+
+    Raises
+    ------
+    ConfigError
+        If the name is taken.
+
+    Examples
+    --------
+    >>> from hpcsgd import agreements
+    >>> class Rare(agreements.Average):
+    ...     def is_whole(self, exchanges):
+    ...         return exchanges % (10 * self.period) == 0
+    >>> agreements.register("rare", Rare)
+    >>> "rare" in agreements.AGREEMENTS
+    True
+    >>> del agreements.AGREEMENTS["rare"]
     """
     if AGREEMENTS.get(name, kind) is not kind:
         raise ConfigError(f"there is an agreement {name!r} already; take another name")

@@ -43,7 +43,45 @@ class AgreementInputs:
 
 
 class Agreement(ABC):
-    """How replicas agree; `share` is the part of all rows that this one holds."""
+    """Base class of the ways in which replicas synchronise.
+
+    A subclass defines `agree`, and overrides other methods where it differs. The
+    methods marked Collective are called by all replicas (and members) at the same
+    time, so they may communicate; the others are local calls.
+
+    Parameters
+    ----------
+    grid : Grid
+        The ranks. `grid.replicas` is the communicator of the ranks that hold the same
+        columns, and the only one that an agreement uses.
+    share : float
+        The part of all rows that this replica holds.
+    period : int
+        Exchanges from one synchronisation to the next.
+
+    See Also
+    --------
+    hpcsgd.agreements.register : Gives an agreement its name.
+
+    Examples
+    --------
+    The middle of what the replicas hold, on one replica:
+
+    >>> import numpy as np
+    >>> from hpcsgd.agreements import Agreement
+    >>> from hpcsgd.comm.grid import Grid
+    >>> from hpcsgd.comm import open_world
+    >>> class Middle(Agreement):
+    ...     def agree(self, state, purpose):
+    ...         replicas = self.grid.replicas
+    ...         own = state.portion(1.0, replicas)
+    ...         every = np.empty((replicas.size, own.size), dtype=own.dtype)
+    ...         lengths = [own.size] * replicas.size
+    ...         replicas.gather(own, lengths, every.reshape(-1), purpose)
+    ...         state.become(np.median(every, axis=0))
+    >>> Middle(Grid(open_world("serial"), 1, 1), 1.0, 4).is_whole(8)
+    True
+    """
 
     def __init__(self, grid: Grid, share: float, period: int) -> None:
         self.grid = grid
@@ -52,55 +90,164 @@ class Agreement(ABC):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Agreement":
-        """One that takes what it needs of what is known where a run is built."""
+        """Make the agreement of a run.
+
+        Parameters
+        ----------
+        terms : AgreementInputs
+            Rows of every replica, classes, period, seed, and the section
+            [agreement] of the settings.
+
+        Returns
+        -------
+        Agreement
+        """
         return cls(terms.grid, terms.share, terms.period)
 
     @property
     def workers(self) -> int:
-        """Replicas that train in an exchange."""
+        """Number of replicas that train in an exchange."""
         return self.grid.replicas.size
 
     @property
     def circle_sizes(self) -> list[int]:
-        """Replicas of the groups that this one averages in, where they are nested."""
+        """Replicas of each nested group, where there are groups."""
         return []
 
     def trains(self, number: int) -> bool:
-        """Whether this replica takes part in exchange `number`, from 1."""
+        """Return whether this replica takes part in an exchange.
+
+        Parameters
+        ----------
+        number : int
+            Number of the exchange, from 1.
+
+        Returns
+        -------
+        bool
+        """
         return True
 
     def shape(self, columns: int, width: int) -> tuple[int, int]:
-        """Of the weights held here; so many columns, so many words each, if whole."""
+        """Return the shape of the weights that this rank holds.
+
+        Parameters
+        ----------
+        columns : int
+            Columns of this member.
+        width : int
+            Words a column.
+
+        Returns
+        -------
+        tuple of (int, int)
+        """
         return columns, width
 
     def whole(self, state: State) -> Array:
-        """The weights of all columns held, and their states; with all ranks."""
+        """Return the weights of all columns of this member. Collective.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+
+        Returns
+        -------
+        ndarray of shape (columns, width)
+        """
         return state.weights
 
     def put_whole(self, state: State, whole: Array) -> None:
-        """The reverse; a local call."""
+        """Store weights of all columns of this member.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        whole : ndarray of shape (columns, width)
+            The weights.
+        """
         state.weights[...] = whole
 
     def width(self, state: State) -> int:
-        """Words a column of that."""
+        """Return the words a column of the weights.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+
+        Returns
+        -------
+        int
+        """
         return int(state.weights.shape[1])
 
     def joined(self, held: Array) -> Array:
-        """All columns of what is held as the weights are; with all ranks."""
+        """Return all columns of an array that is held as the weights are. Collective.
+
+        Parameters
+        ----------
+        held : ndarray
+            What this rank holds.
+
+        Returns
+        -------
+        ndarray
+        """
         return held
 
     def parted(self, whole: Array) -> Array:
-        """The reverse; a local call."""
+        """Return what this rank holds of an array of all columns.
+
+        Parameters
+        ----------
+        whole : ndarray
+            All columns of this member.
+
+        Returns
+        -------
+        ndarray
+        """
         return whole
 
     def prepare(self, state: State) -> None:  # noqa: B027
-        """Put the arrays that are kept between calls into `state.memory`."""
+        """Make the arrays that are kept between calls.
+
+        Called once. `state.remember(name, words)` makes an array that checkpoints save.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        """
 
     def start(self, state: State, exchanges: int) -> None:  # noqa: B027
-        """The state that the run goes on from, after so many exchanges, is in place."""
+        """Begin, or resume after some exchanges.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        exchanges : int
+            Number of exchanges that are done.
+        """
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """What decides its messages, in words; replicas compare it before the first."""
+        """Return what decides the messages of a run.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+
+        Returns
+        -------
+        dict of str
+            Replicas compare it before the first message; if they differ, all of
+            them raise an error.
+        """
         return {
             "agreement": type(self).__name__,
             "period": repr(self.period),
@@ -110,28 +257,71 @@ class Agreement(ABC):
         }
 
     def is_whole(self, exchanges: int) -> bool:
-        """Whether all replicas agree right after exchange number `exchanges`."""
+        """Return whether all replicas hold the same weights after an exchange.
+
+        Parameters
+        ----------
+        exchanges : int
+            Number of exchanges that are done.
+
+        Returns
+        -------
+        bool
+        """
         return exchanges % self.period == 0
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Agree when `exchanges`, the number done so far, says it is due."""
+        """Synchronise if it is due. Collective.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        exchanges : int
+            Number of exchanges that are done.
+        """
         if self.is_whole(exchanges):
             self.conclude(state, exchanges, "agreement")
 
     def arrive(self, state: State) -> None:  # noqa: B027
-        """Wait for what is under way, before anybody else reads or saves the state.
+        """Wait for messages that are under way. Collective.
 
-        Called by all ranks at the same time; training goes on from there as it would
-        have done.
+        Called before the state is read or saved. It must not change what training does.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
         """
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Agree at the end of a run, unless the last exchange just did."""
+        """Synchronise at the end of a run. Collective.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        exchanges : int
+            Number of exchanges that are done.
+        """
         if not self.is_whole(exchanges):
             self.conclude(state, exchanges, "agreement")
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """What an agreement would give now, with the state left as it is."""
+        """Return what a synchronisation would give now. Collective.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        exchanges : int
+            Number of exchanges that are done.
+
+        Returns
+        -------
+        State
+            A copy; `state` stays as it is.
+        """
         if self.is_whole(exchanges):
             return state
         seen = state.host_state()
@@ -141,66 +331,195 @@ class Agreement(ABC):
         return copy
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """True where all replicas hold the same just now, so that one copy says all."""
+        """Return whether one replica's state stands for all.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        exchanges : int
+            Number of exchanges that are done.
+
+        Returns
+        -------
+        bool
+        """
         if self.grid.replicas.size == 1:
             return True
         return self.is_whole(exchanges) and not self.keeps_own(state)
 
     def keeps_own(self, state: State) -> bool:
-        """Whether replicas hold something of their own even when they agree."""
+        """Return whether replicas keep arrays that differ after a synchronisation.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+
+        Returns
+        -------
+        bool
+        """
         return bool(state.memory)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """What is kept, one row a column held; all ranks ask at the same time."""
+        """Return the arrays that are kept between calls. Collective.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+
+        Returns
+        -------
+        dict of ndarray
+            One row a column.
+        """
         return state.memory
 
     def widths(self, state: State) -> dict[str, int]:
-        """Words a column of each array that `memory` gives; a local call."""
+        """Return the words a column of each array of `memory`.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+
+        Returns
+        -------
+        dict of int
+        """
         return {name: kept.shape[1] for name, kept in state.memory.items()}
 
     def remember(self, state: State, name: str, kept: Array) -> None:
-        """Put back one array that `memory` gave; a local call."""
+        """Store an array that `memory` has returned.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        name : str
+            The name of the array.
+        kept : ndarray
+            The array, one row a column.
+        """
         state.memory[name][...] = kept
 
     def inherit(self, state: State, name: str, kept: Array) -> None:  # noqa: B027
-        """Take over what another grid has kept and this one does not; a local call."""
+        """Take over an array of another grid that this one does not keep.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        name : str
+            The name of the array.
+        kept : ndarray
+            The array, one row a column.
+        """
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
-        """Make all replicas one after so many exchanges; booked under `purpose`."""
+        """Synchronise after some exchanges. Collective.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        exchanges : int
+            Number of exchanges that are done.
+        purpose : str
+            Where the ledger counts the messages.
+        """
         self.agree(state, purpose)
 
     def visited(self, dealt: int) -> int:
-        """Rows of all replicas in an exchange that dealt so many to this one."""
+        """Return the rows that all replicas take in an exchange.
+
+        Parameters
+        ----------
+        dealt : int
+            Rows that this replica takes.
+
+        Returns
+        -------
+        int
+        """
         return dealt * self.workers
 
     def logs(self) -> dict[str, Array]:
-        """What is written down of all exchanges so far, the same on all ranks."""
+        """Return what is logged of all exchanges so far, the same on all ranks.
+
+        Returns
+        -------
+        dict of ndarray
+        """
         return {}
 
     def recall(self, name: str, log: Array) -> None:  # noqa: B027
-        """Go on with one array that `logs` gave; a local call, before `start`."""
+        """Resume with an array that `logs` has returned.
+
+        Parameters
+        ----------
+        name : str
+            The name of the array.
+        log : ndarray
+            The array.
+        """
 
     def updates(self, batches: int) -> int:
-        """Steps that an exchange of so many batches takes."""
+        """Return the steps that an exchange takes.
+
+        Parameters
+        ----------
+        batches : int
+            Batches of the exchange.
+
+        Returns
+        -------
+        int
+        """
         return batches
 
     def steps_taken(self, planned: int) -> int:
-        """Steps so far, of which `planned` are those that a schedule alone knows."""
+        """Return the steps so far.
+
+        Parameters
+        ----------
+        planned : int
+            Steps by the schedule.
+
+        Returns
+        -------
+        int
+        """
         return planned
 
     def facts(self) -> dict[str, Any]:
-        """What it has to say in the report of a run."""
+        """Return what the report of a run contains.
+
+        Returns
+        -------
+        dict
+        """
         return {}
 
     @abstractmethod
     def agree(self, state: State, purpose: str) -> None:
-        """Make the replicas' weights one; booked under `purpose`."""
+        """Give all replicas the same weights. Collective.
+
+        Parameters
+        ----------
+        state : State
+            Weights, intercept, and what is kept between calls.
+        purpose : str
+            Where the ledger counts the messages; passed to every collective.
+        """
 
     def release(self) -> None:  # noqa: B027
-        """Let go of files and threads, however the run ended; a local call."""
+        """Release files and threads, however the run ended."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of the groups that it opened, with all ranks."""
+        """Release communicators that it opened. Collective."""
 
 
 # Which agreements are about gradients, and which about weights.

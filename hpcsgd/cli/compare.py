@@ -103,9 +103,9 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
     check_data(base)
     launch.check_readable(base.data.path)
     if arguments.plot:
-        from hpcsgd.studies.plots import matplotlib
+        from hpcsgd.runs.figures import require
 
-        matplotlib.require()
+        require()
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
     if not arguments.verbose:
@@ -219,7 +219,7 @@ def _on_worse(row: "ComparisonRow") -> str:
 def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) -> None:
     """Loss over epochs and seconds; of methods over what they cost."""
     by_method = arguments.methods is not None
-    from hpcsgd.studies.plots.matplotlib import loss_curves
+    from hpcsgd.runs.figures import loss_curves
 
     loss_curves({"": found.histories()}, path, COSTS if by_method else PASSES)
 

@@ -250,7 +250,7 @@ def _pairs(text: str) -> tuple[tuple[float, float], ...]:
         return tuple((float(old), float(new)) for old, new in pairs)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: write numbers as 1=-1,2=1, old labels first; labels of text are"
+            f"{text!r}: write it as 1=-1,2=1, old labels first; labels of text are"
             " for --label, as --label yes=1,no=0"
         ) from None
 

@@ -1,7 +1,5 @@
 """Flags of commands, settings the user chose, templates of configurations."""
 
-from collections.abc import Mapping
-from typing import Any
 
 from hpcsgd.cli import names
 from hpcsgd.cli.parser import COMM_HELP, Flag, gib, numbers, rate, steps
@@ -448,39 +446,3 @@ FLAGS: tuple[Flag, ...] = (
         common=True,
     ),
 )
-
-
-# What a configuration file has chosen, of all that it lists.
-
-Tables = Mapping[str, Mapping[str, Any]]
-
-
-def chosen(tables: Tables) -> Tables:
-    """`tables` without defaults that would be in the way of a method.
-
-    `hpcsgd new` lists every setting. In a file that lists an empty method a default is
-    no choice, so that --method can still make it; in one that names a method, those
-    that this method fixes are none. Beside the defaults of `fit` all of them are
-    choices.
-    """
-    from hpcsgd.config import FIT, METHODS, RunConfig
-
-    run = tables.get("run")
-    if isinstance(run, Mapping) and run.get("defaults") == FIT:
-        return tables
-    agreement = tables.get("agreement", {})
-    name = agreement.get("method") if isinstance(agreement, Mapping) else None
-    if name is None or (name and name not in METHODS):
-        return tables
-    usual = RunConfig().tables()
-
-    def is_default(section: str, key: str, value: Any) -> bool:
-        is_open = not name or f"{section}.{key}" in METHODS[name].fixed
-        return is_open and usual.get(section, {}).get(key, tables) == value
-
-    return {
-        section: {k: v for k, v in table.items() if not is_default(section, k, v)}
-        if isinstance(table, Mapping)
-        else table
-        for section, table in tables.items()
-    }

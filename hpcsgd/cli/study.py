@@ -628,9 +628,9 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     from hpcsgd.tuning.machine import load_hardware
 
     if arguments.plot:
-        from hpcsgd.studies.plots import matplotlib
+        from hpcsgd.runs.figures import require
 
-        matplotlib.require()
+        require()
     hardware = load_hardware(arguments.machine)
     rows, columns = _shape(arguments.data)
     asked = PredictedRun(
@@ -645,9 +645,9 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     )
     found = predict(hardware, asked, parse_ranks(arguments.ranks))
     if arguments.plot:
-        from hpcsgd.studies.plots import matplotlib
+        from hpcsgd.studies.predict import plot_prediction
 
-        matplotlib.predicted(found.as_dict(), arguments.plot)
+        plot_prediction(found.as_dict(), arguments.plot)
     if arguments.json:
         print(json.dumps(found.as_dict(), indent=2), flush=True)
         return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
-from hpcsgd.cli.flags import FLAGS, chosen
+from hpcsgd.cli.flags import FLAGS
 from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import numbers, on_all_ranks
 from hpcsgd.errors import ConfigError
@@ -196,9 +196,9 @@ def overlaid(
 ) -> dict[str, dict[str, Any]]:
     """What a file's `tables` choose, with --set over it and the flags over both."""
     from hpcsgd.comm.grid import parse_grid
-    from hpcsgd.config import apply_settings
+    from hpcsgd.config import apply_settings, chosen_settings
 
-    merged = apply_settings(chosen(tables), arguments.sets)
+    merged = apply_settings(chosen_settings(tables), arguments.sets)
     for setting in (flag.setting for flag in FLAGS if flag.is_setting):
         value = getattr(arguments, setting, None)
         if value is not None:

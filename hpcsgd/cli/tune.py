@@ -306,9 +306,9 @@ def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
             " on C ranks, and leave --ranks out"
         )
     if arguments.plot:
-        from hpcsgd.studies.plots import matplotlib
+        from hpcsgd.runs.figures import require
 
-        matplotlib.require()
+        require()
     reader = open_reader(_path(config))
     try:
         found = study(_question(config, arguments), reader, log.info)
@@ -347,9 +347,9 @@ def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     if arguments.plot:
-        from hpcsgd.studies.plots import matplotlib
+        from hpcsgd.studies.precision import plot_errors
 
-        matplotlib.error_bars(found.as_dict(), arguments.plot)
+        plot_errors(found.as_dict(), arguments.plot)
     if arguments.json:
         print(found.json(), flush=True)
     else:

@@ -168,9 +168,9 @@ def run_report(arguments: argparse.Namespace, argv: list[str]) -> int:
 def _contents(report: "Report") -> str:
     """Return how many figures the page has, or why it has none."""
     try:
-        from hpcsgd.studies.plots import matplotlib
+        from hpcsgd.runs.figures import require
 
-        matplotlib.require()
+        require()
     except MissingPackage as missing:
         return f"tables and no figures: {missing}"
     return f"{len(report.charts)} figures"

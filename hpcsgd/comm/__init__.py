@@ -48,11 +48,37 @@ STRANGERS = (
 def open_world(
     kind: str = "auto", reproducible: bool = False, timeout: float = TIMEOUT
 ) -> "Communicator":
-    """All ranks of this program: those of a launcher, else this one alone.
+    """Return the communicator of all ranks of this program. Collective.
 
-    What `auto` takes is decided from the environment alone. Ranks that no launcher of
-    MPI has started, or that MPI does not bring together, are an error. Ranks of MPI
-    that do not meet within `timeout` seconds end; 0 = wait for ever.
+    Parameters
+    ----------
+    kind : {"auto", "serial", "mpi"}, default="auto"
+        "auto" takes MPI if a launcher has started this process, else this process
+        alone. It reads the environment only.
+    reproducible : bool, default=False
+        Whether sums give the same bits on all ranks.
+    timeout : float, optional
+        Seconds that ranks of MPI wait for each other at the start; 0 for no limit.
+
+    Returns
+    -------
+    Communicator
+        Close it by its method `close`.
+
+    Raises
+    ------
+    ConfigError
+        If the launcher does not belong to MPI.
+    TransportError
+        If MPI gives another number of ranks than the launcher has started.
+
+    Examples
+    --------
+    >>> from hpcsgd.comm import open_world
+    >>> world = open_world()
+    >>> world.rank, world.size
+    (0, 1)
+    >>> world.close()
     """
     if kind not in ("auto", *COMMUNICATORS):
         known = ", ".join(["auto", *COMMUNICATORS])

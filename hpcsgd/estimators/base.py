@@ -1,12 +1,17 @@
 """What scikit-learn estimators share."""
 
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +49,19 @@ from hpcsgd.estimators.saved import (
     total_offset,
 )
 from hpcsgd.runs.defaults import FitSettings, overlay_tables
-from hpcsgd.runs.result import Result
+from hpcsgd.runs.figures import (
+    coefficient_rows,
+    plot_coefficients,
+    plot_losses,
+    to_frame,
+)
+from hpcsgd.runs.result import Result, asks_for_history
 
 # What a fit was given: checked as scikit-learn does it, on all ranks together.
 
 Array = NDArray[Any]
 T = TypeVar("T")
+D = TypeVar("D", bound=Callable[..., Any])
 # The first is what whole numbers become; float32 stays as it is, without a copy.
 # Parameters of a rank's own: the seed is that of rank 0.
 OWN = ("callbacks", "verbose", "random_state")
@@ -261,7 +273,7 @@ class Arguments:
 
     _instead: ClassVar[Mapping[str, str]] = {}  # of the class, before those of all
 
-    def __new__(cls, *positional: Any, **named: Any) -> "Arguments":
+    def __new__(cls, *positional: Any, **named: Any) -> Arguments:
         """Refuse what the class does not take, where its counterpart is known."""
         for name in named:
             remedy = cls._remedy(name)
@@ -276,6 +288,240 @@ class Arguments:
         if not instead or name in cls._get_param_names():  # type: ignore[attr-defined]
             return ""
         return f"{cls.__name__} has no argument {name}; {instead}"
+
+
+# What `help` shows of an estimator: each parameter is described once, here.
+
+# parameter -> its type and its description
+PARAMETERS = {
+    "family": (
+        "str",
+        "The loss: a name of `hpcsgd.FAMILIES`. A family of labels makes a classifier,"
+        " any other a regressor.",
+    ),
+    "alpha": (
+        "float",
+        "Strength of the penalty alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). A"
+        " larger value gives smaller coefficients. The intercept is not penalised.",
+    ),
+    "alphas": ("sequence of float", "Strengths of the ridge penalty to compare."),
+    "cv": (
+        "int, splitter or iterable",
+        "Number of folds, or a splitter of scikit-learn, or pairs (train, test) of row"
+        " numbers. Every row is held out once at most. A number deals the rows by"
+        " `random_state`, alike on any number of ranks.",
+    ),
+    "l1_ratio": (
+        "float",
+        "Share of l1 in the penalty, from 0 (ridge) to 1 (lasso). A larger value sets"
+        " more coefficients to zero.",
+    ),
+    "epsilon": (
+        "float",
+        "Above 1: residuals beyond `epsilon` times the scale count linearly. A larger"
+        " value comes nearer to least squares. Ignored where `delta` is given.",
+    ),
+    "delta": (
+        "float or None",
+        "Residuals beyond it count linearly, in the units of y. None takes `epsilon`"
+        " times the scale of the residuals.",
+    ),
+    "fit_intercept": ("bool", "Whether the model has an intercept."),
+    "class_weight": (
+        'dict, "balanced" or None',
+        "Weight of each class. None gives every class the weight 1.",
+    ),
+    "bounds": (
+        "pair or None",
+        "Lowest and highest value of every coefficient: each a number, an array of"
+        " shape (d,), or None for no bound.",
+    ),
+    "max_iter": (
+        "int or None",
+        "Largest number of epochs. None takes what suits the solver.",
+    ),
+    "tol": (
+        "float",
+        "The fit ends when the norm of the gradient falls below `tol` times its value"
+        " at zero. A smaller value takes more passes over the data.",
+    ),
+    "batch": (
+        "int or None",
+        "Rows of a step of SGD, or coordinates of a block. None takes 32, or 1.",
+    ),
+    "steps": (
+        'int or "auto"',
+        "Steps of SGD for each message between ranks. It changes the time of a fit,"
+        " not its result.",
+    ),
+    "rate": (
+        'float, "auto" or "race"',
+        'Learning rate. "auto" derives it from the data; "race" tries eight rates'
+        " around that one on half an epoch and takes the best.",
+    ),
+    "solver": (
+        '{"auto", "sgd", "svrg", "coordinate"}',
+        '"auto" chooses by family and penalty.',
+    ),
+    "average": (
+        '{"auto", "tail", "none"}',
+        "Whether the last iterates of SGD are averaged.",
+    ),
+    "polish": (
+        '"auto" or bool',
+        "Whether L-BFGS goes on from the point of SGD to `tol`.",
+    ),
+    "hold_out": (
+        "float",
+        "Share of the rows that are held out to stop early. 0 holds out none.",
+    ),
+    "patience": (
+        "int",
+        "Evaluations without a smaller loss on held-out rows before the fit ends.",
+    ),
+    "precision": (
+        "str or None",
+        "Recipe of number formats: a name of `hpcsgd.RECIPES`. None takes fp64 for"
+        " rows of float64 and fp32 for others.",
+    ),
+    "device": ('{"cpu", "cuda"}', "Where the fit computes."),
+    "warm_start": ("bool", "Whether a fit begins at the coefficients of the last one."),
+    "random_state": (
+        "int, RandomState instance or None",
+        "Seed of the order of the rows.",
+    ),
+    "callbacks": (
+        "list of hpcsgd.Callback or None",
+        "Called during the fit, on this rank.",
+    ),
+    "verbose": ("int", "1 prints a line after every pass over the data."),
+    "config": (
+        "mapping or None",
+        'Further settings as {"section": {"key": value}}. They override the other'
+        " parameters.",
+    ),
+    "X": (
+        "array, frame, sparse matrix or path",
+        "Rows of shape (n, d): NumPy, pandas, polars, SciPy, or an array on a GPU. A"
+        " path names an HDF5 file, which holds y too.",
+    ),
+    "rows": (
+        "array, frame or sparse matrix of shape (n, d)",
+        "Rows with the columns of the fit.",
+    ),
+    "y": ("array-like of shape (n,)", "Targets: numbers, or labels of any kind."),
+    "classes": (
+        "array-like of shape (K,) or None",
+        "All labels that later calls may give. Required in the first call of a"
+        " classifier.",
+    ),
+    "sample_weight": (
+        "array-like of shape (n,) or None",
+        "Weights c_i ≥ 0 of the rows. None weighs all rows alike.",
+    ),
+    "offset": (
+        "array-like of shape (n,) or None",
+        "Numbers that are added to the scores.",
+    ),
+    "exposure": (
+        "array-like of shape (n,) or None",
+        "How long, how many or how much each row stands for, above 0. The same as an"
+        " offset of log(exposure); for families with a log link.",
+    ),
+    "groups": (
+        "array-like of shape (n,) or None",
+        "Groups of rows for a `cv` that keeps them together, such as GroupKFold.",
+    ),
+    "comm": (
+        "mpi4py communicator, Communicator or None",
+        "The ranks of the fit. None fits in this process alone.",
+    ),
+    "layout": (
+        '{"replicated", "rows", "columns", "hdf5"}',
+        "What each rank passes: all rows, its rows, its columns, or a path.",
+    ),
+    "grid": (
+        "pair of int, str or None",
+        'Replicas and members, as (2, 4) or "2x4". None makes one replica of all'
+        " ranks.",
+    ),
+}
+# attribute of a fitted estimator -> the same
+ATTRIBUTES = {
+    "coef_": ("ndarray of shape (d,)", "Coefficients."),
+    "intercept_": ("float", "Intercept; 0.0 without one."),
+    "n_iter_": ("int", "Passes over the data."),
+    "history_": (
+        "list of dict",
+        "One record for each evaluation: epoch, loss, seconds, messages, and gradient"
+        " and gap where they are measured.",
+    ),
+    "result_": ("hpcsgd.Result", "The run of the fit."),
+    "n_features_in_": ("int", "Number of columns d."),
+    "feature_names_in_": (
+        "ndarray of shape (d,)",
+        "Names of the columns, where X has names.",
+    ),
+}
+LINE = 76  # characters of a docstring
+
+
+def documented(item: D) -> D:
+    """Complete the docstring of an estimator or of a method of one.
+
+    The section Parameters is made of the signature and of `PARAMETERS`, or of what the
+    docstring says itself. The attributes of `ATTRIBUTES` follow those of the docstring.
+    """
+    text = inspect.cleandoc(item.__doc__ or "")
+    own = re.search(r"(?ms)^Parameters\n---+\n(.*?)\n\n(?=\w[\w ]*\n---)", text)
+    written = {}
+    if own is not None:
+        text = text[: own.start()] + text[own.end() :]
+        for entry in re.split(r"\n(?=\w)", own[1]):
+            head, _, rest = entry.partition("\n")
+            name, _, kind = head.partition(" : ")
+            written[name] = kind, inspect.cleandoc(rest)
+    signature = inspect.signature(item)
+    texts = PARAMETERS | written
+    if not item.__name__.endswith("fit"):
+        texts["X"] = PARAMETERS["rows"]
+    parameters = [
+        _entry(name, texts[name], signature.parameters[name].default)
+        for name in signature.parameters
+        if name != "self"
+    ]
+    head, heading, rest = _split_at_section(text)
+    section = "\n".join(["Parameters", "----------", *parameters])
+    text = "\n".join([head.rstrip(), "", section, "", heading + rest])
+    if isinstance(item, type):
+        found = re.findall(r"(?m)^(\w+_) : ", text)
+        shared = [
+            _entry(name, known, inspect.Parameter.empty)
+            for name, known in ATTRIBUTES.items()
+            if name not in found
+        ]
+        place = re.search(r"\n\n(?=(?:See Also|Notes|References|Examples)\n---)", text)
+        at = len(text) if place is None else place.start()
+        text = "\n".join([text[:at], *shared]) + text[at:]
+    item.__doc__ = text.rstrip() + "\n"
+    return item
+
+
+def _split_at_section(text: str) -> tuple[str, str, str]:
+    """The text before the first section, the name of that, and the rest."""
+    found = re.search(r"(?m)^(Attributes|Returns|Raises|Notes|Examples)(?=\n---)", text)
+    if found is None:
+        return text, "", ""
+    return text[: found.start()], found[1], text[found.end() :]
+
+
+def _entry(name: str, known: tuple[str, str], default: Any) -> str:
+    """One parameter as numpydoc has it."""
+    kind, text = known
+    if default is not inspect.Parameter.empty:
+        kind += f", default={default!r}"
+    lines = textwrap.wrap(text, LINE - 4)
+    return "\n    ".join([f"{name} : {kind}", *lines])
 
 
 # What all estimators share: their parameters, and the way to `hpcsgd.fit` and back.
@@ -294,34 +540,7 @@ class Solution:
 
 
 class LinearEstimator(BaseEstimator, Arguments):  # type: ignore[misc]
-    """Parameters that every estimator has, and what is done with them.
-
-    Parameters
-    ----------
-    alpha : strength of the penalty alpha·(l1_ratio‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²); larger
-        = smaller coefficients; the intercept is never penalised
-    l1_ratio : share of l1 in the penalty, 0 to 1; larger = more coefficients at zero
-    fit_intercept : whether there is an intercept
-    bounds : (low, high) of every coefficient, each a number or one for each column
-    max_iter : epochs of SGD at most; None = what suits the solver
-    tol : the fit ends when the norm of the gradient is so small a part of what it was
-        at zero; smaller = more passes
-    batch : rows of a step of SGD, or coordinates of a block; None = 32, or 1
-    steps : steps of SGD for each message between ranks, or "auto"
-    rate : learning rate; "auto": from the data; "race": the best of eight around it
-    solver : "auto", "sgd", "svrg" or "coordinate", as in `hpcsgd.fit`
-    average : "auto", "tail" or "none": whether the last iterates are averaged
-    polish : "auto", True or False: whether L-BFGS takes the point of SGD to `tol`
-    hold_out : share of the rows that are held out to stop early; 0 = none
-    patience : evaluations without a better loss on held-out rows before the end
-    precision : recipe of number formats; None: fp64 for rows of float64, else fp32
-    device : "cpu" or "cuda"
-    warm_start : whether a fit begins where the last one ended
-    random_state : seed of the order of rows
-    callbacks : list of `hpcsgd.Callback`
-    verbose : 1 = one line at every pass
-    config : {"section": {"key": value}}, any setting of a run file, over all of these
-    """
+    """Parameters that every estimator has; `PARAMETERS` describes them."""
 
     __metadata_request__fit = PLACES
     __metadata_request__partial_fit = PLACES
@@ -373,8 +592,25 @@ class LinearEstimator(BaseEstimator, Arguments):  # type: ignore[misc]
         self.verbose = verbose
         self.config = config
 
-    def set_params(self, **params: Any) -> "LinearEstimator":
-        """Set parameters by name, as scikit-learn has it, and return the estimator."""
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name.
+
+        Parameters
+        ----------
+        **params : dict
+            Names and values, as scikit-learn takes them.
+
+        Returns
+        -------
+        self : object
+            The estimator itself.
+
+        Raises
+        ------
+        ValueError
+            If the estimator has no such parameter. A name that scikit-learn's class
+            has is answered with the name that it has here.
+        """
         for name in params:
             remedy = self._remedy(name)
             if remedy:
@@ -383,10 +619,16 @@ class LinearEstimator(BaseEstimator, Arguments):  # type: ignore[misc]
         return self
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the fitted estimator as one HDF5 file for `hpcsgd.load`.
+        """Write the fitted estimator into one HDF5 file for `hpcsgd.load`.
 
-        It loads without MPI, without a GPU and whatever the version of scikit-learn;
-        where there is none it loads as a predictor. Callbacks stay behind.
+        The file loads without MPI, without a GPU and with any version of scikit-learn.
+        Without scikit-learn it loads as a predictor. Callbacks are not saved, and
+        neither are the other steps of a pipeline.
+
+        Parameters
+        ----------
+        path : path-like
+            The file to write. An existing file is replaced.
         """
         check_is_fitted(self)
         save(self, path)
@@ -735,6 +977,65 @@ class Learner(LinearEstimator):
         parts = place.world.exchange_objects(getattr(self, "feature_names_in_", None))
         if all(part is not None for part in parts):
             self.feature_names_in_ = np.concatenate(parts)
+
+    def to_frame(self, what: str = "coefficients") -> Any:
+        """Return the coefficients or the loss curve as a pandas.DataFrame.
+
+        Parameters
+        ----------
+        what : {"coefficients", "history"}, default="coefficients"
+            One row for each feature, by its name, or one row for each pass.
+
+        Raises
+        ------
+        MissingPackage
+            If pandas is not installed.
+        """
+        check_is_fitted(self)
+        if asks_for_history(what):
+            return to_frame(self.history_)
+        return to_frame(self._coefficients(), index="feature")
+
+    def plot(
+        self, what: str = "coefficients", *, over: str = "epoch", ax: Any = None
+    ) -> Any:
+        """Draw the largest coefficients or the loss curve with matplotlib.
+
+        Parameters
+        ----------
+        what : {"coefficients", "history"}, default="coefficients"
+            What is drawn.
+        over : {"epoch", "seconds", "words", "messages"}, default="epoch"
+            The horizontal axis of the loss curve.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+
+        Raises
+        ------
+        MissingPackage
+            If matplotlib is not installed.
+        """
+        check_is_fitted(self)
+        if not asks_for_history(what):
+            return plot_coefficients(self._coefficients(), ax)
+        curves: dict[str, list[dict[str, Any]]] = {}
+        for record in self.history_:
+            number = record.get("class")
+            name = self.family if number is None else f"class {self.classes_[number]}"
+            curves.setdefault(name, []).append(record)
+        return plot_losses(curves, over, ax)
+
+    def _coefficients(self) -> list[dict[str, Any]]:
+        """Return a row for each feature; of several classes with a column for each."""
+        names = getattr(self, "feature_names_in_", None)
+        weights = np.atleast_2d(self.coef_).T
+        classes = self.classes_ if self._labelled and weights.shape[1] > 1 else None
+        return coefficient_rows(weights, names, classes)
 
     def _formula(self) -> Formula:
         check_is_fitted(self)

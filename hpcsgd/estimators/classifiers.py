@@ -1,13 +1,15 @@
 """Classifiers: logistic regression and support vector machines."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 
-from hpcsgd.estimators.base import Learner
+from hpcsgd.estimators.base import Learner, documented
 
 Array = NDArray[Any]
 
@@ -66,6 +68,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         )
         self.class_weight = class_weight
 
+    @documented
     def fit(
         self,
         X: Any,
@@ -75,25 +78,20 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "Classifier":
-        """Fit the model.
+    ) -> Self:
+        """Fit the model. Collective.
 
-        Parameters
-        ----------
-        X : array, frame, CSR or array of a GPU, (n, d); or the path of a file, y too
-        y : (n,), labels: numbers, strings or truth values
-        sample_weight : (n,), c_i >= 0
-        comm : communicator of mpi4py, or one of this package; all its ranks call `fit`
-        layout : what each rank gives: "replicated", "rows", "columns" or "hdf5"
-        grid : (replicas, members) of the ranks
+        All ranks of `comm` must call it.
 
         Returns
         -------
-        the estimator itself, the same on all ranks
+        self : object
+            The fitted estimator, the same on all ranks.
         """
         self._fit(X, y, sample_weight, where=(comm, layout, grid))
         return self
 
+    @documented
     def partial_fit(
         self,
         X: Any,
@@ -104,47 +102,71 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "Classifier":
-        """One epoch of CA-SGD over these rows, from where the model stands.
+    ) -> Self:
+        """Run one epoch of CA-SGD from where the model stands. Collective.
 
-        `classes` are all labels there will ever be; needed at the first call only.
+        All ranks of `comm` must call it.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator, the same on all ranks.
         """
         given = X, y, sample_weight
         self._partial_fit(*given, where=(comm, layout, grid), classes=classes)
         return self
 
+    @documented
     def decision_function(self, X: Any) -> Array:
-        """Scores: (n,) of the second of two classes, else (n, K)."""
+        """Return the scores of the rows.
+
+        Returns
+        -------
+        ndarray of shape (n,) or (n, K)
+            Of two classes the score of the second one.
+        """
         X, _ = self._rows(X)
         return self._formula().decision(X)
 
+    @documented
     def predict(self, X: Any) -> Array:
-        """The likeliest class of each row, (n,)."""
+        """Return the likeliest class of each row.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
         X, _ = self._rows(X)
         return self._formula().labels(X)
 
 
+@documented
 class LogisticRegression(Classifier):
     """Logistic regression of two classes, multinomial of more.
 
-    Minimises, with c_i the sample weight times the weight of the class of row i,
+    It minimises, with c_i the sample weight times the weight of the class of row i ::
 
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β, y_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    with ℓ = log(1 + eᵗ) − y t for two classes (y = 1 for the second) and
-    ℓ = log Σ_k e^{t_k} − t_y for more. scikit-learn's class of this name has the same
-    minimiser at C = 1/(alpha Σc), where Σc = n without weights.
+    For two classes ℓ = log(1 + eᵗ) − y t, with y = 1 for the second class. For K
+    classes ℓ = log Σ_k e^{t_k} − t_y.
 
     Attributes
     ----------
-    coef_ : ndarray, (1, d) for two classes, else (K, d)
-    intercept_ : ndarray, (1,) or (K,)
-    classes_ : ndarray, (K,), labels in ascending order
-    n_iter_ : ndarray, (1,), passes over the data
-    history_ : list of records, one a pass: loss, gradient, gap ...
-    result_ : `hpcsgd.Result`, the run itself
-    n_features_in_, feature_names_in_ : as scikit-learn has them
+    coef_ : ndarray of shape (1, d) or (K, d)
+        Coefficients; one row for two classes.
+    intercept_ : ndarray of shape (1,) or (K,)
+        Intercepts; 0.0 without one.
+    classes_ : ndarray of shape (K,)
+        Labels in ascending order.
+    n_iter_ : ndarray of shape (1,)
+        Passes over the data.
+
+    Notes
+    -----
+    scikit-learn's class of this name has the same minimiser at C = 1/(alpha Σc), where
+    Σc = n without weights.
 
     Examples
     --------
@@ -158,13 +180,27 @@ class LogisticRegression(Classifier):
     family = "logistic"
     more_classes = "softmax"
 
+    @documented
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities, a column for each class."""
+        """Return the probability of every class.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            A column for each class, in the order of `classes_`.
+        """
         X, _ = self._rows(X)
         return self._formula().probabilities(X)
 
+    @documented
     def predict_log_proba(self, X: Any) -> Array:
-        """Their logarithms."""
+        """Return the logarithms of the probabilities.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            Finite where a probability is too small for a float.
+        """
         X, _ = self._rows(X)
         return self._formula().log_probabilities(X)
 
@@ -172,27 +208,38 @@ class LogisticRegression(Classifier):
         return np.array([passes])
 
 
+@documented
 class LinearSVC(Classifier):
-    """Support vector machine with squared hinge loss; one against the rest for more.
+    """Support vector machine with squared hinge loss.
 
-    Minimises for each class, with y_i = 1 in the class and −1 outside,
+    It minimises for each class, with y_i = 1 in the class and −1 outside ::
 
         F(w, β) = (1/Σc) Σ c_i max(0, 1 − y_i (a_i·w + β))² / 2
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    scikit-learn's class of this name minimises ‖(w, β)‖²/2 + C Σ max(0, ...)², without
-    the half and with the intercept penalised: the same minimiser at
-    C = 1/(2 alpha Σc) with fit_intercept=False.
+    Two classes need one model. More classes need one model each, against all others.
 
     Attributes
     ----------
-    coef_ : ndarray, (1, d) for two classes, else (K, d)
-    intercept_ : ndarray, (1,) or (K,)
-    classes_ : ndarray, (K,), labels in ascending order
-    n_iter_ : int, passes over the data, of the longest run
-    history_ : list of records; of more than two classes each with its "class"
-    result_ : `hpcsgd.Result`, or a list of them where there are more than two classes
-    n_features_in_, feature_names_in_ : as scikit-learn has them
+    coef_ : ndarray of shape (1, d) or (K, d)
+        Coefficients; one row for two classes.
+    intercept_ : ndarray of shape (1,) or (K,)
+        Intercepts; 0.0 without one.
+    classes_ : ndarray of shape (K,)
+        Labels in ascending order.
+    n_iter_ : int
+        Passes over the data, of the longest run.
+    history_ : list of dict
+        One record for each evaluation. With more than two classes, `"class"` is the
+        number of the class.
+    result_ : hpcsgd.Result or list of hpcsgd.Result
+        The run of the fit; a list with more than two classes.
+
+    Notes
+    -----
+    scikit-learn's class of this name minimises ‖(w, β)‖²/2 + C Σ max(0, ...)². It has
+    no factor 1/2 in the loss and penalises the intercept. The minimiser is the same at
+    C = 1/(2 alpha Σc) with fit_intercept=False.
 
     Examples
     --------

@@ -1,11 +1,15 @@
 """`hpcsgd.fit`: from rows to a fitted model at its optimum."""
 
+from __future__ import annotations
+
+import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from functools import wraps
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,9 +31,13 @@ from hpcsgd.products.base import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.defaults import RACE, FitSettings, grid_on
+from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import NullModel, Start, initial_weights_error, settings_of
 from hpcsgd.solvers.callbacks import Callback, View
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # The run of a fit, and its model on all ranks.
 
@@ -148,14 +156,22 @@ FIGURES = {"loss": "F", "gap": "gap", "gradient": "gradient", "held": "held out"
 
 
 class Shown(Callback):
-    """F, and whatever else is known of it, after each pass over the rows."""
+    """F, and whatever else is known of it, after each pass over the rows.
+
+    A notebook has one line that is written over; all others have a line for each pass.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream
+        self.line = NotebookLine() if stream is None and in_notebook() else None
 
     def on_evaluate(self, view: View) -> None:
-        """One line."""
-        print(line_of(view.history[-1]), file=self.stream or sys.stdout, flush=True)
+        """Show the newest record."""
+        text = line_of(view.history[-1])
+        if self.line is None:
+            print(text, file=self.stream or sys.stdout, flush=True)
+        else:
+            self.line.show(view.exchanges / max(view.exchanges_planned, 1), text)
 
 
 def line_of(record: dict[str, Any]) -> str:
@@ -195,7 +211,48 @@ def agree_on_names(
 
 # The functional door: data in, a model out.
 
+# Arguments of other functions and classes, and what says the same in `fit`.
+OTHER_NAMES = {
+    "C": "alpha = 1/(C·n) for n rows",
+    "l1": "alpha with l1_ratio=1",
+    "l2": "alpha",
+    "lambda_": "alpha",
+    "penalty": "l1_ratio, 0.0 for l2 and 1.0 for l1, or alpha=0.0 for none",
+    "max_iter": "epochs",
+    "n_iter": "epochs",
+    "random_state": "seed",
+    "learning_rate": "rate",
+    "lr": "rate",
+    "eta0": "rate",
+    "batch_size": "batch",
+    "intercept": "fit_intercept",
+    "loss": "family",
+    "target": "y",
+    "world": "comm",
+    "weights": "sample_weight, or start for weights to begin with",
+    "exposure": "offset=numpy.log(exposure)",
+    "positive": "bounds=(0, None)",
+}
 
+
+def answers_other_names(function: Callable[P, T]) -> Callable[P, T]:
+    """Answer arguments that `function` has under another name."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*positional: P.args, **named: P.kwargs) -> T:
+        for name in named:
+            if name not in known and name in OTHER_NAMES:
+                raise TypeError(
+                    f"{function.__name__} has no argument {name}; give"
+                    f" {OTHER_NAMES[name]}"
+                )
+        return function(*positional, **named)
+
+    return checked
+
+
+@answers_other_names
 @one_thread()
 def fit(
     data: Any,
@@ -232,57 +289,117 @@ def fit(
     verbose: int = 0,
     config: Mapping[str, Mapping[str, Any]] | RunConfig | None = None,
 ) -> Result:
-    """Fit a generalized linear model, with defaults that just work.
+    """Fit a generalized linear model to its optimum. Collective.
 
-    Minimises F(w) = (1/Σc) Σ c_i ℓ(a_i·w + β + o_i, y_i)
-    + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²): some epochs of s-step SGD with a
-    rate from the data, the mean of the last iterates, then L-BFGS to `tol`.
+    It minimises ::
+
+        F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i)
+                  + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
+
+    by some epochs of s-step SGD, the mean of the last iterates, and L-BFGS to `tol`.
+    The defaults suit most data. All ranks of `comm` must call it.
 
     Parameters
     ----------
-    data : array, frame or sparse matrix, (n, d), the rows; or the path of an HDF5 file
-    family : str, the loss, as logistic, gaussian, poisson, softmax
-    y : (n,), targets, where `data` is no path
-    sample_weight : (n,), c_i >= 0; only their ratios matter
-    offset : (n,), o_i, added to every score; log of the exposure for counts
-    classes : labels that there are, where y may lack some of them
-    alpha : float, the penalty
-    l1_ratio : float, the part of it that is l1
-    fit_intercept : bool, learn β, which is never penalised
-    bounds : pair of a lowest and a highest weight, each a number, (d,) or None
-    epochs : int, passes at most; by the solver where None
-    tol : float, of the gradient relative to the residuals, where polishing ends
-    batch : rows of a step, or coordinates of a block; None: 32, or 1
-    steps : steps between two messages, or "auto"
-    rate : float, "auto" (from the data) or "race" (the best of eight around that one,
-        which half an epoch says), the step size
-    update, momentum : str and float, plain SGD or with momentum
-    average : "auto", "tail", "none" or bool, the mean of the last iterates
-    polish : "auto", bool, go on to the optimum; True goes on to 1e-8
-    hold_out : float, share of the rows that judges and does not train
-    patience : int, looks at them without a gain after which SGD ends
-    start : Result, weights, or (weights, intercept) to begin with
-    seed : int, of the row order
-    precision : str, recipe; None: fp64 for rows of float64, else fp32
-    device : "cpu" or "cuda"
-    solver : "auto", "sgd", "svrg" or "coordinate"
-    comm : communicator of mpi4py, or of this package; None: this process alone
-    layout : "replicated", "rows", "columns" or "hdf5", what each rank passes
-    grid : (replicas, members) or "RxC"; one replica of all ranks otherwise
-    callbacks : further callbacks, on this rank
-    verbose : int, above 0: a line for every pass, on rank 0
-    config : mapping of sections or RunConfig, lies over all of this
+    data : array, frame, sparse matrix or path
+        The rows, of shape (n, d), or the path of an HDF5 file, which holds the targets
+        too.
+    family : str, default="logistic"
+        The loss: a name of `hpcsgd.FAMILIES`.
+    y : array-like of shape (n,), optional
+        The targets, where `data` is no path.
+    sample_weight : array-like of shape (n,), optional
+        Weights c_i ≥ 0 of the rows. Only their ratios matter.
+    offset : array-like of shape (n,), optional
+        Numbers that are added to the scores, such as the log of an exposure.
+    classes : array-like of shape (K,), optional
+        All labels, where y may lack some of them.
+    alpha : float, default=1e-4
+        Strength of the penalty.
+    l1_ratio : float, default=0.0
+        Share of l1 in the penalty, from 0 (ridge) to 1 (lasso).
+    fit_intercept : bool, default=True
+        Whether the model has an intercept β, which is not penalised.
+    bounds : pair, optional
+        Lowest and highest value of every weight: each a number, an array of shape (d,)
+        or None.
+    epochs : int, optional
+        Largest number of passes over the data. None takes what suits the solver.
+    tol : float, default=1e-5
+        Norm of the gradient, relative to the residuals, at which L-BFGS ends.
+    batch : int, optional
+        Rows of a step, or coordinates of a block. None takes 32, or 1.
+    steps : int or "auto", default="auto"
+        Steps of SGD for each message between ranks.
+    rate : float, "auto" or "race", default="auto"
+        The learning rate. "auto" derives it from the data; "race" tries eight rates
+        around that one on half an epoch and takes the best.
+    update : str, default="sgd"
+        How a gradient becomes a step: a name of `hpcsgd.UPDATES`.
+    momentum : float, default=0.9
+        The momentum of updates that have one.
+    average : {"auto", "tail", "none"} or bool, default="auto"
+        Whether the last iterates are averaged.
+    polish : "auto" or bool, default="auto"
+        Whether L-BFGS goes on to the optimum. True goes on to 1e-8.
+    hold_out : float, default=0.0
+        Share of the rows that are held out to stop early.
+    patience : int, default=5
+        Evaluations without a smaller loss on held-out rows before SGD ends.
+    start : Result, array, or pair of arrays, optional
+        The weights, or weights and intercept, to begin with.
+    seed : int, default=0
+        Seed of the order of the rows.
+    precision : str, optional
+        Recipe of number formats: a name of `hpcsgd.RECIPES`. None takes fp64 for rows
+        of float64 and fp32 for others.
+    device : {"cpu", "cuda"}, default="cpu"
+        Where the fit computes.
+    solver : {"auto", "sgd", "svrg", "coordinate"}, default="auto"
+        The solver. "auto" chooses by family and penalty.
+    comm : mpi4py communicator or Communicator, optional
+        The ranks of the fit. None fits in this process alone.
+    layout : {"replicated", "rows", "columns", "hdf5"}, default="replicated"
+        What each rank passes: all rows, its rows, its columns, or a path.
+    grid : pair of int or str, optional
+        Replicas and members, as (2, 4) or "2x4". None makes one replica of all ranks.
+    callbacks : list of Callback, optional
+        Called during the fit, on this rank.
+    verbose : int, default=0
+        1 prints a line after every pass over the data, on rank 0.
+    config : mapping or RunConfig, optional
+        Further settings as {"section": {"key": value}}. They override the other
+        arguments.
 
     Returns
     -------
     Result
-        The same bits on all ranks; `report["converged"]` and `advice` say how it went.
+        The model, with the same bits on all ranks. `report["converged"]` and `advice`
+        say whether it is at the optimum.
+
+    Raises
+    ------
+    ConfigError
+        If an argument cannot work.
+    DataError
+        If the rows or targets cannot be used.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the fit did not reach the optimum.
+
+    See Also
+    --------
+    LogisticRegression, GLM : The same as estimators of scikit-learn.
+    path : Many penalties at once.
 
     Examples
     --------
     >>> import numpy as np
+    >>> import hpcsgd
     >>> X = np.random.default_rng(0).normal(size=(200, 3))
-    >>> result = fit(X, "gaussian", X @ [1.0, 2.0, 3.0], alpha=0.0)
+    >>> result = hpcsgd.fit(X, "gaussian", X @ [1.0, 2.0, 3.0], alpha=0.0)
     >>> result.weights.round(6).tolist()
     [1.0, 2.0, 3.0]
     """
@@ -315,7 +432,7 @@ def fit(
     sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
     result = run_fit(wanted, data, sides, classes, start, comm, callbacks)
     if result.advice:
-        warnings.warn(result.advice, ConvergenceWarning, stacklevel=3)
+        warnings.warn(result.advice, ConvergenceWarning, stacklevel=4)
     return result
 
 

@@ -1,7 +1,9 @@
 """`GLM`: any family as a scikit-learn estimator."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score
@@ -9,7 +11,7 @@ from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.base import Learner, check_targets
+from hpcsgd.estimators.base import Learner, check_targets, documented
 from hpcsgd.estimators.regressors import explained
 from hpcsgd.estimators.saved import LOG_LINK, PROBABLE
 from hpcsgd.glm import get_family
@@ -19,11 +21,11 @@ from hpcsgd.glm import get_family
 Array = NDArray[Any]
 
 
-def _labels(model: "Generic") -> bool:
+def _labels(model: Generic) -> bool:
     return model._labelled
 
 
-def _probabilities(model: "Generic") -> bool:
+def _probabilities(model: Generic) -> bool:
     return model.family in PROBABLE
 
 
@@ -40,6 +42,7 @@ class Generic(Learner):
             tags.regressor_tags = RegressorTags()
         return tags
 
+    @documented
     def fit(
         self,
         X: Any,
@@ -51,54 +54,74 @@ class Generic(Learner):
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "Generic":
-        """Fit the model.
+    ) -> Self:
+        """Fit the model. Collective.
 
-        Parameters
-        ----------
-        X : array, frame, CSR or array of a GPU, (n, d); or the path of a file, y too
-        y : (n,), targets: numbers, or labels of any kind
-        sample_weight : (n,), c_i >= 0
-        offset : (n,), added to every score; softmax has no use for one
-        exposure : (n,), above 0, of poisson and gamma: an offset of log(exposure)
-        comm : communicator of mpi4py, or one of this package; all its ranks call `fit`
-        layout : what each rank gives: "replicated", "rows", "columns" or "hdf5"
-        grid : (replicas, members) of the ranks
+        All ranks of `comm` must call it.
 
         Returns
         -------
-        the estimator itself, the same on all ranks
+        self : object
+            The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
         given = X, y, sample_weight, offset, exposure
         self._fit(*given, where=(comm, layout, grid))
         return self
 
+    @documented
     def predict(self, X: Any, offset: Any = None, exposure: Any = None) -> Array:
-        """Means of the rows, or their likeliest classes, (n,)."""
+        """Return the means of the rows, or their likeliest classes.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
         self._check_family(offset, exposure)
         X, total = self._rows(X, offset, exposure)
         formula = self._formula()
         return formula.labels(X, total) if self._labelled else formula.means(X, total)
 
     @available_if(_labels)  # type: ignore[untyped-decorator]
+    @documented
     def decision_function(self, X: Any, offset: Any = None) -> Array:
-        """Scores of a classifier: (n,) of the second of two classes, else (n, K)."""
+        """Return the scores of the rows.
+
+        Returns
+        -------
+        ndarray of shape (n,) or (n, K)
+            Of two classes the score of the second one.
+        """
         X, total = self._rows(X, offset)
         return self._formula().decision(X, total)
 
     @available_if(_probabilities)  # type: ignore[untyped-decorator]
+    @documented
     def predict_proba(self, X: Any, offset: Any = None) -> Array:
-        """Probabilities, a column for each class."""
+        """Return the probability of every class.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            A column for each class, in the order of `classes_`.
+        """
         X, total = self._rows(X, offset)
         return self._formula().probabilities(X, total)
 
     @available_if(_probabilities)  # type: ignore[untyped-decorator]
+    @documented
     def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
-        """Their logarithms."""
+        """Return the logarithms of the probabilities.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            Finite where a probability is too small for a float.
+        """
         X, total = self._rows(X, offset)
         return self._formula().log_probabilities(X, total)
 
+    @documented
     def score(
         self,
         X: Any,
@@ -107,7 +130,13 @@ class Generic(Learner):
         offset: Any = None,
         exposure: Any = None,
     ) -> float:
-        """Accuracy of a classifier, D² of a regressor: R² but for log links."""
+        """Return the accuracy of a classifier, or D² of a regressor.
+
+        Returns
+        -------
+        float
+            D² is R² for families without a log link.
+        """
         if self._labelled:
             found = self.predict(X, offset)
             return float(accuracy_score(y, found, sample_weight=sample_weight))
@@ -133,48 +162,50 @@ class Generic(Learner):
 # The generic estimator: any family by its name.
 
 
+@documented
 class GLM(Generic):
-    """A generalized linear model of any family.
+    """Generalized linear model of any family.
 
-    Minimises, with t_i = a_i·w + β + offset_i + log(exposure_i),
+    It minimises, with t_i = a_i·w + β + offset_i + log(exposure_i) ::
 
         F(w, β) = (1/Σc) Σ c_i ℓ(t_i, y_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    | family | y | ℓ(t, y) |
-    |---|---|---|
-    | gaussian | numbers | (t − y)²/2 |
-    | huber | numbers | e²/2 where it is ≤ 1/2, else abs(e) − 1/2; e = t − y |
-    | poisson | counts ≥ 0 | eᵗ − y t |
-    | gamma | numbers > 0 | y e⁻ᵗ + t |
-    | logistic | two classes | log(1 + eᵗ) − y t |
-    | probit | two classes | −log Φ(±t) |
-    | squared-hinge | two classes | max(0, 1 ∓ t)²/2 |
-    | softmax | K classes | log Σ_k e^{t_k} − t_y |
+    =============  ===========  ==================================================
+    family         y            ℓ(t, y)
+    =============  ===========  ==================================================
+    gaussian       numbers      (t − y)²/2
+    huber          numbers      e²/2 if abs(e) ≤ 1, else abs(e) − 1/2; e = t − y
+    poisson        counts ≥ 0   eᵗ − y t
+    gamma          numbers > 0  y e⁻ᵗ + t
+    logistic       two classes  log(1 + eᵗ) − y t
+    probit         two classes  −log Φ(±t)
+    squared-hinge  two classes  max(0, 1 ∓ t)²/2
+    softmax        K classes    log Σ_k e^{t_k} − t_y
+    =============  ===========  ==================================================
 
-    It is a classifier or a regressor as its family is: the methods, the tags and the
-    shapes of its attributes are those of scikit-learn's classifiers or regressors.
-
-    Parameters
-    ----------
-    family : name of the family
-    class_weight : dict or "balanced", of families with classes
+    The family makes it a classifier or a regressor. Methods, tags and shapes of the
+    attributes are those of scikit-learn's classifiers or regressors.
 
     Attributes
     ----------
-    coef_ : ndarray, (d,); of classes (1, d), of softmax (K, d)
-    intercept_ : float; of classes ndarray, (1,), of softmax (K,)
-    classes_ : ndarray, (K,), labels in ascending order, where there are classes
-    n_iter_ : int, passes over the data
-    history_ : list of records, one a pass: loss, gradient, gap ...
-    result_ : `hpcsgd.Result`, the run itself
-    n_features_in_, feature_names_in_ : as scikit-learn has them
+    coef_ : ndarray of shape (d,), (1, d) or (K, d)
+        Coefficients: of a regressor, of two classes, of softmax.
+    intercept_ : float, or ndarray of shape (1,) or (K,)
+        Intercept of the same; 0.0 without one.
+    classes_ : ndarray of shape (K,)
+        Labels in ascending order, of a classifier.
+
+    See Also
+    --------
+    hpcsgd.glm.register : Add a family of your own.
 
     Examples
     --------
     >>> from hpcsgd import GLM
-    >>> GLM(family="probit").fit([[0.0], [1.0], [2.0]], ["no", "no", "yes"]).classes_
-    array(['no', 'yes'], dtype='<U3')
+    >>> X, y = [[0.0], [1.0], [2.0]], ["no", "no", "yes"]
+    >>> GLM(family="probit").fit(X, y).predict(X).tolist()
+    ['no', 'no', 'yes']
     """
 
     def __init__(
@@ -230,6 +261,7 @@ class GLM(Generic):
         self.family = family
         self.class_weight = class_weight
 
+    @documented
     def partial_fit(
         self,
         X: Any,
@@ -242,11 +274,15 @@ class GLM(Generic):
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "GLM":
-        """One epoch of CA-SGD over these rows, from where the model stands.
+    ) -> Self:
+        """Run one epoch of CA-SGD from where the model stands. Collective.
 
-        `classes` are all labels there will ever be, of families with classes; needed at
-        the first call only.
+        All ranks of `comm` must call it.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
         given = X, y, sample_weight, offset, exposure

@@ -1,10 +1,12 @@
 """`GLM_CV`: penalties chosen by cross-validation."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.estimators.base import FitRanks, FitRows
+from hpcsgd.estimators.base import FitRanks, FitRows, documented
 from hpcsgd.estimators.fit import make_start
 from hpcsgd.estimators.glm import Generic
 from hpcsgd.estimators.inputs import open_data
@@ -192,13 +194,14 @@ LOOSE = 1e-5  # tol of models that are only compared
 SILENT = {"callbacks": None, "verbose": 0}
 
 
+@documented
 class GLM_CV(Generic):
-    """A generalized linear model whose ridge penalty is chosen by cross-validation.
+    """Generalized linear model with a ridge penalty chosen by cross-validation.
 
-    All alphas × folds, and each alpha on all rows, are trained together by CA-SGD: they
-    share the rows, ONE Gram and one message an exchange (`hpcsgd.sweep`). From there
-    each goes on to its own minimum. The alpha with the least mean loss ℓ on held-out
-    rows is fitted on all rows, from where its model stands, to the minimum of
+    CA-SGD trains all alphas × folds together, and each alpha on all rows: they share
+    the rows, one Gram matrix and one message an exchange. Then each model goes on to
+    its own minimum. The alpha with the least mean loss on held-out rows is fitted on
+    all rows, to the minimum of ::
 
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i) + (alpha_/2) ‖w‖²
 
@@ -206,26 +209,31 @@ class GLM_CV(Generic):
 
     Parameters
     ----------
-    family : name of the family
-    alphas : strengths of the ridge penalty to choose from
-    cv : number of folds, to which rows are dealt by their number and `random_state`,
-        the same on any ranks; or a splitter of scikit-learn, or (train, test) pairs,
-        that hold every row out at most once
-    polish : "all": what is compared are minima, each model takes some passes of its
-        own; "best": models are compared as CA-SGD leaves them, and only the one that is
-        chosen goes on, which is cheaper and favours small alphas (rows of a file are
-        always compared so)
-    class_weight : dict or "balanced", of families with classes
-    others : as `GLM` has them
+    polish : {"all", "best"}
+        "all" compares the models at their minima, "best" as CA-SGD leaves them.
 
     Attributes
     ----------
-    alpha_ : float, the one with the least mean loss on held-out rows
-    cv_results_ : dict of arrays: `alphas` (A,), `held` (A, folds), the mean loss of
-        each model on its held-out rows, and `mean_held` (A,)
-    cv_ledger_ : dict, what all of them together sent, by purpose
-    coef_, intercept_, classes_, n_iter_, history_, result_, n_features_in_,
-        feature_names_in_ : of the fit on all rows, as `GLM` has them
+    alpha_ : float
+        The alpha with the least mean loss on held-out rows.
+    cv_results_ : dict of ndarray
+        `alphas` of shape (A,); `held` of shape (A, folds), the mean loss of each model
+        on its held-out rows; `mean_held` of shape (A,).
+    cv_ledger_ : dict
+        What all models together sent, by purpose.
+    coef_ : ndarray of shape (d,), (1, d) or (K, d)
+        Coefficients: of a regressor, of two classes, of softmax.
+    intercept_ : float, or ndarray of shape (1,) or (K,)
+        Intercept of the same; 0.0 without one.
+    classes_ : ndarray of shape (K,)
+        Labels in ascending order, of a classifier.
+
+    Notes
+    -----
+    `polish="all"` compares minima: every model takes some passes of its own.
+    `polish="best"` compares the models as CA-SGD leaves them and finishes the chosen
+    one alone. It is cheaper and favours small alphas. Rows of a file are always
+    compared in this way.
 
     Examples
     --------
@@ -296,6 +304,7 @@ class GLM_CV(Generic):
         self.polish = polish
         self.class_weight = class_weight
 
+    @documented
     def fit(
         self,
         X: Any,
@@ -308,24 +317,15 @@ class GLM_CV(Generic):
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "GLM_CV":
-        """Choose alpha and fit the model.
+    ) -> Self:
+        """Choose alpha and fit the model. Collective.
 
-        Parameters
-        ----------
-        X : array, frame, CSR or array of a GPU, (n, d); or the path of a file, y too
-        y : (n,), targets: numbers, or labels of any kind
-        sample_weight : (n,), c_i >= 0
-        offset : (n,), added to every score; softmax has no use for one
-        exposure : (n,), above 0, of poisson and gamma: an offset of log(exposure)
-        groups : (n,), which rows stay together, for a `cv` that asks: GroupKFold
-        comm : communicator of mpi4py, or one of this package; all its ranks call `fit`
-        layout : what each rank gives: "replicated", "rows", "columns" or "hdf5"
-        grid : (replicas, members) of the ranks
+        All ranks of `comm` must call it.
 
         Returns
         -------
-        the estimator itself, the same on all ranks
+        self : object
+            The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
         given = X, y, sample_weight, offset, exposure

@@ -1,5 +1,7 @@
 """Regularization paths."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,12 +17,20 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.fit import fit, ranks_of, timeout_in
+from hpcsgd.estimators.fit import answers_other_names, fit, ranks_of, timeout_in
 from hpcsgd.estimators.inputs import FitData, open_data
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
 from hpcsgd.runs.coordinate import along, best_form, fastest_form, fits
 from hpcsgd.runs.defaults import overlay_tables
+from hpcsgd.runs.figures import (
+    COLOURS,
+    DASHES,
+    coefficient_rows,
+    html,
+    new_axes,
+    to_frame,
+)
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import NullModel
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -29,6 +39,7 @@ from hpcsgd.solvers.full_passes import level, open_rows
 # The penalties of a path, given or chosen from the data.
 
 Array = NDArray[Any]
+NAMED = 6  # coefficients of a picture that have a name and a colour
 LEAST_RATIO = 1e-3  # of l1, where the largest alpha is chosen: ridge alone has none
 BEYOND = 1 + 1e-12  # so that rounding leaves no weight at the largest alpha
 
@@ -209,67 +220,190 @@ def _bounds(bounds: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Path:
-    """One model for every alpha, the largest first.
+    """The models of `hpcsgd.path`, one for every alpha, the largest first.
 
     Attributes
     ----------
-    alphas : ndarray, (n,), descending
-    results : list of n Results, each a model like any other
-    coefs : ndarray, (n, d) or (n, d, K)
-    intercepts : ndarray, (n,) or (n, K); None without one
-    losses : ndarray, (n,), F in float64
-    gaps : ndarray, (n,), each no less than F − F*; NaN where nothing is known
-    gradients : ndarray, (n,), norms of the smallest subgradient; NaN where not taken
-    n_iter : ndarray, (n,), epochs
-    messages : ndarray, (n,), sums over ranks for products
+    alphas : ndarray of shape (n,)
+        Penalties in descending order.
+    results : list of Result
+        The n models.
+    coefs : ndarray of shape (n, d) or (n, d, K)
+        Weights.
+    intercepts : ndarray of shape (n,) or (n, K), or None
+        Intercepts; None without one.
+    losses : ndarray of shape (n,)
+        F of each model in float64.
+    gaps : ndarray of shape (n,)
+        Upper bounds of F − F*; NaN where nothing is known.
+    gradients : ndarray of shape (n,)
+        Norms of the smallest subgradient; NaN where it was not measured.
+    n_iter : ndarray of shape (n,)
+        Epochs.
+    messages : ndarray of shape (n,)
+        All-reduces for products.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(100, 4))
+    >>> found = hpcsgd.path(X, X @ [2.0, 0.0, 0.0, -1.0], alphas=[1.0, 0.1])
+    >>> found.at(0.12).weights.round(2)
+    array([ 1.89,  0.  ,  0.  , -0.92])
     """
 
     alphas: Array
     results: list[Result]
 
+    def __repr__(self) -> str:
+        """Return five lines: the models, penalties, weights, losses and gaps."""
+        family = self.results[0].config.get("problem", {}).get("family", "one family")
+        filled = [int(np.count_nonzero(one.weights)) for one in self.results]
+        gaps = self.gaps[np.isfinite(self.gaps)]
+        above = (
+            f"at most {gaps.max():.2g} above the optimum" if gaps.size else "unknown"
+        )
+        return "\n".join(
+            [
+                f"Path: {len(self.results)} models of {family}",
+                f"  alphas   {self.alphas[0]:.6g} to {self.alphas[-1]:.6g}",
+                f"  weights  {filled[0]} to {filled[-1]} of"
+                f" {self.results[0].weights.size} are not 0",
+                f"  losses   {self.losses[0]:.6g} to {self.losses[-1]:.6g}",
+                f"  gaps     {above}",
+            ]
+        )
+
     @cached_property
     def coefs(self) -> Array:
-        """Of all models."""
+        """Weights of all models."""
         return np.stack([one.weights for one in self.results])
 
     @cached_property
     def intercepts(self) -> Array | None:
-        """Of all models."""
+        """Intercepts of all models, or None."""
         if self.results[0].intercept is None:
             return None
         return np.stack([np.asarray(one.intercept) for one in self.results])
 
     @cached_property
     def losses(self) -> Array:
-        """Of all models."""
+        """F of all models."""
         return np.array([one.loss for one in self.results])
 
     @cached_property
     def gaps(self) -> Array:
-        """Of all models, at the last look."""
+        """Upper bounds of F − F* at the last evaluation."""
         return self._last("gap")
 
     @cached_property
     def gradients(self) -> Array:
-        """Of all models, at the last look."""
+        """Norms of the gradient at the last evaluation."""
         return self._last("gradient")
 
     @cached_property
     def n_iter(self) -> Array:
-        """Of all models."""
+        """Epochs of all models."""
         return np.array([one.history[-1]["epoch"] for one in self.results])
 
     @cached_property
     def messages(self) -> Array:
-        """Of all models."""
+        """All-reduces for products of all models."""
         return np.array([one.ledger["products"]["calls"] for one in self.results])
 
     def at(self, alpha: float) -> Result:
-        """The model of the alpha that is nearest on a logarithmic scale."""
+        """Return the model of the alpha that is nearest on a logarithmic scale.
+
+        Parameters
+        ----------
+        alpha : float
+            A penalty above 0.
+
+        Returns
+        -------
+        Result
+        """
         if not alpha > 0.0:
             raise ConfigError(f"alpha = {alpha!r} must be above 0")
         away = np.abs(np.log(self.alphas) - np.log(alpha))
         return self.results[int(np.argmin(away))]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the table: one row for each alpha."""
+        nonzeros = np.count_nonzero(self.coefs.reshape(len(self.alphas), -1), axis=1)
+        columns = {
+            "alpha": self.alphas,
+            "loss": self.losses,
+            "nonzeros": nonzeros,
+            "gap": self.gaps,
+            "gradient": self.gradients,
+            "epochs": self.n_iter,
+            "messages": self.messages,
+        }
+        values = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in values]
+
+    def to_frame(self, what: str = "models") -> Any:
+        """Return the models or their coefficients as a pandas.DataFrame.
+
+        Parameters
+        ----------
+        what : {"models", "coefficients"}, default="models"
+            The losses and counts of each alpha, or its coefficients by name.
+        """
+        if what == "models":
+            return to_frame(self.rows(), index="alpha")
+        if what != "coefficients":
+            raise ConfigError(f"what = {what!r}; known: models, coefficients")
+        names, coefs = self._names(), self.coefs.reshape(len(self.alphas), -1)
+        pairs = zip(self.alphas.tolist(), coefs.tolist(), strict=True)
+        rows = [{"alpha": a, **dict(zip(names, w, strict=True))} for a, w in pairs]
+        return to_frame(rows, index="alpha")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw every coefficient over alpha with matplotlib.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+        """
+        ax, names = new_axes(ax), self._names()
+        coefs = self.coefs.reshape(len(self.alphas), -1)
+        largest = np.argsort(-np.abs(coefs[-1]), kind="stable")[:NAMED].tolist()
+        for place in (k for k in range(coefs.shape[1]) if k not in largest):
+            ax.plot(self.alphas, coefs[:, place], color="0.7", linewidth=0.8)
+        for number, place in enumerate(largest):
+            look = {"color": COLOURS[number], "linestyle": DASHES[number % 4]}
+            ax.plot(self.alphas, coefs[:, place], label=names[place], **look)
+        ax.set_xscale("log")
+        ax.invert_xaxis()
+        ax.set_xlabel("penalty alpha (weaker to the right)")
+        ax.set_ylabel("coefficient")
+        ax.legend(fontsize="small")
+        return ax
+
+    def _repr_html_(self) -> str:
+        """Return the table and the path for a notebook."""
+        title = f"Path of {len(self.alphas)} models"
+        return html(title, self.rows(), lambda ax: self.plot(ax=ax))
+
+    def _names(self) -> list[str]:
+        """Return a name for every coefficient; of several classes with the class."""
+        first = self.results[0]
+        rows = coefficient_rows(
+            self.coefs[0], first.feature_names, first.report.get("labels")
+        )
+        labels = [label for label in rows[0] if label != "feature"]
+        if len(labels) == 1:
+            return [str(row["feature"]) for row in rows]
+        return [f"{row['feature']}, {label}" for row in rows for label in labels]
 
     def _last(self, name: str) -> Array:
         found = (one.history[-1].get(name) for one in self.results)
@@ -281,6 +415,7 @@ class Path:
 SOLVERS = ("auto", COORDINATE, "sgd")
 
 
+@answers_other_names
 @one_thread()
 def path(
     X: Any,
@@ -307,48 +442,83 @@ def path(
     layout: str = "replicated",
     config: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
-    """Fit a path of penalties, from the largest alpha to the smallest.
+    """Fit one model for every penalty, from the largest to the smallest. Collective.
 
-    F(w) = (1/Σc) Σ c_i ℓ(a_i·w + β + o_i, y_i)
-    + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). All families go by coordinate
-    forms, on data that are opened once, least squares on several ranks with one Gram
-    for all alphas.
+    Each model minimises ::
+
+        F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i)
+                  + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
+
+    The data are opened once. Coordinate methods fit all families; least squares on
+    several ranks needs one Gram matrix for all alphas. All ranks of `comm` must call
+    it.
 
     Parameters
     ----------
-    X : array, frame or sparse matrix, (n, d), the rows; or the path of an HDF5 file
-    y : (n,), targets, where X is no path
-    family : str, the loss
-    alphas : sequence of float, the penalties, in any order; else `n_alphas` of them on
-        a logarithmic scale, from the least that makes all weights 0 (for l1_ratio below
-        0.001: that of 0.001) down to `eps` times it
-    n_alphas, eps : int and float, as said
-    l1_ratio : float, the part of alpha that is l1
-    sample_weight : (n,), c_i >= 0
-    offset : (n,), o_i, added to every score
-    fit_intercept : bool, learn β, which is never penalised
-    bounds : pair of a lowest and a highest weight, each a number, (d,) or None
-    tol : float, of the gap relative to F, as `fit` has it
-    epochs : int, passes for each alpha at most; 1000 for coordinate forms
-    batch, steps : int, coordinates of a block and blocks of a message, 1 and 16; or
-        what `fit` makes of them
-    seed, precision : of the order; recipe
-    solver : "auto", "coordinate" or "sgd"
-    warm_start : bool, begin each model where the one before it ended
-    comm : communicator of mpi4py, or of this package; None: this process alone
-    layout : "replicated", "rows", "columns" or "hdf5", what each rank passes
-    config : mapping of sections, lies over all of this
+    X : array, frame, sparse matrix or path
+        The rows, of shape (n, d), or the path of an HDF5 file.
+    y : array-like of shape (n,), optional
+        The targets, where X is no path.
+    family : str, default="gaussian"
+        The loss: a name of `hpcsgd.FAMILIES`.
+    alphas : sequence of float, optional
+        The penalties, in any order. Without them there are `n_alphas` on a logarithmic
+        scale, down from the least alpha that makes all weights 0.
+    n_alphas : int, default=50
+        Number of penalties that are chosen.
+    eps : float, default=1e-3
+        Ratio of the smallest to the largest penalty that is chosen.
+    l1_ratio : float, default=1.0
+        Share of l1 in the penalty, from 0 (ridge) to 1 (lasso).
+    sample_weight : array-like of shape (n,), optional
+        Weights c_i ≥ 0 of the rows.
+    offset : array-like of shape (n,), optional
+        Numbers that are added to the scores.
+    fit_intercept : bool, default=True
+        Whether the models have an intercept β, which is not penalised.
+    bounds : pair, optional
+        Lowest and highest value of every weight: each a number, an array of shape (d,)
+        or None.
+    tol : float, default=1e-6
+        Each model ends at a duality gap of `tol` times F.
+    epochs : int, optional
+        Largest number of passes for each alpha; 1000 for coordinate methods.
+    batch : int, optional
+        Coordinates of a block; 1 for coordinate methods.
+    steps : int or "auto", optional
+        Blocks for each message between ranks; 16 for coordinate methods.
+    seed : int, default=0
+        Seed of the order.
+    precision : str, default="fp64"
+        Recipe of number formats: a name of `hpcsgd.RECIPES`.
+    solver : {"auto", "coordinate", "sgd"}, default="auto"
+        The solver. "sgd" calls `fit` for each alpha.
+    warm_start : bool, default=True
+        Whether each model begins at the one before it.
+    comm : mpi4py communicator or Communicator, optional
+        The ranks of the fits. None fits in this process alone.
+    layout : {"replicated", "rows", "columns", "hdf5"}, default="replicated"
+        What each rank passes: all rows, its rows, its columns, or a path.
+    config : mapping, optional
+        Further settings as {"section": {"key": value}}. They override the other
+        arguments.
 
     Returns
     -------
     Path
-        The same on all ranks.
+        The models, the same on all ranks.
+
+    Raises
+    ------
+    ConfigError
+        If an argument cannot work.
 
     Examples
     --------
     >>> import numpy as np
+    >>> import hpcsgd
     >>> X = np.random.default_rng(0).normal(size=(100, 4))
-    >>> found = path(X, X @ [2.0, 0.0, 0.0, -1.0], n_alphas=5)
+    >>> found = hpcsgd.path(X, X @ [2.0, 0.0, 0.0, -1.0], n_alphas=5)
     >>> found.coefs.shape, int(np.count_nonzero(found.coefs[0]))
     ((5, 4), 0)
     """
@@ -377,6 +547,9 @@ def path(
         world.together(grid.check)
         by_forms = world.together(lambda: way.has_form(grid, solver))
         results = way.by_coordinates(grid) if by_forms else way.by_fits(grid)
+    for one in results:
+        if one.feature_names is None and layout != "columns":
+            one.report["feature_names"] = matrix.names
     return Path(grid.chosen, results)
 
 

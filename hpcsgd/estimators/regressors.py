@@ -1,8 +1,10 @@
 """Regressors for scikit-learn."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from hpcsgd.estimators.base import (
     Learner,
     Solution,
     check_targets,
+    documented,
     passes_of,
 )
 from hpcsgd.estimators.saved import Formula
@@ -69,6 +72,7 @@ def _null_mean(family: str, y: Array, c: Array, offset: Array | None) -> Array:
 class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
     """What regressors have in common."""
 
+    @documented
     def fit(
         self,
         X: Any,
@@ -78,25 +82,20 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "Regressor":
-        """Fit the model.
+    ) -> Self:
+        """Fit the model. Collective.
 
-        Parameters
-        ----------
-        X : array, frame, CSR or array of a GPU, (n, d); or the path of a file, y too
-        y : (n,), targets
-        sample_weight : (n,), c_i >= 0
-        comm : communicator of mpi4py, or one of this package; all its ranks call `fit`
-        layout : what each rank gives: "replicated", "rows", "columns" or "hdf5"
-        grid : (replicas, members) of the ranks
+        All ranks of `comm` must call it.
 
         Returns
         -------
-        the estimator itself, the same on all ranks
+        self : object
+            The fitted estimator, the same on all ranks.
         """
         self._fit(X, y, sample_weight, where=(comm, layout, grid))
         return self
 
+    @documented
     def partial_fit(
         self,
         X: Any,
@@ -106,18 +105,39 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "Regressor":
-        """One epoch of CA-SGD over these rows, from where the model stands."""
+    ) -> Self:
+        """Run one epoch of CA-SGD from where the model stands. Collective.
+
+        All ranks of `comm` must call it.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator, the same on all ranks.
+        """
         self._partial_fit(X, y, sample_weight, where=(comm, layout, grid))
         return self
 
+    @documented
     def predict(self, X: Any) -> Array:
-        """Means of the rows, (n,)."""
+        """Return the means of the rows.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
         X, _ = self._rows(X)
         return self._formula().means(X)
 
+    @documented
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R² of the predictions."""
+        """Return R² of the predictions.
+
+        Returns
+        -------
+        float
+            1 − Σc(y − μ)²/Σc(y − ȳ)².
+        """
         return self._explained(X, y, sample_weight)
 
     def _explained(
@@ -137,29 +157,29 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
 # Regressors of squared errors: least squares, ridge, and Huber for outliers.
 
 
+@documented
 class LinearRegression(Regressor):
-    """Least squares, without a penalty.
+    """Least squares without a penalty.
 
-    Minimises F(w, β) = (1/Σc) Σ c_i (a_i·w + β − y_i)² / 2, as scikit-learn's class of
-    this name does. Where columns depend on each other, many w are as good; this one is
-    reached from zero.
+    It minimises F(w, β) = (1/Σc) Σ c_i (a_i·w + β − y_i)² / 2, as scikit-learn's class
+    of this name does.
 
     Attributes
     ----------
-    coef_ : ndarray, (d,)
-    intercept_ : float
-    n_iter_ : int, passes over the data
-    history_ : list of records, one a pass: loss, gradient, gap ...
-    result_ : `hpcsgd.Result`, the run itself
-    n_features_in_, feature_names_in_ : as scikit-learn has them
+    coef_ : ndarray of shape (d,)
+        Coefficients.
+
+    Notes
+    -----
+    If columns are linearly dependent, many w have the same F. The fit starts at zero
+    and returns one of them.
 
     Examples
     --------
-    >>> import numpy as np
     >>> from hpcsgd import LinearRegression
     >>> model = LinearRegression().fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
-    >>> bool(np.isclose(model.coef_[0], 2.0))
-    True
+    >>> model.coef_.round(6)
+    array([2.])
     """
 
     family = "gaussian"
@@ -216,25 +236,34 @@ class LinearRegression(Regressor):
         )
 
 
+@documented
 class Ridge(Regressor):
-    """Least squares with a penalty: ridge, lasso (l1_ratio=1) and elastic net.
+    """Least squares with a penalty: ridge, lasso and elastic net.
 
-    Minimises F(w, β) = (1/Σc) Σ c_i (a_i·w + β − y_i)² / 2
-                        + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²).
-    scikit-learn's Ridge has the same minimiser at alpha·Σc (Σc = n without weights),
-    its ElasticNet at the same alpha and l1_ratio.
+    It minimises ::
+
+        F(w, β) = (1/Σc) Σ c_i (a_i·w + β − y_i)² / 2
+                  + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
+
+    `l1_ratio=0` is ridge regression, `l1_ratio=1` the lasso, and a value between them
+    the elastic net.
 
     Attributes
     ----------
-    coef_ : ndarray, (d,)
-    intercept_ : float
-    n_iter_, history_, result_, n_features_in_, feature_names_in_ : as LinearRegression
+    coef_ : ndarray of shape (d,)
+        Coefficients.
+
+    Notes
+    -----
+    scikit-learn's Ridge has the same minimiser at alpha Σc (Σc = n without weights);
+    its Lasso and ElasticNet have it at the same alpha and l1_ratio.
 
     Examples
     --------
     >>> from hpcsgd import Ridge
-    >>> Ridge(alpha=0.1).fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0]).coef_.shape
-    (1,)
+    >>> model = Ridge(alpha=0.1).fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
+    >>> model.coef_.round(3)
+    array([1.739])
     """
 
     family = "gaussian"
@@ -320,44 +349,52 @@ class ScaleSearch:
         return self._high - self._low <= SCALE_TOL
 
 
+@documented
 class HuberRegressor(Regressor):
-    """Regression that outliers pull linearly, not quadratically.
+    """Regression in which outliers count linearly.
 
-    Minimises F(w, β) = (1/Σc) Σ c_i h(a_i·w + β − y_i)
-                        + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
-    with h(e) = e²/2 for |e| ≤ delta, else delta (|e| − delta/2).
+    It minimises ::
 
-    Without a `delta` it is epsilon·scale_, where scale_ is the σ of the residuals e of
-    the minimum, Σ c_i min((e_i/σ)², epsilon²) = Σc: fits at one delta after the other
-    find it. scikit-learn's class of this name has the same minimiser and `scale_` at
-    the same epsilon and its alpha = alpha·Σc/scale_.
+        F(w, β) = (1/Σc) Σ c_i h(a_i·w + β − y_i)
+                  + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    Parameters
-    ----------
-    epsilon : above 1, residuals beyond so many times the scale count linearly; larger =
-        nearer to least squares
-    delta : residuals beyond it count linearly, in the units of y; None: epsilon times
-        the scale of the residuals, which `partial_fit` takes from its own rows before
-        the epoch
+    with h(e) = e²/2 for abs(e) ≤ delta, else h(e) = delta (abs(e) − delta/2). If
+    `delta` is None, it is `epsilon` times `scale_`. The scale is the σ of the residuals
+    e of the minimum: Σ c_i min((e_i/σ)², epsilon²) = Σc.
 
     Attributes
     ----------
-    coef_ : ndarray, (d,)
-    intercept_ : float
-    delta_ : float, the delta that F has
-    scale_ : float, the scale of the residuals, where no `delta` was given
-    n_iter_ : int, passes over the data, of all fits
-    result_ : `hpcsgd.Result`, the last run itself, in units of delta_, which its report
-        has as `delta`
-    history_, n_features_in_, feature_names_in_ : as LinearRegression
+    coef_ : ndarray of shape (d,)
+        Coefficients.
+    delta_ : float
+        The delta of F.
+    scale_ : float
+        Scale of the residuals, if no `delta` was given.
+    n_iter_ : int
+        Passes over the data, of all fits that the search for the scale needs.
+    result_ : hpcsgd.Result
+        The last run, in units of `delta_`.
+
+    Notes
+    -----
+    scikit-learn's class of this name has the same minimiser and the same `scale_` at
+    the same epsilon and at its alpha = alpha Σc/σ. `partial_fit` takes the scale from
+    its own rows before the epoch.
+
+    References
+    ----------
+    .. [1] P. J. Huber, "Robust estimation of a location parameter", Annals of
+       Mathematical Statistics 35(1), 1964.
+    .. [2] A. B. Owen, "A robust hybrid of lasso and ridge regression", Contemporary
+       Mathematics 443, 2007.
 
     Examples
     --------
     >>> from hpcsgd import HuberRegressor
     >>> X = [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]]
     >>> y = [0.1, 0.9, 2.1, 2.9, 4.1, 90.0]
-    >>> HuberRegressor().fit(X, y).predict([[5.0]]).round().tolist()
-    [5.0]
+    >>> HuberRegressor().fit(X, y).predict([[5.0]]).round()
+    array([5.])
     """
 
     family = "huber"
@@ -555,6 +592,7 @@ def _in(unit: float, given: FitRows) -> FitRows:
 class RateRegressor(Regressor):
     """Regressors with a log link: with offsets, and exposures to multiply rates."""
 
+    @documented
     def fit(
         self,
         X: Any,
@@ -566,29 +604,21 @@ class RateRegressor(Regressor):
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "RateRegressor":
-        """Fit the model.
+    ) -> Self:
+        """Fit the model. Collective.
 
-        Parameters
-        ----------
-        X : array, frame, CSR or array of a GPU, (n, d); or the path of a file, y too
-        y : (n,), targets: what was counted or measured in the whole exposure
-        sample_weight : (n,), c_i >= 0
-        offset : (n,), added to every score
-        exposure : (n,), above 0: how long, how many or how much each row stands for;
-            the same as an offset of log(exposure)
-        comm : communicator of mpi4py, or one of this package; all its ranks call `fit`
-        layout : what each rank gives: "replicated", "rows", "columns" or "hdf5"
-        grid : (replicas, members) of the ranks
+        All ranks of `comm` must call it.
 
         Returns
         -------
-        the estimator itself, the same on all ranks
+        self : object
+            The fitted estimator, the same on all ranks.
         """
         given = X, y, sample_weight, offset, exposure
         self._fit(*given, where=(comm, layout, grid))
         return self
 
+    @documented
     def partial_fit(
         self,
         X: Any,
@@ -600,17 +630,33 @@ class RateRegressor(Regressor):
         comm: Any = None,
         layout: str = "replicated",
         grid: Any = None,
-    ) -> "RateRegressor":
-        """One epoch of CA-SGD over these rows, from where the model stands."""
+    ) -> Self:
+        """Run one epoch of CA-SGD from where the model stands. Collective.
+
+        All ranks of `comm` must call it.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator, the same on all ranks.
+        """
         given = X, y, sample_weight, offset, exposure
         self._partial_fit(*given, where=(comm, layout, grid))
         return self
 
+    @documented
     def predict(self, X: Any, offset: Any = None, exposure: Any = None) -> Array:
-        """Means of the rows, (n,): rates, or what is expected of each exposure."""
+        """Return the means of the rows.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Rates; with an exposure, the expected total of each row.
+        """
         X, total = self._rows(X, offset, exposure)
         return self._formula().means(X, total)
 
+    @documented
     def score(
         self,
         X: Any,
@@ -619,27 +665,35 @@ class RateRegressor(Regressor):
         offset: Any = None,
         exposure: Any = None,
     ) -> float:
-        """D²: the part of the deviance that the columns explain."""
+        """Return D², the part of the deviance that the columns explain.
+
+        Returns
+        -------
+        float
+            1 − Σc dev(y, μ)/Σc dev(y, μ₀), with μ₀ the best model without columns.
+        """
         return self._explained(X, y, sample_weight, offset, exposure)
 
 
+@documented
 class PoissonRegressor(RateRegressor):
-    """Counts, or rates of counts, with a log link.
+    """Regression of counts, or of rates of counts, with a log link.
 
-    Minimises, with t_i = a_i·w + β + offset_i + log(exposure_i),
+    It minimises, with t_i = a_i·w + β + offset_i + log(exposure_i) ::
 
         F(w, β) = (1/Σc) Σ c_i (exp(t_i) − y_i t_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    which is half the Poisson deviance but for a constant: scikit-learn's class of this
-    name has the same minimiser at the same alpha. With an exposure e_i, y_i are counts
-    and the model is of their rate; y_i/e_i with sample_weight e_i is the same fit.
-
     Attributes
     ----------
-    coef_ : ndarray, (d,)
-    intercept_ : float
-    n_iter_, history_, result_, n_features_in_, feature_names_in_ : as LinearRegression
+    coef_ : ndarray of shape (d,)
+        Coefficients.
+
+    Notes
+    -----
+    Up to a constant the loss is half the Poisson deviance. scikit-learn's class of this
+    name has the same minimiser at the same alpha. With an exposure e_i, y_i are counts
+    and the model is one of rates: y_i/e_i with sample_weight e_i gives the same fit.
 
     Examples
     --------
@@ -653,22 +707,24 @@ class PoissonRegressor(RateRegressor):
     family = "poisson"
 
 
+@documented
 class GammaRegressor(RateRegressor):
-    """Positive amounts with a log link.
+    """Regression of positive amounts with a log link.
 
-    Minimises, with t_i = a_i·w + β + offset_i + log(exposure_i),
+    It minimises, with t_i = a_i·w + β + offset_i + log(exposure_i) ::
 
         F(w, β) = (1/Σc) Σ c_i (y_i exp(−t_i) + t_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    which is half the gamma deviance but for a constant: scikit-learn's class of this
-    name has the same minimiser at the same alpha.
-
     Attributes
     ----------
-    coef_ : ndarray, (d,)
-    intercept_ : float
-    n_iter_, history_, result_, n_features_in_, feature_names_in_ : as LinearRegression
+    coef_ : ndarray of shape (d,)
+        Coefficients.
+
+    Notes
+    -----
+    Up to a constant the loss is half the gamma deviance. scikit-learn's class of this
+    name has the same minimiser at the same alpha.
 
     Examples
     --------

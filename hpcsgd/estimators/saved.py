@@ -1,5 +1,7 @@
 """Fitted models in files, usable without scikit-learn."""
 
+from __future__ import annotations
+
 import json
 import sys
 import warnings
@@ -26,8 +28,8 @@ from hpcsgd.files import check_schema, is_sealed, read_sealed, write_sealed
 from hpcsgd.glm import FAMILIES, get_family
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.runs.predict import KINDS, TrainedModel, block_scores, blocks_of, rows_for
+from hpcsgd.runs.result import ESTIMATOR, Result, load_result, restore, saving
 from hpcsgd.runs.result import KIND as RESULT
-from hpcsgd.runs.result import Result, load_result, restore, saving
 
 # What a linear model says about rows, without scikit-learn: a saved one needs no more.
 #
@@ -201,6 +203,11 @@ class Predictor:
     result_: Result | list[Result] | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Return one line: the class that was saved, and the size of the model."""
+        shape = " x ".join(f"{size:,}" for size in np.shape(self.coef_))
+        return f"Predictor of {self.name}, {self.formula.family}, {shape} coefficients"
+
     @property
     def coef_(self) -> Array:
         """Coefficients, (d,) or (K, d)."""
@@ -262,7 +269,7 @@ class Predictor:
 # classes, names of columns and the report of the run. No MPI, no GPU and no version of
 # scikit-learn is needed to read it.
 
-KIND, VERSION = "estimator", 1
+KIND, VERSION = ESTIMATOR, 1
 SCHEMA = {
     "class": str,
     "family": str,
@@ -315,20 +322,29 @@ def save(estimator: Any, path: str | PathLike[str]) -> None:
 
 
 def load(path: str | PathLike[str]) -> Any:
-    """Read what `save` has written.
+    """Read a fitted estimator, or a result, from its file.
 
     Parameters
     ----------
-    path : file that an estimator has saved; or a run folder, or its result.h5
+    path : path-like
+        The file that `save` of an estimator has written; or a run folder, or its
+        `result.h5`.
 
     Returns
     -------
-    the estimator, fitted; a `Predictor` where scikit-learn is not installed, which
-    predicts the same; of a run its `Result`
+    estimator, Predictor or Result
+        The fitted estimator. Without scikit-learn it is a Predictor, which predicts the
+        same. A run folder gives its Result.
+
+    Raises
+    ------
+    DataError
+        If the file does not exist, is damaged, or holds neither.
 
     Examples
     --------
-    >>> import tempfile, hpcsgd
+    >>> import tempfile
+    >>> import hpcsgd
     >>> model = hpcsgd.Ridge().fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     model.save(f"{folder}/model.h5")
@@ -387,9 +403,13 @@ def _formula(
     if document["classes"] is not None:
         saved = document["classes"]
         classes = np.array(saved["values"], dtype=_dtype(path, saved["dtype"]))
+    if document["family"] not in FAMILIES:
+        raise DataError(
+            f"{path} holds a model of the family {document['family']!r}, which is not"
+            " known here; call hpcsgd.glm.register before you load it"
+        )
     fits = (
-        document["family"] in FAMILIES
-        and coef is not None
+        coef is not None
         and intercept is not None
         and coef.ndim == (1 if classes is None else 2)
         and intercept.shape == coef.shape[:-1]

@@ -1,5 +1,7 @@
 """Many models with one Gram, and races between rates."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hpcsgd.api import open_data
+from hpcsgd.api import Config, open_data, parse_settings
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
@@ -32,6 +34,7 @@ from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.auto_rate import resolve_rate
 from hpcsgd.runs.build import OpenedRun, assemble_run, open_all
 from hpcsgd.runs.checks import check_many, resolve_grid
+from hpcsgd.runs.figures import COLOURS, html, new_axes, to_frame
 from hpcsgd.runs.folder import SWEEP
 from hpcsgd.runs.result import (
     WORSE,
@@ -41,6 +44,8 @@ from hpcsgd.runs.result import (
     is_worse,
     load_result,
     saving,
+    traffic_text,
+    work_text,
 )
 from hpcsgd.runs.session import Session
 from hpcsgd.solvers.callbacks import Callback
@@ -55,25 +60,67 @@ COLUMNS = ("model", "l2", "rate", "fold", "status", "loss", "held", "mean_held")
 
 @dataclass(frozen=True)
 class Sweep:
-    """Models that were trained together.
+    """The models of `hpcsgd.sweep`, which were trained together.
 
     Attributes
     ----------
-    outcome : Result, all of them side by side, as the run folder holds it
-    models : tuple of Model, the l2, rate and fold of each
-    weights : ndarray, (d, models) or (d, models, K)
-    intercepts : ndarray, (models,) or (models, K); None without them
-    losses : ndarray, (models,), F of each on the rows that it was trained on, float64
-    held : ndarray, (models,), mean loss on its rows that were not; NaN without any
-    history : list of dicts, one for each evaluation
-    ledger : purpose -> calls, words, bytes, wire_bytes, seconds of rank 0
+    outcome : Result
+        All models side by side, as the run folder holds them.
+    models : tuple of SweepModel
+        The l2, rate and fold of each model. The fold is None for a model on all rows.
+    weights : ndarray of shape (d, models) or (d, models, K)
+        Weights.
+    intercepts : ndarray of shape (models,) or (models, K), or None
+        Intercepts; None without one.
+    losses : ndarray of shape (models,)
+        F of each model on its training rows, in float64.
+    held : ndarray of shape (models,)
+        Mean loss of each model on its held-out rows; NaN where it has none.
+    mean_held : ndarray of shape (models,)
+        The same, averaged over the folds of a setting.
+    best : int
+        Number of the model to use.
+    history : list of dict
+        One record for each evaluation.
+    ledger : dict
+        Calls, words, bytes and seconds of all models together, by purpose.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> found = hpcsgd.sweep(l2=[1e-4, 1e-2], folds=2, X=X, y=X[:, 0] > 0)
+    >>> hpcsgd.predict(found.result(found.best), X[:2], what="class").shape
+    (2,)
     """
 
     outcome: Result
 
+    def __repr__(self) -> str:
+        """Return five lines: the models, the best one, losses, work and traffic."""
+        number = self._best_or_none()
+        best = "none: nothing was held out, or no loss is finite"
+        if number is not None:
+            one, held = self.models[number], self.mean_held[number]
+            best = f"model {number}: l2 {one.l2:g}, rate {one.rate:g}"
+            best += f", held-out loss {held:.6g}" if np.isfinite(held) else ""
+        family = self.outcome.config["problem"]["family"]
+        losses = f"{np.nanmin(self.losses, initial=np.inf):.6g}"
+        losses += f" to {np.nanmax(self.losses, initial=-np.inf):.6g}"
+        return "\n".join(
+            [
+                f"Sweep: {len(self)} models of {family}, {self.outcome.status.value}",
+                f"  best     {best}",
+                f"  losses   {losses}",
+                f"  work     {work_text(self.outcome)}",
+                f"  traffic  {traffic_text(self.ledger)}",
+            ]
+        )
+
     @cached_property
     def models(self) -> tuple[SweepModel, ...]:
-        """In the order of their columns."""
+        """The l2, rate and fold of each model, in the order of the columns."""
         return tuple(SweepModel(**one) for one in self.outcome.report["models"])
 
     def __len__(self) -> int:
@@ -81,38 +128,38 @@ class Sweep:
 
     @property
     def weights(self) -> Array:
-        """(d, models), or (d, models, K) of softmax."""
+        """Weights of all models."""
         return self._apart(self.outcome.weights)
 
     @property
     def intercepts(self) -> Array | None:
-        """(models,), or (models, K)."""
+        """Intercepts of all models, or None."""
         found = self.outcome.intercept
         return None if found is None else self._apart(found)
 
     @property
     def losses(self) -> Array:
-        """F of each."""
+        """F of each model."""
         return _values(self.outcome.report["losses"], len(self))
 
     @property
     def held(self) -> Array:
-        """Mean loss of each on rows that it has not seen."""
+        """Mean loss of each model on its held-out rows."""
         return _values(self.outcome.report.get("held"), len(self))
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """With `losses` and `held` of every model in each record."""
+        """One record for each evaluation, with `losses` and `held` of every model."""
         return self.outcome.history
 
     @property
     def ledger(self) -> dict[str, dict[str, Any]]:
-        """What was sent, for all of them together."""
+        """What all models together sent."""
         return self.outcome.ledger
 
     @property
     def mean_held(self) -> Array:
-        """The held loss of each model's setting: the mean over its folds."""
+        """Held-out loss of each model's setting: the mean over its folds."""
         held, settings = self.held, [(m.l2, m.rate) for m in self.models]
         means = np.full(len(self), np.nan)
         for setting in dict.fromkeys(settings):
@@ -124,11 +171,11 @@ class Sweep:
 
     @property
     def best(self) -> int:
-        """The number of the model to use: of the best setting, on all rows.
+        """Number of the model to use: the best setting, fitted on all rows.
 
-        The setting whose mean loss on held-out rows is least. Where nothing was held
-        out, rates are compared by F; penalties cannot be, since a loss on the rows of
-        the training always favours the smallest.
+        The best setting has the least mean loss on held-out rows. Without held-out
+        rows, rates are compared by F. Penalties are not: a loss on the training rows
+        always favours the smallest penalty.
         """
         if self._is_made_up:
             raise ConfigError("one rank was timed as one of many, and learnt nothing")
@@ -155,7 +202,17 @@ class Sweep:
         return bool(self.outcome.report["emulated_members"])
 
     def status(self, number: int) -> Status:
-        """How the training of one of them ended."""
+        """Return how the training of one model ended.
+
+        Parameters
+        ----------
+        number : int
+            Number of the model, from 0, in the order of `models`.
+
+        Returns
+        -------
+        Status
+        """
         if self._is_made_up:
             return self.outcome.status
         first = float(self._first_losses[number])
@@ -166,7 +223,18 @@ class Sweep:
         return self.outcome.status
 
     def ending(self, number: int) -> str:
-        """Return its status in words; `worse` where F ended above where it began."""
+        """Return the status of one model in words.
+
+        Parameters
+        ----------
+        number : int
+            Number of the model, from 0, in the order of `models`.
+
+        Returns
+        -------
+        str
+            "worse" where F ended above where it began.
+        """
         status = self.status(number)
         loss, first = float(self.losses[number]), float(self._first_losses[number])
         return WORSE if status.is_good and is_worse(loss, first) else status.value
@@ -177,15 +245,17 @@ class Sweep:
         return _values(self.outcome.report["first_losses"] or None, len(self))
 
     def result(self, number: int) -> Result:
-        """One of them as a run of its own, for predict, evaluate and save.
+        """Return one model as a result of its own, for predict, evaluate and save.
 
         Parameters
         ----------
-        number : int, from 0 on, in the order of `models`
+        number : int
+            Number of the model, from 0, in the order of `models`.
 
         Returns
         -------
-        Result, whose ledger is that of the whole sweep
+        Result
+            Its ledger is that of the whole sweep.
         """
         model, outcome = self.models[number], self.outcome
         intercepts, held = self.intercepts, float(self.held[number])
@@ -209,7 +279,12 @@ class Sweep:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """A table, one row a model."""
+        """Return a table with one row a model.
+
+        Returns
+        -------
+        list of dict
+        """
         held, means, losses = self.held, self.mean_held, self.losses
         return [
             dict(
@@ -227,7 +302,12 @@ class Sweep:
         ]
 
     def json(self) -> str:
-        """One document: the table, the best, and what the run says of itself."""
+        """Return the table, the best model and the report as JSON.
+
+        Returns
+        -------
+        str
+        """
         document = {"best": self._best_or_none(), "models": self.rows()}
         return json.dumps(
             finite(document | {"run": self.outcome.as_dict()}),
@@ -236,22 +316,100 @@ class Sweep:
         )
 
     def csv(self) -> str:
-        """The table as text; what is not there is empty."""
+        """Return the table as CSV.
+
+        Returns
+        -------
+        str
+        """
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(finite(row) for row in self.rows())
         return text.getvalue()
 
+    def to_frame(self) -> Any:
+        """Return the table as a pandas.DataFrame, one row for each model."""
+        return to_frame(self.rows(), index="model")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the loss of every setting over l2, or over the rate, with matplotlib.
+
+        The loss is that on held-out rows where there are any, else the objective. A
+        ring marks the best model.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+        """
+        ax, rows = new_axes(ax), [row for row in self.rows() if row["fold"] is None]
+        is_judged = bool(np.isfinite([row["mean_held"] for row in rows]).any())
+        loss = "mean_held" if is_judged else "loss"
+        over, apart = (
+            ("l2", "rate") if len({r["l2"] for r in rows}) > 1 else ("rate", "l2")
+        )
+        values = sorted({row[apart] for row in rows})
+        for number, value in enumerate(values):
+            line = sorted((r[over], r[loss]) for r in rows if r[apart] == value)
+            colour, mark = COLOURS[number % len(COLOURS)], "os^Dvph"[number % 7]
+            ax.plot(*zip(*line, strict=True), color=colour, marker=mark, markersize=3)
+            ax.lines[-1].set_label(f"{apart} {value:g}")
+        best = self._best_or_none()
+        if best is not None:
+            row = next(row for row in rows if row["model"] == best)
+            ring = {"markersize": 11, "markerfacecolor": "none", "color": "0.4"}
+            ax.plot(
+                row[over], row[loss], "o", label=f"best: {over} {row[over]:.3g}", **ring
+            )
+        ax.set_xscale("log" if min(row[over] for row in rows) > 0 else "symlog")
+        ax.set_xlabel({"l2": "ridge penalty l2", "rate": "learning rate"}[over])
+        ax.set_ylabel("mean loss, held-out rows" if is_judged else "objective F")
+        if best is not None or len(values) > 1:
+            ax.legend(fontsize="small")
+        return ax
+
+    def _repr_html_(self) -> str:
+        """Return the table and a picture for a notebook."""
+        names = [name for name in COLUMNS if name not in ("fold", "held")]
+        whole = [row for row in self.rows() if row["fold"] is None]
+        rows = [{name: row[name] for name in names} for row in whole]
+        best = self._best_or_none()
+        note = "" if best is None else f"Best: model {best}."
+        title = f"Sweep of {len(self)} models"
+        return html(title, rows, lambda ax: self.plot(ax=ax), note)
+
     def save(self, folder: str | Path) -> Path:
-        """Write sweep.csv, sweep.json, result.h5, and the best model into best/."""
+        """Write sweep.csv, sweep.json, result.h5, and the best model into best/.
+
+        Parameters
+        ----------
+        folder : path-like
+            The folder, which is made where it does not exist.
+
+        Returns
+        -------
+        pathlib.Path
+            The folder.
+        """
         folder = Path(folder)
         self.outcome.save(folder)
         self.add_to(folder)
         return folder
 
     def add_to(self, folder: Path) -> None:
-        """Write beside result.h5 what a sweep has more."""
+        """Write what a sweep has more than a result, beside result.h5.
+
+        Parameters
+        ----------
+        folder : pathlib.Path
+            The run folder.
+        """
         table, document, best = (folder / name for name in SWEEP)
         for path, text in ((table, self.csv()), (document, self.json() + "\n")):
             with saving(path):
@@ -276,7 +434,35 @@ class Sweep:
 
 
 def load_sweep(folder: str | Path) -> Sweep:
-    """Read a sweep back from its run folder."""
+    """Read a sweep back from its run folder.
+
+    Parameters
+    ----------
+    folder : path-like
+        The folder that `Sweep.save` or a run with `run.out` has written.
+
+    Returns
+    -------
+    Sweep
+        The models.
+
+    Raises
+    ------
+    DataError
+        If the folder holds no sweep.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> found = hpcsgd.sweep(l2=[1e-4, 1e-2], X=X, y=X[:, 0] > 0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = hpcsgd.load_sweep(found.save(folder))
+    >>> len(again)
+    2
+    """
     outcome = load_result(folder)
     if "models" not in outcome.report:
         raise DataError(
@@ -311,7 +497,7 @@ def _own(record: dict[str, Any], number: int) -> dict[str, Any]:
 
 @one_thread()
 def sweep(
-    config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
+    config: Config | None = None,
     *,
     l2: Sequence[float] | None = None,
     rate: Sequence[float] | None = None,
@@ -324,44 +510,63 @@ def sweep(
     world: Communicator | None = None,
     callbacks: list[Callback] | None = None,
 ) -> Sweep:
-    """Train a model for every penalty, rate and fold, with one Gram for all of them.
+    """Train a model for every penalty, rate and fold with one Gram matrix. Collective.
 
     Each model is what `hpcsgd.train` gives for its penalty, its rate, and sample
-    weights of 0 for the rows of its fold.
+    weights of 0 for the rows of its fold. All ranks must call it.
 
     Parameters
     ----------
-    config : RunConfig or mapping of sections, what to do; defaults otherwise
-    l2 : sequence of float, ridge penalties, in the place of `config.sweep.l2`
-    rate : sequence of float, first rates, in the place of `config.sweep.rate`
-    folds : int, parts of a cross-validation, 0 or at least 2; for every penalty and
-        rate there is then a model without each part, and one on all rows
-    fold_seed : int, which rows belong together
-    X : ndarray or scipy.sparse matrix, (n, d), the rows, the same on every rank;
-        else `config.data.path`
-    y : ndarray, (n,), targets
-    sample_weight : ndarray, (n,), c_i >= 0
-    offset : ndarray, (n,), added to every score
-    world : Communicator, the ranks to train on; else those of the launcher
-    callbacks : further callbacks, on this rank
+    config : RunConfig, mapping or path-like, optional
+        The settings: {"section": {"key": value}}, or a TOML file of them. Without it
+        every setting has its default.
+    l2 : sequence of float, optional
+        Ridge penalties; they override the setting `sweep.l2`.
+    rate : sequence of float, optional
+        First learning rates; they override the setting `sweep.rate`.
+    folds : int, optional
+        Folds of a cross-validation, 0 or at least 2. Every penalty and rate then has a
+        model without each fold, and one on all rows.
+    fold_seed : int, optional
+        Seed that deals the rows to the folds.
+    X : array, frame or sparse matrix of shape (n, d), optional
+        The rows, the same on every rank. Without X the file `data.path` of `config` is
+        read.
+    y : array-like of shape (n,), optional
+        The targets, where X is given.
+    sample_weight : array-like of shape (n,), optional
+        Weights c_i ≥ 0 of the rows.
+    offset : array-like of shape (n,), optional
+        Numbers that are added to the scores.
+    world : Communicator, optional
+        The ranks. Without it they are those of the launcher (mpiexec, srun), or this
+        process alone.
+    callbacks : list of Callback, optional
+        Called during the run, on this rank.
 
     Returns
     -------
     Sweep
+        The models, the same on all ranks.
+
+    Raises
+    ------
+    ConfigError
+        If a setting cannot work, or if it makes one model only.
 
     Examples
     --------
     >>> import numpy as np
+    >>> import hpcsgd
     >>> X = np.random.default_rng(0).normal(size=(200, 3))
-    >>> found = sweep(l2=[1e-4, 1e-2], rate=[0.5], folds=4, X=X, y=X[:, 0] > 0)
+    >>> found = hpcsgd.sweep(l2=[1e-4, 1e-2], rate=[0.5], folds=4, X=X, y=X[:, 0] > 0)
     >>> len(found), found.weights.shape
     (10, (3, 10))
     >>> found.models[found.best].l2
     0.0001
     """
     began, setup = time.perf_counter(), Clock()
-    if not isinstance(config, RunConfig):
-        config = RunConfig.parse(config or {})
+    config = parse_settings(config)
     asked = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
     config = with_sweep(config, asked)
     check_read(config)
@@ -413,7 +618,7 @@ SHARE = 0.5  # of an epoch, for the whole race
 
 @one_thread()
 def race(
-    config: RunConfig | Mapping[str, Mapping[str, Any]] | None = None,
+    config: Config | None = None,
     *,
     rates: tuple[float, ...] = (),
     share: float = SHARE,
@@ -423,36 +628,55 @@ def race(
     offset: ArrayLike | None = None,
     world: Communicator | None = None,
 ) -> float:
-    """The rate that lowers F most in a part of an epoch.
+    """Return the learning rate that lowers F most in a part of an epoch. Collective.
+
+    All rates train together, with one Gram matrix. After each round the worse half
+    leaves, and rates that diverge leave first. All ranks must call it.
 
     Parameters
     ----------
-    config : RunConfig or mapping of sections, the run that the rate is for
-    rates : floats, who takes part; if empty, eight powers of two around the rate of
-        `config`, from its sixteenth to its eightfold; around that of the data where
-        `config` says "auto"
-    share : float in (0, 1], the part of an epoch that the whole race takes
-    X : ndarray or scipy.sparse matrix, (n, d), the rows, the same on every rank;
-        else `config.data.path`
-    y : ndarray, (n,), targets
-    sample_weight : ndarray, (n,), c_i >= 0
-    offset : ndarray, (n,), added to every score
-    world : Communicator, the ranks to race on; else those of the launcher
+    config : RunConfig, mapping or path-like, optional
+        The settings: {"section": {"key": value}}, or a TOML file of them. Without it
+        every setting has its default.
+    rates : tuple of float, optional
+        The rates to compare. Without them there are eight powers of two around the rate
+        of `config`, from 1/16 to 8 times it; around that of the data where it is
+        "auto".
+    share : float, default=0.5
+        The part of an epoch that the whole race takes, above 0 and at most 1.
+    X : array, frame or sparse matrix of shape (n, d), optional
+        The rows, the same on every rank. Without X the file `data.path` of `config` is
+        read.
+    y : array-like of shape (n,), optional
+        The targets, where X is given.
+    sample_weight : array-like of shape (n,), optional
+        Weights c_i ≥ 0 of the rows.
+    offset : array-like of shape (n,), optional
+        Numbers that are added to the scores.
+    world : Communicator, optional
+        The ranks. Without it they are those of the launcher (mpiexec, srun), or this
+        process alone.
 
     Returns
     -------
-    float, the same on all ranks and every time; rates that diverge leave first
+    float
+        The best rate, the same on all ranks and in every call.
+
+    Raises
+    ------
+    ConfigError
+        If a setting cannot work, or if every rate diverges.
 
     Examples
     --------
     >>> import numpy as np
+    >>> import hpcsgd
     >>> X = np.random.default_rng(0).normal(size=(256, 3))
     >>> config = {"problem": {"family": "gaussian"}}
-    >>> race(config, rates=(1e-4, 0.1, 1e3), X=X, y=X[:, 0])
+    >>> hpcsgd.race(config, rates=(1e-4, 0.1, 1e3), X=X, y=X[:, 0])
     0.1
     """
-    if not isinstance(config, RunConfig):
-        config = RunConfig.parse(config or {})
+    config = parse_settings(config)
     if not 0.0 < share <= 1.0:
         raise ConfigError(f"share = {share!r} must lie in (0, 1]; {SHARE} is usual")
     reader = open_data(config, X, y, sample_weight, offset)

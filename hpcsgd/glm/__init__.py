@@ -3,7 +3,10 @@
 from importlib import import_module
 from typing import Any
 
-from hpcsgd.errors import ConfigError, nearest
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import ConfigError, NameTable, nearest
 from hpcsgd.glm.families import SYNONYMS, Family
 from hpcsgd.glm.unrolling import UnrolledSteps, unroll
 from hpcsgd.glm.updates import (
@@ -23,16 +26,30 @@ from hpcsgd.glm.updates import (
     Velocity,
 )
 
-FAMILIES = {
-    "gaussian": "hpcsgd.glm.families:Gaussian",
-    "logistic": "hpcsgd.glm.families:Logistic",
-    "poisson": "hpcsgd.glm.families:Poisson",
-    "softmax": "hpcsgd.glm.families:Softmax",
-    "squared-hinge": "hpcsgd.glm.families:SquaredHinge",
-    "huber": "hpcsgd.glm.families:Huber",
-    "gamma": "hpcsgd.glm.families:Gamma",
-    "probit": "hpcsgd.glm.families:Probit",
-}
+FAMILIES: dict[str, str | type[Family]] = NameTable(
+    {
+        "gaussian": "hpcsgd.glm.families:Gaussian",
+        "logistic": "hpcsgd.glm.families:Logistic",
+        "poisson": "hpcsgd.glm.families:Poisson",
+        "softmax": "hpcsgd.glm.families:Softmax",
+        "squared-hinge": "hpcsgd.glm.families:SquaredHinge",
+        "huber": "hpcsgd.glm.families:Huber",
+        "gamma": "hpcsgd.glm.families:Gamma",
+        "probit": "hpcsgd.glm.families:Probit",
+    },
+    """The families of losses: name -> "module:Class", or the class.
+
+    A family gives the loss ℓ(t, y) of a row with score t. The names are the values of
+    `family` in `hpcsgd.fit`, `hpcsgd.GLM` and the setting `problem.family`.
+    `hpcsgd.glm.register` adds a family of your own.
+
+    Examples
+    --------
+    >>> import hpcsgd
+    >>> "poisson" in hpcsgd.FAMILIES
+    True
+    """,
+)
 
 
 def nearest_family(name: str) -> str:
@@ -50,20 +67,202 @@ def get_family(name: str) -> Family:
         raise ConfigError(
             f"[problem] unknown family: {name!r}; {remedy}known: {list(FAMILIES)}"
         )
-    module, attribute = FAMILIES[name].split(":")
-    family: Family = getattr(import_module(module), attribute)()
+    kind = FAMILIES[name]
+    if isinstance(kind, str):
+        module, attribute = kind.split(":")
+        kind = getattr(import_module(module), attribute)
+    family: Family = kind()
     return family
+
+
+# A family of the caller's own, and the check that it is complete.
+
+Array = NDArray[Any]
+# targets -> some that a family of this kind must take.
+PROBES = {
+    "real": (-2.0, 0.0, 0.5, 3.0),
+    "counts": (0.0, 1.0, 2.0, 7.0),
+    "positive": (0.1, 1.0, 2.0, 7.0),
+    "binary": (0.0, 1.0),
+    "signed": (-1.0, 1.0),
+    "classes": (0.0, 1.0, 2.0),
+}
+STEP = 1e-4  # of the central difference that the residual is compared with
+CLOSE = 1e-5  # relative difference of the two that is allowed
+
+
+def register(name: str, kind: type[Family]) -> None:
+    """Make a loss of your own a family, in this process.
+
+    Settings, `hpcsgd.fit`, `hpcsgd.path`, `hpcsgd.GLM(family=name)`, penalties, number
+    formats and certified gaps then work with it. In a program that runs on several
+    ranks every rank must call this before it trains.
+
+    Parameters
+    ----------
+    name : str
+        A name that no family has; `kind.name` must be equal to it.
+    kind : subclass of Family
+        The family. Its instances are made without arguments.
+
+    Raises
+    ------
+    ConfigError
+        If the name is taken, if the class lacks an attribute or a method, or if a
+        method is wrong at one of a few scores: another shape or dtype, a negative loss,
+        or a residual that is not the derivative of the loss. The message names what is
+        missing.
+
+    See Also
+    --------
+    Family : What a family defines.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> from hpcsgd.glm import Family, register
+    >>> class LogCosh(Family):
+    ...     name, targets, curvature = "log-cosh", "real", 1.0
+    ...     def loss(self, t, y):
+    ...         return np.logaddexp(t - y, y - t) - t.dtype.type(np.log(2))
+    ...     def residual(self, t, y, out=None):
+    ...         return np.tanh(np.subtract(t, y, out=out), out=out)
+    ...     def mean(self, t):
+    ...         return t
+    >>> register("log-cosh", LogCosh)
+    >>> X = np.arange(8.0)[:, None]
+    >>> hpcsgd.fit(X, "log-cosh", 2 * X[:, 0] + 1, alpha=0.0).weights.round(4)
+    array([2.])
+    >>> del hpcsgd.FAMILIES["log-cosh"]
+    """
+    if FAMILIES.get(name, kind) is not kind:
+        raise ConfigError(f"there is a family {name!r} already; take another name")
+    fault = _family_fault(name, kind)
+    if fault:
+        raise ConfigError(f"the family {name!r} is not complete: {fault}")
+    FAMILIES[name] = kind
+
+
+def _family_fault(name: str, kind: Any) -> str:
+    """Return what keeps `kind` from being a family, or ""."""
+    if not isinstance(kind, type):
+        return f"{kind!r} is no class; give the class itself"
+    for method, arguments in (
+        ("loss", "t, y"),
+        ("residual", "t, y, out=None"),
+        ("mean", "t"),
+        ("clipped", "t"),
+    ):
+        own = getattr(kind, method, None)
+        inherited = getattr(Family, method) if method != "clipped" else None
+        if not callable(own) or own is inherited:
+            return f"define the method {method}(self, {arguments})"
+    if getattr(kind, "name", None) != name:
+        return f"set name = {name!r} in the class"
+    if getattr(kind, "targets", None) not in PROBES:
+        return f"set targets in the class to one of {', '.join(PROBES)}"
+    bound = getattr(kind, "curvature", None)
+    if not isinstance(bound, int | float) or not bound > 0.0:
+        return (
+            "set curvature in the class to an upper bound of the second derivative of"
+            " the loss, float('inf') where there is none"
+        )
+    try:
+        family = kind()
+    except TypeError as error:
+        return f"{kind.__name__}() fails ({error}); give its arguments defaults"
+    for dtype in (np.float64, np.float32):
+        fault = _arithmetic_fault(family, np.dtype(dtype))
+        if fault:
+            return fault
+    return ""
+
+
+def _arithmetic_fault(family: Family, dtype: np.dtype[Any]) -> str:
+    """Return what is wrong with the methods at a few scores, or ""."""
+    t, y = _probes(family.targets, dtype)
+    try:
+        losses, slopes = family.loss(t.copy(), y), family.residual(t.copy(), y)
+        buffer = t.copy()
+        in_place = family.residual(buffer, y, out=buffer)
+        means = family.mean(t.copy())
+    except (TypeError, ValueError, AttributeError) as error:
+        return f"a method fails at scores of shape {t.shape} ({error})"
+    wanted = {"loss": y.shape, "residual": t.shape, "mean": t.shape}
+    for method, values in (("loss", losses), ("residual", slopes), ("mean", means)):
+        if np.shape(values) != wanted[method] or values.dtype != dtype:
+            return (
+                f"{method} returns shape {np.shape(values)} of"
+                f" {getattr(values, 'dtype', type(values).__name__)} for scores of"
+                f" shape {t.shape} of {dtype}; return {wanted[method]} of {dtype}"
+            )
+    if in_place is not buffer or not np.array_equal(buffer, slopes):
+        return "residual(t, y, out=t) must write the residual into t and return it"
+    return _derivative_fault(family, t, y) if dtype == np.float64 else ""
+
+
+def _derivative_fault(family: Family, t: Array, y: Array) -> str:
+    """Return where the loss is negative or the residual not its derivative, or ""."""
+    losses, slopes = family.loss(t.copy(), y), family.residual(t.copy(), y)
+    log_links = family.targets in ("counts", "positive")  # whose least losses vary
+    if not log_links and losses.min() < 0.0:
+        row = int(losses.argmin())
+        return (
+            f"loss is {losses[row, 0]:.3g} at t = {t[row, 0]:g}, y = {y[row, 0]:g}; add"
+            " a constant so that the least loss of every y is 0"
+        )
+    for column in range(t.shape[1]):
+        ahead, behind = t.copy(), t.copy()
+        ahead[:, column] += STEP
+        behind[:, column] -= STEP
+        slope = (family.loss(ahead, y) - family.loss(behind, y))[:, 0] / (2 * STEP)
+        own = slopes[:, column]
+        away = np.abs(slope - own) > CLOSE * (1.0 + np.abs(own))
+        if away.any():
+            row = int(away.argmax())
+            return (
+                f"residual is {own[row]:.6g} at t = {t[row, column]:g},"
+                f" y = {y[row, 0]:g} and the loss has the slope {slope[row]:.6g};"
+                " return the derivative of the loss with respect to t"
+            )
+    return ""
+
+
+def _probes(targets: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Scores (m, K) and targets (m, 1) of every kind of target, off any kink."""
+    values = PROBES[targets]
+    scores = np.linspace(-3.07, 2.93, 13)
+    y = np.repeat(values, len(scores)).astype(dtype)[:, None]
+    t = np.tile(scores, len(values)).astype(dtype)[:, None]
+    if targets == "classes":
+        t = np.hstack([t, np.flip(t) / 2, np.ones_like(t)])
+    return t, y
 
 
 # How a gradient becomes a step.
 
-UPDATES: dict[str, type[LinearUpdate]] = {
-    "sgd": Sgd,
-    "momentum": HeavyBall,
-    "nesterov": Nesterov,
-    "nesterov-classic": NesterovClassic,
-    "svrg": Svrg,
-}
+UPDATES: dict[str, type[LinearUpdate]] = NameTable(
+    {
+        "sgd": Sgd,
+        "momentum": HeavyBall,
+        "nesterov": Nesterov,
+        "nesterov-classic": NesterovClassic,
+        "svrg": Svrg,
+    },
+    """The updates that are linear in the state: name -> class.
+
+    An update turns a gradient into a step. The names are the values of `update` in
+    `hpcsgd.fit` and of the setting `update.kind`. All of them work with s steps for one
+    all-reduce. Adagrad and Adam are not linear; the setting takes their names, too.
+
+    Examples
+    --------
+    >>> import hpcsgd
+    >>> "nesterov" in hpcsgd.UPDATES
+    True
+    """,
+)
 
 # Words a weight that they keep. None of these is affine in the state: they need the
 # gradient of every step.
@@ -99,13 +298,17 @@ def make_rule(settings: Any, update: LinearUpdate) -> Rule:
 
 __all__ = [
     "ADAPTIVE",
+    "FAMILIES",
     "UPDATES",
+    "Family",
     "LinearUpdate",
     "ColumnViews",
     "Rule",
     "Turn",
     "UnrolledSteps",
     "make_rule",
+    "get_family",
     "make_update",
+    "register",
     "unroll",
 ]

@@ -4,6 +4,8 @@ A family is a row of the table `FAMILIES`; kernels/cuda/families.cuh has the sam
 formulas for GPUs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
@@ -23,23 +25,99 @@ Array = NDArray[Any]
 
 
 class Family(Protocol):
-    """What learning needs to know of a GLM."""
+    """The loss ℓ(t, y) of a row with score t = a·w + β, and its derivative.
+
+    A subclass defines three attributes and three methods;
+    `hpcsgd.glm.register` makes it a family. Scores are arrays of shape (m, 1) for m
+    rows, or (m, K) for K scores a row, in float32 or float64. A method returns the
+    dtype of the scores that it is given. ℓ must be convex in t.
+
+    Attributes
+    ----------
+    name : str
+        The name by which settings choose the family.
+    targets : str
+        What y may be: "real", "counts" (0, 1, 2, ...), "positive", "binary" (two
+        labels, given to the methods as 0 and 1), "signed" (two labels, given as −1 and
+        1) or "classes" (K labels, given as 0..K−1).
+    curvature : float
+        An upper bound of ∂²ℓ/∂t², from which the learning rate follows; inf where
+        there is none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from hpcsgd.glm import get_family
+    >>> family = get_family("logistic")
+    >>> t, y = np.array([[0.0], [2.0]]), np.array([[1.0], [1.0]])
+    >>> family.residual(t, y).round(4).tolist()
+    [[-0.5], [-0.1192]]
+    """
 
     name: str
-    targets: str  # real, binary, signed, counts, positive or classes
-    curvature: float  # bound on ∂r/∂t; inf where there is none
+    targets: str
+    curvature: float
 
     def loss(self, t: Array, y: Array) -> Array:
-        """ℓ(t, y), one for each row."""
+        """Return ℓ(t, y) of every row.
+
+        Parameters
+        ----------
+        t : ndarray of shape (m, K)
+            Scores.
+        y : ndarray of shape (m, 1)
+            Targets.
+
+        Returns
+        -------
+        ndarray of shape (m, 1)
+        """
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """∂ℓ/∂t; `out` may be t itself."""
+        """Return r = ∂ℓ/∂t of every score.
+
+        Parameters
+        ----------
+        t : ndarray of shape (m, K)
+            Scores.
+        y : ndarray of shape (m, 1)
+            Targets.
+        out : ndarray of shape (m, K), optional
+            The array to write r into, which may be `t` itself.
+
+        Returns
+        -------
+        ndarray of shape (m, K)
+            `out` where it is given.
+        """
 
     def mean(self, t: Array) -> Array:
-        """μ(t), what the model predicts."""
+        """Return μ(t), the prediction for every score.
+
+        Parameters
+        ----------
+        t : ndarray of shape (m, K)
+            Scores.
+
+        Returns
+        -------
+        ndarray of shape (m, K)
+        """
 
     def clipped(self, t: Array) -> int:
-        """How many scores lie where exp had to be clipped."""
+        """Return how many scores lie where an exponential is clipped.
+
+        Parameters
+        ----------
+        t : ndarray of shape (m, K)
+            Scores.
+
+        Returns
+        -------
+        int
+            0 unless the family overrides it.
+        """
+        return 0
 
 
 # What other libraries call a family -> its name here.

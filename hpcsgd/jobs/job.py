@@ -64,22 +64,42 @@ class Step:
 
 @dataclass(frozen=True)
 class Job:
-    """One job, or one array of them.
+    """One job of Slurm, or one array of them.
 
     Attributes
     ----------
-    template : train, sweep, scaling, convert, command or smoke
-    name : what queues call it
-    resources : what it asks for
-    command : what the ranks run, after `hpcsgd`
-    out : folder of the job; run folders may lie inside
-    steps : of `sweep`: one for each element of the array; of `scaling`: one after
-        another in one allocation. They stand in the place of `command`.
-    array : elements of `sweep` that run, as in "0-15%4"; empty = all
-    after : jobs to wait for, as in "123:ok"
-    signal_seconds : between the signal and the end; None takes what the site says
-    restarts : starts in a row without a new checkpoint before it gives up
-    folder : where commands run; empty = here
+    template : {"train", "sweep", "scaling", "convert", "command", "smoke"}
+        The kind of the job.
+    name : str
+        Its name in the queue.
+    resources : Resources
+        Nodes, tasks, GPUs, memory, time.
+    command : tuple of str
+        What the ranks run, after `hpcsgd`.
+    out : str
+        Folder of the job. Run folders may be inside.
+    steps : tuple of Step
+        In place of `command`: one for each element of the array of a `sweep`, or one
+        after another in one allocation for `scaling`.
+    array : str
+        Elements of a `sweep` that run, as in "0-15%4". Empty for all.
+    after : tuple of str
+        Jobs to wait for, as in "123:ok".
+    signal_seconds : int or None
+        Seconds between the signal and the end. None takes that of the site.
+    restarts : int
+        Starts in a row without a new checkpoint before the job gives up.
+    folder : str
+        Where the command runs. Empty for the working directory.
+
+    Examples
+    --------
+    >>> from hpcsgd.jobs.job import Job
+    >>> from hpcsgd.jobs.resources import Resources
+    >>> resources, command = Resources(tasks=4), ("train", "run.toml")
+    >>> job = Job("train", "fit", resources, command, out="jobs/fit")
+    >>> job.restarting
+    True
     """
 
     template: str
@@ -144,22 +164,22 @@ class Job:
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
-        """The steps, or the one command."""
+        """The steps, or one step with the command."""
         return self.steps or (Step(self.command),)
 
     @property
     def path(self) -> Path:
-        """The folder of the job, from the root."""
+        """The absolute path of the folder of the job."""
         return Path(os.path.abspath(os.path.join(self.workplace, self.out)))
 
     @property
     def workplace(self) -> str:
-        """Where commands run, from the root."""
+        """The absolute path of the folder in which the command runs."""
         return os.path.abspath(self.folder or os.getcwd())
 
     @property
     def is_array(self) -> bool:
-        """Whether Slurm counts elements of it."""
+        """Whether the job is an array."""
         return self.template == "sweep"
 
     @property
@@ -169,5 +189,5 @@ class Job:
 
     @property
     def restarting(self) -> bool:
-        """Whether it asks to be started again."""
+        """Whether the job requests a restart when its time ends."""
         return self.template in RESTARTING

@@ -210,20 +210,28 @@ LEAST = {"nodes": 1, "tasks": 1, "gpus": 0, "cpus": 1}
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job asks for.
+    """What a job requests.
 
     Attributes
     ----------
-    nodes : nodes of the job
-    tasks : all ranks of the job
-    gpus : GPUs of each node
-    cpus : cores of each task, as Slurm counts them
-    memory : of each node, as in 64G; empty takes what the site gives
-    walltime : a time limit in any of Slurm's forms
-    account, partition, qos, constraint : names that the site has; empty leaves them out
+    nodes : int
+        Nodes of the job.
+    tasks : int
+        All ranks of the job.
+    gpus : int
+        GPUs of each node.
+    cpus : int
+        Cores of each task, as Slurm counts them.
+    memory : str
+        Memory of each node, as in "64G". Empty takes that of the site.
+    walltime : str
+        Time limit in any form of Slurm.
+    account, partition, qos, constraint : str
+        Names of the site. Empty omits them.
 
     Examples
     --------
+    >>> from hpcsgd.jobs.resources import Resources
     >>> Resources.parse({"tasks": 4, "walltime": "02:00:00"}).seconds
     7200
     """
@@ -266,39 +274,71 @@ class Resources:
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> "Resources":
-        """Check `table` (name -> value) against the fields."""
+        """Make resources of a mapping.
+
+        Parameters
+        ----------
+        table : mapping
+            Field -> value.
+
+        Returns
+        -------
+        Resources
+        """
         check_known(table)
         return cls(**table)
 
     @property
     def seconds(self) -> int:
-        """The time limit."""
+        """The time limit in seconds."""
         return seconds_of(self.walltime)
 
     @property
     def mebibytes(self) -> float:
-        """Memory of each node; 0 where none was asked for."""
+        """Memory of each node in MiB; 0 where none is requested."""
         return mebibytes_of(self.memory) if self.memory else 0
 
     @property
     def tasks_per_node(self) -> int:
-        """Of the fullest node."""
+        """Ranks of the fullest node."""
         return -(-self.tasks // self.nodes)
 
     def device_of(self, run: Mapping[str, Any]) -> str:
-        """Return where a run computes, of which `run` is the table [run].
+        """Return the device of a run.
 
-        What the table leaves open is cuda where GPUs are asked for: they are not held
-        for nothing.
+        Parameters
+        ----------
+        run : mapping
+            The section [run] of its settings.
+
+        Returns
+        -------
+        str
+            The setting, else "cuda" where GPUs are requested.
         """
         return str(run.get("device") or ("cuda" if self.gpus else "cpu"))
 
     def with_(self, **changes: Any) -> "Resources":
-        """The same but for some fields."""
+        """Return a copy with some fields changed.
+
+        Parameters
+        ----------
+        **changes : dict
+            Field -> value.
+
+        Returns
+        -------
+        Resources
+        """
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Field -> value."""
+        """Return field -> value.
+
+        Returns
+        -------
+        dict
+        """
         return dict(vars(self))
 
 

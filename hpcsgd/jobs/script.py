@@ -288,13 +288,38 @@ def _check_limits(job: Job, site: Site) -> None:
 
 
 def render(job: Job, site: Site, python: str = sys.executable) -> str:
-    """The script of a job at a site: what `submit` sends, to the byte.
+    """Return the script of a job at a site, which `hpcsgd jobs submit` sends.
 
     Parameters
     ----------
-    job : what is to run
-    site : where
-    python : the interpreter that runs hpcsgd on the nodes
+    job : Job
+        What to run.
+    site : Site
+        Where to run it.
+    python : str, optional
+        The interpreter that runs hpcsgd on the nodes; this one by default.
+
+    Returns
+    -------
+    str
+        The text of an sbatch script.
+
+    Raises
+    ------
+    ConfigError
+        If the site cannot run the job.
+
+    Examples
+    --------
+    >>> from hpcsgd.jobs.job import Job
+    >>> from hpcsgd.jobs.resources import Resources
+    >>> from hpcsgd.jobs.script import render
+    >>> from hpcsgd.jobs.sites import load_site
+    >>> resources, command = Resources(tasks=4), ("train", "run.toml")
+    >>> job = Job("train", "fit", resources, command, out="jobs/fit")
+    >>> script = render(job, load_site("generic-cpu"))
+    >>> "#SBATCH --ntasks=4" in script
+    True
     """
     check(job, site)
     template = _environment().get_template(f"{job.template}.sbatch")

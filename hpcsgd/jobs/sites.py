@@ -178,7 +178,30 @@ class Site:
 
 
 def load_site(name: str) -> Site:
-    """The site of that name, or of a file that ends in .toml."""
+    """Read the description of a cluster.
+
+    Parameters
+    ----------
+    name : str
+        The name of a site (`hpcsgd jobs new-site --list`), or the path of a file that
+        ends in .toml.
+
+    Returns
+    -------
+    Site
+        Nodes, limits, launcher, modules and environment.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such site, or if its file has an error.
+
+    Examples
+    --------
+    >>> from hpcsgd.jobs.sites import load_site
+    >>> load_site("generic-cpu").launcher.kind
+    'srun'
+    """
     path = find_site(name)
     try:
         tables = parse_toml(path.read_text(encoding="utf-8"))

@@ -3,15 +3,29 @@
 from importlib import import_module
 from typing import Any
 
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, NameTable
 
-PRODUCTS = {
-    "direct": "hpcsgd.products.direct:Direct",
-    "gram": "hpcsgd.products.gram:Gram",
-    "gather": "hpcsgd.products.gather:Gather",
-    "gather-once": "hpcsgd.products.gather:GatherOnce",
-    "cached": "hpcsgd.products.gram:CachedGram",
-}
+PRODUCTS: dict[str, str] = NameTable(
+    {
+        "direct": "hpcsgd.products.direct:Direct",
+        "gram": "hpcsgd.products.gram:Gram",
+        "gather": "hpcsgd.products.gather:Gather",
+        "gather-once": "hpcsgd.products.gather:GatherOnce",
+        "cached": "hpcsgd.products.gram:CachedGram",
+    },
+    """The products: name -> "module:Class".
+
+    A product is what the members of a replica sum so that s steps of SGD need one
+    synchronisation. The names are the values of the setting `products.kind`; "auto"
+    chooses the fastest.
+
+    Examples
+    --------
+    >>> import hpcsgd
+    >>> sorted(hpcsgd.PRODUCTS)
+    ['cached', 'direct', 'gather', 'gather-once', 'gram']
+    """,
+)
 
 GATHERS = ("gather", "gather-once")  # every member holds all columns
 RECURS = ("gram", "cached")  # with a recurrence, which a monitor can look at

@@ -15,6 +15,8 @@ from hpcsgd.agreements.hierarchical import check_groups, plan_levels
 from hpcsgd.agreements.slowmo import BASES
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.compiled_calls import SOFTMAX
+from hpcsgd.backends.cuda import kernels
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import check_size
 from hpcsgd.comm.network_model import (
@@ -26,6 +28,7 @@ from hpcsgd.config import GridConfig, RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.glm import ADAPTIVE, get_family, make_update
+from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import STEP, Models, Penalty, ProblemConfig
 from hpcsgd.glm.updates import RateConfig, make_rate
 from hpcsgd.precision import AUTO, Precision
@@ -283,6 +286,17 @@ def _of_stage_3(config: RunConfig) -> tuple[Wrong, ...]:
             " polish.kind = 'none', or agreement.stage = 2",
         ),
     )
+
+
+def _family(config: RunConfig) -> Family:
+    """Return the family of a run; refuse one of the caller's own on a GPU."""
+    family = get_family(config.problem.family)
+    if config.run.device == "cuda" and family.name not in (*kernels.FAMILIES, SOFTMAX):
+        raise ConfigError(
+            f"the family {family.name!r} has no kernels for a GPU, which has those of"
+            f" {', '.join((*kernels.FAMILIES, SOFTMAX))}; use --device cpu"
+        )
+    return family
 
 
 # Agreements that no GPU serves, and what does instead.
@@ -785,7 +799,7 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
     return ResolvedNames(
         world=emulate_network(config, world),
         members=members,
-        family=get_family(config.problem.family),
+        family=_family(config),
         precision=precision,
         backend=make_backend(precision),
         update=make_update(

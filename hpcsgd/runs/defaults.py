@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,9 @@ from hpcsgd.config import (
     SGD,
     RunConfig,
     check_read,
+    chosen_settings,
     get_method,
+    read_toml,
     with_method,
 )
 from hpcsgd.data.frames import is_wide
@@ -430,6 +434,17 @@ def requested_defaults(tables: Mapping[str, Mapping[str, Any]]) -> str:
     precision = tables.get("precision")
     is_auto = isinstance(precision, Mapping) and precision.get("recipe") == AUTO
     return SGD if is_auto else ""  # its pilots are of SGD at a rate that is known
+
+
+def named_in_file(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return the settings that a TOML file names, as `hpcsgd train` takes them."""
+    tables = read_toml(Path(path))
+    named: dict[str, Any] = dict(chosen_settings(tables))
+    # The file may list settings that it leaves to a method.
+    requested = requested_defaults(named) or requested_defaults(tables)
+    if requested:
+        named["run"] = {**named.get("run", {}), "defaults": requested}
+    return named
 
 
 def resolve_defaults(

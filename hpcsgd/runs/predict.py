@@ -1,5 +1,7 @@
 """Predictions and measures of a trained model on data."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,7 +83,8 @@ class TrainedModel:
 
 
 def model_of(result: Result) -> TrainedModel:
-    """The model that a run has left behind."""
+    """Return the model of a run; refuse what is no result of one run."""
+    check_result(result)
     if "models" in result.report:
         raise ConfigError(
             f"these are the {len(result.report['models'])} models of a sweep; take one"
@@ -104,6 +107,22 @@ def model_of(result: Result) -> TrainedModel:
         names=result.feature_names,
         trained_on=_file_of(result),
     )
+
+
+def check_result(result: Any) -> None:
+    """Refuse what is no Result, with what to give instead."""
+    if isinstance(result, Result):
+        return
+    kind = type(result).__name__
+    if hasattr(type(result), "predict"):
+        remedy = f"call the estimator's own predict or score, or give {kind}.result_"
+    elif hasattr(type(result), "best"):
+        remedy = "give one of its models, found.result(found.best)"
+    elif hasattr(type(result), "at"):
+        remedy = "give one of its models, found.at(alpha)"
+    else:
+        remedy = "give what hpcsgd.fit, hpcsgd.train or hpcsgd.load_result returns"
+    raise ConfigError(f"result must be a Result and is of type {kind}; {remedy}")
 
 
 def _file_of(result: Result) -> str | None:
@@ -240,19 +259,35 @@ def _exact(piece: Array) -> Array:
 def predict_blocks(
     result: Result, reader: RowReader, what: str = "mean", budget: int | None = None
 ) -> Iterator[Array]:
-    """Predict the rows of a reader, one block after the other.
+    """Predict the rows of a reader, block by block.
 
     Parameters
     ----------
-    result : Result, a trained model
-    reader : RowReader, whose columns are those of the training and which are prepared
-        alike or raw; for example `hpcsgd.data.readers.open_reader(path)`
-    what : "mean", "score", "class" or "probability", as `predict` has them
-    budget : bytes of float64 rows that are held at once; 64 MiB if None
+    result : Result
+        The trained model.
+    reader : RowReader
+        Rows with the columns of the training, raw or prepared alike; for example what
+        `hpcsgd.data.readers.open_reader(path)` returns.
+    what : {"mean", "score", "class", "probability"}, default="mean"
+        What is predicted, as in `predict`.
+    budget : int, optional
+        Bytes of float64 rows in memory at once. None takes 64 MiB.
 
     Yields
     ------
-    ndarray, (m,) or (m, K), float64, the predictions of the next m rows
+    ndarray of shape (m,) or (m, K)
+        The predictions of the next m rows, in float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> from hpcsgd.data.readers import MemoryReader
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> result = hpcsgd.fit(X, "gaussian", X[:, 0])
+    >>> reader = MemoryReader(X, None)
+    >>> sum(len(block) for block in hpcsgd.predict_blocks(result, reader, budget=512))
+    64
     """
     model = model_of(result)
     check_what(model, what)
@@ -281,27 +316,40 @@ def predict(
 
     Parameters
     ----------
-    result : Result, a trained model
-    X : array, frame or scipy.sparse matrix, (n, d), rows with the columns of the
-        training; names of a frame must be those of the training, in their order
-    offset : ndarray, (n,), added to every score
-    what : what is asked:
+    result : Result
+        The trained model.
+    X : array, frame or sparse matrix of shape (n, d)
+        Rows with the columns of the training. The column names of a frame must be those
+        of the training, in their order.
+    offset : array-like of shape (n,), optional
+        Numbers that are added to the scores.
+    what : {"mean", "score", "class", "probability"}, default="mean"
+        What is predicted:
 
-        * "mean": μ(t), the family's mean; of a squared-hinge model the sign of t
+        * "mean": μ(t), the mean of the family; the sign of t for squared-hinge
         * "score": t = X w + intercept + offset
-        * "class": the likeliest label, as the training data had it
-        * "probability": a column for each label, in ascending order of labels
-    scaled : False where the rows of X are raw: of a model that was trained on scaled
-        columns they are scaled with the means and scales of the training data; True
-        where X is scaled with these already
+        * "class": the likeliest label
+        * "probability": a column for each label, in ascending order
+    scaled : bool, default=False
+        Whether X is scaled already. A model that was trained on scaled columns scales
+        raw rows with the means and scales of the training data.
 
     Returns
     -------
-    ndarray, (n,), or (n, K) where there is a column for each label; float64
+    ndarray of shape (n,) or (n, K)
+        The predictions in float64.
+
+    Raises
+    ------
+    ConfigError
+        If the model has no such prediction.
+    DataError
+        If the columns are not those of the training.
 
     Examples
     --------
-    >>> import numpy as np, hpcsgd
+    >>> import numpy as np
+    >>> import hpcsgd
     >>> X = np.random.default_rng(0).normal(size=(200, 3))
     >>> y = np.where(X[:, 0] > 0, 7, 4)
     >>> result = hpcsgd.train({"rate": {"value": 0.5}}, X=X, y=y)
@@ -321,6 +369,7 @@ def open_rows(
     scaled: bool = False,
 ) -> MemoryReader:
     """Return the reader of rows in memory: an array, a frame or a sparse matrix."""
+    check_result(result)
     matrix = to_matrix(X)
     if matrix.path is not None:
         raise DataError(
@@ -495,32 +544,48 @@ def evaluate(
     *,
     scaled: bool = False,
 ) -> dict[str, Any]:
-    """Say how good a model is on rows that are in memory.
+    """Measure how good a model is on rows in memory. Collective.
+
+    All ranks of `world` must call it.
 
     Parameters
     ----------
-    result : Result, a trained model
-    X : array, frame or scipy.sparse matrix, (n, d), rows with the columns of the
-        training; names of a frame must be those of the training, in their order
-    y : ndarray, (n,), targets; labels must be among those of the training
-    sample_weight : ndarray, (n,), c_i >= 0; accuracy and errors count rows alone
-    offset : ndarray, (n,), added to every score
-    world : Communicator, ranks that share the rows; this one alone if None
-    scaled : False where the rows of X are raw: of a model that was trained on scaled
-        columns they are scaled with the means and scales of the training data; True
-        where X is scaled with these already
+    result : Result
+        The trained model.
+    X : array, frame or sparse matrix of shape (n, d)
+        Rows with the columns of the training. The column names of a frame must be those
+        of the training, in their order.
+    y : array-like of shape (n,)
+        Targets. Labels must be among those of the training.
+    sample_weight : array-like of shape (n,), optional
+        Weights c_i ≥ 0 of the rows. Accuracy and errors count rows without weights.
+    offset : array-like of shape (n,), optional
+        Numbers that are added to the scores.
+    world : Communicator, optional
+        Ranks that share the rows. None evaluates in this process alone.
+    scaled : bool, default=False
+        Whether X is scaled already. A model that was trained on scaled columns scales
+        raw rows with the means and scales of the training data.
 
     Returns
     -------
-    dict with family, rows, mean_loss (1/Σc) Σ c_i ℓ_i, penalty l1‖w‖₁ + (l2/2)‖w‖²,
-    objective (their sum, what training calls loss) and clipped_scores; preparation, a
-    sentence, where the training data was scaled; classifiers add
-    accuracy, errors and errors_by_label, the others r2 = 1 − Σc(y − μ)²/Σc(y − ȳ)²
-    and mean_deviance = (2/Σc) Σ c_i (ℓ_i − min_t ℓ(t, y_i))
+    dict
+        `family`, `rows`, `mean_loss` = (1/Σc) Σ c_i ℓ_i, `penalty` =
+        l1 ‖w‖₁ + (l2/2) ‖w‖², `objective` = mean_loss + penalty, which training calls
+        loss, and `clipped_scores`. Classifiers add `accuracy`, `errors` and
+        `errors_by_label`; others add `r2` = 1 − Σc(y − μ)²/Σc(y − ȳ)² and
+        `mean_deviance` = (2/Σc) Σ c_i (ℓ_i − min_t ℓ(t, y_i)). `preparation` is a
+        sentence, if the training data was scaled.
+
+    Raises
+    ------
+    DataError
+        If the rows or targets cannot be used with this model.
 
     Examples
     --------
-    >>> import numpy as np, hpcsgd
+    >>> import numpy as np
+    >>> import hpcsgd
     >>> X = np.random.default_rng(0).normal(size=(200, 3))
     >>> result = hpcsgd.train({"rate": {"value": 0.5}}, X=X, y=X[:, 0] > 0)
     >>> hpcsgd.evaluate(result, X, X[:, 0] > 0)["accuracy"] > 0.9

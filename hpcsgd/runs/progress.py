@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +228,11 @@ TERMINAL = "HPCSGD_TERMINAL"  # columns of the terminal at the other end of mpie
 def make_progress(seconds: float) -> list[Callback]:
     """A bar when standard error is a terminal, else a line every `seconds`.
 
-    mpiexec puts a pipe between the ranks and the terminal; whoever started it says
-    what is at the other end.
+    A notebook has a line that is written over. mpiexec puts a pipe between the ranks
+    and the terminal; whoever started it says what is at the other end.
     """
+    if in_notebook():
+        return [NotebookProgress()]
     behind = os.environ.get(TERMINAL, "")
     if sys.stderr.isatty() or behind.isdigit():
         return [ProgressBar(int(behind) if behind.isdigit() else None)]
@@ -283,6 +286,57 @@ class ProgressLines(ProgressDisplay):
         line = f"hpcsgd: {share:.0f} %  {said}  {self.forecast.left(view)}\n"
         sys.stderr.write(line)
         sys.stderr.flush()
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    if "ipykernel" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return get_ipython() is not None
+
+
+class NotebookLine:
+    """One line of a notebook's output that is written over, with a bar before it."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+
+    def show(self, share: float, text: str) -> None:
+        """Show `text` behind a bar of which the part `share` is full."""
+        from IPython import display
+
+        show: Any = display.display
+        share = min(max(share, 0.0), 1.0)
+        bar = f'<progress value="{share:.3f}" max="1"></progress>'
+        line = f"{100 * share:.0f} %  {text}"
+        data = {"text/plain": line, "text/html": f"{bar} {escape(line)}"}
+        if self.handle is None:
+            self.handle = show(data, raw=True, display_id=True)
+        else:
+            self.handle.update(data, raw=True)
+
+
+class NotebookProgress(ProgressDisplay):
+    """A bar in the output of a notebook's cell."""
+
+    every = 0.2  # seconds between updates, each of them a message to the browser
+    wide = False
+
+    def on_start(self, view: View) -> None:
+        """Begin a new line."""
+        super().on_start(view)
+        self.line = NotebookLine()
+
+    def show(self, view: View, said: str) -> None:
+        """Write over the line."""
+        share = view.exchanges / max(view.exchanges_planned, 1)
+        self.line.show(share, f"{said}  {self.forecast.left(view)}".rstrip())
+
+    def on_end(self, view: View) -> None:
+        """Leave the last loss."""
+        self.line.show(1.0, "  ".join(figures(view, wide=False)))
 
 
 class ProgressBar(ProgressDisplay):

@@ -1,5 +1,7 @@
 """How a run ended, and its weights in a file."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -10,6 +12,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from os.path import realpath
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,21 @@ from numpy.typing import NDArray
 
 from hpcsgd.config import without_retired
 from hpcsgd.data.preparation import Preparation, preparation_from
-from hpcsgd.errors import DataError, did_you_mean_file
+from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
 from hpcsgd.files import (
     check_entry,
     check_schema,
+    is_sealed,
     read_sealed,
     write_sealed,
     write_text,
+)
+from hpcsgd.runs.figures import (
+    coefficient_rows,
+    html,
+    plot_coefficients,
+    plot_losses,
+    to_frame,
 )
 
 # Weights in a file of their own beside a result, and whether they are its own.
@@ -85,11 +96,38 @@ def other_values(path: Path) -> DataError:
 
 # How a run ended, and what it leaves behind.
 
+ADVICE_SHOWN = 120  # characters of an advice in `repr`
+
 KIND, VERSION = "result", 2
+ESTIMATOR = "estimator"  # the kind of file of `estimators.saved`
 
 
 class Status(Enum):
-    """Endings carry advice."""
+    """How a run ended. Each ending has an advice and an exit code.
+
+    Attributes
+    ----------
+    COMPLETED : Status
+        All exchanges are done.
+    CONVERGED : Status
+        The goal is reached.
+    STOPPED : Status
+        A callback requested the end.
+    PREEMPTED : Status
+        The system requested an early end; the run can resume.
+    INTERRUPTED : Status
+        A person requested an early end; the run can resume.
+    DIVERGED : Status
+        The loss grew without bound or is not finite.
+    WORSE : Status
+        The loss ended above where it began.
+
+    Examples
+    --------
+    >>> from hpcsgd import Status
+    >>> Status("completed").is_good, Status.PREEMPTED.exit_code
+    (True, 75)
+    """
 
     COMPLETED = "completed"
     CONVERGED = "converged"
@@ -101,22 +139,22 @@ class Status(Enum):
 
     @property
     def advice(self) -> str:
-        """What to do now, or nothing."""
+        """What to do now, or an empty string."""
         return _ADVICE[self]
 
     @property
     def exit_code(self) -> int:
-        """What the command line ends with."""
+        """The exit code of the command line."""
         return _EXIT_CODES.get(self, 0)
 
     @property
     def is_finished(self) -> bool:
-        """False where somebody ended it in a hurry: no time for a last loss."""
+        """Whether the last loss was evaluated."""
         return self.is_good or self in (Status.STOPPED, Status.WORSE)
 
     @property
     def is_good(self) -> bool:
-        """True where it went as it was meant to: to the last epoch, or to its goal."""
+        """Whether the run reached its last epoch, or its goal."""
         return self in (Status.COMPLETED, Status.CONVERGED)
 
 
@@ -190,17 +228,42 @@ def saving(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Result:
-    """A trained model with everything needed to judge and repeat it.
+    """A trained model, and the account of its run.
 
     Attributes
     ----------
-    weights : ndarray, (d,) or (d, K)
-    intercept : ndarray, () or (K,); None without one
-    loss : float, the full objective on all rows in float64
-    history : list of dicts, one for each evaluation
-    ledger : purpose -> calls, words, bytes, wire_bytes, seconds of rank 0
-    preparation : what was done to the rows of the training before they were stored:
-        means and scales of their columns, unit rows; None where that is not known
+    status : Status
+        How the run ended.
+    loss : float
+        The objective F on all rows, in float64.
+    weights : ndarray of shape (d,) or (d, K)
+        Weights.
+    intercept : ndarray of shape () or (K,), or None
+        Intercept; None without one.
+    iterations : int
+        Steps of SGD.
+    exchanges : int
+        Blocks of s steps, with one synchronisation each.
+    history : list of dict
+        One record for each evaluation: epoch, loss, seconds, messages, words.
+    ledger : dict
+        Calls, words, bytes and seconds of rank 0, by purpose.
+    config : dict
+        All settings of the run.
+    report : dict
+        Times, grid, classes, versions, and how the run computed.
+    preparation : Preparation or None
+        What was done to the stored rows of the training: means and scales of the
+        columns, unit rows. None where it is not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> result = hpcsgd.fit(X, "gaussian", X[:, 0])
+    >>> result.status.value, result.report["converged"]
+    ('completed', True)
     """
 
     status: Status
@@ -215,9 +278,28 @@ class Result:
     report: dict[str, Any]  # seconds, grid, classes, versions, what ran how
     preparation: Preparation | None = None
 
+    def __repr__(self) -> str:
+        """Return five lines: the ending, the model, the optimum, work and traffic."""
+        in_brief = shorten(self.advice, ADVICE_SHOWN, placeholder=" ...")
+        lines = [
+            f"Result: {self.status.value}, loss {self.loss:.8g}",
+            f"  model    {model_text(self.config, self.weights, self.intercept)}",
+            f"  advice   {in_brief}" if in_brief else self._optimum(),
+            f"  work     {work_text(self)}",
+            f"  traffic  {traffic_text(self.ledger)}",
+        ]
+        return "\n".join(line for line in lines if line)
+
+    def _optimum(self) -> str:
+        """Return the line of `repr` on the distance from the optimum, where known."""
+        gap = self.report.get("gap")
+        if not isinstance(gap, int | float) or not np.isfinite(gap):
+            return ""
+        return f"  optimum  F is at most {max(gap, 0.0):.2g} above it"
+
     @property
     def feature_names(self) -> list[str] | None:
-        """Names of the columns, where the data of the training had any."""
+        """Names of the columns, where the training data has names."""
         names: list[str] | None = self.report.get("feature_names")
         return names
 
@@ -229,10 +311,7 @@ class Result:
 
     @property
     def is_worse(self) -> bool:
-        """True where it went to its end, and F there is above F where it began.
-
-        Earlier versions wrote the status `completed` for such a run.
-        """
+        """Whether the run went to its end, and F ended above where it began."""
         if self.status is Status.WORSE:
             return True
         if not self.status.is_good or not self.history or "models" in self.report:
@@ -242,9 +321,10 @@ class Result:
 
     @property
     def advice(self) -> str:
-        """What to do now, or nothing.
+        """What to do now, or an empty string.
 
-        It names the remedies that apply to the rows, and fall-backs that did not help.
+        It names the remedies that apply to the rows, and fallback levels that did not
+        help.
         """
         status = Status.WORSE if self.is_worse else self.status
         said = status.advice or str(self.report.get("advice", ""))
@@ -258,14 +338,22 @@ class Result:
 
     @property
     def weights_sha256(self) -> str:
-        """A fingerprint of the model's bits."""
+        """The SHA-256 of the weights and the intercept, in hexadecimal digits."""
         return fingerprint(self.weights, self.intercept)
 
     def largest_weights(self, count: int) -> list[dict[str, Any]]:
         """Return the weights of largest magnitude, the largest first, ties by column.
 
-        Each is a dictionary of its `column`, the `name` of that column where the data
-        had names, its `class` where there are several, and its `weight`.
+        Parameters
+        ----------
+        count : int
+            How many weights to return.
+
+        Returns
+        -------
+        list of dict
+            Each has its `column`, the `name` of that column where the data has names,
+            its `class` where there are several, and its `weight`.
         """
         weights = np.asarray(self.weights, dtype=np.float64)
         labels, names = self.report.get("labels"), self.feature_names
@@ -283,7 +371,12 @@ class Result:
         return entries
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the arrays, ready for JSON."""
+        """Return everything but the arrays, ready for JSON.
+
+        Returns
+        -------
+        dict
+        """
         return {
             "status": self.status.value,
             "advice": self.advice,
@@ -303,11 +396,27 @@ class Result:
         return None if self.preparation is None else self.preparation.describe()
 
     def json(self) -> str:
-        """One document; a number that is not finite is written as null."""
+        """Return everything but the arrays as JSON, with null for what is not finite.
+
+        Returns
+        -------
+        str
+        """
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
 
     def save(self, folder: str | Path) -> Path:
-        """Write result.h5 and result.json into `folder`, each whole or not at all."""
+        """Write result.h5 and result.json into a folder, each whole or not at all.
+
+        Parameters
+        ----------
+        folder : path-like
+            The folder, which is made where it does not exist.
+
+        Returns
+        -------
+        pathlib.Path
+            The file result.h5.
+        """
         folder = Path(folder)
         path, said = folder / "result.h5", folder / "result.json"
         with saving(path):
@@ -325,8 +434,84 @@ class Result:
             raise
         return path
 
+    def to_frame(self, what: str = "history") -> Any:
+        """Return the loss curve or the coefficients as a pandas.DataFrame.
+
+        Parameters
+        ----------
+        what : {"history", "coefficients"}, default="history"
+            One row for each evaluation, or one row for each column of the data.
+
+        Raises
+        ------
+        MissingPackage
+            If pandas is not installed.
+        """
+        if asks_for_history(what):
+            return to_frame(self.history)
+        return to_frame(self._coefficients(), index="feature")
+
+    def plot(
+        self, what: str = "history", *, over: str = "epoch", ax: Any = None
+    ) -> Any:
+        """Draw the loss curve or the largest coefficients with matplotlib.
+
+        Parameters
+        ----------
+        what : {"history", "coefficients"}, default="history"
+            What is drawn.
+        over : {"epoch", "seconds", "words", "messages"}, default="epoch"
+            The horizontal axis of the loss curve.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes, for titles and further curves.
+
+        Raises
+        ------
+        MissingPackage
+            If matplotlib is not installed.
+        """
+        if asks_for_history(what):
+            return plot_losses({self._family: self.history}, over, ax)
+        return plot_coefficients(self._coefficients(), ax)
+
+    def _repr_html_(self) -> str:
+        """Return a table and a loss curve for a notebook."""
+        last = self.history[-1] if self.history else {}
+        facts = {
+            "status": self.status.value,
+            "loss": self.loss,
+            "epochs": last.get("epoch"),
+            "steps": self.iterations,
+            "ranks": self.report.get("ranks"),
+            "messages": last.get("messages"),
+            "words": last.get("words"),
+            "seconds": self.report.get("seconds_total"),
+            "weights": " × ".join(str(size) for size in self.weights.shape),
+        }
+        rows = [{name: value for name, value in facts.items() if value is not None}]
+        title = f"Result: {self._family}"
+        return html(title, rows, lambda ax: self.plot(ax=ax), self.advice)
+
+    @property
+    def _family(self) -> str:
+        return str(self.config.get("problem", {}).get("family", "model"))
+
+    def _coefficients(self) -> list[dict[str, Any]]:
+        labels = self.report.get("labels")
+        return coefficient_rows(self.weights, self.feature_names, labels)
+
     def document(self) -> dict[str, Any]:
-        """Everything but the arrays, as a sealed file holds it."""
+        """Return everything but the arrays, as a file holds it.
+
+        Returns
+        -------
+        dict
+        """
         document = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("weights", "intercept"):
             del document[name]
@@ -337,8 +522,11 @@ class Result:
         return document
 
     def arrays(self) -> dict[str, Array]:
-        """The weights, unless they have a file of their own, the intercept, and the
-        means and scales of columns.
+        """Return the arrays of a file: weights, intercept, means and scales.
+
+        Returns
+        -------
+        dict of ndarray
         """
         arrays = {} if ON_FILE in self.report else {"weights": self.weights}
         if self.preparation is not None:
@@ -346,6 +534,48 @@ class Result:
         if self.intercept is not None:
             arrays["intercept"] = np.asarray(self.intercept)
         return arrays
+
+
+def model_text(
+    config: Mapping[str, Any], weights: Array, intercept: Array | None
+) -> str:
+    """Return the family, the size and the penalty of a model in words."""
+    problem = config.get("problem", {})
+    parts = [str(problem.get("family", "a model"))]
+    shape = " x ".join(f"{size:,}" for size in weights.shape)
+    parts.append(f"{shape} weights" + ("" if intercept is None else " and intercept"))
+    parts += [f"{name} {problem[name]:g}" for name in ("l1", "l2") if problem.get(name)]
+    return ", ".join(parts)
+
+
+def work_text(result: Result) -> str:
+    """Return the steps, ranks and seconds of a run in words."""
+    last = result.history[-1] if result.history else {}
+    passes = int(last.get("epoch", 0)) + int(last.get("passes", 0))
+    ranks = result.report.get("ranks", 1)
+    text = (
+        f"{passes:,} pass{'' if passes == 1 else 'es'}, {result.iterations:,} steps in"
+        f" {result.exchanges:,} exchanges on {ranks:,} rank{'' if ranks == 1 else 's'}"
+    )
+    seconds = result.report.get("seconds_total")
+    return text if seconds is None else f"{text}, {seconds:.3g} s"
+
+
+def traffic_text(ledger: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what rank 0 sent in training in words."""
+    sent = [ledger.get(purpose, {}) for purpose in ("products", "agreement")]
+    calls, words, size = (
+        sum(int(entry.get(name, 0)) for entry in sent)
+        for name in ("calls", "words", "bytes")
+    )
+    return f"{calls:,} messages, {words:,} words, {size:,} bytes a rank"
+
+
+def asks_for_history(what: str) -> bool:
+    """Return whether `what` is the history, and refuse all but the coefficients."""
+    if what not in ("history", "coefficients"):
+        raise ConfigError(f"what = {what!r}; known: history, coefficients")
+    return what == "history"
 
 
 PREPARATION = "preparation"  # in its document; earlier versions did not write it
@@ -364,7 +594,35 @@ SCHEMA = {
 
 
 def load_result(path: str | Path) -> Result:
-    """Read a result back from result.h5 or from the folder that holds it."""
+    """Read a result back from its file.
+
+    Parameters
+    ----------
+    path : path-like
+        A run folder, or its `result.h5`.
+
+    Returns
+    -------
+    Result
+        The result as `Result.save` has written it.
+
+    Raises
+    ------
+    DataError
+        If the file does not exist, is damaged, or holds no result.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> result = hpcsgd.fit(X, "gaussian", X[:, 0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = hpcsgd.load_result(result.save(folder))
+    >>> again.weights_sha256 == result.weights_sha256
+    True
+    """
     path = Path(path)
     # A name that the user gives may be a link; an entry of a folder may not.
     path = path / "result.h5" if path.is_dir() else Path(realpath(path))
@@ -372,6 +630,10 @@ def load_result(path: str | Path) -> Result:
         raise DataError(
             f"{path} does not exist{did_you_mean_file(path)}; name a run folder or its"
             " result.h5"
+        )
+    if is_sealed(path, ESTIMATOR):
+        raise DataError(
+            f"{path} holds an estimator and no result; read it with hpcsgd.load"
         )
     return restore(path, *read_sealed(path, KIND, VERSION))
 

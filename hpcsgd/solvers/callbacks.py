@@ -1,4 +1,4 @@
-"""What watches a run: a read-only view in, at most a wish out."""
+"""Callbacks of a run: they read a view, and may request an end or a checkpoint."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,38 +9,104 @@ from hpcsgd.comm.ledger import Ledger
 
 
 class Request(IntEnum):
-    """What a callback may ask for; where ranks differ, the largest is granted."""
+    """What a callback may request. If ranks differ, the largest request holds.
+
+    Attributes
+    ----------
+    NONE : Request
+        Nothing; the same as None and False.
+    SAVE : Request
+        A checkpoint, in a run with a run folder.
+    STOP : Request
+        Save and end well; the same as True.
+    PREEMPT : Request
+        Save and end with the exit code that requests a restart.
+    INTERRUPT : Request
+        Save and end as after Ctrl-C.
+
+    Examples
+    --------
+    >>> from hpcsgd.solvers.callbacks import Request
+    >>> max(Request.SAVE, Request.STOP).name
+    'STOP'
+    """
 
     NONE = 0
-    SAVE = 1  # a checkpoint
-    STOP = 2  # save and end well
-    PREEMPT = 3  # save and end with the code that asks to be started again
-    INTERRUPT = 4  # save and end as a person asked
+    SAVE = 1
+    STOP = 2
+    PREEMPT = 3
+    INTERRUPT = 4
 
 
 @dataclass
 class View:
-    """Where the run stands; callbacks read it, the engine writes it."""
+    """Where a run stands. Callbacks read it; the run writes it.
 
-    epochs: int  # asked for
+    Attributes
+    ----------
+    epochs : int
+        Epochs that were requested.
+    exchanges_planned : int
+        Exchanges of the whole run.
+    total_rows : int
+        Rows of the data.
+    epoch, exchanges, steps : int
+        Epochs, exchanges, and steps of this replica that are done.
+    rows : int
+        Rows that all replicas have processed, as far as this rank knows.
+    loss : float
+        The loss of the last evaluation; NaN before the first.
+    more : dict
+        What was measured with it, such as `gradient` and `gap`.
+    seconds : float
+        Seconds of training, without evaluations.
+    words : callable
+        Returns the words that were sent for products so far.
+    phases : callable
+        Returns the seconds of each phase so far.
+    evaluations_planned : int
+        Evaluations of the whole run, with the one before the first exchange.
+    status : str
+        "running", or how the run ended.
+    history : list of dict
+        One record for each evaluation.
+    events : list of dict
+        Alarms, and what was done about them.
+
+    Examples
+    --------
+    >>> from hpcsgd.solvers.callbacks import View
+    >>> View(epochs=10, exchanges_planned=100, total_rows=4000).status
+    'running'
+    """
+
+    epochs: int
     exchanges_planned: int
     total_rows: int
-    epoch: int = 0  # done
-    exchanges: int = 0  # done
-    steps: int = 0  # SGD steps this replica has done
-    rows: int = 0  # rows all replicas have seen, as far as this rank can tell
-    loss: float = float("nan")  # at the last evaluation
-    more: dict[str, Any] = field(default_factory=dict)  # that was measured with it
-    seconds: float = 0.0  # of training, evaluations left out
-    words: Callable[[], int] = lambda: 0  # put on the wire for products so far
-    phases: Callable[[], Mapping[str, float]] = dict  # seconds of each phase so far
-    evaluations_planned: int = 0  # full losses, the one before the first exchange too
+    epoch: int = 0
+    exchanges: int = 0
+    steps: int = 0
+    rows: int = 0
+    loss: float = float("nan")
+    more: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    words: Callable[[], int] = lambda: 0
+    phases: Callable[[], Mapping[str, float]] = dict
+    evaluations_planned: int = 0
     status: str = "running"
-    history: list[dict[str, Any]] = field(default_factory=list)  # of evaluations
-    events: list[dict[str, Any]] = field(default_factory=list)  # alarms, fall-backs
+    history: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, ledger: Ledger, **more: Any) -> None:
-        """One line more of the loss curve."""
+        """Add a record to `history`; the run calls it.
+
+        Parameters
+        ----------
+        ledger : Ledger
+            The account of what was sent so far.
+        **more : dict
+            Further entries of the record.
+        """
         self.history.append(
             {
                 "epoch": self.epoch,
@@ -57,19 +123,86 @@ class View:
 
 
 class Callback:
-    """Base with nothing to do; each method may return a Request (True means STOP)."""
+    """Base class of what a run calls while it trains; every method does nothing.
+
+    A run calls the callbacks that its rank was given. Ranks may request different
+    things: at the next poll all of them do the largest request. A callback reads its
+    `view` and must not change it.
+
+    See Also
+    --------
+    hpcsgd.solvers.callbacks.View : What a callback reads.
+    hpcsgd.solvers.callbacks.Request : What a callback may return.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> class StopBelow(hpcsgd.Callback):
+    ...     def on_evaluate(self, view):
+    ...         return view.loss < 0.4
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> config = {"rate": {"value": 0.5}, "schedule": {"epochs": 50}}
+    >>> result = hpcsgd.train(config, X=X, y=X[:, 0] > 0, callbacks=[StopBelow()])
+    >>> result.status.value, result.loss < 0.4
+    ('stopped', True)
+    """
 
     def on_start(self, view: View) -> Any:
-        """Before the first exchange."""
+        """Called before the first exchange.
+
+        Parameters
+        ----------
+        view : View
+            Where the run stands.
+
+        Returns
+        -------
+        Request, bool or None
+            What the callback requests; True means `Request.STOP`.
+        """
 
     def on_exchange(self, view: View) -> Any:
-        """After every exchange."""
+        """Called after every exchange.
+
+        Parameters
+        ----------
+        view : View
+            Where the run stands.
+
+        Returns
+        -------
+        Request, bool or None
+            What the callback requests; True means `Request.STOP`.
+        """
 
     def on_evaluate(self, view: View) -> Any:
-        """After every full loss."""
+        """Called after every evaluation of the loss on all rows.
+
+        Parameters
+        ----------
+        view : View
+            Where the run stands.
+
+        Returns
+        -------
+        Request, bool or None
+            What the callback requests; True means `Request.STOP`.
+        """
 
     def on_end(self, view: View) -> Any:
-        """After the last exchange, however the run ends."""
+        """Called after the last exchange, however the run ends.
+
+        Parameters
+        ----------
+        view : View
+            Where the run stands.
+
+        Returns
+        -------
+        Request, bool or None
+            What the callback requests; True means `Request.STOP`.
+        """
 
 
 def request_of(answer: Any) -> Request:

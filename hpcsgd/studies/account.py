@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from hpcsgd.comm.ledger import TRAINING
+from hpcsgd.runs.figures import COLOURS, html, new_axes, to_frame
 from hpcsgd.runs.result import finite
 from hpcsgd.studies.folder import DONE, SAVED, Line
 from hpcsgd.studies.plan import StudyPlan, StudyPoint
@@ -102,6 +103,86 @@ class Account:
     def json(self) -> str:
         """One document; a number that is not finite is written as null."""
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def to_frame(self) -> Any:
+        """Return the table as a pandas.DataFrame, one row for each setting."""
+        return to_frame([asdict(row) for row in self.rows], index="setting")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the seconds of every setting with matplotlib.
+
+        The horizontal axis is what the study varies: the ranks, or else the steps or
+        the batch. A hollow mark is a run of more ranks than cores, or emulated ranks.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+        """
+        ax, timed = new_axes(ax), [row for row in self.rows if row.seconds is not None]
+        over = self._varied(timed)
+        lines: dict[str, list[AccountRow]] = {}
+        for row in timed:
+            lines.setdefault(_label(row, over, timed), []).append(row)
+        for number, (name, rows) in enumerate(lines.items()):
+            rows = sorted(rows, key=lambda row: float(getattr(row, over)))
+            colour, mark = COLOURS[number % len(COLOURS)], "os^Dvph"[number % 7]
+            x = [float(getattr(row, over)) for row in rows]
+            ax.plot(x, [row.seconds for row in rows], color=colour, label=name)
+            for place, row in zip(x, rows, strict=True):
+                is_true = not (row.emulated or row.oversubscribed)
+                fill = colour if is_true else "none"
+                ax.plot(place, row.seconds, mark, color=colour, markerfacecolor=fill)
+                if row.spread is not None:
+                    ax.plot([place] * 2, row.spread, color=colour, linewidth=0.8)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ticks = sorted({float(getattr(row, over)) for row in timed})
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+        ax.set_xlabel({"steps": "steps for each all-reduce, s"}.get(over, over))
+        ax.set_ylabel("seconds of training")
+        if lines:
+            ax.legend(fontsize="small")
+        return ax
+
+    def _repr_html_(self) -> str:
+        """Return the table and a picture for a notebook."""
+        names = (
+            *("method", "ranks", "grid", "steps", "seconds"),
+            *("speed_up", "gain", "calls", "words", "loss"),
+        )
+        rows = [{name: getattr(row, name) for name in names} for row in self.rows]
+        title = f"Study: {self.kind}, {self.runs} runs"
+        note = f"{self.missing} runs are missing." if self.missing else ""
+        return html(title, rows, lambda ax: self.plot(ax=ax), note)
+
+    @staticmethod
+    def _varied(rows: list[AccountRow]) -> str:
+        """Return the column with the most values that are numbers."""
+
+        def count(name: str) -> int:
+            values = {getattr(row, name) for row in rows}
+            return len(values) if all(isinstance(v, int) for v in values) else 0
+
+        return max(("ranks", "steps", "batch"), key=count)
+
+
+def _label(row: AccountRow, over: str, rows: list[AccountRow]) -> str:
+    """Return the method, and whatever else tells its line from the others."""
+    words = [row.method]
+    for name in ("ranks", "grid", "steps", "batch", "recipe"):
+        others = [other for other in rows if other.method == row.method]
+        at = {
+            getattr(o, name) for o in others if getattr(o, over) == getattr(row, over)
+        }
+        if name != over and len(at) > 1:
+            words.append(f"{name} {getattr(row, name)}")
+    return ", ".join(words)
 
 
 class _Times:

@@ -1,5 +1,7 @@
 """Methods and settings compared on the same data."""
 
+from __future__ import annotations
+
 import json
 import logging
 import statistics
@@ -21,6 +23,7 @@ from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import own_folder, reason, write_text
 from hpcsgd.runs.checks import resolve_names
 from hpcsgd.runs.coordinate import form_of
+from hpcsgd.runs.figures import html, plot_losses, to_frame
 from hpcsgd.runs.result import WORSE, Result, Status, finite
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -151,7 +154,7 @@ class OneRankRun:
     nodes: str  # what its hosts are called
 
     @classmethod
-    def of(cls, setting: RunSetting) -> "OneRankRun":
+    def of(cls, setting: RunSetting) -> OneRankRun:
         """Return what a report knows of a setting of one rank."""
         first = setting.first
         return cls(
@@ -167,7 +170,7 @@ class OneRankRun:
         )
 
     @classmethod
-    def of_row(cls, row: ComparisonRow) -> "OneRankRun":
+    def of_row(cls, row: ComparisonRow) -> OneRankRun:
         """Return a row of a comparison on one rank."""
         report = row.result.report
         return cls(
@@ -331,6 +334,36 @@ class Comparison:
     def json(self) -> str:
         """One document; a number that is not finite is written as null."""
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def to_frame(self) -> Any:
+        """Return the table as a pandas.DataFrame, one row for each setting."""
+        return to_frame([self._brief(entry) for entry in self.entries], "method")
+
+    def plot(self, *, over: str = "epoch", ax: Any = None) -> Any:
+        """Draw the loss curve of every setting with matplotlib.
+
+        Parameters
+        ----------
+        over : {"epoch", "seconds", "words", "messages"}, default="epoch"
+            The horizontal axis.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+        """
+        return plot_losses(self.histories(), over, ax)
+
+    def _repr_html_(self) -> str:
+        """Return the table and the loss curves for a notebook."""
+        names = ("method", "status", "loss", "seconds", "speed_up", "messages", "words")
+        briefs = [self._brief(entry) for entry in self.entries]
+        rows = [{name: brief[name] for name in names} for brief in briefs]
+        title = f"Comparison of {len(self.entries)} settings"
+        note = "; ".join(f"{one.name}: {one.why}" for one in self.refused)
+        return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: Path) -> None:
         """Write compare.json into `folder`."""
@@ -552,26 +585,51 @@ def compare(
     callbacks: Callable[[], list[Callback]] = list,
     one_rank: str | Path | None = None,
 ) -> Comparison:
-    """Train every setting `repeats` times, in turns, on the same ranks.
+    """Train several settings in turns, on the same ranks. Collective.
 
-    Turns (A, B, A, B, ...) let a machine that changes its pace hit all settings alike.
-    A method that cannot run as asked is refused, and the others run.
+    Turns (A, B, A, B, ...) expose all settings alike to a machine whose speed varies.
+    All ranks must call it.
 
     Parameters
     ----------
-    settings : the first is what the others are held to; among methods sgd is, or ddp
-    repeats : runs of each setting; its time is their median
-    allow_unequal : compare settings with other global batches all the same
-    out : folder of the runs, NAME-1, NAME-2, ... in it
-    X : ndarray or scipy.sparse matrix, (n, d), the rows; else the data path
-    y : ndarray, (n,), targets
-    world : the ranks to train on; else those of the launcher
-    callbacks : makes the callbacks of one run, on this rank
-    one_rank : folder of runs on one rank, the best of which speed-ups are held to
+    settings : sequence of NamedSetting
+        The settings. The others are compared with the first one; among methods with
+        sgd, or ddp.
+    repeats : int, default=3
+        Runs of each setting. Its time is their median.
+    allow_unequal : bool, default=False
+        Whether settings may have different global batches.
+    out : path-like, optional
+        Folder of the runs: NAME-1, NAME-2, ... in it.
+    X : array or sparse matrix of shape (n, d), optional
+        The rows. Without X the file `data.path` of the settings is read.
+    y : array-like of shape (n,), optional
+        The targets, where X is given.
+    world : Communicator, optional
+        The ranks. Without it they are those of the launcher.
+    callbacks : callable, optional
+        Returns the callbacks of one run, on this rank.
+    one_rank : path-like, optional
+        Folder of runs on one rank. Speed-ups are relative to the best of them.
 
     Returns
     -------
     Comparison
+        One row a setting: seconds, messages, words, loss, speed-up.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> from hpcsgd.studies import NamedSetting, compare
+    >>> X = np.random.default_rng(0).normal(size=(64, 3))
+    >>> configs = [
+    ...     hpcsgd.RunConfig.parse({"schedule": {"steps": steps}}) for steps in (1, 4)
+    ... ]
+    >>> settings = [NamedSetting(f"s = {c.schedule.steps}", c) for c in configs]
+    >>> found = compare(settings, X=X, y=X[:, 0] > 0, repeats=1)
+    >>> [row.name for row in found.rows]
+    ['s = 1', 's = 4']
     """
     check_names(settings)
     runs = read_one_rank(one_rank) if one_rank else ()
@@ -633,26 +691,39 @@ def compare_methods(
     world: Communicator | None = None,
     one_rank: str | Path | None = None,
 ) -> Comparison:
-    """Train every method on the same data and ranks, in turns.
+    """Train several methods in turns, on the same data and ranks. Collective.
+
+    All ranks must call it.
 
     Parameters
     ----------
-    methods : "all", "a,b,c" or a list: rows of `METHODS`, sgd, casgd and hybrid
-    config : tables of `train` that all share; its batch is that of all replicas
-    repeats : runs of each method; its time is their median
-    out : folder of the runs
-    X : ndarray or scipy.sparse matrix, (n, d), the rows; else the data path
-    y : ndarray, (n,), targets
-    world : the ranks to train on; else those of the launcher
-    one_rank : folder of runs on one rank, the best of which speed-ups are held to
+    methods : str or sequence of str, default="all"
+        "all", "a,b,c" or a list: names of methods, "sgd", "casgd" and "hybrid".
+    config : mapping, optional
+        Settings of `train` that all methods share. Its batch is that of all replicas
+        together.
+    repeats : int, default=3
+        Runs of each method. Its time is their median.
+    out : path-like, optional
+        Folder of the runs: NAME-1, NAME-2, ... in it.
+    X : array or sparse matrix of shape (n, d), optional
+        The rows. Without X the file `data.path` of the settings is read.
+    y : array-like of shape (n,), optional
+        The targets, where X is given.
+    world : Communicator, optional
+        The ranks. Without it they are those of the launcher.
+    one_rank : path-like, optional
+        Folder of runs on one rank. Speed-ups are relative to the best of them.
 
     Returns
     -------
     Comparison
+        One row a method: seconds, messages, words, loss, speed-up.
 
     Examples
     --------
     >>> import numpy as np
+    >>> from hpcsgd.studies import compare_methods
     >>> X = np.random.default_rng(0).normal(size=(64, 3))
     >>> found = compare_methods("sgd,ddp", X=X, y=X[:, 0] > 0, repeats=1)
     >>> [row.name for row in found.rows]

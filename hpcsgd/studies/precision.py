@@ -1,8 +1,9 @@
 """What number formats cost and gain on given data."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import formats_of, get_format
 from hpcsgd.precision import FIELDS, RECIPES, Precision
+from hpcsgd.runs.figures import make_figure, saved
 from hpcsgd.runs.result import finite
 from hpcsgd.tuning import pilots as trial
 from hpcsgd.tuning.bound import Term, bound
@@ -330,3 +332,39 @@ def study(
 def _peaks(sample: Sample) -> Any:
     size = abs(sample.X).max(axis=0)
     return np.asarray(size.todense() if hasattr(size, "todense") else size).ravel()
+
+
+# The report as a picture.
+
+
+def plot_errors(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Draw bound and measured error of every field, and of every recipe, as bars.
+
+    Parameters
+    ----------
+    report : the document of `hpcsgd precision`
+    path : where the PNG goes
+    """
+    formats = list(dict.fromkeys(row["format"] for row in report["fields"]))
+    figure, axes = make_figure(len(formats) + 1, columns=1)
+    for name, (axis,) in zip(formats, axes, strict=False):
+        rows = [row for row in report["fields"] if row["format"] == name]
+        _bars(axis, [row["field"] for row in rows], rows)
+        axis.set(title=f"one field in {name}, the others exact")
+    rows = report["recipes"]
+    _bars(axes[-1][0], [row["recipe"] for row in rows], rows)
+    axes[-1][0].set(title="whole recipes")
+    return saved(figure, path)
+
+
+def _bars(axis: Any, names: list[str], rows: list[Mapping[str, Any]]) -> None:
+    """Two bars a name on a logarithmic scale; what is 0 or has no bound has none."""
+    for shift, key in ((-0.2, "bound"), (0.2, "measured")):
+        sizes = [
+            row[key] if 0 < row[key] < float("inf") else float("nan") for row in rows
+        ]
+        axis.bar([i + shift for i in range(len(rows))], sizes, 0.4, label=key)
+    axis.set_yscale("log")
+    axis.set_xticks(range(len(rows)), names, rotation=20)
+    axis.set_ylabel("error / update")
+    axis.legend()

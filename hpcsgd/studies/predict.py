@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import ceil, log2
+from pathlib import Path
 from typing import Any
 
 from hpcsgd.comm import communicator
@@ -10,6 +12,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import make_precision
 from hpcsgd.products.cost import Choice, CostInputs, Machine, candidates, terms
+from hpcsgd.runs.figures import STYLES, make_figure, saved
 from hpcsgd.tuning.machine import Hardware
 
 # What a sum over many ranks takes: as a tree, or as rings, across levels of a machine.
@@ -384,3 +387,32 @@ def parse_ranks(text: str) -> list[int]:
     if min(found) < 1:
         raise ConfigError(f"--ranks {text}: write 1..65536 for powers of two, or 1,2,4")
     return found
+
+
+# The prediction as a picture.
+
+
+def plot_prediction(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Draw seconds of a step over ranks, and what CA-SGD's are spent on.
+
+    Parameters
+    ----------
+    report : the document of `hpcsgd study predict`
+    path : where the PNG goes
+    """
+    figure, ((left, right),) = make_figure(1)
+    points = report["points"]
+    ranks = [point["ranks"] for point in points]
+    for key, style in (("sgd_seconds", "--s"), ("ca_sgd_seconds", "-o")):
+        name = {"sgd_seconds": "SGD", "ca_sgd_seconds": "CA-SGD"}[key]
+        left.plot(ranks, [1e6 * point[key] for point in points], style, label=name)
+    for name, style in zip(points[0]["terms"], cycle(STYLES), strict=False):
+        shares = [p["terms"].get(name, 0.0) / p["ca_sgd_seconds"] for p in points]
+        right.plot(ranks, shares, style, label=name)
+    left.set(title=report["machine"]["name"], xlabel="ranks", ylabel="µs of a step")
+    right.set(title="what CA-SGD's time goes into", xlabel="ranks", ylabel="share")
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+        axis.legend(fontsize="small")
+    left.set_yscale("log")
+    return saved(figure, path)

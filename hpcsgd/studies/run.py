@@ -1,5 +1,7 @@
 """Points of a study, run one after the other in processes."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os
@@ -118,7 +120,7 @@ def environment() -> dict[str, str]:
     return {**dict.fromkeys(THREAD_SETTINGS, "1"), **os.environ}
 
 
-def _wait(process: "subprocess.Popen[bytes]", limit: float) -> bool:
+def _wait(process: subprocess.Popen[bytes], limit: float) -> bool:
     """True where it had to be ended; nobody of it is left in any case."""
     try:
         process.wait(limit or None)
@@ -131,7 +133,7 @@ def _wait(process: "subprocess.Popen[bytes]", limit: float) -> bool:
     return False
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ask for an orderly end, then press Ctrl-C twice, then kill its own group.
 
     The second Ctrl-C is what makes the command kill its ranks, which a launcher put
@@ -567,7 +569,23 @@ Config = Mapping[str, Mapping[str, Any]]
 def study(
     plan: StudyPlan, out: str | Path, *, resume: bool = False, timeout: float = TIMEOUT
 ) -> Account:
-    """Run every point of `plan` in a process of its own; see `hpcsgd.studies.run`."""
+    """Run every point of a plan in a process of its own.
+
+    Parameters
+    ----------
+    plan : StudyPlan
+        What to run.
+    out : path-like
+        The folder of the study.
+    resume : bool, default=False
+        Whether to continue the study in the folder.
+    timeout : float, default=3600.0
+        Seconds of one run; 0 for no limit.
+
+    Returns
+    -------
+    Account
+    """
     return run(plan, out, resume=resume, timeout=timeout)
 
 
@@ -578,20 +596,42 @@ def strong(
     config: Config | None = None,
     **lists: Any,
 ) -> Account:
-    """The same data on all rank counts.
+    """Run a strong scaling study: the same rows on every number of ranks.
+
+    All settings of `lists` run on every number of ranks.
+
+    Each run is a process of its own. One that fails does not end the study.
 
     Parameters
     ----------
-    data : HDF5 file
-    ranks : how many to run on
-    out : the folder of the study
-    config : tables of `train` that all points share
-    lists : methods, steps, batch, grids, precision, seeds, emulate_members, repeats,
-        and resume, timeout
+    data : path-like
+        An HDF5 file.
+    ranks : sequence of int
+        Numbers of ranks to run on.
+    out : path-like
+        The folder of the study.
+    config : mapping, optional
+        Settings of `train` that all runs share: {"section": {"key": value}}.
+    **lists : optional
+        What is varied: `methods`, `steps`, `batch`, `grids`, `precision`, `seeds`,
+        `emulate_members`, `repeats`; and `resume` (continue a study) and `timeout`
+        (seconds of one run).
 
     Returns
     -------
     Account
+        Medians, speed-ups and efficiencies, one row a setting.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from hpcsgd.data.synthetic import write_synthetic
+    >>> from hpcsgd.studies import strong
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_synthetic(f"{folder}/rows.h5", "susy", rows=256)
+    ...     found = strong(f"{folder}/rows.h5", [1], f"{folder}/study", methods=["sgd"])
+    >>> [(row.method, row.ranks) for row in found.rows]
+    [('sgd', 1)]
     """
     return _ask("strong", data, ranks, out, config, lists)
 
@@ -603,7 +643,44 @@ def weak(
     config: Config | None = None,
     **lists: Any,
 ) -> Account:
-    """Rows that grow with the ranks; see `strong`, and `batch_grows` beside."""
+    """Run a weak scaling study: the rows grow with the ranks.
+
+    A run on one rank takes a part of the rows. `batch_grows` in `lists` lets the batch
+    grow as well.
+
+    Each run is a process of its own. One that fails does not end the study.
+
+    Parameters
+    ----------
+    data : path-like
+        An HDF5 file.
+    ranks : sequence of int
+        Numbers of ranks to run on.
+    out : path-like
+        The folder of the study.
+    config : mapping, optional
+        Settings of `train` that all runs share: {"section": {"key": value}}.
+    **lists : optional
+        What is varied: `methods`, `steps`, `batch`, `grids`, `precision`, `seeds`,
+        `emulate_members`, `repeats`; and `resume` (continue a study) and `timeout`
+        (seconds of one run).
+
+    Returns
+    -------
+    Account
+        Medians, speed-ups and efficiencies, one row a setting.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from hpcsgd.data.synthetic import write_synthetic
+    >>> from hpcsgd.studies import weak
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_synthetic(f"{folder}/rows.h5", "susy", rows=256)
+    ...     found = weak(f"{folder}/rows.h5", [1], f"{folder}/study", methods=["sgd"])
+    >>> [(row.method, row.ranks) for row in found.rows]
+    [('sgd', 1)]
+    """
     return _ask("weak", data, ranks, out, config, lists)
 
 
@@ -614,7 +691,43 @@ def sweep(
     config: Config | None = None,
     **lists: Any,
 ) -> Account:
-    """All settings, and all grids of hybrid, at the given ranks; see `strong`."""
+    """Run all combinations of settings, on every number of ranks.
+
+    Hybrid methods run on every grid.
+
+    Each run is a process of its own. One that fails does not end the study.
+
+    Parameters
+    ----------
+    data : path-like
+        An HDF5 file.
+    ranks : sequence of int
+        Numbers of ranks to run on.
+    out : path-like
+        The folder of the study.
+    config : mapping, optional
+        Settings of `train` that all runs share: {"section": {"key": value}}.
+    **lists : optional
+        What is varied: `methods`, `steps`, `batch`, `grids`, `precision`, `seeds`,
+        `emulate_members`, `repeats`; and `resume` (continue a study) and `timeout`
+        (seconds of one run).
+
+    Returns
+    -------
+    Account
+        Medians, speed-ups and efficiencies, one row a setting.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from hpcsgd.data.synthetic import write_synthetic
+    >>> from hpcsgd.studies import sweep
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_synthetic(f"{folder}/rows.h5", "susy", rows=256)
+    ...     found = sweep(f"{folder}/rows.h5", [1], f"{folder}/study", methods=["sgd"])
+    >>> [(row.method, row.ranks) for row in found.rows]
+    [('sgd', 1)]
+    """
     return _ask("sweep", data, ranks, out, config, lists)
 
 

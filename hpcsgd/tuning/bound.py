@@ -482,18 +482,45 @@ ACCUMULATING = (
 def bound(
     exchange: ExactExchange, precision: Precision, model: str = "emulated"
 ) -> dict[str, Term]:
-    """First-order bounds on ‖δw‖ after one exchange, one for each field.
+    """Return bounds of the error ‖δw‖ after one exchange, one for each field.
+
+    They hold to first order in the unit roundoffs.
 
     Parameters
     ----------
-    exchange : exact data
-    precision : the nine formats
-    model : "emulated" for the arithmetic of this program; "any" for machines that sum
-        in another order, or round in other places
+    exchange : ExactExchange
+        The rows of the exchange in exact arithmetic.
+    precision : Precision
+        The nine number formats.
+    model : {"emulated", "any"}, default="emulated"
+        "emulated" is the arithmetic of this program. "any" holds for machines that sum
+        in another order or round in other places.
 
     Returns
     -------
-    dict of Term by field; their sum bounds the error of the whole precision
+    dict of Term
+        Field -> bound. Their sum bounds the error of all nine formats together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcsgd
+    >>> from hpcsgd.glm import get_family
+    >>> from hpcsgd.tuning.bound import bound
+    >>> from hpcsgd.tuning.exact_exchange import ExactExchange
+    >>> rng = np.random.default_rng(0)
+    >>> exchange = ExactExchange(
+    ...     rows=rng.normal(size=(8, 3)),
+    ...     sizes=(4, 4),
+    ...     targets=(rng.random((8, 1)) > 0.5).astype(float),
+    ...     before=np.zeros((3, 1)),
+    ...     rates=(0.1, 0.1),
+    ...     family=get_family("logistic"),
+    ...     l2=1e-4,
+    ... )
+    >>> terms = bound(exchange, hpcsgd.RECIPES["c"])
+    >>> max(terms.values(), key=lambda term: term.relative).field
+    'matrix'
     """
     if model not in MODELS:
         raise ConfigError(f"unknown model {model!r}; known: {', '.join(MODELS)}")

@@ -1,12 +1,8 @@
 """Links in the documents lead somewhere, and the tables say what the code has."""
 
-import doctest
-import importlib
 import re
 import shlex
 from pathlib import Path
-
-import pytest
 
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.cli.parser import make_parser
@@ -117,32 +113,6 @@ def test_the_readme_makes_the_files_that_it_uses():
         assert files - new <= made, words
         made |= new
     assert {"epsilon.h5", "run.toml", "runs/first"} <= made
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hpcsgd.api",
-        "hpcsgd.config",
-        "hpcsgd.runs.predict",
-        "hpcsgd.runs.predict",
-        "hpcsgd.estimators.classifiers",
-        "hpcsgd.estimators.glm",
-        "hpcsgd.estimators.glm_cv",
-        "hpcsgd.estimators.regressors",
-        "hpcsgd.estimators.regressors",
-        "hpcsgd.estimators.saved",
-        "hpcsgd.estimators.path",
-        "hpcsgd.studies.plan",
-        "hpcsgd.jobs.resources",
-        "hpcsgd.estimators.sweep",
-        "hpcsgd.estimators.sweep",
-    ],
-)
-def test_examples_in_docstrings_run(name):
-    """What users call has an example, and it is true."""
-    results = doctest.testmod(importlib.import_module(name))
-    assert results.attempted and not results.failed
 
 
 def techniques():

@@ -16,10 +16,11 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import METHODS, MethodRow
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.updates import RateConfig
+from hpcsgd.runs import figures as drawing
+from hpcsgd.runs.figures import COSTS, loss_curves
 from hpcsgd.studies import compare, compare_methods
 from hpcsgd.studies.compare import BRIEF, LINE_UP, line_up, parse_methods
 from hpcsgd.studies.plan import Refusal, make_setting, of_row
-from hpcsgd.studies.plots.matplotlib import COSTS, loss_curves
 from tests.helpers.harness import make_problem
 
 BATCH = 24  # divided by 1, 2, 3, 4 and 6 replicas, in two batches or more
@@ -322,15 +323,13 @@ def test_other_problems(kind):
 
 
 def test_three_panels_hold_the_curves_of_all_rows(tmp_path, monkeypatch):
-    from matplotlib import pyplot
+    drawn, make = [], drawing.blank
 
-    drawn, make = [], pyplot.subplots
+    def kept(*size):
+        drawn.append(make(*size))
+        return drawn[0]
 
-    def kept(*arguments, **options):
-        drawn.append(make(*arguments, **options)[0])
-        return drawn[0], np.array(drawn[0].axes).reshape(arguments[:2])
-
-    monkeypatch.setattr(pyplot, "subplots", kept)
+    monkeypatch.setattr(drawing, "blank", kept)
     curves, costs = everything(4).histories(), ("seconds", "words", "messages")
     loss_curves({"": curves}, tmp_path / "p.png", costs)
     (figure,) = drawn
@@ -349,7 +348,6 @@ def test_three_panels_hold_the_curves_of_all_rows(tmp_path, monkeypatch):
     }
     assert len(styles) == len(curves), "no two curves look alike"
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    pyplot.close(figure)
 
 
 def test_states_on_disk_have_a_folder_for_the_time_of_a_run(tmp_path, monkeypatch):

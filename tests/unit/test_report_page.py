@@ -11,7 +11,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.studies.plots import matplotlib
+from hpcsgd.runs import figures
 from hpcsgd.studies.plots.svg import png, svg
 from hpcsgd.studies.report import make_report, write_figures, write_page
 from hpcsgd.studies.report.charts import scaling_charts
@@ -209,8 +209,8 @@ def test_a_figure_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeyp
     path = tmp_path / "p.png"
     path.write_text("earlier")
     monkeypatch.setattr(os, "fsync", full)
-    figure, _ = matplotlib.make_figure(1)
+    figure, _ = figures.make_figure(1)
     with pytest.raises(ConfigError, match="cannot write the figure .*: No space left"):
-        matplotlib.saved(figure, path)
+        figures.saved(figure, path)
     assert [file.name for file in tmp_path.iterdir()] == ["p.png"]
     assert path.read_text() == "earlier"

@@ -294,76 +294,219 @@ COUNT_BYTES = 8  # of the message that goes ahead of records of unequal length
 
 
 class Codec(ABC):
-    """The protocol, one instance for each bucket."""
+    """Base class of the codecs: how a gradient is made small for the network.
 
-    unbiased: bool  # E C(a) = a
-    wants_feedback: bool  # True: what is lost has to be sent later
-    has_own_memory = False  # True: it keeps that itself (DGC)
-    # Of the mean, which is rounded once more on its way back; 0 where it is not.
+    Replica p holds a part a_p of a bucket and wants (1/R) Σ_p C(a_p) over the R
+    replicas. There is one instance for each bucket. All replicas call a codec for the
+    same buckets in the same order. A subclass defines `start`, `payload_bytes`,
+    `unbiased` and `wants_feedback`. `GatheredCodec` serves codecs whose records all
+    replicas gather.
+
+    Parameters
+    ----------
+    bucket : Bucket
+        Columns, classes, dtype, and random numbers.
+    config : CodecConfig
+        The section [codec] of the settings.
+
+    Attributes
+    ----------
+    unbiased : bool
+        Whether the expectation of C(a) is a. Such a codec defines `variance`.
+    wants_feedback : bool
+        Whether what is lost is added to the next gradient (error feedback).
+    has_own_memory : bool
+        Whether the codec keeps what it has not sent itself.
+    needs_own : bool
+        Whether `Decoded.own` is read. It need not be made otherwise.
+    remembers : tuple of str
+        Names of the arrays that it keeps, of all words of the bucket.
+    wants_norm : bool
+        Whether it needs the norm of the whole gradient, as `moment.norm`. Buckets are
+        then sent after the last one is computed.
+    mean_roundoff : float
+        Unit roundoff of a mean that is rounded once more on its way back, else 0.
+    in_steps : bool
+        Whether parts are steps (gradients times the rate), as with error feedback.
+    kept : dict of ndarray
+        Arrays of any shape that checkpoints save for the same grid.
+
+    See Also
+    --------
+    hpcsgd.agreements.codecs.register : Gives a codec its name.
+
+    Examples
+    --------
+    Gradients in float16 by one all-reduce:
+
+    >>> import numpy as np
+    >>> from hpcsgd.agreements.codecs import Codec, Decoded
+    >>> class Half(Codec):
+    ...     unbiased, wants_feedback = False, True
+    ...     def start(self, part, line, moment):
+    ...         sent = (part / line.size).astype(np.float16)
+    ...         arrive = line.start_sum(sent.astype(part.dtype))
+    ...         return lambda: Decoded(arrive(), sent * line.size, sent.nbytes)
+    ...     def payload_bytes(self, ranks, rank):
+    ...         return 2 * self.bucket.words
+    """
+
+    unbiased: bool
+    wants_feedback: bool
+    has_own_memory = False
     mean_roundoff: float = 0.0
-    needs_own = False  # True: somebody reads `Decoded.own`; else it need not be made
-    # Names of arrays of all the bucket's words that it keeps (`Bucket.remember`).
+    needs_own = False
     remembers: tuple[str, ...] = ()
-    in_steps = False  # True: parts are times the rate (error feedback)
-    # True: moments have the norm of the whole gradient, and no bucket of it is sent
-    # before the last one is computed; the same on all ranks in all exchanges.
+    in_steps = False
     wants_norm = False
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         self.bucket = bucket
         self.config = config
-        # name -> array of any shape, made here and written in place: checkpoints save
-        # every rank's own, for the same grid. Words of the bucket: `bucket.remember`.
         self.kept: dict[str, Array] = {}
 
     @classmethod
     def of(
         cls, bucket: Bucket, config: CodecConfig, accordion: AccordionConfig
     ) -> "Codec":
-        """One that takes what it needs of the settings."""
+        """Make the codec of a bucket.
+
+        Parameters
+        ----------
+        bucket : Bucket
+            What the codec is made for.
+        config : CodecConfig
+            The section [codec] of the settings.
+        accordion : AccordionConfig
+            The section [accordion] of the settings.
+
+        Returns
+        -------
+        Codec
+        """
         return cls(bucket, config)
 
     def see(self, part: Array, moment: Moment) -> None:  # noqa: B027
-        """What is asked for, before anything that was kept is added to it."""
+        """Receive a gradient before error feedback is added to it.
+
+        Parameters
+        ----------
+        part : ndarray of shape (words,)
+            The gradient; it must not be changed.
+        moment : Moment
+            Exchange, epoch, learning rate, and norm where it is wanted.
+        """
 
     @abstractmethod
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Begin an exchange; `part` (flat) belongs to it until the finish."""
+        """Begin an exchange. Collective over the replicas of a bucket.
+
+        Parameters
+        ----------
+        part : ndarray of shape (words,)
+            This replica's part of the bucket. The codec may overwrite it.
+        line : BucketChannel
+            The collectives of these replicas; the ledger counts them.
+        moment : Moment
+            Exchange, epoch, learning rate, and norm where it is wanted.
+
+        Returns
+        -------
+        callable
+            Called without arguments it waits and returns a Decoded: the mean, the
+            same bits on all replicas; C(a_p) of this replica where `needs_own`; the
+            bytes that were sent. Other work is done before it is called.
+        """
 
     @abstractmethod
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Bytes of this replica's send buffers in an exchange; None: the data decides.
+        """Return the bytes of this replica's send buffers in an exchange.
 
-        `Decoded.payload` is right in both cases.
+        Parameters
+        ----------
+        ranks : int
+            Number of replicas.
+        rank : int
+            Number of this replica.
+
+        Returns
+        -------
+        int or None
+            None where the data decide. `Decoded.payload` is right in both cases.
         """
 
     @property
     def dense_exchanges(self) -> int:
-        """How often all words went as they are, which were fewer bytes."""
+        """Exchanges that sent all words because they were fewer bytes."""
         return 0
 
     @classmethod
     def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
-        """Of what else it would keep, in `kept`."""
+        """Return the bytes of `kept`, which the check of memory needs.
+
+        Parameters
+        ----------
+        bucket : Bucket
+            What the codec is made for.
+        config : CodecConfig
+            The section [codec] of the settings.
+
+        Returns
+        -------
+        int
+        """
         return 0
 
     @classmethod
     def owes(cls, kept: Mapping[str, Array], config: CodecConfig) -> Array | None:
-        """What of all gradients it has not sent, by what it remembers; None: nothing.
+        """Return the gradients that were not sent, from what was kept.
 
-        A run that goes on with one replica, which encodes nothing, pays it at once.
+        Parameters
+        ----------
+        kept : mapping of ndarray
+            The arrays of a checkpoint.
+        config : CodecConfig
+            The section [codec] of the settings.
+
+        Returns
+        -------
+        ndarray of shape (words,) or None
+            A run that resumes on one replica, which encodes nothing, adds it at
+            once.
         """
         return None
 
     def facts(self) -> dict[str, int]:
-        """What it counted, for the report of a run: summed over buckets."""
+        """Return counts for the report of a run, which are summed over buckets.
+
+        Returns
+        -------
+        dict of int
+        """
         return {"dense_buckets": self.dense_exchanges}
 
     def take_over(self, other: "Codec") -> None:  # noqa: B027
-        """Go on from where one of this kind with other settings stands."""
+        """Continue from a codec of this kind with other settings.
+
+        Parameters
+        ----------
+        other : Codec
+            The codec so far.
+        """
 
     def variance(self, part: Array) -> Array | None:
-        """Var C(part), word by word, by the formula; unbiased codecs must know it."""
+        """Return the variance of C(part), word by word.
+
+        Parameters
+        ----------
+        part : ndarray of shape (words,)
+            A part.
+
+        Returns
+        -------
+        ndarray of shape (words,) or None
+            None of a biased codec.
+        """
         return None
 
 

@@ -1,5 +1,5 @@
 """Charts as values, as tables and as pictures.
 
-`model` describes a chart, `scales` its axes and numbers, `table` makes CSV of it, and
-`drawing` has matplotlib draw it as PNG or as SVG, which `svg` completes.
+`charts` describes a chart, its axes and its numbers, and makes CSV of it; `svg` has
+matplotlib draw it as PNG or as SVG.
 """

@@ -264,8 +264,8 @@ def number(value: float) -> str:
 def figures(value: float, digits: int = 3) -> str:
     """A measured number with so many digits, never in E notation.
 
-    >>> [figures(v) for v in (0.0123456, 12.3456, 1234567.0)]
-    ['0.0123', '12.3', '1 230 000']
+    >>> [figures(v) for v in (0.0123456, 12.3456, 987.4)]
+    ['0.0123', '12.3', '987']
     """
     if value == 0 or not isfinite(value):
         return "0" if value == 0 else "–"

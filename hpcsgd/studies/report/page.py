@@ -10,6 +10,7 @@ from typing import Any
 import hpcsgd
 from hpcsgd.errors import ConfigError, HpcsgdError, MissingPackage
 from hpcsgd.files import write_text
+from hpcsgd.runs.figures import clean
 from hpcsgd.runs.result import Result, finite, load_result
 from hpcsgd.studies.plots.charts import (
     CROWDED,
@@ -21,7 +22,7 @@ from hpcsgd.studies.plots.charts import (
     whole,
     with_unit,
 )
-from hpcsgd.studies.plots.svg import DARK, GROUND, INK, clean, dark_colours, png, svg
+from hpcsgd.studies.plots.svg import DARK, GROUND, INK, dark_colours, png, svg
 from hpcsgd.studies.report.charts import (
     energy_chart,
     heat_maps,

@@ -1,11 +1,8 @@
-"""Flags of commands, settings the user chose, templates of configurations."""
-
+"""The flags of commands that train, each with its group, its help and its setting."""
 
 from hpcsgd.cli import names
 from hpcsgd.cli.parser import COMM_HELP, Flag, gib, numbers, rate, steps
 from hpcsgd.products import PRODUCTS
-
-# The flags of commands that train, and the settings that they stand for.
 
 DATA, MODEL, STEPS = "data", "model", "steps"
 REPLICAS, PRECISION = "replicas", "precision"

@@ -11,16 +11,21 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-quick test-all test-slurm slurm-packages test-ulfm gpu mutants sanitize soak fuzz bench bench-cpu bench-start bench-data \
+.PHONY: help environment demo test test-quick test-all test-slurm slurm-packages test-ulfm docs test-docs docs-environment browser-package gpu mutants sanitize soak fuzz bench bench-cpu bench-start bench-data \
   bench-peers bench-ddp bench-model peers check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
-environment:
-	@p="$(PYTHON)"; command -v "$$p" >/dev/null 2>&1 || { echo "set-up: no $$p found;\
+SET_UP = p="$(PYTHON)"; command -v "$$p" >/dev/null 2>&1 || { echo "set-up: no $$p found;\
 	 hpcsgd needs Python 3.11 or newer (on Debian: apt install python3 python3-venv)" \
 	 >&2; exit 2; }; "$$p" .ci/environment.py
+
+environment:
+	@$(SET_UP)
+
+docs-environment:
+	@$(SET_UP) docs
 
 demo: environment  ## two MPI ranks: plain FP32 SGD beside CA-SGD, one table
 	@$(RUN) examples/demo.py
@@ -41,6 +46,16 @@ test-slurm: slurm-packages  ## a real Slurm: nodes, arrays, chains, requeues
 # Changes nothing but as root with HPCSGD_APT=1.
 slurm-packages: environment
 	@.venv/bin/python .ci/slurm.py
+
+docs: docs-environment  ## the documentation site, in docs/_build/html
+	@$(ENV) .venv-docs/bin/python docs/build.py
+
+test-docs: browser-package  ## the site: blocks, gallery, notebooks, links, pages in a browser
+	@$(ENV) .venv-docs/bin/python -m pytest -q -p no:cacheprovider -n 2 tests/docs
+
+# Changes nothing but as root with HPCSGD_APT=1.
+browser-package: docs-environment
+	@.venv-docs/bin/python .ci/browser.py
 
 test-ulfm: environment  ## lost ranks under Open MPI with ULFM, in .venv-ulfm
 	@[ -x .venv-ulfm/bin/mpiexec ] || { .venv/bin/python -m venv .venv-ulfm && \
@@ -135,4 +150,5 @@ lint: environment  ## ruff and mypy
 	@.venv/bin/python -m mypy hpcsgd
 
 clean:  ## remove .venv and what was built or run
-	rm -rf .venv .venv-ulfm .venv-bench build dist runs *.egg-info hpcsgd/*/*.so
+	rm -rf .venv .venv-ulfm .venv-bench .venv-docs build dist runs *.egg-info hpcsgd/*/*.so
+	rm -rf docs/_build docs/gallery docs/notebooks docs/reference/api/generated

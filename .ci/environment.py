@@ -1,5 +1,7 @@
 """Make .venv in this checkout and install the package there, once.
 
+With the argument `docs` it makes .venv-docs, with what builds and tests the site.
+
 Standard library only, and old syntax, so that an interpreter that is too old can still
 read this file and say so. Nothing is installed outside the checkout.
 """
@@ -17,6 +19,7 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 KEY_FILE = os.path.join(VENV, "hpcsgd-key")
+EXTRAS = "test,plot"
 OLDEST = (3, 11)
 CORE = ["numpy", "scipy", "h5py", "ml_dtypes", "jinja2", "rich"]
 UNREACHABLE = (
@@ -42,6 +45,14 @@ class Refused(Exception):
     """What a person has to know, in one sentence."""
 
 
+def use_docs():
+    """Work on .venv-docs from here on."""
+    global VENV, KEY_FILE, EXTRAS
+    VENV = os.path.join(ROOT, ".venv-docs")
+    KEY_FILE = os.path.join(VENV, "hpcsgd-key")
+    EXTRAS = "docs"
+
+
 def main():
     """Set up when needed; 0, or 2 after a sentence."""
     try:
@@ -56,8 +67,8 @@ def main():
         return 2
     except OSError as error:
         print(
-            "set-up: .venv cannot be made or replaced here (%s); free it for this"
-            " user, or work in a checkout of your own" % error,
+            "set-up: %s cannot be made or replaced here (%s); free it for this"
+            " user, or work in a checkout of your own" % (folder_name(), error),
             file=sys.stderr,
         )
         return 2
@@ -127,6 +138,11 @@ def read(path):
         return file.read()
 
 
+def folder_name():
+    """The folder of the environment, as a person sees it."""
+    return os.path.basename(VENV)
+
+
 def is_current(wanted):
     """True where .venv is whole and was made from what is here now."""
     return os.path.exists(KEY_FILE) and read(KEY_FILE).decode() == wanted
@@ -136,7 +152,8 @@ def build():
     """Make the environment anew; its key is written last, so a half-made one shows."""
     if not os.access(ROOT, os.W_OK):
         raise OSError("no permission to write in %s" % ROOT)
-    print("set-up: making .venv (once; it is kept until setup.cfg changes)", flush=True)
+    once = "(once; it is kept until setup.cfg changes)"
+    print("set-up: making %s %s" % (folder_name(), once), flush=True)
     if os.path.exists(VENV):
         shutil.rmtree(VENV)
     create()
@@ -218,8 +235,8 @@ def attempt(command):
 def install():
     """The package, editable, with an MPI where there is one; what was found missing."""
     tries = [
-        (["-e", ".[mpich,test,plot]"], []),
-        (["-e", ".[test,plot]"], [without_mpich()]),
+        (["-e", ".[mpich,%s]" % EXTRAS], []),
+        (["-e", ".[%s]" % EXTRAS], [without_mpich()]),
     ]
     for arguments, notes in tries:
         done = pip(arguments)
@@ -228,6 +245,8 @@ def install():
         refuse_unreachable(done.stdout)
         if not names_mpi(done.stdout):
             give_up(done.stdout)
+    if EXTRAS == "docs":  # its pages start ranks
+        give_up(done.stdout)
     return install_serial()
 
 
@@ -315,4 +334,6 @@ def run(command):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["docs"]:
+        use_docs()
     sys.exit(main())

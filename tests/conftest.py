@@ -39,7 +39,7 @@ BUDGET_MINUTES = {  # on two cores
         "kernels": 5,
         "slurm": 2,
     },
-    **{"faults": 4, "estimators": 2, "examples": 1},
+    **{"faults": 4, "estimators": 2, "docs": 10},
 }
 SEGMENTS, PLACE = pytest.StashKey(), pytest.StashKey()
 KINDS = {"passed": ["passed"], "failed": ["failed", "error"], "skipped": ["skipped"]}

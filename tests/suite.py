@@ -28,6 +28,7 @@ COMPUTE = (  # two halves of about the same length
 )
 SLOW = ("estimators", "kernels")  # which --quick leaves out
 WAITS = ("slurm",)  # for a scheduler, most of its time
+SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 
@@ -39,8 +40,9 @@ def parts(count):
     of pytest-xdist would all collect all of it first.
     """
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
+    names = [name for name in names if name not in SITE]
     if count < 2:
-        return [], [("tests",)]
+        return [], [folders(names)]
     waiting = [name for name in names if name in WAITS]
     known = {*WAITS, *chain(*COMPUTE)}
     launching = [name for name in names if name not in known]

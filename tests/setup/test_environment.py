@@ -86,6 +86,26 @@ def test_made_once_and_kept(environment, monkeypatch):
     assert len(fake.commands) == count, "nothing is run a second time"
 
 
+def test_the_environment_of_the_site_is_another_one(environment, monkeypatch, capsys):
+    environment.use_docs()
+    fake = use(environment, monkeypatch)
+    assert environment.main() == 0 and Path(environment.VENV).name == ".venv-docs"
+    assert any(".[mpich,docs]" in c for c in fake.commands)
+    assert "making .venv-docs" in capsys.readouterr().out
+    count = len(fake.commands)
+    assert environment.main() == 0 and len(fake.commands) == count
+
+
+def test_the_environment_of_the_site_has_ranks_or_is_not_made(
+    environment, monkeypatch, capsys
+):
+    environment.use_docs()
+    failed = "ERROR: Failed building wheel for mpi4py"
+    use(environment, monkeypatch, (["pip install"], 1, failed))
+    assert environment.main() == 2 and failed in capsys.readouterr().err
+    assert not Path(environment.KEY_FILE).exists()
+
+
 @pytest.mark.parametrize("name", ["setup.cfg", "pyproject.toml", "kernels/cpu/a.c"])
 def test_made_anew_when_what_it_depends_on_changes(environment, monkeypatch, name):
     fake = use(environment, monkeypatch)

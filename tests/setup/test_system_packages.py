@@ -1,4 +1,4 @@
-"""Who installs Slurm: root who asks for it, and nobody else."""
+"""Who installs Slurm and Chromium: root who asks for them, and nobody else."""
 
 import importlib.util
 import os
@@ -14,11 +14,12 @@ ROOT = Path(__file__).parents[2]
 CI = ROOT / ".ci"
 
 
-@pytest.fixture
-def setup(monkeypatch):
-    """The program, on a machine without Slurm."""
+@pytest.fixture(params=["slurm", "browser"])
+def setup(monkeypatch, request):
+    """The program, on a machine without what it installs."""
     monkeypatch.syspath_prepend(str(CI))
-    spec = importlib.util.spec_from_file_location("ci_slurm", CI / "slurm.py")
+    path = CI / f"{request.param}.py"
+    spec = importlib.util.spec_from_file_location(f"ci_{request.param}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     import environment
@@ -62,14 +63,21 @@ def test_what_is_there_is_not_installed(setup, monkeypatch):
     assert module.main() == 0 and ran == []
 
 
-def test_without_slurm_its_tests_are_counted_as_not_run(tmp_path):
-    """In the last line, with the line that installs it."""
+@pytest.mark.parametrize(
+    "tests, shown, line",
+    [
+        ("slurm", "NOT RUN: no munged, slurmctld", "slurm-wlm munge libpmix-dev"),
+        ("docs/test_browser.py", "NOT RUN: no chromium", "chromium"),
+    ],
+)
+def test_what_is_missing_is_in_the_last_line(tmp_path, tests, shown, line):
+    """Tests that cannot run are counted there, with the command that installs it."""
     hides = "import shutil; shutil.which = lambda *a, **k: None\n"
     (tmp_path / "sitecustomize.py").write_text(hides)
     paths = os.pathsep.join([str(tmp_path), str(ROOT)])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "tests/slurm"],
+        [*command, f"tests/{tests}"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
@@ -77,6 +85,6 @@ def test_without_slurm_its_tests_are_counted_as_not_run(tmp_path):
         timeout=HANG,
     )
     last = done.stdout.strip().splitlines()[-1]
-    assert done.returncode == 0 and "tests NOT RUN: no munged, slurmctld" in last
-    assert last.endswith("apt-get install -y slurm-wlm munge libpmix-dev")
+    assert done.returncode == 0 and shown in last and " tests NOT RUN: " in last
+    assert last.endswith(f"apt-get install -y {line}")
     assert " passed" not in done.stdout and " skipped" in done.stdout

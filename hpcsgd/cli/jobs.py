@@ -531,7 +531,7 @@ def _add_place(parser: Any) -> None:
         "--python",
         default=sys.executable,
         metavar="PATH",
-        help="Python interpreter on the nodes",
+        help="Python interpreter on the nodes; by default the one of this command",
     )
 
 

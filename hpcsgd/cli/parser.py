@@ -421,6 +421,8 @@ class Parser(argparse.ArgumentParser):
         value = _sgd_default(action.dest) if is_setting else action.default
         if value is None or value in ("", [], (), argparse.SUPPRESS):
             return ""
+        if "default" in (action.help or ""):  # the text describes it
+            return ""
         text = f"{value:g}" if isinstance(value, float) else str(value)
         return f"{fit}; for SGD {text}" if fit else text
 

@@ -174,6 +174,11 @@ def test_defaults_are_those_of_the_settings():
     assert "MiB of memory for the conversion [512]" in page
 
 
+def test_no_page_has_a_path_of_this_machine():
+    for name, parser in LEAVES.items():
+        assert "/bin/" not in parser.format_every_flag(), name
+
+
 def test_the_defaults_of_train_are_those_of_fit_and_of_sgd():
     """`fit` of a flag is what a run without settings of SGD resolves to."""
     parser = make_parser("train")

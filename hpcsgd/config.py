@@ -18,7 +18,7 @@ from hpcsgd.agreements.codecs.base import AccordionConfig, CodecConfig
 from hpcsgd.agreements.settings import AgreementConfig
 from hpcsgd.data.sampling import FoldSplit, SamplingConfig
 from hpcsgd.data.shard import PARTITIONS
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean, did_you_mean_file
 from hpcsgd.files import numbers, open_entry, parse_toml, toml_literal, toml_value
 from hpcsgd.glm.mirror_maps import MirrorConfig
 from hpcsgd.glm.penalties import Models, ProblemConfig, SweepModel
@@ -44,12 +44,11 @@ MOST_EMULATED = 2**20  # members
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where rows come from."""
+    """The data file and how ranks read it."""
 
     path: str = ""
-    # Columns to members: in equal numbers, or so that stored values are (sparse data).
     partition: str = "auto"
-    hdf5: str = "independent"  # every rank reads for itself; "mpio" = through MPI-IO
+    hdf5: str = "independent"
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -68,20 +67,28 @@ class UpdateConfig:
     """How a gradient becomes a step."""
 
     kind: str = "sgd"
-    momentum: float = 0.9  # momentum, nesterov, nesterov-classic
-    beta1: float = 0.9  # adam: of the mean of gradients
-    beta2: float = 0.999  # adam: of the mean of their squares
-    epsilon: float = 1e-08  # adam, adagrad: beside the root that steps are divided by
-    bits: int = (
-        32  # 8: what momentum, adam and adagrad keep, where gradients are shared
-    )
-    snapshot: int = 1  # epochs between the full gradients of svrg
-    clip: str = "none"  # too large gradients: by value, in norm, or of a percentile
-    clip_at: float = 0.0  # the largest value or norm, 0 = 1; a percentile, 0 = 5
-    clip_over: str = "step"  # exchange: the mean of s gradients, another method
-    centre: str = "none"  # gradients less their mean over classes, or over columns
-    normalise: bool = False  # gradients of length one
-    noise: float = 0.0  # variance at the first step of noise on gradients; it fades
+    momentum: float = 0.9
+    beta1: float = 0.9  # adam: decay rate of the mean of the gradients
+    beta2: float = 0.999  # adam: decay rate of the mean of their squares
+    # adam and adagrad: small number added to the root that steps are divided by
+    epsilon: float = 1e-08
+    # momentum, adam and adagrad: bits of a word of optimizer state, 32 or 8; 8 needs an
+    # agreement on gradients
+    bits: int = 32
+    snapshot: int = 1  # svrg: epochs between two full gradients
+    # clipping of large gradients: by value, by norm, or at a percentile of the last
+    # norms
+    clip: str = "none"
+    # largest value or norm, or the percentile; 0 takes 1, or the percentile 5
+    clip_at: float = 0.0
+    # what is clipped: the gradient of every step, or the mean gradient of an exchange,
+    # which is another method (exchange)
+    clip_over: str = "step"
+    # mean that gradients lose: over classes, columns or none
+    centre: str = "none"
+    normalise: bool = False  # scale every gradient to norm 1
+    # variance of the noise on gradients in the first step, which decays; 0 adds none
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         if self.snapshot < 1:
@@ -134,39 +141,53 @@ class UpdateConfig:
 
 @dataclass(frozen=True)
 class GridConfig:
-    """R × C; 0 members means all the ranks there are."""
+    """Grid of R replicas of C members."""
 
-    replicas: int = 1  # groups of ranks that each hold the weights; rows are dealt
-    members: int = 0  # ranks of a replica; columns are dealt; 0 = all ranks
+    replicas: int = 1  # replicas, which divide the rows; each holds all weights
+    # members of a replica, which divide the columns; 0 takes all ranks
+    members: int = 0
 
 
 @dataclass(frozen=True)
 class RunSection:
-    """How the run behaves; `defaults` alone changes what is learnt."""
+    """Behaviour of the run; only `defaults` changes what is learnt."""
 
-    defaults: str = "sgd"  # of what is not named: sgd, or fit as in hpcsgd.fit
-    out: str | None = None  # run folder; nothing is written without one
-    resume: str = "no"  # auto: from the newest checkpoint in out; or a path
-    memory: float = 0.0  # GiB that the ranks of one node may use; 0 = what is free
-    network: str | None = None  # lan, hpc, cloud or alpha=...,bandwidth=...
-    comm: str = "auto"  # serial, mpi, or what the launcher says
-    reproducible: bool = False  # every member holds the same bits, at a second message
-    check_members: int = 0  # exchanges between comparisons of members; 0 = never
-    check_every: int = 64  # exchanges between looks at non-finite weights and stops
-    node_sharing: str = "auto"  # memory shared by ranks of a node: auto, on or off
-    evaluate_every: int = 1  # epochs between full losses; 0 = only at the two ends
-    evaluate: str = "loss"  # and the gradient, or a bound of F − F*: more passes
-    gap_every: int = 50  # exchanges between looks at the recurrence; 0 = never
-    fall_back: bool = True  # after an alarm or a divergence: go on more carefully
-    record: int = 3  # exchanges kept for `hpcsgd verify`; 0 = none
-    on_failure: str = "stop"  # shrink: go on with the ranks that are left (ULFM)
-    timeout: float = 20.0  # seconds a rank waits for one that does nothing; 0 = ever
-    emulate_members: int = 0  # this rank as one of so many, for times; 0 = no
-    device: str = "cpu"  # cuda: exchanges on a GPU
-    transport: str = "auto"  # of arrays on GPUs: nccl, mpi-cuda, mpi-host
-    share_gpus: bool = False  # more ranks on a node than it has GPUs
-    threads: int = 1  # of each rank, in compiled kernels; larger = ranks on more cores
-    profile: bool = False  # report where the time went, on all ranks
+    # defaults of the settings that are not named: those of SGD (sgd) or those of
+    # hpcsgd.fit (fit)
+    defaults: str = "sgd"
+    out: str | None = None
+    resume: str = "no"
+    # memory in GiB that all ranks of one node may use together; 0 takes what the system
+    # reports as free
+    memory: float = 0.0
+    network: str | None = None
+    comm: str = "auto"
+    reproducible: bool = False
+    check_members: int = 0
+    # exchanges between two checks for non-finite weights and for requests to stop
+    check_every: int = 64
+    # let ranks of one node share memory for their data: auto, on or off
+    node_sharing: str = "auto"
+    # epochs between two evaluations of the full loss; 0 evaluates at the start and at
+    # the end only
+    evaluate_every: int = 1
+    # what an evaluation computes: loss, also the norm of the gradient (gradient), also
+    # a bound of F − F* (gap), each with more passes over the rows
+    evaluate: str = "loss"
+    gap_every: int = 50
+    # retry with safer settings after an alarm of the monitor or a divergence
+    fall_back: bool = True
+    record: int = 3
+    on_failure: str = "stop"
+    timeout: float = 20.0
+    # 0 emulates none; N measures the time of one rank as one of N members, with weights
+    # that mean nothing
+    emulate_members: int = 0
+    device: str = "cpu"
+    transport: str = "auto"
+    share_gpus: bool = False
+    threads: int = 1
+    profile: bool = False
 
     def __post_init__(self) -> None:
         for name, least, remedy in (
@@ -227,11 +248,11 @@ class RunSection:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When a run with a run folder is saved; the last exchange always is."""
+    """When a run with a run folder saves checkpoints; it always saves its end."""
 
-    every: int = 0  # exchanges; 0 = by time alone
-    seconds: float = 300.0  # by time; 0 = by exchanges alone
-    keep: int = 2  # older ones are removed; larger = more to fall back on
+    every: int = 0
+    seconds: float = 300.0
+    keep: int = 2  # checkpoints that are kept; older ones are removed
 
     def __post_init__(self) -> None:
         if self.every < 0:
@@ -289,41 +310,41 @@ def sharded(stage: int, says: str) -> MethodRow:
 
 LOCAL = {"schedule.steps": 1, "schedule.period": 8}
 METHODS = {
-    "ddp": ddp("identity", "gradients are summed in every step"),
-    "fp16": ddp("fp16", "gradients travel in fp16"),
-    "bf16": ddp("bf16", "gradients travel in bf16"),
-    "fp8": ddp("fp8", "gradients travel in 8 bits, with error feedback"),
-    "topk": ddp("topk", "the largest words of gradients, with error feedback"),
-    "randomk": ddp("randomk", "words drawn by all alike, with error feedback"),
-    "threshold": ddp("threshold", "words above a size, with error feedback"),
-    "wangni": ddp("wangni", "large words more often, unbiased"),
+    "ddp": ddp("identity", "gradients are all-reduced in every step"),
+    "fp16": ddp("fp16", "gradients are sent in fp16"),
+    "bf16": ddp("bf16", "gradients are sent in bf16"),
+    "fp8": ddp("fp8", "gradients are sent in 8 bits, with error feedback"),
+    "topk": ddp("topk", "the largest words of a gradient, with error feedback"),
+    "randomk": ddp("randomk", "random words, the same on all replicas, with feedback"),
+    "threshold": ddp("threshold", "words above a threshold, with error feedback"),
+    "wangni": ddp("wangni", "random words, large ones more often, unbiased"),
     "dgc": MethodRow(
-        "top-k of momentum that every replica gathers",
+        "top-k of momentum that each replica accumulates",
         {**ddp("dgc", "").fixed, "update.kind": "sgd"},
     ),
-    "qsgd": ddp("qsgd", "gradients are rounded by dice to uniform levels"),
-    "sign": ddp("sign", "one bit a word and a scale, with error feedback"),
-    "byte": ddp("byte", "8 bits between the least and the greatest, with feedback"),
-    "bytegrad": ddp("bytegrad", "8 bits a word, added in pieces, with feedback"),
-    "nuqsgd": ddp("nuqsgd", "gradients are rounded by dice to powers of two"),
-    "alq": ddp("alq", "as nuqsgd, with levels that follow the gradients"),
-    "amq": ddp("amq", "levels are powers of a number that follows the gradients"),
+    "qsgd": ddp("qsgd", "random rounding to uniform levels, unbiased"),
+    "sign": ddp("sign", "one bit for each word and a scale, with feedback"),
+    "byte": ddp("byte", "8 bits from smallest to largest value, with feedback"),
+    "bytegrad": ddp("bytegrad", "8 bits, all-reduced by shards, with feedback"),
+    "nuqsgd": ddp("nuqsgd", "random rounding to powers of two, unbiased"),
+    "alq": ddp("alq", "nuqsgd with levels that adapt to the gradients"),
+    "amq": ddp("amq", "nuqsgd with powers of a base that adapts"),
     "powersgd": ddp("powersgd", "matrices of low rank, with error feedback"),
     "infinity": MethodRow(
-        "weights and states on disk, tile by tile through memory",
+        "weights and optimizer state on disk, read in tiles",
         {"agreement.kind": "infinity", "schedule.steps": 1},
         {"update.kind": "adam"},
     ),
-    "accordion": ddp("accordion", "powersgd of more ranks while gradients change"),
-    "bagua": ddp("bytegrad", "as bytegrad, and nothing is remembered", feedback="off"),
+    "accordion": ddp("accordion", "powersgd of higher rank while gradients change"),
+    "bagua": ddp("bytegrad", "bytegrad without error feedback", feedback="off"),
     "decentralized": gradient_kind(
-        "decentralized", "weights are mixed while gradients are computed"
+        "decentralized", "replicas mix weights while they compute gradients"
     ),
     "decentralized-low": gradient_kind(
-        "decentralized-low", "neighbours on a ring tell how they moved, in 8 bits"
+        "decentralized-low", "ring neighbours send changes of weights in 8 bits"
     ),
     "qadam": MethodRow(
-        "Adam whose momentum travels in 8 bits after a warm-up",
+        "Adam that sends its momentum in 8 bits after a warm-up",
         {
             "agreement.kind": "qadam",
             "agreement.codec": "bytegrad",
@@ -333,36 +354,40 @@ METHODS = {
         {"codec.feedback": "off"},
     ),
     "async-average": averaged(
-        "async-average", "as local, and averages travel while replicas go on"
+        "async-average", "local, with averages that overlap with steps"
     ),
     "accordion-batch": MethodRow(
-        "batches that grow where gradients have settled",
+        "batches that grow when gradients change little",
         {"agreement.kind": "growing", "schedule.steps": 1},
         {"agreement.accumulate": 4},
     ),
     "bytescheduler": MethodRow(
-        "gradients by priority and credit, behind the next step's scores",
+        "gradients are sent by priority, hidden behind the next step",
         {"agreement.kind": "scheduled", "schedule.steps": 1},
     ),
     "wavelet": MethodRow(
-        "half of a step's gradients travel while the others are computed",
+        "half of a gradient is sent while the other is computed",
         {"agreement.kind": "ticktock", "schedule.steps": 1},
     ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
-    "postlocal": averaged("postlocal", "after every exchange at first, then as local"),
-    "hierarchical": averaged("hierarchical", "nested groups average in their periods"),
-    "fedavg": averaged("fedavg", "some of the replicas train in each round"),
-    "slowmo": averaged("slowmo", "local, with slow momentum where weights agree"),
+    "postlocal": averaged(
+        "postlocal", "averages after every exchange at first, then as local"
+    ),
+    "hierarchical": averaged(
+        "hierarchical", "nested groups of replicas average at different periods"
+    ),
+    "fedavg": averaged("fedavg", "a random part of the replicas trains in each round"),
+    "slowmo": averaged("slowmo", "local, with slow momentum at each average"),
     "anybatch": MethodRow(
-        "rounds of a fixed time, whatever batch a replica gets through",
+        "rounds of a fixed time, with any number of rows each",
         {"agreement.kind": "anybatch", "schedule.steps": 1, "update.kind": "sgd"},
         {"agreement.accumulate": 8, "rate.kind": "inverse-sqrt", "rate.decay": 0.01},
     ),
-    "zero1": sharded(1, "ddp with optimiser state in slices"),
-    "zero2": sharded(2, "ddp with optimiser state and gradient in slices"),
-    "zero3": sharded(3, "ddp with weights, gradient and state in slices"),
+    "zero1": sharded(1, "ddp with divided optimizer state"),
+    "zero2": sharded(2, "ddp with divided optimizer state and gradient"),
+    "zero3": sharded(3, "ddp with divided weights, gradient and state"),
     "offload": MethodRow(
-        "zero2 whose steps the host takes, one late if asked for",
+        "zero2 with steps on the host, optionally one step late",
         {"agreement.kind": "offload", "schedule.steps": 1},
     ),
 }
@@ -372,7 +397,8 @@ def get_method(name: str) -> MethodRow:
     """The method called `name`."""
     if name not in METHODS:
         raise ConfigError(
-            f"[agreement] unknown method: {name!r}; known: {list(METHODS)}"
+            f"[agreement] unknown method: {name!r}{did_you_mean(name, METHODS)}; known:"
+            f" {list(METHODS)}"
         )
     return METHODS[name]
 
@@ -416,12 +442,14 @@ MOST_MODELS = 4096  # of one run
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """What differs between models that are trained together; nothing: one model."""
+    """Models that are trained together; empty lists train one model."""
 
-    l2: tuple[float, ...] = ()  # ridge penalties; none: that of [problem]
-    rate: tuple[float, ...] = ()  # first rates; none: that of [rate]
-    folds: int = 0  # a model more for each, without its rows; 0 = no cross-validation
-    fold_seed: int = 0  # seed of the draw of the folds
+    l2: tuple[float, ...] = ()  # ridge penalties; an empty list takes that of [problem]
+    rate: tuple[float, ...] = ()  # learning rates; an empty list takes that of [rate]
+    # folds of a cross-validation, each of which adds a model trained without its rows;
+    # 0 trains without folds
+    folds: int = 0
+    fold_seed: int = 0  # seed of the random assignment of rows to folds
 
     def __post_init__(self) -> None:
         for name in ("l2", "rate"):
@@ -656,10 +684,23 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
         return without_retired(tables) if is_of_a_run else tables
     except OSError as error:
         raise ConfigError(
-            f"cannot read the configuration {path}: {error.strerror}; check the name"
+            f"cannot read the configuration {path}: {error.strerror}"
+            f"{did_you_mean_file(path)}; check the name"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if kind := _kind_of_data(Path(path)):
+            raise ConfigError(
+                f"{path} is {kind}, and a configuration is TOML; use --data for a data"
+                f" file: --data {path}"
+            ) from error
         raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error
+
+
+def _kind_of_data(path: Path) -> str:
+    """Return what a file of rows is that was named in the place of a configuration."""
+    with open(path, "rb") as file:
+        is_hdf5 = file.read(len(HDF5)) == HDF5
+    return "HDF5" if is_hdf5 else DATA_KINDS.get(path.suffix.lower(), "")
 
 
 def chosen_settings(
@@ -713,6 +754,8 @@ def apply_settings(
     return merged
 
 
+HDF5 = b"\x89HDF\r\n\x1a\n"  # the first bytes of such a file
+DATA_KINDS = {".csv": "CSV", ".npy": "NumPy", ".npz": "NumPy", ".svm": "LIBSVM"}
 RESOLVED = "resolved.toml"  # what a run writes into its folder
 # Texts that may be a number, and then need no quotes.
 COUNTS = {("agreement", key) for key in ("hierarchical", "groups", "periods")}
@@ -742,7 +785,8 @@ def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> N
         if said := why_retired(place.strip("[]"), key):
             raise ConfigError(said)
     if unknown:
-        raise ConfigError(f"{place} unknown: {unknown}; known: {sorted(known)}")
+        hint = did_you_mean(unknown[0], known)
+        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {sorted(known)}")
 
 
 def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
@@ -769,10 +813,23 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     if type(value) not in kinds:
         names = " or ".join(k.__name__ for k in kinds if k is not type(None))
         raise ConfigError(
-            f"[{section}] {key} = {value!r} must be of type {names};"
-            " write it so, text in quotes"
+            f"[{section}] {key} = {toml_literal(value)} must be of type {names};"
+            f" {_remedy_of_type(key, kinds, value)}"
         )
     return value
+
+
+def _remedy_of_type(key: str, kinds: tuple[Any, ...], value: Any) -> str:
+    """Return how a value of another type is written in TOML."""
+    if isinstance(value, str):
+        meant = toml_value(value)
+        if type(meant) in kinds or (float in kinds and type(meant) is int):
+            return f"write {key} = {toml_literal(meant)} without quotes"
+    if str in kinds and isinstance(value, bool | int | float):
+        return f'write {key} = "{toml_literal(value)}" in quotes'
+    if bool in kinds:
+        return "write true or false"
+    return "write a whole number" if int in kinds else "write a number"
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,8 @@
 Each message is one sentence that names the remedy.
 """
 
+import os
+from collections.abc import Iterable
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -112,3 +114,37 @@ class ConvergenceWarning(UserWarning):
     >>> caught[0].category is hpcsgd.ConvergenceWarning
     True
     """
+
+
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """Return the known name that is most like `word`, "" where none is like it.
+
+    >>> nearest("tain", ["train", "tune"])
+    'train'
+    """
+    from difflib import get_close_matches  # a run without a mistake needs none of it
+
+    names = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), list(names), 1, likeness)
+    return names[close[0]] if close else ""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the question to put behind an unknown name, "" where none is like it.
+
+    >>> did_you_mean("--dta", ["--data", "--out"])
+    ' (did you mean --data?)'
+    """
+    name = nearest(word, known)
+    return f" (did you mean {name}?)" if name else ""
+
+
+def did_you_mean_file(path: str | os.PathLike[str]) -> str:
+    """Return the question to put behind a path that does not exist, or ""."""
+    folder, word = os.path.split(path)
+    try:
+        names = sorted(os.listdir(folder or "."))
+    except OSError:
+        return ""
+    name = nearest(word, names, 0.7)
+    return f" (did you mean {os.path.join(folder, name)}?)" if name else ""

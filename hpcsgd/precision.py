@@ -16,14 +16,14 @@ class Precision:
     """The nine choices of one exchange; defaults are recipe `fp32`."""
 
     matrix: str = "fp32"  # storage of A, the input of every product
-    margin: str = "fp32"  # storage of z = Yw
-    margin_sum: str = "fp32"  # accumulator of Yw and its sum over members
-    gram_sum: str = "fp32"  # accumulator of YYᵀ
-    gram_wire: str = "fp32"  # format in which G is summed over members
-    inner: str = "fp32"  # the correction Σ G r and its addition to z
-    residual: str = "fp32"  # link and residual
-    gradient_sum: str = "fp32"  # accumulator of Yᵀr
-    weights: str = "fp32"  # storage and update of w
+    margin: str = "fp32"  # storage of the margins z = Yw
+    margin_sum: str = "fp32"  # accumulator of Yw and of its sum over members
+    gram_sum: str = "fp32"  # accumulator of the Gram matrix YYᵀ
+    gram_wire: str = "fp32"  # format in which the Gram matrix is summed over members
+    inner: str = "fp32"  # correction Σ G r and its addition to the margins
+    residual: str = "fp32"  # link function and residuals
+    gradient_sum: str = "fp32"  # accumulator of the gradient Yᵀr
+    weights: str = "fp32"  # storage and update of the weights
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -121,10 +121,11 @@ def make_precision(
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """A recipe, and any of its nine fields set by hand."""
+    """A recipe of number formats, and any of its nine formats set on its own."""
 
     recipe: str = "fp32"
-    tolerance: float = 0.005  # loss gap to fp64 that `auto` may choose a recipe with
+    # largest relative loss difference to fp64 of a recipe that `auto` chooses
+    tolerance: float = 0.005
     matrix: str | None = None
     margin: str | None = None
     margin_sum: str | None = None
@@ -134,9 +135,11 @@ class PrecisionConfig:
     residual: str | None = None
     gradient_sum: str | None = None
     weights: str | None = None
-    scale: str = "column"  # powers of two that an fp16 or fp8 matrix is stored times
-    rounding: str = "nearest"  # of weights
-    loss_scale: float = 0.0  # of residuals in fp16 or fp8; 0: found, and adapted
+    # powers of two that scale an fp16 or fp8 matrix: one for each column, one for all
+    # (global), or none
+    scale: str = "column"
+    rounding: str = "nearest"  # rounding of the weights
+    loss_scale: float = 0.0  # factor of fp16 or fp8 residuals; 0 finds it and adapts it
 
     def resolve(self) -> Precision:
         """The nine choices."""

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from sphinx.application import Sphinx
 
-from hpcsgd.cli.flags import FLAGS, SWITCHES
+from hpcsgd.cli.flags import FLAGS
 from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import make_parser
 from hpcsgd.cli.template import comments, explain
@@ -21,7 +21,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.files import toml_literal
 from hpcsgd.precision import Precision
 
-FLAG_OF = {setting: flag for flag, setting, _ in reversed((*FLAGS, *SWITCHES))}
+FLAG_OF = {flag.setting: flag.name for flag in FLAGS if flag.is_setting}
 HEAD = ("| argument | meaning | default | setting |", "|---|---|---|---|")
 MANY = 10  # options that a command shares with another: it then refers to that one
 

@@ -13,45 +13,87 @@ ROUNDS = ("clock", "full")  # what ends a round of any batch
 
 @dataclass(frozen=True)
 class AgreementConfig:
-    """How replicas agree."""
+    """How replicas synchronise their weights or gradients."""
 
-    method: str = ""  # a name that sets what this section and others leave open
-    kind: str = "auto"  # average where there is more than one replica
-    codec: str = "identity"  # of gradients on the wire (kind = "gradient")
-    bucket: float = 4.0  # MiB of gradient that travel together; smaller = more overlap
-    accumulate: int = 1  # batches whose gradients travel together
-    momentum: str = "average"  # what becomes of it: or each keeps its own, or reset
-    switch: float = 1.0  # postlocal: epochs of agreeing after every exchange
-    groups: str = "node,all"  # hierarchical: of node, rack, all; or sizes, as "2,8"
-    periods: str = ""  # hierarchical: one for each group, as "1,16"; none = 1 and τ
-    fraction: float = 0.5  # fedavg: of the replicas, that train in a round
-    base: str = "average"  # slowmo: the agreement below it
-    slow_rate: float = 1.0  # slowmo: α; larger = further along the slow momentum
-    slow_momentum: float = 0.5  # slowmo: β; 0 with α = 1 is the base alone
-    slow_period: int = 0  # slowmo: exchanges; 0 = whenever the base agrees
-    slow_sharded: bool = False  # slowmo: each replica keeps a part of the slow state
-    hierarchical: str = "off"  # gradients: added on a node, a rack or N replicas first
-    peers: str = "all"  # decentralized: whom weights are mixed with, or shift_one
-    resync: int = 0  # decentralized-low: exchanges between weights as they are; 0 = off
-    delay: int = 1  # async-average: exchanges that an average travels; 0 = average
-    warmup_steps: int = 100  # qadam: of Adam, before v rests
-    rounds: str = "clock"  # anybatch: what ends them; full = accumulate batches each
-    deadline: float = 0.0  # anybatch: seconds a round computes; 0 = by the first round
-    replay: str = ""  # anybatch: the rounds.csv of a run, or its folder, to do again
-    graph: str = "ring"  # anybatch: full, ring, rings, matching, or edges as "0-1,1-2"
-    mixing: int = 1  # anybatch: consensus iterations of a round; larger = closer
-    weighted: bool = True  # anybatch: replicas count by the rows of their round
-    partition: float = 4.0  # scheduled: MiB of a message; smaller = can be overtaken
-    credit: float = 16.0  # scheduled: MiB under way; larger = the network is never idle
-    order: str = "forward"  # scheduled: in which tiles are computed; others for tests
-    tune_schedule: bool = False  # scheduled: measures partition and credit as it runs
-    mode: str = "exact-sum"  # ticktock: or delayed, another method than SGD
-    stage: int = 1  # sharded: optimiser state; 2 and gradient; 3 and weights
-    delay_after: int = -1  # offload: exchanges until steps are one late; -1 = never
-    tile: float = 64.0  # infinity: MiB of all buffers; smaller = less memory
-    store: str = ""  # infinity: folder of the states; none = that of the run
-    sync: bool = True  # infinity: on the drive before it counts; false = faster
-    direct: bool = False  # infinity: past the page cache, where the drive can
+    method: str = ""
+    kind: str = "auto"
+    codec: str = "identity"
+    # MiB of gradient in one message; smaller buckets overlap better with computation
+    bucket: float = 4.0
+    accumulate: int = 1  # batches whose gradients are added up before they are sent
+    # momentum buffers when replicas average their weights: averaged too, kept by each
+    # replica, or reset to 0
+    momentum: str = "average"
+    # postlocal: epochs in which replicas agree after every exchange
+    switch: float = 1.0
+    # hierarchical: nested groups of replicas, from node, rack and all, or their sizes,
+    # as "2,8"
+    groups: str = "node,all"
+    # hierarchical: exchanges between two averages of each group, as "1,16"; empty means
+    # 1 and the period of [schedule]
+    periods: str = ""
+    fraction: float = 0.5  # fedavg: share of the replicas that train in a round
+    base: str = "average"  # slowmo: agreement that slow momentum is added to
+    # slowmo: slow learning rate α; a larger one follows the slow momentum further
+    slow_rate: float = 1.0
+    # slowmo: slow momentum coefficient β; 0 with slow_rate = 1 leaves the base
+    # agreement alone
+    slow_momentum: float = 0.5
+    # slowmo: exchanges between two slow steps; 0 takes one at each agreement of the
+    # base
+    slow_period: int = 0
+    # slowmo: divide the slow state over the replicas to save memory
+    slow_sharded: bool = False
+    # all-reduce of gradients in two levels: first inside a node, a rack, or groups of N
+    # replicas (node, rack or N); off uses one level
+    hierarchical: str = "off"
+    # decentralized: replicas that weights are mixed with, all of them or one other
+    # replica that changes (shift_one)
+    peers: str = "all"
+    # decentralized-low: exchanges between two messages of uncompressed weights; 0 sends
+    # none
+    resync: int = 0
+    # async-average: exchanges that an average takes to arrive; 0 makes it the agreement
+    # average
+    delay: int = 1
+    # qadam: steps of uncompressed Adam before the second moment is frozen
+    warmup_steps: int = 100
+    # anybatch: what ends a round, a time limit (clock) or a full number of `accumulate`
+    # batches (full)
+    rounds: str = "clock"
+    # anybatch: seconds of computation in a round; 0 measures them in the first round
+    deadline: float = 0.0
+    # anybatch: run folder, or its rounds.csv, whose rounds are repeated
+    replay: str = ""
+    # anybatch: graph of the replicas: full, ring, rings, matching, or edges as
+    # "0-1,1-2"
+    graph: str = "ring"
+    # anybatch: consensus iterations of a round; more bring the replicas closer together
+    mixing: int = 1
+    weighted: bool = True  # anybatch: weight each replica by the rows of its round
+    # scheduled: MiB of one message; smaller messages are overtaken more easily
+    partition: float = 4.0
+    # scheduled: MiB that may be in flight; more keep the network busy
+    credit: float = 16.0
+    # scheduled: order in which tiles are computed: forward, backward or shuffled, the
+    # last two for tests
+    order: str = "forward"
+    tune_schedule: bool = False  # scheduled: tune partition and credit during the run
+    # ticktock: exact-sum takes the steps of SGD; delayed and independent are other
+    # methods
+    mode: str = "exact-sum"
+    # sharded: what is divided over the replicas: optimizer state (1), also gradients
+    # (2), also weights (3)
+    stage: int = 1
+    # offload: exchanges after which steps are applied one exchange late; -1 never
+    # delays them
+    delay_after: int = -1
+    tile: float = 64.0  # infinity: MiB of all buffers together; fewer need less memory
+    # infinity: folder of weights and states on disk; empty takes the run folder
+    store: str = ""
+    # infinity: wait until data is on the drive; false is faster and less safe
+    sync: bool = True
+    direct: bool = False  # infinity: bypass the page cache if the drive supports it
 
     def __post_init__(self) -> None:
         if self.momentum not in BUFFERS:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
-from hpcsgd.cli.flags import FLAGS, SWITCHES
-from hpcsgd.cli.names import COMMANDS, COORDINATE, LINE_UP, PAGE
+from hpcsgd.cli.flags import FLAGS
+from hpcsgd.cli.names import COMMANDS, COORDINATE, PAGE
 from hpcsgd.cli.parser import on_all_ranks
 from hpcsgd.cli.train import (
     add_settings,
@@ -34,7 +34,7 @@ COLUMNS = (
     *("vs 1 rank", "efficiency"),
 )
 # A flag's name stands for the setting behind it.
-SHORT = {flag[2:]: setting for flag, setting, _ in (*FLAGS, *SWITCHES)}
+SHORT = {flag.name[2:]: flag.setting for flag in FLAGS if flag.is_setting}
 
 PASSES, COSTS = ("epoch", "seconds"), ("seconds", "words", "messages")
 MARK = " +"  # behind the baseline's name
@@ -47,43 +47,47 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compare",
         help=COMMANDS["compare"],
-        description="Train several settings or methods on the same data and ranks, in"
-        " turns, and print one table. Flags and the file say what all share; with"
-        " --methods, --batch is that of all replicas together. Rows that step by Adam"
-        " or Adagrad beside a rate for SGD have a rate of their own, unless they say"
-        " rate=.",
-        allow_abbrev=False,
+        description="Train several methods or settings on the same data and ranks, one"
+        " after the other, and print one table. Flags and the TOML file set what all"
+        " runs share. With --methods, --batch is the batch of all replicas together. A"
+        " run with Adam or Adagrad takes its own default rate instead of a shared"
+        " --rate, unless its setting names a rate.",
+        example="hpcsgd compare --data rows.h5 --network lan --ranks 2 --rate 0.5"
+        ' --setting "sgd: products=direct" --setting "ca-sgd: products=gram steps=8"',
     )
-    add_settings(parser, without=("--plain",))
     parser.add_argument(
         "--setting",
         action="append",
         default=[],
         dest="settings",
         metavar="'NAME: KEY=VALUE ...'",
-        help="a row of the table; KEY is a flag's name or section.key",
+        help="add a row to the table; KEY is the name of a flag, or section.key; may be"
+        " given several times",
     )
     parser.add_argument(
         "--methods",
         metavar="all|A,B,...",
-        help=f"rows by name, of {', '.join(LINE_UP)}",
+        help="add rows for these methods (`hpcsgd info` lists the names)",
     )
     parser.add_argument(
-        "--repeats", type=int, default=3, metavar="N", help="runs of each; default 3"
+        "--repeats", type=int, default=3, metavar="N", help="runs of each row"
     )
     parser.add_argument(
         "--allow-unequal",
         action="store_true",
-        help="compare other global batches too, and mark the table",
+        help="compare rows of unequal global batches too, and mark them in the table",
     )
     parser.add_argument(
         "--one-rank",
         metavar="DIR",
-        help="folder of a comparison, a study or runs on one rank; the best of them is"
-        " what `vs 1 rank` and `efficiency` are held to",
+        help="folder of a comparison, a study or runs on one rank; the columns `vs 1"
+        " rank` and `efficiency` are relative to the fastest of them",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the loss curves")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--plot", metavar="FILE.png", help="draw the loss curves into this file"
+    )
+    add_settings(parser, without=("--plain",))
+    parser_module.add_json(parser)
     parser_module.add_progress(parser)
     parser.set_defaults(run=run)
 

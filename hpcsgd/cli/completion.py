@@ -16,15 +16,16 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "completion",
         help=COMMANDS["completion"],
-        description='For example: eval "$(hpcsgd completion bash)"',
-        allow_abbrev=False,
+        description="Print a script that completes commands, flags, choices and files."
+        ' eval "$(hpcsgd completion bash)" switches it on in bash.',
+        example="hpcsgd completion bash",
     )
     parser.add_argument(
         "shell",
         type=_shell,
         choices=SHELLS,
         metavar="SHELL",
-        help=f"one of {', '.join(SHELLS)}",
+        help=f"shell of the script: {', '.join(SHELLS)}",
     )
     parser.set_defaults(run=run)
 

@@ -16,7 +16,7 @@ from hpcsgd.cli import launch, names
 from hpcsgd.cli import parser as parser_module
 from hpcsgd.cli.interrupts import INTERRUPTED
 from hpcsgd.cli.names import COMMANDS, ELEMENTS, LAYOUTS, SOURCES
-from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks
+from hpcsgd.cli.parser import add_comm, add_json, not_negative, on_all_ranks
 from hpcsgd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,27 +147,38 @@ def make_meter(quiet: bool, seconds: float = 10.0) -> ConversionMeter:
 def add_catalogue_parser(actions: Any) -> None:
     """Add the three of them."""
     listed = actions.add_parser(
-        "list", help="data sets that studies use", allow_abbrev=False
+        "list",
+        help="list the data sets of the catalogue",
+        description="List the public data sets of the catalogue with their sizes.",
+        example="hpcsgd data list",
     )
     listed.set_defaults(run=run_list)
     card = actions.add_parser(
-        "card", help="what is known of one data set", allow_abbrev=False
+        "card",
+        help="show the facts of one data set of the catalogue",
+        description="Show size, source, licence and conversion of one data set of the"
+        " catalogue.",
+        example="hpcsgd data card susy",
     )
     card.set_defaults(run=run_card)
     fetch = actions.add_parser(
-        "fetch", help="download one data set from its site", allow_abbrev=False
+        "fetch",
+        help="download one data set of the catalogue",
+        description="Download one data set of the catalogue from its site and check its"
+        " size and its checksum.",
+        example="hpcsgd data fetch susy --out data",
     )
     fetch.add_argument(
-        "--out", default=".", metavar="DIR", help="where to; default: here"
+        "--out", default=".", metavar="DIR", help="folder of the downloaded file"
     )
     parser_module.add_volume(fetch)
     fetch.set_defaults(run=run_fetch)
     for parser in (card, fetch):
-        parser.add_argument("name", metavar="NAME", help="as hpcsgd data list has it")
-    for parser in (listed, card, fetch):
         parser.add_argument(
-            "--json", action="store_true", help="print one JSON document"
+            "name", metavar="NAME", help="name of the data set in `hpcsgd data list`"
         )
+    for parser in (listed, card, fetch):
+        add_json(parser)
 
 
 def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
@@ -239,7 +250,8 @@ def _pairs(text: str) -> tuple[tuple[float, float], ...]:
         return tuple((float(old), float(new)) for old, new in pairs)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: write it as 1=-1,2=1, old labels first"
+            f"{text!r}: write it as 1=-1,2=1, old labels first; labels of text are"
+            " for --label, as --label yes=1,no=0"
         ) from None
 
 
@@ -270,16 +282,43 @@ def _labels_of_text(text: str) -> tuple[tuple[str, float], ...]:
 GO_ON = "run again with --resume to go on with what was begun"
 # flag, what a source calls it, and what argparse needs to know
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--labels", {"metavar": "FILE", "help": "labels of .npy and sparse .npz"}),
-    ("--label-column", {"type": _column, "help": "of labels: number from 0, or name"}),
-    ("--weight-column", {"type": _column, "help": "of sample weights, in CSV"}),
-    ("--offset-column", {"type": _column, "help": "of offsets, in CSV"}),
-    ("--header", {"choices": ["auto", "yes", "no"], "help": "whether CSV has one"}),
+    (
+        "--labels",
+        {"metavar": "FILE", "help": "file with the labels of .npy and sparse .npz"},
+    ),
+    (
+        "--label-column",
+        {
+            "type": _column,
+            "metavar": "COLUMN",
+            "help": "CSV column with the labels: its number from 0, or its name",
+        },
+    ),
+    (
+        "--weight-column",
+        {
+            "type": _column,
+            "metavar": "COLUMN",
+            "help": "CSV column with the sample weights",
+        },
+    ),
+    (
+        "--offset-column",
+        {"type": _column, "metavar": "COLUMN", "help": "CSV column with the offsets"},
+    ),
+    (
+        "--header",
+        {
+            "choices": ["auto", "yes", "no"],
+            "help": "whether the first line of the CSV file names the columns",
+        },
+    ),
     (
         "--delimiter",
         {
-            "help": "of CSV: comma, tab, semicolon or whitespace (one blank or more);"
-            " default: what the first lines show"
+            "metavar": "NAME",
+            "help": "delimiter of the CSV file: comma, tab, semicolon or whitespace"
+            " (one blank or more); without the flag the first lines decide",
         },
     ),
     (
@@ -287,7 +326,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "type": _columns,
             "metavar": "COLUMN,...",
-            "help": "columns of text in CSV, encoded one-hot: a column for each level",
+            "help": "CSV columns of text to encode one-hot: one column for each level",
         },
     ),
     (
@@ -295,14 +334,34 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "type": _labels_of_text,
             "metavar": "TEXT=NUMBER,...",
-            "help": "numbers of labels that CSV has as text",
+            "help": "numbers for labels that are text in the CSV file, as yes=1,no=0",
         },
     ),
-    ("--missing", {"choices": ["error", "mean"], "help": "values missing in CSV"}),
-    ("--index-base", {"choices": ["auto", "0", "1"], "help": "of LIBSVM columns"}),
-    ("--cols", {"type": int, "metavar": "N", "help": "of LIBSVM, if more than seen"}),
-    ("--x-name", {"metavar": "NAME", "help": "of the matrix in HDF5 and .npz"}),
-    ("--y-name", {"metavar": "NAME", "help": "of the labels in HDF5 and .npz"}),
+    (
+        "--missing",
+        {
+            "choices": ["error", "mean"],
+            "help": "treatment of missing CSV values: stop with an error, or take the"
+            " mean of the column",
+        },
+    ),
+    (
+        "--index-base",
+        {
+            "choices": ["auto", "0", "1"],
+            "help": "number of the first column in a LIBSVM file",
+        },
+    ),
+    (
+        "--cols",
+        {
+            "type": int,
+            "metavar": "N",
+            "help": "columns of a LIBSVM file, if it has more than its lines show",
+        },
+    ),
+    ("--x-name", {"metavar": "NAME", "help": "name of the matrix in HDF5 and .npz"}),
+    ("--y-name", {"metavar": "NAME", "help": "name of the labels in HDF5 and .npz"}),
 )
 
 
@@ -310,13 +369,25 @@ def add_convert_parser(actions: Any) -> None:
     """Add `convert`."""
     parser = actions.add_parser(
         "convert",
-        help="turn text or arrays into a file that training reads",
-        allow_abbrev=False,
+        help="convert CSV, LIBSVM, NumPy or HDF5 into a data file for training",
+        description="Convert a text file or arrays into the HDF5 file that training"
+        " reads.",
+        example="hpcsgd data convert table.csv table.h5 --label-column y --standardize",
     )
-    parser.add_argument("source", metavar="SRC", help="the file to convert")
-    parser.add_argument("target", metavar="DST.h5", help="the file to write")
-    parser.add_argument("--format", choices=["auto", *SOURCES], default="auto")
-    parser.add_argument("--element", choices=ELEMENTS, default="fp32", help="of X")
+    parser.add_argument("source", metavar="SRC", help="file to convert")
+    parser.add_argument("target", metavar="DST.h5", help="data file to write")
+    parser.add_argument(
+        "--format",
+        choices=["auto", *SOURCES],
+        default="auto",
+        help="format of SRC; auto recognises it by the ending of the name",
+    )
+    parser.add_argument(
+        "--element",
+        choices=ELEMENTS,
+        default="fp32",
+        help="number format of the stored matrix",
+    )
     for flag, options in OPTIONS:
         parser.add_argument(flag, **options)
     _add_changes(parser)
@@ -329,45 +400,62 @@ def _add_changes(parser: Any) -> None:
     parser.add_argument(
         "--standardize",
         action="store_true",
-        help="columns of mean 0 and spread 1; sparse ones are scaled only",
+        help="scale columns to mean 0 and standard deviation 1; sparse columns keep"
+        " their zeros and are scaled only",
     )
     parser.add_argument(
         "--like",
         metavar="TRAIN.h5",
-        help="columns, their levels, means and scales, labels that were text and unit"
-        " rows as this file has them",
+        help="repeat the conversion of this data file: its columns, levels, means,"
+        " scales, labels and unit rows",
     )
     parser.add_argument(
-        "--unit-rows", action="store_true", help="rows of length 1, done last"
+        "--unit-rows",
+        action="store_true",
+        help="scale every row to length 1, after all other changes",
     )
     parser.add_argument(
         "--test-fraction",
         type=not_negative,
         default=0.0,
         metavar="F",
-        help="rows that go to DST-test",
+        help="share of the rows that are written to DST-test.h5 instead",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the test rows")
-    parser.add_argument("--rows", type=int, metavar="N", help="the first N alone")
     parser.add_argument(
-        "--layout", choices=LAYOUTS, default="auto", help="sparse (CSR) or dense rows"
+        "--seed", type=int, default=0, help="seed of the choice of test rows"
+    )
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="convert the first N rows only"
+    )
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="auto",
+        help="layout of the stored rows: sparse (CSR) or dense",
     )
     parser.add_argument(
         "--map-labels",
         type=_pairs,
         default=(),
         metavar="OLD=NEW,...",
-        help="labels to write in the place of those in the file",
+        help="new numbers for the numeric labels of the file, as 1=-1,2=1",
     )
 
 
 def _add_running(parser: Any) -> None:
     """How it is done."""
     parser.add_argument(
-        "--memory", type=not_negative, default=512, metavar="MIB", help="default: 512"
+        "--memory",
+        type=not_negative,
+        default=512,
+        metavar="MIB",
+        help="MiB of memory for the conversion",
     )
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="start N MPI ranks to share plain text"
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="start this number of MPI ranks, which share the lines of a text file",
     )
     add_comm(parser)
     parser.add_argument(
@@ -375,11 +463,16 @@ def _add_running(parser: Any) -> None:
         type=not_negative,
         default=20.0,
         metavar="SECONDS",
-        help="that a rank waits for one that does nothing; 0 = for ever",
+        help="seconds that a rank waits for a rank that makes no progress; 0 waits for"
+        " ever",
     )
-    parser.add_argument("--resume", action="store_true", help="go on where it broke")
-    parser.add_argument("--force", action="store_true", help="replace DST")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--resume", action="store_true", help="resume an interrupted conversion"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite DST.h5 if it exists"
+    )
+    add_json(parser)
     parser_module.add_progress(parser)
 
 
@@ -539,11 +632,13 @@ def add_inspect_parser(actions: Any) -> None:
     """Add `inspect`."""
     parser = actions.add_parser(
         "inspect",
-        help="shape, labels, row norms and a first step size",
-        allow_abbrev=False,
+        help="show size, labels, row norms and a suggested learning rate",
+        description="Read a data file once and show its size, its labels, the norms of"
+        " its rows, and a suggested family and learning rate.",
+        example="hpcsgd data inspect rows.h5",
     )
-    parser.add_argument("data", metavar="DATA", help="a file that training reads")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("data", metavar="DATA", help="data file to read")
+    add_json(parser)
     parser.set_defaults(run=run_inspect)
 
 
@@ -686,13 +781,18 @@ def _advice(suggested: dict[str, Any] | None) -> list[str]:
 
 # `hpcsgd data synth`: a synthetic data set in the shape of a known one.
 
+DATA_EXAMPLE = "hpcsgd data synth --shape susy --rows 4000 --out rows.h5"
 # flag, what it does
 KNOBS = (
-    ("--condition", "of the columns' variances; default 1"),
-    ("--correlation", "of neighbouring columns; default 0"),
+    ("--condition", "ratio of the largest to the smallest column variance; default 1"),
+    ("--correlation", "correlation of neighbouring columns; default 0"),
     ("--density", "share of the values that are not 0; default 1"),
-    ("--noise", "share of labels flipped, or spread added to log rates; default 0"),
-    ("--balance", "share of the label 1; default: as the scores fall"),
+    (
+        "--noise",
+        "share of flipped labels, or standard deviation of the noise on log rates;"
+        " default 0",
+    ),
+    ("--balance", "share of the label 1; without the flag the margins decide"),
 )
 
 
@@ -700,17 +800,37 @@ def add_synth_parser(actions: Any) -> None:
     """Add `synth`."""
     synth = actions.add_parser(
         "synth",
-        help="write a synthetic data set in the shape of a known one",
-        allow_abbrev=False,
+        help="generate a synthetic data file with the size of a known data set",
+        description="Generate random rows and targets. Number of columns and kind of"
+        " targets are those of a known data set.",
+        example=DATA_EXAMPLE,
     )
-    synth.add_argument("--shape", required=True, choices=names.SHAPES)
-    synth.add_argument("--rows", type=int, help="default: those of the shape")
-    synth.add_argument("--cols", type=int, help="default: those of the shape")
-    synth.add_argument("--out", required=True, metavar="FILE.h5")
-    synth.add_argument("--seed", type=int, default=0)
+    synth.add_argument(
+        "--shape",
+        required=True,
+        choices=names.SHAPES,
+        metavar="NAME",
+        help=f"data set whose size is copied: {', '.join(names.SHAPES)}",
+    )
+    synth.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="number of rows; without the flag that of the data set",
+    )
+    synth.add_argument(
+        "--cols",
+        type=int,
+        metavar="N",
+        help="number of columns; without the flag that of the data set",
+    )
+    synth.add_argument(
+        "--out", required=True, metavar="FILE.h5", help="data file to write"
+    )
+    synth.add_argument("--seed", type=int, default=0, help="seed of the random numbers")
     for flag, text in KNOBS:
         synth.add_argument(flag, type=float, metavar="X", help=text)
-    synth.add_argument("--json", action="store_true", help="print one JSON document")
+    add_json(synth)
     synth.set_defaults(run=run_synth)
 
 
@@ -752,10 +872,14 @@ def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
 def add_verify_parser(actions: Any) -> None:
     """Add `verify`."""
     parser = actions.add_parser(
-        "verify", help="hold a file against its checksums", allow_abbrev=False
+        "verify",
+        help="check a data file against its checksums",
+        description="Read a data file and compare its contents with the checksums that"
+        " it contains.",
+        example="hpcsgd data verify rows.h5",
     )
-    parser.add_argument("data", metavar="DATA", help="a file that training reads")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("data", metavar="DATA", help="data file to check")
+    add_json(parser)
     parser_module.add_volume(parser)
     parser.set_defaults(run=run_verify)
 
@@ -798,7 +922,7 @@ ACTIONS = (
 
 def add_parser(commands: Any) -> None:
     """Add `data` and its own commands."""
-    parser = commands.add_parser("data", help=COMMANDS["data"], allow_abbrev=False)
+    parser = commands.add_parser("data", help=COMMANDS["data"], example=DATA_EXAMPLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for add_action in ACTIONS:
         add_action(actions)

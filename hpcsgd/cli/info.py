@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpcsgd
 from hpcsgd.cli.names import COMMANDS
+from hpcsgd.cli.parser import add_json
 
 if TYPE_CHECKING:
     from hpcsgd.comm.gpu_mpi import PathCheck
@@ -30,9 +31,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "info",
         help=COMMANDS["info"],
-        allow_abbrev=False,
+        description="Show the versions and the capabilities of this installation and"
+        " this machine, and the names of all codecs, agreements and methods.",
+        example="hpcsgd info",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli.names import COMMANDS, DEVICES, TRANSPORTS
-from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks
+from hpcsgd.cli.parser import (
+    add_comm,
+    add_json,
+    add_ranks,
+    not_negative,
+    on_all_ranks,
+)
 from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import write_text
 from hpcsgd.jobs.job import Job, Step
@@ -40,11 +46,17 @@ if TYPE_CHECKING:
 def add_cancel_parser(actions: Any) -> None:
     """Add `cancel`."""
     parser = actions.add_parser(
-        "cancel", help="cancel the jobs of a folder", allow_abbrev=False
+        "cancel",
+        help="cancel the waiting and running jobs of a folder",
+        description="Cancel the waiting and running jobs of one or more folders, and"
+        " print their numbers.",
+        example="hpcsgd jobs cancel jobs/first",
     )
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="as --out of submit")
-    parser.add_argument("--job", default="", metavar="ID", help="this one alone")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("folders", nargs="+", metavar="DIR", help=FOLDER_HELP)
+    parser.add_argument(
+        "--job", default="", metavar="ID", help="cancel only the job of this number"
+    )
+    add_json(parser)
     parser.set_defaults(run=run_cancel)
 
 
@@ -80,12 +92,15 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 def add_collect_parser(actions: Any) -> None:
     """Add `collect`."""
     parser = actions.add_parser(
-        "collect", help="gather the results of a job's runs", allow_abbrev=False
+        "collect",
+        help="collect the results of jobs in one table",
+        description="Collect the results of all runs of one or more jobs in one table.",
+        example="hpcsgd jobs collect jobs/first --csv",
     )
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="as --out of submit")
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="print one JSON document")
-    shape.add_argument("--csv", action="store_true", help="print CSV")
+    parser.add_argument("folders", nargs="+", metavar="DIR", help=FOLDER_HELP)
+    shape = parser.general.add_mutually_exclusive_group()
+    add_json(parser, shape)
+    shape.add_argument("--csv", action="store_true", help="print the result as CSV")
     parser.set_defaults(run=run_collect)
 
 
@@ -123,20 +138,28 @@ def _cell(value: Any) -> str:
 def add_new_site_parser(actions: Any) -> None:
     """Add `new-site`."""
     parser = actions.add_parser(
-        "new-site", help="write a file for a site of one's own", allow_abbrev=False
+        "new-site",
+        help="write a site file for your cluster, or list the known sites",
+        description="Write a site file for your cluster: a copy of a known site with an"
+        " explanation of every setting.",
+        example="hpcsgd jobs new-site --list",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of the new site")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the new site")
     parser.add_argument(
         "--from",
         dest="source",
         default="generic-cpu",
         metavar="NAME",
-        help="the site that is most like it; default: generic-cpu",
+        help="known site to copy; take the one that is most like your cluster",
     )
     parser.add_argument(
-        "--out", metavar="FILE.toml", help="default: where NAME will be found"
+        "--out",
+        metavar="FILE.toml",
+        help="site file to write; without the flag a folder in which --site NAME looks",
     )
-    parser.add_argument("--list", action="store_true", help="show the known sites")
+    parser.add_argument(
+        "--list", action="store_true", help="list the known sites and write nothing"
+    )
     parser.set_defaults(run=run_new_site)
 
 
@@ -361,26 +384,56 @@ def _try(command: Words) -> None:
 SITE = "HPCSGD_SITE"  # the site where none is named
 COUNTS = {
     "nodes": "nodes of the job",
-    "tasks": "ranks of the job, all nodes together",
+    "tasks": "ranks of the job, over all nodes",
     "gpus": "GPUs of each node",
     "cpus": "cores of each rank",
 }
 TEXTS = {
-    "memory": ("SIZE", "of each node, as 64G"),
-    "walltime": ("TIME", "time limit, as 02:00:00"),
-    "account": ("NAME", "whom the time is charged to"),
-    "partition": ("NAME", "of the cluster"),
-    "qos": ("NAME", "quality of service"),
-    "constraint": ("FEATURES", "that nodes must have"),
+    "memory": ("SIZE", "memory of each node, as 64G"),
+    "walltime": ("TIME", "time limit of the job, as 02:00:00"),
+    "account": ("NAME", "account that the time is charged to"),
+    "partition": ("NAME", "partition of the cluster"),
+    "qos": ("NAME", "quality of service of the job"),
+    "constraint": ("FEATURES", "features that the nodes must have"),
 }
 TEMPLATES = {
-    "train": ("one run that saves, requeues and goes on", "what hpcsgd train takes"),
-    "sweep": ("an array of runs", "what hpcsgd train takes"),
-    "scaling": ("one run after another on 1, 2, ... ranks", "what hpcsgd train takes"),
-    "convert": ("make a data file", "SRC DST.h5, and what hpcsgd data convert takes"),
-    "command": ("any other command", "a command of hpcsgd, without that word"),
-    "smoke": ("check MPI, GPUs, files and clocks", "what hpcsgd jobs smoke takes"),
+    "train": (
+        "one training run that saves checkpoints, requeues and resumes",
+        "the arguments of `hpcsgd train`",
+    ),
+    "sweep": ("an array of training runs", "the arguments of `hpcsgd train`"),
+    "scaling": (
+        "training runs on several numbers of ranks, one after the other",
+        "the arguments of `hpcsgd train`",
+    ),
+    "convert": (
+        "a conversion into a data file",
+        "the arguments of `hpcsgd data convert`",
+    ),
+    "command": ("any other command of hpcsgd", "the command, without the word hpcsgd"),
+    "smoke": (
+        "a check of MPI, GPUs, files and clocks",
+        "the arguments of `hpcsgd jobs smoke`",
+    ),
 }
+
+
+FOLDER_HELP = "folder of a job, as given to `hpcsgd jobs submit --out`"
+# A command line for each template; what it submits in one line can be pasted.
+_START = "hpcsgd jobs {action} %s --site generic-cpu --tasks 2 --out jobs/first"
+EXAMPLES = {
+    "train": _START % "train" + " -- --data rows.h5",
+    "sweep": _START % "sweep" + " --vary rate.value=0.1,0.5 -- --data rows.h5",
+    "scaling": _START % "scaling" + " --ranks 1,2 -- --data rows.h5",
+    "convert": _START % "convert" + " -- table.csv table.h5 --label-column y",
+    "command": _START % "command" + " -- evaluate runs/first rows.h5",
+    "smoke": _START % "smoke",
+}
+
+
+def _example(templates: Any, name: str) -> str:
+    """Return the example of a template below the action that it belongs to."""
+    return EXAMPLES[name].format(action=templates._prog_prefix.split()[2])
 
 
 def add_templates(parser: Any, run: Any) -> list[Any]:
@@ -396,8 +449,15 @@ def add_templates(parser: Any, run: Any) -> list[Any]:
 
 def _template(templates: Any, name: str) -> Any:
     text, behind = TEMPLATES[name]
-    parser = templates.add_parser(name, help=text, allow_abbrev=False)
-    parser.add_argument("words", nargs="*", metavar="ARG", help=f"after --: {behind}")
+    parser = templates.add_parser(
+        name,
+        help=text,
+        description=f"Template of a job: {text}.",
+        example=_example(templates, name),
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="ARG", help=f"after -- follow {behind}"
+    )
     _add_place(parser)
     _add_resources(parser)
     if name == "sweep":
@@ -406,62 +466,81 @@ def _template(templates: Any, name: str) -> Any:
             action="append",
             default=[],
             metavar="SECTION.KEY=V1,V2,...",
-            help="a run for each value, and for each combination",
+            help="values of a setting; given several times, every combination is a run",
         )
         parser.add_argument(
-            "--array", default="", metavar="0-N%M", help="some elements; M at once"
+            "--array",
+            default="",
+            metavar="0-N%M",
+            help="elements of the array to run, and how many at once",
         )
     if name == "scaling":
         parser.add_argument(
-            "--ranks", required=True, metavar="1,2,4,...", help="of each launch"
+            "--ranks",
+            required=True,
+            metavar="1,2,4,...",
+            help="number of ranks of each run",
         )
     return parser
 
 
 def _add_place(parser: Any) -> None:
     """Where, under which name, and when."""
-    parser.add_argument("--site", metavar="NAME|FILE.toml", help=f"default: ${SITE}")
+    parser.add_argument(
+        "--site",
+        metavar="NAME|FILE.toml",
+        help="site of the job (`hpcsgd jobs new-site --list` shows the names); without"
+        f" the flag that of ${SITE}",
+    )
     parser.add_argument(
         "--mpi",
         metavar="KIND",
-        help="of srun --mpi, in place of the site's; none: one rank alone",
+        help="value of srun --mpi instead of that of the site; none is for one rank",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the job")
     parser.add_argument(
-        "--name", metavar="NAME", help="in the queue; default: that of DIR"
+        "--out", required=True, metavar="DIR", help="folder of the job to write"
+    )
+    parser.add_argument(
+        "--name",
+        metavar="NAME",
+        help="name of the job in the queue; without the flag that of DIR",
     )
     parser.add_argument(
         "--after",
         action="append",
         default=[],
         metavar="ID[:ok|any|notok]",
-        help="wait for a job to end so; ok where nothing is said",
+        help="start after another job has ended: successfully (ok, the default), in any"
+        " way (any), or with an error (notok)",
     )
     parser.add_argument(
         "--signal",
         type=int,
         metavar="SECONDS",
-        help="to save ahead of the end; 0 = none",
+        help="seconds before the time limit at which the job saves a checkpoint and"
+        " ends; 0 sends no such signal",
     )
     parser.add_argument(
         "--restarts",
         type=int,
         default=3,
         metavar="N",
-        help="starts in a row that save nothing new before it gives up; default: 3",
+        help="starts in a row without a new checkpoint after which the job gives up",
     )
     parser.add_argument(
         "--python",
         default=sys.executable,
         metavar="PATH",
-        help="on the nodes; default: this",
+        help="Python interpreter on the nodes; by default the one of this command",
     )
 
 
 def _add_resources(parser: Any) -> None:
     """What it asks for."""
     parser.add_argument(
-        "--resources", metavar="FILE.toml", help="the same names, one a line; flags win"
+        "--resources",
+        metavar="FILE.toml",
+        help="file with the resources below, one per line; flags override it",
     )
     for name, text in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
@@ -534,7 +613,10 @@ def _plain(name: str) -> str:
 def add_render_parser(actions: Any) -> None:
     """Add `render`."""
     parser = actions.add_parser(
-        "render", help="print the script that submit sends", allow_abbrev=False
+        "render",
+        help="print the job script that `hpcsgd jobs submit` sends",
+        description="Print the script of a job without submitting it.",
+        example=EXAMPLES["train"].format(action="render"),
     )
     add_templates(parser, run_render)
 
@@ -565,28 +647,42 @@ def add_smoke_parser(actions: Any) -> None:
     """Add `smoke`."""
     parser = actions.add_parser(
         "smoke",
-        help="check MPI, GPUs, files and clocks from all ranks",
-        description="Run by the ranks of a job; the job: hpcsgd jobs submit smoke.",
-        allow_abbrev=False,
+        help="check MPI, GPUs, files and clocks on all ranks",
+        description="Check MPI, GPUs, files and clocks on all ranks. To run them as a"
+        " job, use `hpcsgd jobs submit smoke`.",
+        example="hpcsgd jobs smoke --ranks 2",
     )
     parser.add_argument(
-        "--folder", default=".", metavar="DIR", help="where runs will write; here"
+        "--folder",
+        default=".",
+        metavar="DIR",
+        help="folder for the files of the checks; take one that runs will write to",
     )
-    parser.add_argument("--device", choices=DEVICES, default="cpu")
-    parser.add_argument("--transport", choices=TRANSPORTS, default="auto")
-    parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="cpu", help="device to check"
+    )
+    parser.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        default="auto",
+        help="how ranks send arrays that are on GPUs",
+    )
+    add_ranks(parser)
     add_comm(parser)
     parser.add_argument(
-        "--expect", type=int, metavar="N", help="how many ranks there must be"
+        "--expect",
+        type=int,
+        metavar="N",
+        help="required number of ranks; any other number is an error",
     )
     parser.add_argument(
         "--timeout",
         type=not_negative,
         default=60.0,
         metavar="SECONDS",
-        help="that a rank waits for one that does nothing; default: 60",
+        help="seconds that a rank waits for a rank that makes no progress",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_json(parser)
     parser.set_defaults(run=run_smoke)
 
 
@@ -647,10 +743,14 @@ HEADS = ("job", "name", "state", "code", "starts", "elapsed", "nodes", "run")
 def add_status_parser(actions: Any) -> None:
     """Add `status`."""
     parser = actions.add_parser(
-        "status", help="what became of submitted jobs", allow_abbrev=False
+        "status",
+        help="show the state of submitted jobs",
+        description="Show the state of the jobs of one or more folders. The exit code"
+        " is 1 if a job has failed.",
+        example="hpcsgd jobs status jobs/first",
     )
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="as --out of submit")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("folders", nargs="+", metavar="DIR", help=FOLDER_HELP)
+    add_json(parser)
     parser.set_defaults(run=run_status)
 
 
@@ -708,17 +808,19 @@ def _progress(state: "JobState") -> str:
 def add_submit_parser(actions: Any) -> None:
     """Add `submit`."""
     parser = actions.add_parser(
-        "submit", help="send a job to Slurm and print its number", allow_abbrev=False
+        "submit",
+        help="submit a job to Slurm and print its number",
+        description="Write the folder of a job, submit the job to Slurm and print its"
+        " number.",
+        example=EXAMPLES["train"].format(action="submit"),
     )
     for template in add_templates(parser, run_submit):
         template.add_argument(
             "--dry-run",
             action="store_true",
-            help="check all of it, write and send nothing",
+            help="check the whole job without writing or submitting anything",
         )
-        template.add_argument(
-            "--json", action="store_true", help="print one JSON document"
-        )
+        add_json(template)
 
 
 def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
@@ -756,7 +858,11 @@ ACTIONS = (
 
 def add_parser(commands: Any) -> None:
     """Add `jobs` and its own commands."""
-    parser = commands.add_parser("jobs", help=COMMANDS["jobs"], allow_abbrev=False)
+    parser = commands.add_parser(
+        "jobs",
+        help=COMMANDS["jobs"],
+        example=EXAMPLES["train"].format(action="submit"),
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for add_action in ACTIONS:
         add_action(actions)

@@ -28,7 +28,7 @@ from hpcsgd.comm.launchers import (
     remove_unused,
 )
 from hpcsgd.comm.rank_ends import ENDS, RankEnd, read_ends
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
 
 # The processes of one launch, found by a mark in their environment.
 #
@@ -382,7 +382,8 @@ def check_readable(path: str) -> None:
     Before ranks meet: others would wait in the start of MPI for one that has left.
     """
     if not os.path.exists(path):
-        raise DataError(f"{path} does not exist; check the name")
+        hint = did_you_mean_file(path)
+        raise DataError(f"{path} does not exist{hint}; check the name")
     if not os.path.isfile(path) and not os.path.isdir(path):  # a pipe is waited for
         raise DataError(f"{path} is not a regular file; write it to one first")
     if not os.access(path, os.R_OK):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli.names import COMMANDS, PREDICTIONS
-from hpcsgd.cli.parser import add_comm
+from hpcsgd.cli.parser import add_comm, add_json, add_ranks
 from hpcsgd.comm import open_world
-from hpcsgd.errors import DataError
+from hpcsgd.errors import DataError, did_you_mean_file
 from hpcsgd.files import parse_json, read_entry_text, reason, user_of
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # `hpcsgd evaluate`: how good a model is on a file.
 
+MODEL_HELP = "run folder of `hpcsgd train`, or a model file (result.h5)"
 TITLES = {
     "mean_loss": "mean loss",
     "clipped_scores": "clipped",
@@ -33,14 +34,15 @@ def add_evaluate_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "evaluate",
         help=COMMANDS["evaluate"],
-        description="Loss, objective, and accuracy or R^2 of a model on a file.",
-        allow_abbrev=False,
+        description="Compute the loss, the objective, and the accuracy or R^2 of a"
+        " model on a data file.",
+        example="hpcsgd evaluate runs/first rows.h5",
     )
-    parser.add_argument("model", metavar="MODEL", help="run folder or its result.h5")
-    parser.add_argument("data", metavar="DATA", help="file with rows and targets")
-    parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("data", metavar="DATA", help="data file with rows and targets")
+    add_ranks(parser)
     add_comm(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_json(parser)
     parser.set_defaults(run=run_evaluate)
 
 
@@ -98,16 +100,26 @@ def add_predict_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "predict",
         help=COMMANDS["predict"],
-        description="Predict every row of a file; targets are not needed.",
-        allow_abbrev=False,
+        description="Write a prediction for every row of a data file. The file needs no"
+        " targets.",
+        example="hpcsgd predict runs/first rows.h5 --out predictions.csv",
     )
-    parser.add_argument("model", metavar="MODEL", help="run folder or its result.h5")
-    parser.add_argument("data", metavar="DATA", help="file with rows")
-    parser.add_argument("--out", required=True, metavar="FILE.npy|.csv|.h5")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("data", metavar="DATA", help="data file with rows")
     parser.add_argument(
-        "--what", choices=PREDICTIONS, default="mean", help="default: mean"
+        "--out",
+        required=True,
+        metavar="FILE.npy|.csv|.h5",
+        help="file to write; its ending names the format",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--what",
+        choices=PREDICTIONS,
+        default="mean",
+        help="predicted quantity: the mean of the target, the margin (score), the"
+        " class, or the probability of each class",
+    )
+    add_json(parser)
     parser.set_defaults(run=run_predict)
 
 
@@ -163,15 +175,16 @@ def add_inspect_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "inspect",
         help=COMMANDS["inspect"],
-        description="Status, loss, weights, settings and origin of what training left.",
-        allow_abbrev=False,
+        description="Show status, loss, weights, settings and origin of a run folder, a"
+        " model or a checkpoint.",
+        example="hpcsgd inspect runs/first",
     )
     parser.add_argument(
         "path",
         metavar="RUN|MODEL|CHECKPOINT",
-        help="run folder, result.h5 or checkpoint",
+        help="run folder, model file (result.h5) or checkpoint",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_json(parser)
     parser.set_defaults(run=run_inspect)
 
 
@@ -191,7 +204,10 @@ def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
 def describe(path: Path) -> Facts:
     """The facts of `path` by the first kind that knows it."""
     if not path.exists():
-        raise DataError(f"{path} does not exist; name a run folder or its result.h5")
+        raise DataError(
+            f"{path} does not exist{did_you_mean_file(path)}; name a run folder or its"
+            " result.h5"
+        )
     for kind, (recognise, facts_of) in FILE_KINDS.items():
         if recognise(path):
             return {"kind": kind, "path": str(path), **facts_of(path)}

@@ -57,25 +57,36 @@ COORDINATE = "coordinate"  # the update that is no step of SGD
 GRAM_KERNELS = ("auto", "own", "cublas", "wgmma")
 NETWORKS = ("hpc", "lan", "cloud")
 
-# The commands and what each is for: what `hpcsgd --help` shows.
-COMMANDS = {
-    "train": "train a model",
-    "sweep": "train many models with one Gram",
-    "tune": "measure this machine and choose products, steps, grid and recipe",
-    "compare": "train several settings or methods on the same data, in one table",
-    "report": "make a page with figures of studies, runs or comparisons",
-    "precision": "say what number formats cost and gain on your data",
-    "study": "strong and weak scaling, sweeps over settings and grids, predictions",
-    "evaluate": "say how good a model is on data",
-    "predict": "write what a model says about data",
-    "inspect": "say what a run folder, a model or a checkpoint is",
-    "verify": "check a finished run, and write a certificate",
-    "new": "write a configuration file with every setting explained",
-    "data": "make, convert and inspect data sets",
-    "jobs": "submit to Slurm, and see what became of it",
-    "info": "versions, MPI, CPU, kernels, GPUs, transports, Slurm, methods",
-    "completion": "print a completion script for a shell",
+# The commands by group, and what each does: what `hpcsgd --help` shows.
+GROUPS = {
+    "train": {
+        "new": "write a configuration file that explains every setting",
+        "train": "train a model",
+        "sweep": "train models for many penalties, rates and folds in one run",
+        "tune": "measure this machine and choose product, steps, grid and recipe",
+        "evaluate": "evaluate a model on data",
+        "predict": "write the predictions of a model for data",
+    },
+    "data": {
+        "data": "convert, generate, inspect and check data files",
+    },
+    "study": {
+        "compare": "train several methods or settings on the same data, in one table",
+        "precision": "measure what number formats cost and gain on your data",
+        "study": "measure or predict strong scaling, weak scaling and sweeps",
+        "report": "draw the figures of studies, runs and comparisons on one page",
+    },
+    "cluster": {
+        "jobs": "submit jobs to Slurm, and follow, cancel and collect them",
+    },
+    "look": {
+        "inspect": "show the facts of a run folder, a model or a checkpoint",
+        "verify": "replay and check a finished run, and write a certificate",
+        "info": "show versions, MPI, processor, kernels, GPUs, Slurm and methods",
+        "completion": "print a completion script for a shell",
+    },
 }
+COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
 
 # Modules that a command works with and its parser does without. They are imported when
 # the command line is understood, while an interrupt still ends the process at once.

@@ -3,20 +3,23 @@
 import argparse
 import logging
 import math
+import os
 import sys
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import hpcsgd
 from hpcsgd.cli import launch
 from hpcsgd.cli.interrupts import exit_when_interrupted
-from hpcsgd.cli.names import COMMANDS, PARSERS, WORK
+from hpcsgd.cli.names import COMMANDS, GROUPS, PARSERS, WORK
 from hpcsgd.comm import open_world
 from hpcsgd.comm.start_limit import TIMEOUT
-from hpcsgd.errors import ConfigError, DataError, HpcsgdError
+from hpcsgd.errors import ConfigError, DataError, HpcsgdError, did_you_mean
 
 if TYPE_CHECKING:
     from hpcsgd.comm.communicator import Communicator
@@ -47,25 +50,33 @@ ROOT = "hpcsgd"
 CHATTY = logging.getLogger("hpcsgd.runs.session")  # a few lines a run
 
 
+def add_json(parser: Any, group: Any = None) -> None:
+    """Add --json, to a group of the parser's own where it has one."""
+    (group or parser.general).add_argument(
+        "--json", action="store_true", help="print the result as one JSON document"
+    )
+
+
 def add_volume(parser: Any) -> None:
     """Add -q and -v."""
-    volume = parser.add_mutually_exclusive_group()
+    volume = parser.general.add_mutually_exclusive_group()
     volume.add_argument(
-        "-q", "--quiet", action="store_true", help="errors only, no progress"
+        "-q", "--quiet", action="store_true", help="show errors only, no progress"
     )
     volume.add_argument(
-        "-v", "--verbose", action="store_true", help="what every rank does, and when"
+        "-v", "--verbose", action="store_true", help="log the actions of every rank"
     )
 
 
 def add_progress(parser: Any) -> None:
-    """How much is said while it runs."""
-    parser.add_argument(
+    """Add --progress, -q and -v."""
+    parser.general.add_argument(
         "--progress",
         type=not_negative,
         default=10.0,
         metavar="SECONDS",
-        help="between progress lines when the output is no terminal; 0 = none",
+        help="seconds between two progress lines where the output is not a terminal;"
+        " 0 shows none",
     )
     add_volume(parser)
 
@@ -131,7 +142,8 @@ def set_rank(rank: int, size: int) -> None:
 
 T = TypeVar("T")
 COMM_HELP = (
-    "how ranks communicate: auto (what the launcher's variables say), serial or mpi"
+    "how ranks communicate: through MPI (mpi), not at all on a single rank (serial), or"
+    " as the variables of the launcher indicate (auto)"
 )
 
 
@@ -139,6 +151,16 @@ def add_comm(parser: Any, default: str | None = "auto") -> None:
     """Add --comm to a command whose configuration does not hold it."""
     parser.add_argument(
         "--comm", type=_comm, default=default, metavar="KIND", help=COMM_HELP
+    )
+
+
+def add_ranks(parser: Any) -> None:
+    """Add --ranks to a command that starts its ranks itself."""
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="start this number of MPI ranks on this machine",
     )
 
 
@@ -203,15 +225,277 @@ def _or_abort(world: "Communicator", action: Callable[[], T]) -> T:
 RANK_0_FIRST = 2.0  # seconds in which rank 0 has ended if it makes the same mistake
 
 
+class Flag(NamedTuple):
+    """A flag of the commands that train.
+
+    Attributes
+    ----------
+    name : str, the flag with its dashes
+    setting : str, the `section.key` that it stands for, or a word without a dot where
+        it stands for something else
+    group : str, the heading that it is shown under
+    help : str, its meaning, which is that of the setting too, unless this has its own
+    options : what argparse needs to know
+    common : bool, whether `--help` shows it; `--help-all` shows every flag
+    fit : str, the value that `hpcsgd train` takes where no setting of SGD is named, if
+        it is another than the default of SGD
+    """
+
+    name: str
+    setting: str
+    group: str
+    help: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    common: bool = False
+    fit: str = ""
+
+    @property
+    def is_setting(self) -> bool:
+        """Return whether it stands for a key of a section."""
+        return "." in self.setting
+
+    @property
+    def metavar(self) -> dict[str, str]:
+        """Return the key in capitals as the name of the value, if it needs a name."""
+        if {"choices", "const", "metavar", "action"} & set(self.options):
+            return {}
+        return {"metavar": self.setting.split(".")[-1].upper()}
+
+
+EXAMPLE = "Example:"
+
+
+class Formatter(argparse.HelpFormatter):
+    """Help in which an example keeps its lines and a default follows in brackets."""
+
+    def __init__(self, prog: str, defaults: Callable[[argparse.Action], str]) -> None:
+        super().__init__(prog, max_help_position=26)
+        self.default_of = defaults
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(EXAMPLE):
+            return text
+        return super()._fill_text(text, width, indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = self.default_of(action).replace("%", "%%")
+        return " ".join(filter(None, [action.help, default and f"[{default}]"]))
+
+
+class HelpAll(argparse._HelpAction):
+    """Shows all flags and exits."""
+
+    def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> None:
+        """Print the whole page on standard output."""
+        print(parser.format_every_flag(), end="")
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are raised, so that one rank can speak for all."""
+    """A parser with a page of common flags and one of all flags.
+
+    Its errors are raised, so that one rank can report them for all.
+
+    Parameters
+    ----------
+    example : str, a command line that works; it ends the page
+    menu : heading -> the commands below it, where the commands have headings
+    **options : those of `argparse.ArgumentParser`
+    """
+
+    def __init__(
+        self,
+        *,
+        example: str = "",
+        menu: Mapping[str, Container[str]] | None = None,
+        **options: Any,
+    ) -> None:
+        options.setdefault("allow_abbrev", False)
+        epilog = f"{EXAMPLE}\n  {example}" if example else None
+        super().__init__(add_help=False, epilog=epilog, **options)
+        self.example, self.menu = example, menu
+        self.rare: set[str] = set()  # destinations that --help leaves out
+        self.fits: dict[str, str] = {}  # destination -> its value without SGD settings
+        self.general = self.add_argument_group("general")
+        self.general.add_argument(
+            "-h", "--help", action="help", help="show this page and exit"
+        )
+
+    def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a group ahead of the general one, which ends the page."""
+        group = super().add_argument_group(*args, **kwargs)
+        if hasattr(self, "general"):
+            self._action_groups.remove(self.general)
+            self._action_groups.append(self.general)
+        return group
+
+    def add_flags(self, flags: Iterable[Flag], fit: bool) -> None:
+        """Add flags below the headings of their groups, and --help-all.
+
+        `fit`: without settings of SGD the command has the defaults of `hpcsgd.fit`.
+        """
+        groups: dict[str, Any] = {}
+        for flag in flags:
+            if flag.group not in groups:
+                groups[flag.group] = self.add_argument_group(flag.group)
+            options = {"default": None, **flag.metavar, **flag.options}
+            help_text = flag.help.replace("%", "%%")
+            groups[flag.group].add_argument(
+                flag.name, dest=flag.setting, help=help_text, **options
+            )
+            if not flag.common:
+                self.rare.add(flag.setting)
+            if fit and flag.fit:
+                self.fits[flag.setting] = flag.fit
+        self.general.add_argument(
+            "--help-all", action=HelpAll, help="show all flags by group and exit"
+        )
+
+    def format_usage(self) -> str:
+        """Return the line that shows what has to be given."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self._usage(), [], [])
+        return formatter.format_help()
+
+    def format_help(self) -> str:
+        """Return the page of the common flags."""
+        return self._page(self.rare)
+
+    def format_every_flag(self) -> str:
+        """Return the page of all flags."""
+        return self._page(set())
+
+    def _page(self, hidden: set[str]) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self._usage(), [], [])
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            if group is self._subparsers:
+                self._add_menu(formatter)
+                continue
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(
+                a for a in group._group_actions if a.dest not in hidden
+            )
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _add_menu(self, formatter: argparse.HelpFormatter) -> None:
+        """Add the commands below this one, under their headings."""
+        for action in filter(_is_menu, self._actions):
+            shown: Any = action
+            title = f"{str(action.metavar).lower()}s"
+            menu = self.menu or {title: [c.dest for c in shown._choices_actions]}
+            for heading, names in menu.items():
+                formatter.start_section(heading)
+                formatter.add_arguments(
+                    c for c in shown._choices_actions if c.dest in names
+                )
+                formatter.end_section()
+
+    def _usage(self) -> str:
+        """Return the command with what must be given; flags are on the page."""
+        words = [self.prog]
+        for action in self._actions:
+            if action.option_strings and action.required:
+                words.append(f"{action.option_strings[-1]} {_value(action)}")
+        if any(a.option_strings and not a.required for a in self._actions):
+            words.append("[OPTIONS]")
+        for action in self._actions:
+            if not action.option_strings:
+                word = _value(action) + (" ..." if _is_menu(action) else "")
+                words.append(f"[{word}]" if action.nargs in ("?", "*") else word)
+        return " ".join(words).replace("%", "%%")
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return Formatter(self.prog, self.default_of)
+
+    def default_of(self, action: argparse.Action) -> str:
+        """Return what holds without this flag, "" where nothing does."""
+        fit = self.fits.get(action.dest, "")
+        if action.nargs == 0:
+            return f"{fit}; for SGD off" if fit else ""
+        is_setting = "." in action.dest
+        value = _sgd_default(action.dest) if is_setting else action.default
+        if value is None or value in ("", [], (), argparse.SUPPRESS):
+            return ""
+        if "default" in (action.help or ""):  # the text describes it
+            return ""
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        return f"{fit}; for SGD {text}" if fit else text
+
+    def menu_of(self, words: Sequence[str]) -> str:
+        """Return the page of what `words` name, if a command has to follow them."""
+        menus: list[Any] = [a for a in self._actions if _is_menu(a)]
+        if not menus:
+            return ""
+        if not words:
+            return self.format_help()
+        below = menus[0].choices.get(words[0])
+        return below.menu_of(words[1:]) if below else ""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what is left over here, where its neighbours are known."""
+        found, left = super().parse_known_args(*args, **kwargs)
+        if left:
+            self._refuse(left[0])
+        return found, left
+
+    def _refuse(self, word: str) -> NoReturn:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        if word.startswith("-"):
+            name = word.partition("=")[0]
+            self.error(f"there is no flag {name}{did_you_mean(name, flags)}")
+        takes_data = "--data" in flags and word.endswith((".h5", ".hdf5"))
+        hint = f" (did you mean --data {word}?)" if takes_data else ""
+        self.error(f"{word!r} is one argument too many{hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is no choice, and suggest the nearest."""
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        hint = did_you_mean(str(value), known)
+        listed = ", ".join(known)
+        if _is_menu(action):
+            kind = str(action.metavar).lower()
+            self.error(f"there is no {kind} {value!r}{hint}; known: {listed}")
+        raise argparse.ArgumentError(
+            action, f"invalid choice: {value!r}{hint}; choose one of {listed}"
+        )
 
     def error(self, message: str) -> NoReturn:
         """Name the command that explains itself."""
-        raise ConfigError(f"{message}; see {self.prog} --help")
+        page = "--help-all" if self.rare else "--help"
+        raise ConfigError(f"{message}; see {self.prog} {page}")
 
 
-def make_parser(word: str = "") -> argparse.ArgumentParser:
+def _is_menu(action: argparse.Action) -> bool:
+    return isinstance(action, argparse._SubParsersAction)
+
+
+def _value(action: argparse.Action) -> str:
+    """Return the name of an argument's value."""
+    return str(action.metavar or action.dest.upper())
+
+
+@cache
+def _sgd_defaults() -> dict[str, Any]:
+    """Return the settings' defaults, from the file that the package ships."""
+    import tomllib
+
+    with open(os.path.join(os.path.dirname(hpcsgd.__file__), "defaults.toml")) as file:
+        return tomllib.loads(file.read())
+
+
+def _sgd_default(setting: str) -> Any:
+    section, _, key = setting.partition(".")
+    return _sgd_defaults().get(section, {}).get(key)
+
+
+def make_parser(word: str = "") -> Parser:
     """Return the parser of all commands, or of the one that `word` names."""
     parser, commands = _without_commands()
     for name in [word] if word in COMMANDS else COMMANDS:
@@ -220,7 +504,7 @@ def make_parser(word: str = "") -> argparse.ArgumentParser:
     return parser
 
 
-def make_menu() -> argparse.ArgumentParser:
+def make_menu() -> Parser:
     """Return a parser that knows what commands there are, and imports none of them.
 
     It answers `--help`, `--version` and a command that does not exist.
@@ -231,15 +515,20 @@ def make_menu() -> argparse.ArgumentParser:
     return parser
 
 
-def _without_commands() -> tuple[argparse.ArgumentParser, Any]:
+def _without_commands() -> tuple[Parser, Any]:
     """Return the parser of `hpcsgd` and what commands are added to."""
     parser = Parser(
         prog="hpcsgd",
-        description="Communication-avoiding SGD for generalized linear models.",
-        allow_abbrev=False,
+        description="Communication-avoiding SGD for generalized linear models."
+        " `hpcsgd COMMAND --help` explains a command.",
+        example="hpcsgd train --data rows.h5 --out runs/first",
+        menu=GROUPS,
     )
-    parser.add_argument(
-        "--version", action="version", version=f"hpcsgd {hpcsgd.__version__}"
+    parser.general.add_argument(
+        "--version",
+        action="version",
+        version=f"hpcsgd {hpcsgd.__version__}",
+        help="show the version and exit",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     return parser, commands
@@ -265,6 +554,10 @@ def run(argv: Sequence[str]) -> int:
         with exit_when_interrupted():
             is_known = bool(argv) and argv[0] in COMMANDS
             parser = make_parser(argv[0]) if is_known else make_menu()
+            if page := parser.menu_of(argv):
+                if launch.is_rank_0_of_launcher():
+                    print(page, end="", file=sys.stderr)
+                return ConfigError.exit_code
             arguments = parser.parse_args(argv)
             for name in WORK.get(arguments.command, ()):
                 import_module(name)

@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
 from hpcsgd.cli.jobs import COUNTS, site_of
-from hpcsgd.cli.names import COMMANDS, MACHINES, PLACES, POINT_TIMEOUT, RECIPES, STUDIED
-from hpcsgd.cli.parser import add_comm, not_negative, on_all_ranks, steps
+from hpcsgd.cli.names import COMMANDS, MACHINES, PLACES, POINT_TIMEOUT, RECIPES
+from hpcsgd.cli.parser import (
+    add_comm,
+    add_ranks,
+    not_negative,
+    on_all_ranks,
+    steps,
+)
 from hpcsgd.cli.train import add_settings, exit_code, overlaid
 from hpcsgd.comm.launchers import is_launched
 from hpcsgd.errors import ConfigError
@@ -43,24 +49,32 @@ SLURM_OWN = ("tasks", "nodes")
 
 def add_where(parser: Any) -> None:
     """Add what --on slurm needs to know."""
-    group = parser.add_argument_group("of --on slurm")
-    group.add_argument("--site", metavar="NAME|FILE.toml", help="default: $HPCSGD_SITE")
+    group = parser.add_argument_group("with --on slurm")
+    group.add_argument(
+        "--site",
+        metavar="NAME|FILE.toml",
+        help="site of the jobs (`hpcsgd jobs new-site --list` shows the names); without"
+        " the flag that of $HPCSGD_SITE",
+    )
     group.add_argument(
         "--ranks-per-node",
         type=int,
         default=0,
         metavar="N",
-        help="default: all ranks of a job on one node",
+        help="ranks on each node; 0 puts all ranks of a job on one node",
     )
     group.add_argument(
-        "--resources", metavar="FILE.toml", help="the same in a file; --ask wins"
+        "--resources",
+        metavar="FILE.toml",
+        help="file with the resources of every job; --ask overrides it",
     )
     group.add_argument(
         "--ask",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of every job, as walltime=02:00:00 or partition=long",
+        help="resource of every job, as walltime=02:00:00 or partition=long; may be"
+        " given several times",
     )
 
 
@@ -247,6 +261,10 @@ def _drawn(table: "Table") -> str:
 # What strong, weak and sweep share: flags, a plan, its runs, one table.
 
 log = logging.getLogger(__name__)
+STUDY_EXAMPLE = (
+    "hpcsgd study {kind} --data rows.h5 --ranks 1,2 --rate 0.5 --repeats 1"
+    " --out studies/{kind}"
+)
 # Flags of `train` that are lists here, or mean something else.
 OWN = (
     *("--ranks", "--steps", "--batch", "--precision", "--seed", "--grid"),
@@ -254,23 +272,28 @@ OWN = (
 )
 # flag, the key of [study] that it stands for, what is shown for its value, its help
 LISTS = (
-    ("--ranks", "ranks", "P,P,...", "numbers of MPI ranks"),
-    ("--methods", "methods", "M,M,...", f"of {', '.join(STUDIED)}; default sgd,casgd"),
-    ("--steps", "steps", "S,S,...", "steps per sum, s, or auto"),
-    ("--batch", "batch", "B,B,...", "rows a step of all replicas together"),
-    ("--grids", "grids", "RxC,...", "replicas x members of hybrid"),
+    ("--ranks", "ranks", "P,P,...", "numbers of MPI ranks to run on"),
+    (
+        "--methods",
+        "methods",
+        "M,M,...",
+        "methods to run (`hpcsgd info` lists the names); default sgd,casgd",
+    ),
+    ("--steps", "steps", "S,S,...", "SGD steps s of one exchange, or auto"),
+    ("--batch", "batch", "B,B,...", "rows of one step, over all replicas"),
+    ("--grids", "grids", "RxC,...", "grids (replicas x members) of the method hybrid"),
     (
         "--precision",
         "precision",
         "NAME,...",
-        "recipes; the first is that of the baseline",
+        "recipes of number formats; the baseline has the first of them",
     ),
-    ("--seeds", "seeds", "N,N,...", "of the row order"),
+    ("--seeds", "seeds", "N,N,...", "seeds of the random order of the rows"),
     (
         "--emulate-members",
         "emulate_members",
         "N,N,...",
-        "one rank as one of N, for times",
+        "time one rank as one of N members",
     ),
 )
 
@@ -280,15 +303,19 @@ def add_study(actions: Any, kind: str, text: str) -> None:
     parser = actions.add_parser(
         kind,
         help=text,
-        description=f"Train methods and settings on many ranks: {text}. Every run is a"
-        " process of its own, in turns. Flags and the file say what all runs share.",
-        allow_abbrev=False,
+        description=f"Train methods and settings on several numbers of ranks: {text}."
+        " The runs take turns, each in a process of its own. Flags and the TOML file"
+        " set what all runs share.",
+        example=STUDY_EXAMPLE.format(kind=kind),
     )
-    add_settings(parser, without=OWN)
     for flag, key, shown, says in LISTS:
         parser.add_argument(flag, dest=f"study.{key}", metavar=shown, help=says)
     parser.add_argument(
-        "--repeats", dest="study.repeats", type=int, metavar="N", help="default 3"
+        "--repeats",
+        dest="study.repeats",
+        type=int,
+        metavar="N",
+        help="runs of each point; default 3",
     )
     if kind == "weak":
         parser.add_argument(
@@ -296,30 +323,34 @@ def add_study(actions: Any, kind: str, text: str) -> None:
             dest="study.batch_grows",
             action="store_true",
             default=None,
-            help="the global batch grows with the ranks, as the rows do",
+            help="let the global batch grow with the ranks, as the rows do",
         )
     parser.add_argument(
-        "--out", dest="run.out", metavar="DIR", help="folder of the study"
+        "--out", dest="run.out", metavar="DIR", help="folder of the study to write"
     )
     parser.add_argument(
-        "--on", dest="study.on", choices=PLACES, help="where; default local"
+        "--on",
+        dest="study.on",
+        choices=PLACES,
+        help="run here (local), or submit the runs as jobs (slurm); default local",
     )
     parser.add_argument(
         "--point-timeout",
         type=not_negative,
         default=POINT_TIMEOUT,
         metavar="SECONDS",
-        help=f"of one run, 0 = none; default {POINT_TIMEOUT:g}",
+        help="time limit of one run; 0 sets none",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the study in --out"
+        "--resume", action="store_true", help="resume the study in --out"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="show the plan and run nothing"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser_module.add_json(parser)
     parser_module.add_volume(parser)
     add_where(parser)
+    add_settings(parser, without=OWN)
     parser.set_defaults(run=partial(run_study, kind))
 
 
@@ -444,11 +475,13 @@ def add_collect_parser(actions: Any) -> None:
     """Add `collect`."""
     parser = actions.add_parser(
         "collect",
-        help="gather the runs of a study, from jobs too, in one table",
-        allow_abbrev=False,
+        help="collect the results of a study in one table",
+        description="Collect the results of all finished runs of a study, of jobs too,"
+        " and print one table.",
+        example="hpcsgd study collect studies/strong",
     )
-    parser.add_argument("folder", metavar="DIR", help="the --out of a study")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("folder", metavar="DIR", help="folder of the study")
+    parser_module.add_json(parser)
     parser_module.add_volume(parser)
     parser.set_defaults(run=run_collect)
 
@@ -470,21 +503,23 @@ def add_point_parser(actions: Any) -> None:
     """Add `point`."""
     parser = actions.add_parser(
         "point",
-        help="one run of a study; jobs call it",
-        description="Train points/NAME.toml of a study and leave ends/NAME.json, of"
-        " which hpcsgd study collect makes a line.",
-        allow_abbrev=False,
+        help="run one point of a study, as its jobs do",
+        description="Train the point points/NAME.toml of a study and write its result"
+        " to ends/NAME.json, which `hpcsgd study collect` reads.",
+        example="hpcsgd study point studies/strong sgd-p1-s1-b32-1x1-fp32-seed0-r1",
     )
-    parser.add_argument("folder", metavar="DIR", help="the --out of a study")
-    parser.add_argument("name", metavar="NAME", help="of a file in points/")
-    parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
+    parser.add_argument("folder", metavar="DIR", help="folder of the study")
+    parser.add_argument(
+        "name", metavar="NAME", help="name of a file in points/, without .toml"
+    )
+    add_ranks(parser)
     add_comm(parser, default=None)
     parser.add_argument(
         "--point-timeout",
         type=not_negative,
         default=0.0,
         metavar="SECONDS",
-        help="it may take, 0 = for ever",
+        help="time limit of the run; 0 sets none",
     )
     parser_module.add_volume(parser)
     parser.set_defaults(run=run_point)
@@ -527,39 +562,61 @@ def add_predict_parser(actions: Any) -> None:
     """Add `predict` to the actions."""
     parser = actions.add_parser(
         "predict",
-        help="extrapolate to ranks that are not here",
-        description="Seconds of a step of plain SGD and of CA-SGD on many ranks, by the"
-        " cost model and a machine file: speed-up and efficiency against one rank,"
-        " where CA-SGD wins, where more ranks stop paying, and which part limits it.",
-        allow_abbrev=False,
+        help="predict the time of a step on many ranks of a machine",
+        description="Predict the time of a step of plain SGD and of CA-SGD on many"
+        " ranks by the cost model and a machine file. The table shows speed-up and"
+        " efficiency against one rank and what limits the step.",
+        example="hpcsgd study predict --machine perlmutter-a100 --data 400000,2000",
     )
     parser.add_argument(
         "--machine",
         required=True,
         metavar="NAME|FILE.toml",
-        help=f"a machine file, or one of {', '.join(MACHINES)}",
+        help=f"machine file, or one of {', '.join(MACHINES)}",
     )
     parser.add_argument(
-        "--ranks", default="1..65536", metavar="A..B", help="powers of two, or 1,2,4"
+        "--ranks",
+        default="1..65536",
+        metavar="A..B",
+        help="numbers of ranks: the powers of two from A to B, or a list as 1,2,4",
     )
     parser.add_argument(
         "--data",
         required=True,
         metavar="ROWS,COLUMNS|FILE.h5",
-        help="the shape of the data",
+        help="size of the data, or a data file that has this size",
     )
-    parser.add_argument("--batch", type=int, default=32, help="rows a step; 32")
-    parser.add_argument("--epochs", type=int, default=10, help="of the run; 10")
+    parser.add_argument("--batch", type=int, default=32, help="rows of one step")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of the run")
     parser.add_argument(
-        "--steps", type=steps, default=0, metavar="S", help="s, or auto (the fastest)"
+        "--steps",
+        type=steps,
+        default="auto",
+        metavar="S",
+        help="SGD steps s of one exchange; auto takes the fastest number",
     )
-    parser.add_argument("--precision", choices=RECIPES, default="fp32")
-    parser.add_argument("--classes", type=int, default=1, help="columns of weights; 1")
     parser.add_argument(
-        "--period", type=int, default=8, help="exchanges per agreement of replicas; 8"
+        "--precision",
+        choices=RECIPES,
+        default="fp32",
+        help="recipe of number formats",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw it")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--classes",
+        type=int,
+        default=1,
+        help="columns of the weights: the number of classes of softmax, else 1",
+    )
+    parser.add_argument(
+        "--period",
+        type=int,
+        default=8,
+        help="exchanges between two agreements of replicas",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE.png", help="draw the prediction into this file"
+    )
+    parser_module.add_json(parser)
     parser.set_defaults(run=run_predict)
 
 
@@ -737,7 +794,7 @@ def _ranges(wins: list[int], every: list[int]) -> str:
 
 def add_strong_parser(actions: Any) -> None:
     """Add `strong`."""
-    add_study(actions, "strong", "the same data on all numbers of ranks")
+    add_study(actions, "strong", "strong scaling, the same data on all ranks")
 
 
 # `hpcsgd study sweep`: all settings, and all grids of hybrid, at given ranks.
@@ -745,7 +802,7 @@ def add_strong_parser(actions: Any) -> None:
 
 def add_sweep_parser(actions: Any) -> None:
     """Add `sweep`."""
-    add_study(actions, "sweep", "all settings, and all grids of hybrid, at given ranks")
+    add_study(actions, "sweep", "every combination of the listed settings and grids")
 
 
 # `hpcsgd study weak`: rows that grow with the ranks.
@@ -753,7 +810,7 @@ def add_sweep_parser(actions: Any) -> None:
 
 def add_weak_parser(actions: Any) -> None:
     """Add `weak`."""
-    add_study(actions, "weak", "rows that grow with the ranks")
+    add_study(actions, "weak", "weak scaling, rows that grow with the ranks")
 
 
 # `hpcsgd study`: many runs on many ranks, each in a process of its own.
@@ -773,7 +830,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "study",
         help=COMMANDS["study"],
-        allow_abbrev=False,
+        example=STUDY_EXAMPLE.format(kind="strong"),
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for add_action in ACTIONS:

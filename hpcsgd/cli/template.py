@@ -11,7 +11,7 @@ from hpcsgd.agreements.averaging import BUFFERS
 from hpcsgd.agreements.codecs.base import DENSE, FEEDBACKS, NORMS
 from hpcsgd.agreements.settings import PEERS, ROUNDS
 from hpcsgd.agreements.slowmo import BASES
-from hpcsgd.cli.flags import FLAGS, SWITCHES
+from hpcsgd.cli.flags import FLAGS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
 from hpcsgd.files import toml_literal
@@ -45,22 +45,38 @@ CHOICES: dict[str, list[str]] = {
 def template() -> str:
     """Every section with every key at its default, explained."""
     head = [
-        "# A configuration of hpcsgd: hpcsgd train FILE",
-        "# Every value is the default of SGD; keys with a # in front are optional.",
+        "# Configuration of hpcsgd; run it with: hpcsgd train FILE",
+        "# Every value is the default of SGD. Keys with a # in front are optional.",
     ]
     kinds = get_type_hints(RunConfig)
     sections = [_section(f.name, kinds[f.name]) for f in fields(RunConfig)]
     return "\n\n".join(["\n".join(head), *sections]) + "\n"
 
 
-def _section(name: str, kind: type[Any]) -> str:
-    values, notes = kind(), comments(kind)
+def settings_of(config: type[RunConfig]) -> dict[str, str]:
+    """Return section.key -> the help of every setting."""
+    kinds = get_type_hints(config)
+    return {
+        f"{section.name}.{key}": text
+        for section in fields(config)
+        for key, text in _texts(section.name, kinds[section.name]).items()
+    }
+
+
+def _texts(name: str, kind: type[Any]) -> dict[str, str]:
+    """Return key -> help of one section."""
+    notes = comments(kind)
     # The nine fields are explained where they live.
     notes = comments(Precision) | notes if name == "precision" else notes
+    keys = (field.name for field in fields(kind))
+    return {key: explain(f"{name}.{key}", notes.get(key, "")) for key in keys}
+
+
+def _section(name: str, kind: type[Any]) -> str:
+    values = kind()
     lines = [*_remarks(inspect.getdoc(kind) or ""), f"[{name}]"]
-    for field in fields(kind):
-        note = explain(f"{name}.{field.name}", notes.get(field.name, ""))
-        lines += _key(field.name, getattr(values, field.name), note)
+    for key, text in _texts(name, kind).items():
+        lines += _key(key, getattr(values, key), text)
     return "\n".join(lines)
 
 
@@ -88,30 +104,33 @@ def _remarks(text: str) -> list[str]:
 
 
 def explain(setting: str, comment: str) -> str:
-    """What a setting says: the comment of its source or its flag's help, and choices.
+    """Return the help of a setting: its comment or the help of its flag, and choices.
 
-    None of them repeats another.
+    Choices that the text names are not listed again.
     """
-    options: dict[str, Any] = next((o for _, s, o in FLAGS if s == setting), {})
-    switch = next((text for _, s, text in SWITCHES if s == setting), "")
-    said = comment or options.get("help", "") or switch
-    choices = options.get("choices") or CHOICES.get(setting, [])
+    flag = next((flag for flag in FLAGS if flag.setting == setting), None)
+    said = comment or (flag.help if flag else "")
+    choices = (flag.options if flag else {}).get("choices") or CHOICES.get(setting, [])
     if all(choice in said for choice in choices):
         return said
-    return "; ".join(filter(None, [said, ", ".join(choices)]))
+    return f"{said}; one of {', '.join(choices)}"
 
 
 def comments(kind: type[Any]) -> dict[str, str]:
-    """Field -> the comment beside it in the source, none where there is no source."""
+    """Return field -> the comment above or beside it, none where there is no source."""
     try:
         source = inspect.cleandoc("\n" + inspect.getsource(kind))
     except OSError:
         return {}
     notes, found = _notes(source), {}
+    lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            found[ast.unparse(node.target)] = [notes[n] for n in lines if n in notes]
+            first = node.lineno
+            while lines[first - 2].lstrip().startswith("#"):
+                first -= 1
+            numbers = range(first, (node.end_lineno or node.lineno) + 1)
+            found[ast.unparse(node.target)] = [notes[n] for n in numbers if n in notes]
     return {name: " ".join(said) for name, said in found.items() if said}
 
 

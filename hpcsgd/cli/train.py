@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli import launch
 from hpcsgd.cli import parser as parser_module
-from hpcsgd.cli.flags import FLAGS, NEGATIVE, SWITCHES
+from hpcsgd.cli.flags import FLAGS
 from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import numbers, on_all_ranks
 from hpcsgd.errors import ConfigError
@@ -107,12 +107,12 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 # `hpcsgd train`: one run, from flags, a TOML file, or both.
 
 RULE = (
-    "Where neither file nor command names a setting of SGD (one of the sections rate,"
-    " update, coordinate, products, schedule, agreement, codec, mirror, accordion,"
-    " average, stop or sweep, sampling.mode, --precision auto, or --emulate-members),"
-    " the run has the defaults of hpcsgd.fit: an intercept, l2 = 1e-4, a rate from the"
-    " data, and a finisher that goes on to the optimum; --plain asks for SGD with all"
-    " its defaults."
+    "By default the run is that of hpcsgd.fit: it fits an intercept with l2 = 1e-4,"
+    " takes the rate from the data, and refines the weights to the optimum. It has the"
+    " defaults of SGD instead with --plain, and where the command or the file names a"
+    " setting of SGD: a key of the sections rate, update, coordinate, products,"
+    " schedule, agreement, codec, mirror, accordion, average, stop or sweep,"
+    " sampling.mode, --precision auto, or --emulate-members."
 )
 
 
@@ -121,52 +121,31 @@ def add_train_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         help=COMMANDS["train"],
-        description="Train a generalized linear model; flags override the TOML file."
+        description="Train a generalized linear model. Flags override the TOML file."
         f" {RULE}",
-        allow_abbrev=False,
+        example="hpcsgd train --data rows.h5 --out runs/first",
     )
-    add_settings(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_settings(parser, fit=True)
+    parser_module.add_json(parser)
     parser_module.add_progress(parser)
     parser.set_defaults(run=run_train)
 
 
-def add_settings(parser: Any, without: Container[str] = ()) -> None:
-    """The file, the flags and --set: what every command that trains understands.
+def add_settings(
+    parser: parser_module.Parser, without: Container[str] = (), fit: bool = False
+) -> None:
+    """Add the file, the flags and --set, which every command that trains understands.
 
-    Flags named in `without` are left to the command itself.
+    Flags named in `without` are left to the command itself. `fit`: without settings of
+    SGD the command has the defaults of `hpcsgd.fit`.
     """
-    parser.add_argument("config", nargs="?", metavar="run.toml", help="configuration")
-    for flag, setting, options in FLAGS:
-        if flag not in without:
-            parser.add_argument(
-                flag,
-                dest=setting,
-                default=None,
-                **{**_metavar(setting, options), **options},
-            )
-    for flag, setting, text in SWITCHES:
-        parser.add_argument(
-            flag, dest=setting, default=None, action="store_true", help=text
-        )
-    for flag, setting, text in NEGATIVE:
-        parser.add_argument(
-            flag, dest=setting, default=None, action="store_false", help=text
-        )
-    if "--grid" not in without:
-        text = "replicas x members; 1xN default, Nx1 with a method of replicas"
-        parser.add_argument("--grid", metavar="RxC", help=text)
-    if "--ranks" not in without:
-        parser.add_argument("--ranks", type=int, metavar="N", help="start N MPI ranks")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="sets"
+        "config",
+        nargs="?",
+        metavar="run.toml",
+        help="configuration file, as `hpcsgd new` writes it",
     )
-
-
-def _metavar(setting: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """The key in capitals, unless the choices say more."""
-    names = not {"choices", "const"} & set(options)
-    return {} if not names else {"metavar": setting.split(".")[1].upper()}
+    parser.add_flags((flag for flag in FLAGS if flag.name not in without), fit)
 
 
 def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
@@ -220,8 +199,7 @@ def overlaid(
     from hpcsgd.config import apply_settings, chosen_settings
 
     merged = apply_settings(chosen_settings(tables), arguments.sets)
-    asked = [name for _, name, _ in (*FLAGS, *SWITCHES, *NEGATIVE)]
-    for setting in asked:
+    for setting in (flag.setting for flag in FLAGS if flag.is_setting):
         value = getattr(arguments, setting, None)
         if value is not None:
             section, key = setting.split(".")
@@ -280,18 +258,39 @@ LISTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "--l2",
         "l2",
-        {"type": numbers, "metavar": "A,B,...", "help": "ridge penalties"},
+        {
+            "type": numbers,
+            "metavar": "A,B,...",
+            "help": "ridge penalties; every penalty gives a model",
+        },
     ),
-    ("--rates", "rate", {"type": numbers, "metavar": "A,B,...", "help": "step sizes"}),
+    (
+        "--rates",
+        "rate",
+        {
+            "type": numbers,
+            "metavar": "A,B,...",
+            "help": "learning rates; every rate gives a model for each penalty",
+        },
+    ),
     (
         "--folds",
         "folds",
-        {"type": int, "metavar": "N", "help": "a model without each part, and one"},
+        {
+            "type": int,
+            "metavar": "N",
+            "help": "folds of a cross-validation: every setting gives a model for each"
+            " fold and one for all rows; 0 trains without folds",
+        },
     ),
     (
         "--fold-seed",
         "fold_seed",
-        {"type": int, "metavar": "N", "help": "which rows belong together"},
+        {
+            "type": int,
+            "metavar": "N",
+            "help": "seed of the random assignment of rows to folds",
+        },
     ),
 )
 
@@ -301,14 +300,15 @@ def add_sweep_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep",
         help=COMMANDS["sweep"],
-        description="Train a model for every penalty, rate and fold at once; flags"
-        " override the TOML file.",
-        allow_abbrev=False,
+        description="Train a model for every penalty, rate and fold. All models share"
+        " the rows, the products and the messages of one run. Flags override the TOML"
+        " file.",
+        example="hpcsgd sweep --data rows.h5 --rate 0.5 --l2 1e-5,1e-4,1e-3 --folds 3",
     )
     add_settings(parser, without=("--l2", "--plain"))
     for flag, key, options in LISTS:
         parser.add_argument(flag, dest=f"sweep.{key}", default=None, **options)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser_module.add_json(parser)
     parser_module.add_progress(parser)
     parser.set_defaults(run=run_sweep)
 
@@ -421,12 +421,13 @@ def add_new_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "new",
         help=COMMANDS["new"],
-        description="Every section and key at its default, with what it does.",
-        allow_abbrev=False,
+        description="Write a configuration file with every section and every key at"
+        " its default and with an explanation.",
+        example="hpcsgd new run.toml",
     )
     parser.add_argument("file", metavar="run.toml", help="file to write")
     parser.add_argument(
-        "--force", action="store_true", help="overwrite a file that is there"
+        "--force", action="store_true", help="overwrite a file that exists"
     )
     parser.set_defaults(run=run_new)
 

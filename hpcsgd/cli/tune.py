@@ -40,40 +40,49 @@ def add_tune_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "tune",
         help=COMMANDS["tune"],
-        description="Measure the network and the kernels on your data, predict every"
-        " setting that is open, run the best five for a moment, and write the choice"
-        " for `hpcsgd train`. Flags and the file say what is not open.",
-        allow_abbrev=False,
-        conflict_handler="resolve",
+        description="Measure the network and the kernels on your data, predict the time"
+        " of every choice that is not fixed, run the best five for a moment, and write"
+        " the fastest as a configuration for `hpcsgd train`. Flags and the TOML file"
+        " fix settings.",
+        example="hpcsgd tune --data rows.h5 --ranks 2 --seconds 10 --out tuned.toml",
     )
-    add_settings(parser, without=("--plain",))
     parser.add_argument(
         "--batch",
         dest="batches",
         metavar="B|B,B|auto",
-        help="rows a step, or several to choose from",
+        help="rows of one step, per replica, or several numbers to choose from",
     )
     parser.add_argument(
-        "--ranks", metavar="N|N,N", help="start N MPI ranks; several are compared"
+        "--ranks",
+        metavar="N|N,N",
+        help="start this number of MPI ranks; several numbers are compared",
     )
     parser.add_argument(
-        "--out", dest="tuned", metavar="FILE.toml", help="write what was chosen"
+        "--out",
+        dest="tuned",
+        metavar="FILE.toml",
+        help="write the chosen configuration into this file",
     )
     parser.add_argument(
-        "--seconds", type=not_negative, default=30.0, metavar="T", help="to spend; 30"
+        "--seconds",
+        type=not_negative,
+        default=30.0,
+        metavar="T",
+        help="seconds that the tuning may take",
     )
     parser.add_argument(
         "--allow-replicas",
         action="store_true",
-        help="also grids whose replicas average weights, which changes what is learnt",
+        help="also try grids of several replicas, which changes the iterates",
     )
     parser.add_argument(
         "--write-machine",
         metavar="FILE.toml",
-        help="write what was measured, for `hpcsgd study predict`",
+        help="write the measured speed of this machine, for `hpcsgd study predict`",
     )
     parser.add_argument("--part", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_settings(parser, without=("--plain", "--batch", "--ranks", "--out"))
+    parser_module.add_json(parser)
     parser_module.add_progress(parser)
     parser.set_defaults(run=run_tune, **{"schedule.batch": None, "run.out": None})
 
@@ -238,33 +247,45 @@ def add_precision_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "precision",
         help=COMMANDS["precision"],
-        description="Bound and measure the error of every field of the precision on"
-        " groups of real rows, run pilots of the recipes, and recommend one.",
-        allow_abbrev=False,
+        description="Bound and measure the rounding error of each of the nine number"
+        " formats on groups of your rows, train pilots with the recipes, and recommend"
+        " a recipe.",
+        example="hpcsgd precision --data rows.h5 --members 2 --rate 0.5",
     )
-    add_settings(parser, without=("--plain",))
     parser.add_argument(
-        "--members", type=int, metavar="C", help="of a replica; the grid's by default"
+        "--members",
+        type=int,
+        metavar="C",
+        help="members of a replica; without the flag those of --grid",
     )
     parser.add_argument(
         "--format",
         action="append",
         choices=[*FORMATS, "all"],
         dest="formats",
-        help="of the fields, one after the other; bf16 by default",
+        metavar="NAME",
+        help="number format to examine in each field: bf16 without the flag; all of"
+        f" {', '.join(FORMATS)} with `all`; may be given several times",
     )
     parser.add_argument(
-        "--groups", type=int, default=3, metavar="N", help="exchanges looked at; 3"
+        "--groups",
+        type=int,
+        default=3,
+        metavar="N",
+        help="exchanges whose rounding errors are measured",
     )
     parser.add_argument(
         "--tolerance",
         type=not_negative,
         default=0.005,
         metavar="SHARE",
-        help="loss gap that the recommendation may have; 0.005",
+        help="largest relative loss difference to fp64 of a recommended recipe",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw bounds and errors")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--plot", metavar="FILE.png", help="draw bounds and errors into this file"
+    )
+    add_settings(parser, without=("--plain",))
+    parser_module.add_json(parser)
     parser_module.add_progress(parser)
     parser.set_defaults(run=run_precision)
 

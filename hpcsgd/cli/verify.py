@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpcsgd.cli.names import COMMANDS, PAGE
+from hpcsgd.cli.parser import add_json
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 if TYPE_CHECKING:
@@ -24,19 +25,31 @@ def add_verify_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "verify",
         help=COMMANDS["verify"],
-        description="Replay recorded exchanges as plain SGD in extended precision;"
-        " recount messages; recompute the loss.",
-        allow_abbrev=False,
+        description="Replay recorded exchanges as plain SGD in extended precision,"
+        " count the messages again, and recompute the loss.",
+        example="hpcsgd verify runs/first",
     )
-    parser.add_argument("folder", metavar="RUN", help="the run folder")
+    parser.add_argument("folder", metavar="RUN", help="run folder of `hpcsgd train`")
     parser.add_argument(
-        "--exchanges", type=int, default=3, metavar="K", help="how many are replayed"
+        "--exchanges",
+        type=int,
+        default=3,
+        metavar="K",
+        help="number of recorded exchanges to replay",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="which of the recorded ones"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of the choice of exchanges to replay",
     )
-    parser.add_argument("--data", metavar="FILE", help="where the data is now")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help="data file of the run, if it has moved since the run",
+    )
+    add_json(parser)
     parser.set_defaults(run=run_verify)
 
 
@@ -107,24 +120,28 @@ def add_report_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help=COMMANDS["report"],
-        description="Read the folders of studies, runs (--out) and comparisons, and"
-        " write one HTML page with all figures and tables in it; it needs no network.",
-        allow_abbrev=False,
+        description="Read the folders of studies, runs and comparisons, and write one"
+        " HTML page with all figures and tables. The page needs no network.",
+        example="hpcsgd report runs/first --out first.html",
     )
     parser.add_argument(
-        "folders", nargs="+", metavar="DIR", help="of a study, a run or a comparison"
+        "folders",
+        nargs="+",
+        metavar="DIR",
+        help="folder of a study, a run or a comparison",
     )
     parser.add_argument(
-        "--out", metavar="FILE.html", help=f"the page; {PAGE} unless --json is given"
+        "--out",
+        metavar="FILE.html",
+        help=f"HTML page to write; without the flag {PAGE}, or none with --json",
     )
     parser.add_argument(
         "--figures",
         metavar="FOLDER",
-        help="write every figure there too: .csv and, with matplotlib, .svg and .png",
+        help="also write every figure into this folder as .csv and, if matplotlib is"
+        " installed, as .svg and .png",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print the figures as one JSON document"
-    )
+    add_json(parser)
     parser.set_defaults(run=run_report)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hpcsgd import files
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import ConfigError, DataError, did_you_mean
 from hpcsgd.files import parse_toml
 
 # The catalogue: data sets that studies use, where they are, how to convert them.
@@ -63,7 +63,10 @@ def get_card(name: str) -> Card:
     """The card called `name`, in capitals or not."""
     cards = load_catalogue()
     if name.lower() not in cards:
-        raise ConfigError(f"no data set is called {name!r}; known: {', '.join(cards)}")
+        hint = did_you_mean(name, cards)
+        raise ConfigError(
+            f"no data set is called {name!r}{hint}; known: {', '.join(cards)}"
+        )
     return cards[name.lower()]
 
 

@@ -22,7 +22,7 @@ from hpcsgd.data.preparation import (
     Preparation,
     preparation_from,
 )
-from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.errors import ConfigError, DataError, MissingPackage, did_you_mean_file
 from hpcsgd.formats import decode_element, encode_element
 
 # How a store lies in its file: attributes, element types, tiles and blocks of rows.
@@ -345,7 +345,9 @@ def check_sources(path: Path, name: str, node: Any) -> None:
 def check_file(path: Path, what: str) -> None:
     """Refuse what is no readable file, in one sentence."""
     if not path.exists():
-        raise DataError(f"{path} does not exist; check the name")
+        raise DataError(
+            f"{path} does not exist{did_you_mean_file(path)}; check the name"
+        )
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of {what}")
     if not path.is_file():  # a pipe would be waited for

@@ -19,11 +19,12 @@ MODES = ("shuffle-once", "reshuffle", "replacement", "blocks")
 class SamplingConfig:
     """How rows are drawn."""
 
-    mode: str = "shuffle-once"  # one order for all epochs, a new one each, or draws
+    mode: str = "shuffle-once"
     seed: int = 0
-    block: int = 1024  # rows read together by mode = "blocks"
-    window: int = 16  # blocks shuffled together; larger = better mixed, more memory
-    hold_out: float = 0.0  # share of the rows that is not trained on, but judged by
+    block: int = 1024  # blocks: rows that are read together
+    # blocks: blocks that are shuffled together; more mix better and need more memory
+    window: int = 16
+    hold_out: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError, NameTable
+from hpcsgd.errors import ConfigError, NameTable, nearest
 from hpcsgd.glm.families import SYNONYMS, Family
 from hpcsgd.glm.unrolling import UnrolledSteps, unroll
 from hpcsgd.glm.updates import (
@@ -54,13 +54,9 @@ FAMILIES: dict[str, str | type[Family]] = NameTable(
 
 def nearest_family(name: str) -> str:
     """Return the family that an unknown name means or is nearly written as, or ""."""
-    from difflib import get_close_matches
-
     plain = str(name).strip().lower().replace("_", "-").replace(" ", "-")
     meant = SYNONYMS.get(plain, plain)
-    return (
-        meant if meant in FAMILIES else "".join(get_close_matches(plain, FAMILIES, 1))
-    )
+    return meant if meant in FAMILIES else nearest(plain, FAMILIES)
 
 
 def get_family(name: str) -> Family:

@@ -288,12 +288,16 @@ BOUNDED = ("euclidean", "entropy", "eg")
 
 @dataclass(frozen=True)
 class MirrorConfig:
-    """The geometry that steps of `anybatch` are taken in."""
+    """Geometry of the steps of `anybatch` (mirror descent)."""
 
-    kind: str = "euclidean"  # or entropy, eg, p-norm, diagonal
-    radius: float = 0.0  # of what holds the weights; 0 = none, or 1 for entropy and eg
-    p: float = 0.0  # p-norm: in (1, 2]; 0 = 2 ln d / (2 ln d - 1)
-    epsilon: float = 1e-08  # diagonal: beside the root that steps are divided by
+    kind: str = "euclidean"  # mirror map of the steps: euclidean is ordinary SGD
+    # radius of the ball or simplex that contains the weights; 0 sets no bound, or 1 for
+    # entropy and eg
+    radius: float = 0.0
+    # p-norm: exponent p in (1, 2]; 0 takes 2 ln d / (2 ln d - 1) for d columns
+    p: float = 0.0
+    # diagonal: small number added to the root that steps are divided by
+    epsilon: float = 1e-08
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -135,15 +135,19 @@ Bound = float | tuple[float, ...] | None
 
 @dataclass(frozen=True)
 class ProblemConfig:
-    """What is learnt."""
+    """The model: its family, its penalties and its bounds."""
 
     family: str = "logistic"
-    l2: float = 0.0  # ridge penalty λ; the intercept is never penalised
+    l2: float = 0.0
     intercept: bool = False
-    l1: float = 0.0  # larger = more weights are exactly 0
-    l1_at: str = "step"  # exchange: l1 and bounds act once for s steps, approximately
-    lower: Bound = None  # of all weights, or a list with one for each column
-    upper: Bound = None  # the same from above
+    l1: float = 0.0
+    # when l1 and the bounds act: after every step, or once for the s steps of an
+    # exchange (exchange), which is approximate
+    l1_at: str = "step"
+    # lower bound of all weights, or a list with one bound for each column
+    lower: Bound = None
+    # upper bound of all weights, or a list with one bound for each column
+    upper: Bound = None
 
     def __post_init__(self) -> None:
         for name in ("l2", "l1"):

@@ -205,14 +205,12 @@ MOST_ROWS = 2048  # of an exchange whose steps are left open
 
 @dataclass(frozen=True)
 class Schedule:
-    """Batch b of one replica, steps s of one exchange, exchanges τ of one agreement."""
+    """Batch b of a replica, steps s of an exchange, exchanges τ between agreements."""
 
-    batch: int = 32  # larger = fewer steps in an epoch, less noise in each
-    steps: int = (
-        8  # larger = fewer messages, more flops (512..1024 rows are usual), or auto
-    )
-    period: int = 1  # larger = replicas drift further apart between agreements
-    epochs: int = 1  # passes over the rows of every replica
+    batch: int = 32
+    steps: int = 8
+    period: int = 1
+    epochs: int = 1
 
     def __post_init__(self) -> None:
         for name in ("batch", "steps", "period", "epochs"):

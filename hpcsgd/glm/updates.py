@@ -455,16 +455,22 @@ NORMS = ("rows", "batches")
 
 @dataclass(frozen=True)
 class RateConfig:
-    """A first rate and how it changes."""
+    """Learning rate and its schedule."""
 
     kind: str = "constant"
-    value: float = 0.1  # larger = faster, until it diverges; or auto, from the data
-    decay: float = 0.0  # c of 1/(1 + c k) and of 1/√(1 + c k), per step
-    warmup: int = 0  # steps over which the rate grows linearly to its schedule
-    per_batch: int = 0  # rows of a step that value is for; of more, it grows with them
-    norm: str = "rows"  # what auto goes by: the longest row, or batches (bolder)
-    milestones: tuple[float, ...] = ()  # epochs after which the rate is multiplied
-    factor: float = 0.1  # by this; nearer to 1 = smaller drops
+    value: float = 0.1
+    # c in the rate schedules 1/(1 + c k) and 1/√(1 + c k) of step k (inverse,
+    # inverse-sqrt)
+    decay: float = 0.0
+    warmup: int = 0  # steps in which the rate grows linearly to its schedule
+    # rows of a step that the value is meant for; the rate scales with the rows of a
+    # step; 0 does not scale it
+    per_batch: int = 0
+    # curvature that an automatic rate is derived from: the longest row (rows), or
+    # sampled batches (batches), which gives larger rates
+    norm: str = "rows"
+    milestones: tuple[float, ...] = ()
+    factor: float = 0.1  # factor of the rate at each milestone
 
     def __post_init__(self) -> None:
         if self.kind not in RATES:

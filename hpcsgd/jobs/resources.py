@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean
 
 # Times, memory, arrays and dependencies as Slurm writes them.
 
@@ -349,7 +349,8 @@ def check_known(table: Mapping[str, Any], place: str = "resources") -> None:
     """Reject what no field is called, and show what they are called."""
     unknown = sorted(set(table) - set(KNOWN))
     if unknown:
-        raise ConfigError(f"{place} unknown: {unknown}; known: {sorted(KNOWN)}")
+        hint = did_you_mean(str(unknown[0]), KNOWN)
+        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {sorted(KNOWN)}")
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

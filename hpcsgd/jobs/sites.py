@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd import files
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.files import parse_toml
 from hpcsgd.jobs.resources import (
     VARIABLE,
@@ -57,7 +57,8 @@ def find_site(name: str) -> Path:
     known = known_sites()
     if name not in known:
         raise ConfigError(
-            f"site {name!r} unknown; known: {', '.join(sorted(known))}; write one's own"
+            f"site {name!r} unknown{did_you_mean(name, known)}; known:"
+            f" {', '.join(sorted(known))}; write one's own"
             " with: hpcsgd jobs new-site NAME"
         )
     return known[name]
@@ -261,7 +262,8 @@ def _table(
     """`table` if its keys are known and its values of their types."""
     unknown = sorted(set(table) - set(kinds))
     if unknown:
-        raise ConfigError(f"{name} unknown: {unknown}; known: {sorted(kinds)}")
+        hint = did_you_mean(str(unknown[0]), kinds)
+        raise ConfigError(f"{name} unknown: {unknown}{hint}; known: {sorted(kinds)}")
     for key, value in table.items():
         if type(value) is not kinds[key]:
             raise ConfigError(

@@ -247,12 +247,12 @@ STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256
 
 @dataclass(frozen=True)
 class ProductsConfig:
-    """How members get through s steps."""
+    """What the members all-reduce so that s steps need one synchronisation."""
 
-    kind: str = "auto"  # direct, gram, gather, gather-once, cached, or auto
-    look_ahead: str = "auto"  # on: the next Gram travels while this group iterates
-    machine: str = ""  # a file of what this machine can do; written where it is missing
-    gram_kernel: str = "auto"  # on a GPU: own, cublas, or the faster; wgmma
+    kind: str = "auto"
+    look_ahead: str = "auto"
+    machine: str = ""
+    gram_kernel: str = "auto"
 
     def __post_init__(self) -> None:
         if self.look_ahead not in ("on", "off", "auto"):

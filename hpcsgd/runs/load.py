@@ -139,10 +139,12 @@ def replica_rows(grid: Grid, reader: RowReader) -> slice:
     """
     replicas, members = grid.replicas.size, grid.members.size
     if members > reader.cols:
+        ranks = replicas * members
+        fit = max(n for n in range(1, reader.cols + 1) if ranks % n == 0)
         raise ConfigError(
-            f"{members} members cannot share {reader.cols} columns; use at most"
-            f" {reader.cols} members and more replicas"
-            f" (--grid {-(-replicas * members // reader.cols)}x{reader.cols} or so)"
+            f"{members} members cannot share {reader.cols} columns; use more"
+            f" replicas of at most {reader.cols} members,"
+            f" as --grid {ranks // fit}x{fit}"
         )
     if replicas > reader.rows:
         raise ConfigError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.config import without_retired
 from hpcsgd.data.preparation import Preparation, preparation_from
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
 from hpcsgd.files import (
     check_entry,
     check_schema,
@@ -627,7 +627,10 @@ def load_result(path: str | Path) -> Result:
     # A name that the user gives may be a link; an entry of a folder may not.
     path = path / "result.h5" if path.is_dir() else Path(realpath(path))
     if not path.exists():
-        raise DataError(f"{path} does not exist; name a run folder or its result.h5")
+        raise DataError(
+            f"{path} does not exist{did_you_mean_file(path)}; name a run folder or its"
+            " result.h5"
+        )
     if is_sealed(path, ESTIMATOR):
         raise DataError(
             f"{path} holds an estimator and no result; read it with hpcsgd.load"

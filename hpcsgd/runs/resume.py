@@ -15,7 +15,7 @@ from hpcsgd.agreements.gradient import OF_CODECS
 from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection, is_read
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
 from hpcsgd.files import unreadable
 from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.checkpoint import (
@@ -175,7 +175,8 @@ def _is_folder(path: Path) -> bool:
         return S_ISDIR(path.stat().st_mode)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"--resume {path} does not exist; name a checkpoint, a run folder, or auto"
+            f"--resume {path} does not exist{did_you_mean_file(path)}; name a"
+            " checkpoint, a run folder, or auto"
         ) from error
     except OSError as error:
         raise unreadable(path, error) from error

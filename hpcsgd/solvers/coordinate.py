@@ -275,10 +275,14 @@ FORMS = ("auto", "primal", "dual", "newton")
 
 @dataclass(frozen=True)
 class CoordinateConfig:
-    """Used by [update] kind = "coordinate" alone."""
+    """Coordinate descent, [update] kind = "coordinate"."""
 
-    tol: float = 1e-6  # of the gap, relative to max(|F|, 1e-3 F₀); smaller = closer
-    form: str = "auto"  # primal, dual, newton
+    # tolerance of the duality gap, relative to max(|F|, 1e-3 F₀); a smaller one stops
+    # closer to the optimum
+    tol: float = 1e-6
+    # problem that is solved: primal, dual, or Newton models (newton); auto takes the
+    # fastest
+    form: str = "auto"
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:

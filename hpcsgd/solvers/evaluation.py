@@ -203,11 +203,14 @@ MEASURES = ("loss", "gradient", "gap")  # what an evaluation takes; each has the
 
 @dataclass(frozen=True)
 class StopConfig:
-    """An end before the last epoch, at an evaluation that finds the goal reached."""
+    """Early stop at an evaluation that reaches a goal."""
 
-    on: str = "none"  # gradient, gap: at the optimum; loss: when it falls no more
-    tol: float = 1e-4  # relative; smaller = later
-    patience: int = 5  # evaluations without a fall; for `loss` and `validation`
+    # measure that stops the run: norm of the gradient, optimality gap, or decrease of
+    # the loss (loss) or of the loss on held-out rows (validation)
+    on: str = "none"
+    tol: float = 1e-4  # relative tolerance of the measure; a smaller one stops later
+    # evaluations without a decrease after which loss and validation stop the run
+    patience: int = 5
 
     def __post_init__(self) -> None:
         if self.on not in GOALS:
@@ -384,10 +387,14 @@ COUNT = "averaged"  # there, too: a run that goes on may have become longer or s
 
 @dataclass(frozen=True)
 class AverageConfig:
-    """Which iterates are averaged."""
+    """Averaging of the iterates."""
 
-    kind: str = "none"  # tail: those of the last part of the run
-    share: float = 0.5  # that part; larger = less noise, more of the way there
+    # iterates whose mean is the result: none takes the last iterate, tail averages the
+    # last part of the run
+    kind: str = "none"
+    # share of the run that is averaged; a larger one has less noise and more of the
+    # early iterates
+    share: float = 0.5
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

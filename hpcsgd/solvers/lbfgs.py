@@ -313,15 +313,17 @@ KINDS = ("none", "lbfgs", "newton", "auto")
 
 @dataclass(frozen=True)
 class PolishConfig:
-    """From where the steps ended to the optimum, with gradients of all rows."""
+    """Refinement to the optimum after the last step, with gradients of all rows."""
 
-    # auto: go on to the optimum, by lbfgs, and where that takes long by newton.
+    # method of the refinement: L-BFGS, Newton, or L-BFGS followed by Newton if it is
+    # slow (auto)
     kind: str = "none"
-    passes: int = 200  # gradients at most; each reads the rows twice
-    tol: float = 1e-8  # of the gradient, relative to the residuals; smaller = closer
-    # With a ridge a certified bound of F − F* decides, for 3 passes more; without one
-    # the fall that a step of Newton expects, where columns are few.
-    gap: bool = True  # a certified gap decides whether the end is the optimum
+    passes: int = 200  # largest number of full gradients; each reads the rows twice
+    # tolerance of the gradient, relative to the residuals; a smaller one refines
+    # further
+    tol: float = 1e-8
+    # end at a certified optimality gap if there is a ridge penalty, for 3 more passes
+    gap: bool = True
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

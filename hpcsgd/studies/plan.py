@@ -17,7 +17,7 @@ from hpcsgd.config import (
     drop_unread_settings,
     value_of,
 )
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.files import toml_value
 from hpcsgd.glm import get_family
 from hpcsgd.runs.checks import resolve_grid
@@ -183,24 +183,24 @@ def of_row(name: str, row: config.MethodRow) -> StudyMethod:
 ROWS = {name: of_row(name, row) for name, row in config.METHODS.items()}
 OWN: dict[str, StudyMethod] = {
     "sgd": StudyMethod(
-        "mini-batch SGD, a sum in every step",
+        "mini-batch SGD, one all-reduce in every step",
         columns,
         {"products": DIRECT, "schedule": {"steps": LOOP, "period": 1}},
         sums_each=True,
     ),
     "casgd": StudyMethod(
-        "CA-SGD: the iterates of sgd, one sum in s steps",
+        "CA-SGD: the iterates of sgd, one all-reduce for s steps",
         columns,
         {"schedule": {"period": 1}},
         product="gram",
     ),
     "local": StudyMethod(
-        "local SGD: every rank a replica, averaged every s x period steps",
+        "local SGD: each rank is a replica, averaged every s x period steps",
         rows,
         {"products": DIRECT},
     ),
     "hybrid": StudyMethod(
-        "replicas that take s steps a sum as CA-SGD, averaged every s x period steps",
+        "replicas of CA-SGD members, averaged every s x period steps",
         both,
         {},
         product="gram",
@@ -223,7 +223,8 @@ def get_method(name: str) -> StudyMethod:
 def unknown(name: str, known: Iterable[str]) -> ConfigError:
     """The sentence on a name that is no method's."""
     return ConfigError(
-        f"--methods {name}: known: {', '.join(known)}; separate them by commas"
+        f"--methods {name}: there is no such method{did_you_mean(name, known)}; known:"
+        f" {', '.join(known)}; separate them by commas"
     )
 
 

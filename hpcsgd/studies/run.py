@@ -23,7 +23,12 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.comm.launchers import THREAD_SETTINGS, end_with_parent
 from hpcsgd.config import RunConfig, read_toml, without_retired
-from hpcsgd.errors import ConfigError, DataError, HpcsgdError
+from hpcsgd.errors import (
+    ConfigError,
+    DataError,
+    HpcsgdError,
+    did_you_mean,
+)
 from hpcsgd.files import (
     CREATE,
     check_entry,
@@ -424,7 +429,8 @@ def make_plan(
     """
     unknown = sorted(set(asked) - set(KEYS))
     if unknown:
-        raise ConfigError(f"[study] unknown: {unknown}; known: {sorted(KEYS)}")
+        hint = did_you_mean(str(unknown[0]), KEYS)
+        raise ConfigError(f"[study] unknown: {unknown}{hint}; known: {sorted(KEYS)}")
     named = asked.get("kind", kind)
     if named != kind:
         raise ConfigError(f"[study] kind = {named!r}: use hpcsgd study {named}")

@@ -19,7 +19,7 @@ from hpcsgd.comm import communicator
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import read_toml
 from hpcsgd.data.readers import RowReader, is_sparse, row_words
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.formats import get_format
 from hpcsgd.glm.unrolling import uniform_blocks
 from hpcsgd.precision import make_precision
@@ -155,7 +155,8 @@ def load_hardware(name: str) -> Hardware:
         path = shipped
     if not path.is_file():
         raise ConfigError(
-            f"--machine {name}: no such file, and no machine of this name; known:"
+            f"--machine {name}: no such file, and no machine of this name"
+            f"{did_you_mean(name, known_machines())}; known:"
             f" {', '.join(known_machines())}"
         )
     return parse_hardware(read_toml(path), str(path))
@@ -217,7 +218,8 @@ def _number(place: str, given: Any) -> Number:
 def _only(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ConfigError(f"{place} unknown: {unknown}; known: {list(known)}")
+        hint = did_you_mean(str(unknown[0]), known)
+        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {list(known)}")
 
 
 # Figures from times: the constants of the cost model that explain what was measured.

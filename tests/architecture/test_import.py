@@ -111,7 +111,9 @@ def names_of_registries():
 def test_the_names_that_flags_take_are_those_of_the_package():
     registries = names_of_registries()
     constants = {name for name in vars(names) if name.isupper()}
-    assert constants - {"PAGE", "COMMANDS", "WORK", "PARSERS"} == set(registries)
+    assert constants - {"PAGE", "COMMANDS", "GROUPS", "WORK", "PARSERS"} == set(
+        registries
+    )
     for name, registry in registries.items():
         own = getattr(names, name)
         assert (

@@ -10,10 +10,9 @@ from hpcsgd.agreements import AGREEMENTS
 from hpcsgd.cli.template import comments, template
 from hpcsgd.cli.train import configuration
 from hpcsgd.config import METHODS, RunConfig, read_toml
-from hpcsgd.data.sampling import MODES
+from hpcsgd.data.sampling import MODES, SamplingConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm import FAMILIES, UPDATES
-from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.glm.updates import RATES
 from hpcsgd.precision import RECIPES
 from hpcsgd.products import PRODUCTS
@@ -140,9 +139,10 @@ def remarks(section, key):
 
 
 def test_comments_come_from_the_source():
-    assert comments(Schedule)["steps"].startswith("larger = fewer messages")
+    assert comments(SamplingConfig)["block"].startswith("blocks: rows that are read")
+    assert comments(SamplingConfig)["window"].endswith("need more memory"), "above it"
     text = template()
-    assert "# Batch b of one replica" in text
+    assert "# Batch b of a replica" in text
     assert "storage of A" in text.split("[precision]")[1]
     assert all(len(line) <= 88 for line in text.splitlines())
 
@@ -153,7 +153,7 @@ def test_without_source_the_values_remain(monkeypatch):
 
     monkeypatch.setattr("hpcsgd.cli.template.inspect.getsource", no_source)
     assert RunConfig.parse(tomllib.loads(template())) == RunConfig()
-    assert comments(Schedule) == {}
+    assert comments(SamplingConfig) == {}
 
 
 def test_it_does_not_overwrite_unless_told(command, tmp_path):

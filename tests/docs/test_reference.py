@@ -15,8 +15,8 @@ import pytest
 
 import hpcsgd
 from hpcsgd.agreements.codecs import CODECS
-from hpcsgd.cli.flags import FLAGS, SWITCHES
-from hpcsgd.cli.template import comments, explain
+from hpcsgd.cli.flags import FLAGS
+from hpcsgd.cli.template import settings_of
 from hpcsgd.comm.nccl import PINNED, SAFER
 from hpcsgd.config import METHODS, RunConfig, apply_settings
 from hpcsgd.data.synthetic import write_synthetic
@@ -175,28 +175,13 @@ def test_a_setting_of_a_method_is_on_its_pages(name):
 
 def test_a_setting_has_the_sentence_that_its_page_is_made_of():
     """docs/reference/settings.md and `hpcsgd new` are written from these."""
-    lacking = []
-    for item in fields(RunConfig):
-        kind = type(getattr(RunConfig(), item.name))
-        said = comments(kind)
-        for key in (f"{item.name}.{f.name}" for f in fields(kind)):
-            if not explain(key, said.get(key.partition(".")[2], "")):
-                lacking.append(key)
+    lacking = [name for name, text in settings_of(RunConfig).items() if not text]
     assert not lacking, f"settings without a sentence: {lacking}"
 
 
 def test_a_flag_has_the_help_that_its_page_is_made_of():
     """docs/reference/commands.md and `--help` are written from these."""
-    lacking = [flag for flag, _, options in FLAGS if not options.get("help")]
-    lacking += [flag for flag, setting, text in SWITCHES if not text]
-    lacking = [flag for flag in lacking if not explained(flag)]
-    assert not lacking, lacking
-
-
-def explained(flag):
-    setting = next(s for f, s, _ in (*FLAGS, *SWITCHES) if f == flag)
-    section, key = setting.split(".")
-    return explain(setting, comments(type(getattr(RunConfig(), section))).get(key, ""))
+    assert not [flag.name for flag in FLAGS if not flag.help]
 
 
 def test_a_family_is_in_the_table_with_its_curvature():

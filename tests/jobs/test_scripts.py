@@ -71,7 +71,7 @@ def test_every_command_of_several_ranks_takes_comm():
         for word in name:
             actions = [a for a in parser._actions if isinstance(a.choices, dict)]
             parser = actions[0].choices[word]
-        assert "--comm" in parser.format_help(), name
+        assert any("--comm" in a.option_strings for a in parser._actions), name
 
 
 def test_another_pmi_is_for_sites_that_start_ranks_by_srun():

@@ -269,7 +269,7 @@ def test_resources_from_a_file_and_defaults_of_a_site(fakes, workplace):
         (["sweep", *TRAIN, "--vary", "steps=1", *REST], "section.key=V1,V2"),
         (["sweep", *TRAIN, "--vary", "schedule.steps=1", *REST, "--out", "b"], "--out"),
         (["sweep", *TRAIN, "--vary", "schedule.stepps=1", *REST], "stepps"),
-        (["sweep", *TRAIN, "--vary", "schedule.steps=1,x", *REST], "steps = 'x'"),
+        (["sweep", *TRAIN, "--vary", "schedule.steps=1,x", *REST], 'steps = "x"'),
         (["scaling", *TRAIN, "--ranks", "1,x", *REST], "--ranks 1,x"),
         (["convert", *TRAIN, "--", "a.txt"], "DST.h5"),
         (["command", *TRAIN], "needs a command"),
@@ -375,7 +375,10 @@ def test_sites_that_cannot_be_written(words, said, capsys):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("sumary = 'x'", "['sumary']; known: ['defaults', 'env'"),
+        (
+            "sumary = 'x'",
+            "['sumary'] (did you mean summary?); known: ['defaults', 'env'",
+        ),
         ("[node]\ncores = 4", "['cores']"),
         ("[node]\ncpus = '4'", "type int"),
         ("[node]\ngpu = 'metal'", "cuda, rocm, none"),

@@ -36,11 +36,11 @@ def test_any_text_comes_back_from_the_file(text):
     [
         (
             {"schedule": {"step": 4}},
-            r"\[schedule\] unknown: \['step'\]; known: \['batch'",
+            r"\[schedule\] unknown: \[.step.\] \(did you mean steps\?\); known: ",
         ),
         (
             {"shedule": {}},
-            r"sections unknown: \['shedule'\]; known: \['accordion', 'agreement'",
+            r"sections unknown: \['shedule'\] \(did you mean schedule\?\); known: \[",
         ),
         ({"schedule": {"batch": 0}}, "batch = 0 must be a whole number of at least 1"),
         ({"schedule": {"steps": -1}}, "steps = -1 must be a whole number"),

@@ -16,7 +16,7 @@ from hpcsgd.agreements.codecs.base import (
     Feedback,
     Moment,
 )
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean
 
 CODECS = {
     "identity": "hpcsgd.agreements.codecs.base:Identity",
@@ -43,7 +43,10 @@ CODECS = {
 def get_codec(name: str) -> type[Codec]:
     """The class of the codec called `name`."""
     if name not in CODECS:
-        raise ConfigError(f"[agreement] unknown codec: {name!r}; known: {list(CODECS)}")
+        hint = did_you_mean(name, CODECS)
+        raise ConfigError(
+            f"[agreement] unknown codec: {name!r}{hint}; known: {list(CODECS)}"
+        )
     module, attribute = CODECS[name].split(":")
     found: type[Codec] = getattr(import_module(module), attribute)
     return found

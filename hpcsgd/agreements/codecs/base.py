@@ -20,25 +20,39 @@ BITS = 2, 32
 
 @dataclass(frozen=True)
 class CodecConfig:
-    """How the codec of the gradient agreement works."""
+    """How gradients are compressed."""
 
-    feedback: str = "auto"  # error feedback: where the codec is biased, always, never
-    share: float = 0.01  # of the words of a bucket, that sparse codecs send
-    warm_up: int = 0  # epochs in which the share falls to that, from near 1
-    dense: str = "auto"  # all words as they are, where sparse records would be larger
-    threshold: float = 0.0  # threshold: words at least so large; 0 = from the share
-    budget: float = 0.0  # wangni: Σ E C(a)² ≤ (1 + budget) Σ a²; 0 = from the share
-    momentum: float = 0.9  # dgc: of every replica; 0 = none
-    nesterov: bool = False  # dgc: a step along what momentum will be
-    masking: bool = False  # dgc: words that were sent forget their momentum
-    clip: float = 0.0  # dgc: norm of gradients, of which a replica has 1/√R; 0 = never
-    bits: int = 4  # of a word, its sign included (quantisers)
-    chunk: int = 1024  # words that share a norm (quantisers, byte)
-    norm: str = "max"  # what levels are parts of: max |v| of a chunk, or its l2 norm
-    adapt: int = 100  # exchange when levels adapt, then at 20 and every 100 times that
-    rank: int = 1  # of the matrices that travel (powersgd)
-    start: int = 10  # exchanges that are sent dense at first (powersgd)
-    min_rate: float = 2.0  # dense where it saves less than this factor; 0: never
+    # error feedback: only for biased codecs (auto), always (on) or never (off)
+    feedback: str = "auto"
+    share: float = 0.01  # sparse codecs: share of the words of a bucket that is sent
+    # sparse codecs: epochs in which the share falls from near 1 to its value
+    warm_up: int = 0
+    # sparse codecs: send all words uncompressed if sparse records would be larger
+    # (auto), or never
+    dense: str = "auto"
+    # threshold: smallest absolute value that is sent; 0 derives it from the share
+    threshold: float = 0.0
+    # wangni: bound of the variance, E Σ C(a)² ≤ (1 + budget) Σ a²; 0 derives it from
+    # the share
+    budget: float = 0.0
+    momentum: float = 0.9  # dgc: momentum coefficient of every replica; 0 uses none
+    nesterov: bool = False  # dgc: use Nesterov momentum
+    masking: bool = False  # dgc: reset the momentum of words that were sent
+    # dgc: largest norm of the summed gradient, of which each of R replicas may have
+    # 1/√R; 0 does not clip
+    clip: float = 0.0
+    bits: int = 4  # quantisers: bits of a word, its sign included
+    chunk: int = 1024  # quantisers and byte: words that share one norm
+    # quantisers: norm of a chunk that levels are multiples of, max |v| or l2
+    norm: str = "max"
+    # alq and amq: first exchange in which levels adapt; they adapt again at 20 times
+    # this number and at every multiple of 100 times this number
+    adapt: int = 100
+    rank: int = 1  # powersgd: rank of the matrices that are sent
+    start: int = 10  # powersgd: exchanges at the start that are sent uncompressed
+    # powersgd: send a bucket uncompressed if compression saves less than this factor; 0
+    # always compresses
+    min_rate: float = 2.0
 
     def __post_init__(self) -> None:
         lists = (("feedback", FEEDBACKS), ("dense", DENSE), ("norm", NORMS))
@@ -84,14 +98,20 @@ BOTH = ("feedback",)  # settings that there is one of, whatever is turned
 
 @dataclass(frozen=True)
 class AccordionConfig:
-    """Less is saved while gradients change, more while they do not."""
+    """Compression, or batch size, that follows the change of the gradients."""
 
-    codec: str = "powersgd"  # whose settings turn (codec accordion)
-    low: str = ""  # its settings while gradients change, as "rank=2"; none = usual ones
-    high: str = ""  # and while they do not, as "rank=1, min_rate=0"
-    eta: float = 0.5  # change of the norm that is critical; larger = saves more
-    interval: int = 10  # epochs from one look to the next; larger = turns later
-    scale_rate: bool = True  # with the batch (agreement growing)
+    codec: str = "powersgd"  # codec whose settings accordion changes
+    # [codec] settings while gradients change, as "rank=2"; empty takes the usual
+    # settings of the codec
+    low: str = ""
+    # [codec] settings while gradients do not change, as "rank=1, min_rate=0"; empty
+    # takes the usual settings of the codec
+    high: str = ""
+    # relative change of the gradient norm that counts as a change; a larger one
+    # compresses more often
+    eta: float = 0.5
+    interval: int = 10  # epochs between two checks; a longer interval reacts later
+    scale_rate: bool = True  # growing: scale the learning rate with the batch
 
     def __post_init__(self) -> None:
         if self.codec == "accordion":

@@ -1,6 +1,7 @@
 """CSV files as sources of rows."""
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from hpcsgd.data.convert.text import (
     place_of,
 )
 from hpcsgd.data.convert.transform import ColumnMoments, Like, Parts
-from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.errors import ConfigError, DataError, did_you_mean
 
 # The first lines of delimited text: delimiter, header, which column is what.
 
@@ -252,7 +253,8 @@ def _field(path: Path, head: Head, role: str, column: str | int) -> int:
     except ValueError:
         known = _shown(head.names or ("none, for there is no header",))
         raise ConfigError(
-            f"{path} has no {role} column {column!r}; its names: {known}"
+            f"{path} has no {role} column {column!r}"
+            f"{did_you_mean(str(column), head.names or ())}; its names: {known}"
         ) from None
     if not -head.fields <= number < head.fields:
         raise ConfigError(
@@ -524,7 +526,9 @@ class CsvSource(TextSource):
             column = self._column_at(piece, fault.position)
         if fault.kind is Kind.NUMBER and column:
             field = self._field_at(piece, fault.position)
-            if field == self.roles.extras.get("label"):
+            if DECIMAL_COMMA.match(piece.text, fault.position):
+                remedy = "; write decimals with a point, as 1.5"
+            elif field == self.roles.extras.get("label"):
                 remedy = "; text labels get numbers by --label TEXT=0,OTHER=1"
             elif field in self.roles.features:
                 name = self.head.called(field)
@@ -544,6 +548,9 @@ class CsvSource(TextSource):
         line = piece.text[start : piece.text.index(b"\n", position)]
         starts = [at for at, _ in split_fields(line, self.delimiter)]
         return max(sum(at <= position - start for at in starts) - 1, 0)
+
+
+DECIMAL_COMMA = re.compile(rb"[-+]?\d+,\d+\b")
 
 
 def _distinct(names: list[str]) -> tuple[str, ...] | None:

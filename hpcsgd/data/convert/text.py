@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcsgd.data.convert.sources import Outline, SourceRows
 from hpcsgd.data.convert.transform import ColumnMoments, Parts
-from hpcsgd.errors import DataError
+from hpcsgd.errors import DataError, did_you_mean_file
 
 # Text files, plain or compressed, as bytes at positions of the plain text.
 
@@ -128,7 +128,8 @@ def _open(path: Path) -> Any:
             raise DataError(f"{path} is not a regular file; write it to one first")
         return open(path, "rb")
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist; check the name") from None
+        hint = did_you_mean_file(path)
+        raise DataError(f"{path} does not exist{hint}; check the name") from None
     except OSError as error:
         raise DataError(
             f"{path} cannot be opened ({error.strerror}); check its permissions"
@@ -173,8 +174,8 @@ SENTENCES = {
     Kind.MIXED: "some rows have qid:, as the first has or has not, and this one is not"
     " like it ({token}); give every row one, or none",
     Kind.RAGGED: "this row has not as many fields as the first one; mend that line",
-    Kind.MISSING: "a value is missing ({token}); fill it in, or ask for the mean of its"
-    " column where it is a feature",
+    Kind.MISSING: "a value is missing ({token}); fill it in, or take the mean of its"
+    " column with --missing mean, where it is a feature",
 }
 SHOWN = 40  # characters of a token in a message
 

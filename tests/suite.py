@@ -1,11 +1,10 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
 What only computes runs side by side, a worker a core, and gives way to two runs beside
-it: the jobs of a Slurm, which wait most of their time, and the tests that start
-commands and ranks. These run one by one: ranks that wait for each other need the cores
-together, and several launches at once would take several times as long. On one core
-all of it is one ordinary run. With --quick only what computes runs, without compiled
-kernels, and one case of each test.
+it: the jobs of a Slurm with the tests of commands, and the tests of ranks and of
+faults. Both wait half of their time, for a scheduler or for processes that they have
+started. On one core all of it is one ordinary run. With --quick only what computes
+runs, without compiled kernels, and one case of each test.
 """
 
 import json
@@ -27,7 +26,7 @@ COMPUTE = (  # two halves of about the same length
     ("architecture", "estimators", "gpu", "jobs", "unit"),
 )
 SLOW = ("estimators", "kernels")  # which --quick leaves out
-WAITS = ("slurm",)  # for a scheduler, most of its time
+COMMANDS = ("slurm", "cli")  # which wait for a scheduler and for processes
 SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run
@@ -43,10 +42,8 @@ def parts(count):
     names = [name for name in names if name not in SITE]
     if count < 2:
         return [], [folders(names)]
-    waiting = [name for name in names if name in WAITS]
-    known = {*WAITS, *chain(*COMPUTE)}
-    launching = [name for name in names if name not in known]
-    background = [folders(waiting), folders(launching)]
+    launching = [n for n in names if n not in {*COMMANDS, *chain(*COMPUTE)}]
+    background = [folders(COMMANDS), folders(launching)]
     if count == 2 or find_spec("xdist") is None:
         return background, [folders(half) for half in COMPUTE]
     return background, [("-n", str(min(count, 8)), *folders(chain(*COMPUTE)))]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import log2
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -476,6 +475,8 @@ def value_bytes(shard: Shard) -> float:
 
 def _seconds(action: Callable[[], Any], repeats: int) -> float:
     """The median, after one that wakes everything."""
+    from statistics import median  # with decimals and fractions: not for all runs
+
     action()
     times = []
     for _ in range(repeats):

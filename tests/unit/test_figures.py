@@ -1,5 +1,6 @@
 """What a notebook shows of a result: a table, a picture, a frame, its progress."""
 
+import logging
 import re
 import sys
 import warnings
@@ -201,6 +202,8 @@ def test_the_bar_of_a_notebook_ends_full(monkeypatch):
 
 def test_logs_have_plain_lines_or_none(monkeypatch, capsys):
     monkeypatch.delenv(progress.TERMINAL, raising=False)
+    # A command that ran in this process before has left its handler.
+    monkeypatch.setattr(logging.getLogger("hpcsgd"), "handlers", [])
     assert progress.make_progress(0.0) == []
     hpcsgd.fit(X, "logistic", Y)
     assert capsys.readouterr() == ("", "")

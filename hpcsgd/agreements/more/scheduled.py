@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from statistics import median
 from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
@@ -370,6 +369,8 @@ class PartitionTuner:
         self._use(state)
 
     def _decide(self, state: State) -> None:
+        from statistics import median  # with decimals and fractions: not for all runs
+
         cost = np.array([median(self._seconds[1:])])
         self.replicas.broadcast(cost, 0, "control")
         self.costs[self._told] = cost[0]

@@ -15,7 +15,7 @@ PAGES = {
     "start": ("index.html", "hpcsgd fits linear models"),
     "gallery": ("gallery/plot_first_fit.html", "A first fit"),
     "formulas": ("learn/s-steps.html", ""),
-    "settings": ("reference/settings.html", "larger = "),
+    "settings": ("reference/settings.html", "passes of each replica over its rows"),
     "api": ("reference/api/estimators.html", "LogisticRegression"),
 }
 WIDE = """[...document.querySelectorAll('body *')].filter(

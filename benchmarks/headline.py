@@ -59,8 +59,9 @@ def performance(document: Figures) -> str:
             " between epochs beside its own columns:",
             _table(["shape", "", *heads], traffic),
             "One rank that acts as one of many (`--emulate-members`), behind a LAN of"
-            " 64 ranks (six hops, 300 µs a message): µs of a step. The gradient sum is"
-            " computed, and is the message alone.",
+            " 64 ranks (six hops, 300 µs a message): µs of a step. The column *gradient"
+            " sum* is calculated from the network model, not measured. It contains only"
+            " the time of the message.",
             _table(["shape", "members", *heads, *more], many),
         ]
     )

@@ -114,7 +114,8 @@ def _odd(position: Array) -> Array:
 #
 # S = Σ w_i u_i mod 2⁶⁴ over the little-endian 8-byte words u_i of the block (row-major,
 # the last padded with zeros) with odd w_i drawn from i. An odd number has an inverse,
-# so damage within one word is always found, and any other with all but about 2⁻⁶³.
+# so damage within one word is always found. Random damage to several words is missed
+# with probability about 2⁻⁶⁴; two flipped top bits are always missed.
 
 AT_ONCE = 2**15  # words whose weights are kept: they stay in cache
 

@@ -44,7 +44,7 @@ def waiting():
     yield f"CA-SGD takes {casgd:.0f} µs for a step"
     words = 32**2 * 28 + 8 * 32
     assert 890 < words / 32 < 910
-    yield "It is 900 times as large and takes 1.6 times as long"
+    yield "It is 900 times as large as the first, but takes only 1.6 times as long"
 
 
 def products():

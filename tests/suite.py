@@ -1,10 +1,10 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
-What only computes runs side by side, a worker a core, and gives way to two runs beside
-it: the jobs of a Slurm with the tests of commands, and the tests of ranks and of
-faults. Both wait half of their time, for a scheduler or for processes that they have
-started. On one core all of it is one ordinary run. With --quick only what computes
-runs, without compiled kernels, and one case of each test.
+Two runs go side by side, because more of them on two cores take longer in all. One has
+what only computes, with a worker for each core but one, and gives way to the other.
+That has the jobs of a Slurm and then the tests that start commands and ranks; it waits
+half of its time. On one core all of it is one ordinary run. With --quick only what
+computes runs, without compiled kernels, and one case of each test.
 """
 
 import json
@@ -15,38 +15,36 @@ import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-COMPUTE = (  # two halves of about the same length
-    ("contracts", "equivalence", "kernels", "precision", "traffic"),
-    ("architecture", "estimators", "gpu", "jobs", "unit"),
+COMPUTE = (
+    *("architecture", "contracts", "equivalence", "estimators", "gpu", "jobs"),
+    *("kernels", "precision", "traffic", "unit"),
 )
 SLOW = ("estimators", "kernels")  # which --quick leaves out
-COMMANDS = ("slurm", "cli")  # which wait for a scheduler and for processes
+FIRST = "slurm"  # of what launches: its jobs have time limits
 SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 
 
 def parts(count):
-    """Return the arguments of pytest of runs in the background, and of the one beside.
+    """Return the arguments of pytest of what launches and of what computes.
 
-    `count` is the number of cores. Two cores have a run each of what computes: workers
-    of pytest-xdist would all collect all of it first.
+    `count` is the number of cores; on one core there is one run of everything.
     """
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
     names = [name for name in names if name not in SITE]
     if count < 2:
-        return [], [folders(names)]
-    launching = [n for n in names if n not in {*COMMANDS, *chain(*COMPUTE)}]
-    background = [folders(COMMANDS), folders(launching)]
-    if count == 2 or find_spec("xdist") is None:
-        return background, [folders(half) for half in COMPUTE]
-    return background, [("-n", str(min(count, 8)), *folders(chain(*COMPUTE)))]
+        return [folders(names)]
+    launching = [name for name in names if name not in (FIRST, *COMPUTE)]
+    return [
+        folders([FIRST, *launching]),
+        (*workers(count - 1), *folders(COMPUTE)),
+    ]
 
 
 def folders(names):
@@ -54,10 +52,16 @@ def folders(names):
     return tuple(f"tests/{name}" for name in names)
 
 
+def workers(count):
+    """Return the option of pytest for so many workers; one is the run itself."""
+    if count < 2 or find_spec("xdist") is None:
+        return ()
+    return ("-n", str(min(count, 8)))
+
+
 def quick_part(count):
     """Return the arguments of pytest for the run after each change."""
-    workers = ("-n", str(min(count, 8))) if find_spec("xdist") else ()
-    return (*workers, *folders(n for n in chain(*COMPUTE) if n not in SLOW))
+    return (*workers(count), *folders(n for n in COMPUTE if n not in SLOW))
 
 
 def cores():
@@ -69,17 +73,13 @@ def cores():
 
 def main(arguments):
     """Return 0 where every run is good; the last lines are of all runs together."""
-    background, computing = parts(cores())
-    if "--quick" in arguments:
-        background, computing = [], [quick_part(cores())]
-    # Jobs have time limits that count the start of their ranks.
-    nice = 10 if background else 0
-    lines = [command(part, arguments) for part in background]
-    lines += [command(part, arguments, nice) for part in computing]
+    runs = [quick_part(cores())] if "--quick" in arguments else parts(cores())
+    *beside, last = [command(part, arguments) for part in runs]
+    if beside and shutil.which("nice"):
+        last = ["nice", "-n", "10", *last]
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
         settings = {"cwd": HERE.parent, "env": {**os.environ, COUNTS: str(counts)}}
-        *beside, last = lines
         with in_background(beside, settings) as codes:
             codes.append(subprocess.run(last, **settings).returncode)
         lines = counts.read_text().splitlines() if counts.exists() else []
@@ -91,10 +91,9 @@ def main(arguments):
     return max(abs(code) for code in codes)  # one below 0 was killed
 
 
-def command(part, arguments, nice=0):
-    """That runs a part of the suite."""
-    first = ["nice", "-n", str(nice)] if nice and shutil.which("nice") else []
-    return [*first, sys.executable, "-m", "pytest", "-q", *part, *arguments]
+def command(part, arguments):
+    """Return the command that runs a part of the suite."""
+    return [sys.executable, "-m", "pytest", "-q", *part, *arguments]
 
 
 @contextmanager

@@ -172,8 +172,6 @@ def _cores_of(process: int) -> int:
 
 # The end of a job in which a rank fails where nobody catches it.
 
-FORWARDING = 0.2  # seconds for a launcher to pass a traceback on
-
 
 def abort_on_uncaught(world: "Communicator") -> None:
     """Replace the hook of uncaught exceptions by one that ends the whole job.
@@ -188,8 +186,6 @@ def abort_on_uncaught(world: "Communicator") -> None:
         title = f"hpcsgd: rank {world.rank} of {world.size} failed:"
         try:
             print(f"{title}\n{said}", file=sys.stderr, flush=True)
-            # An abort may overtake what the launcher has yet to forward.
-            time.sleep(FORWARDING)
         finally:
             world.abort(1)
 

@@ -343,7 +343,7 @@ class MpiCommunicator(Communicator):
             sys.stdout.flush()
             sys.stderr.flush()
         finally:  # a closed pipe must not keep the others waiting
-            self._mpi.COMM_WORLD.Abort(code)
+            _end_all(self._mpi, code)
         raise SystemExit(code)
 
     def _sum(self, buffer: Array) -> None:

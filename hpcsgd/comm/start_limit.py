@@ -22,7 +22,7 @@ START = 300.0  # seconds: imports of many ranks on a busy file system take minut
 TICK = 0.5  # seconds of a step of the clock, which counts none while it is stopped
 FIRST = 1.0  # seconds by which a rank that is stopped is named before any other speaks
 SLOTS, SLOT = 4, 0.8  # ranks that speak one at a time, and seconds of each of them
-FORWARDING = 0.2  # seconds for a launcher to pass the sentence on
+FORWARDING = 0.5  # seconds for a launcher to pass on what a rank printed
 
 
 def start_seconds(timeout: float) -> float:

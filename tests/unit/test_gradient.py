@@ -370,7 +370,9 @@ def test_a_method_and_another_value_clash():
         RunConfig.parse({"agreement": {"method": "ddp"}, "schedule": {"steps": 8}})
     with pytest.raises(ConfigError, match="leave agreement.kind out"):
         RunConfig.parse({"agreement": {"method": "ddp", "kind": "average"}})
-    with pytest.raises(ConfigError, match=r"unknown method: 'dpp'; known: \['ddp'"):
+    with pytest.raises(
+        ConfigError, match=r"'dpp' \(did you mean ddp\?\); known: \['ddp'"
+    ):
         RunConfig.parse({"agreement": {"method": "dpp"}})
 
 

@@ -291,6 +291,35 @@ class HelpAll(argparse._HelpAction):
         parser.exit()
 
 
+# Flags that other programs have, and ours.
+OTHER_FLAGS = {
+    "alpha": "--l2",
+    "C": "--l2, 1/(C·n) for n rows",
+    "lambda": "--l2",
+    "penalty": "--l2 or --l1",
+    "l1-ratio": "--l1 and --l2",
+    "max-iter": "--epochs",
+    "learning-rate": "--rate",
+    "lr": "--rate",
+    "batch-size": "--batch",
+    "cv": "hpcsgd sweep --folds",
+    "random-state": "--seed",
+    "loss": "--family",
+    "replicas": "--grid RxC, replicas x members",
+    "members": "--grid RxC, replicas x members",
+}
+# Settings whose names a program can add to, by a function called `register`.
+REGISTERED = ("problem.family", "agreement.kind", "agreement.codec")
+
+
+def _meant_family(name: str) -> str:
+    """Return a hint on the family that other programs call `name`, or ""."""
+    from hpcsgd.glm import nearest_family
+
+    meant = nearest_family(name)
+    return f" (did you mean {meant}?)" if meant else ""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser with a page of common flags and one of all flags.
 
@@ -447,7 +476,9 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings]
         if word.startswith("-"):
             name = word.partition("=")[0]
-            self.error(f"there is no flag {name}{did_you_mean(name, flags)}")
+            ours = OTHER_FLAGS.get(name.lstrip("-").replace("_", "-"))
+            hint = f"; take {ours}" if ours else did_you_mean(name, flags)
+            self.error(f"there is no flag {name}{hint}")
         takes_data = "--data" in flags and word.endswith((".h5", ".hdf5"))
         hint = f" (did you mean --data {word}?)" if takes_data else ""
         self.error(f"{word!r} is one argument too many{hint}")
@@ -458,13 +489,16 @@ class Parser(argparse.ArgumentParser):
             return
         known = [str(choice) for choice in action.choices]
         hint = did_you_mean(str(value), known)
+        if action.dest == "problem.family":
+            hint = _meant_family(str(value)) or hint
         listed = ", ".join(known)
         if _is_menu(action):
             kind = str(action.metavar).lower()
             self.error(f"there is no {kind} {value!r}{hint}; known: {listed}")
-        raise argparse.ArgumentError(
-            action, f"invalid choice: {value!r}{hint}; choose one of {listed}"
-        )
+        text = f"invalid choice: {value!r}{hint}; choose one of {listed}"
+        if action.dest in REGISTERED:
+            text += f"; --set {action.dest}={value} takes a name that a program added"
+        raise argparse.ArgumentError(action, text)
 
     def error(self, message: str) -> NoReturn:
         """Name the command that explains itself."""

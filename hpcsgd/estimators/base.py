@@ -236,10 +236,10 @@ OF_CLASS = "choose it by the class, or by GLM(family=...)"
 # argument -> what to do instead
 FOREIGN = {
     "C": "give alpha = 1/(C·n) for n rows",
-    "Cs": "give GLM_CV alphas, each of them 1/(C·n) for n rows",
+    "Cs": "give GLM_CV(family=...) alphas, each of them 1/(C·n) for n rows",
     "penalty": "give l1_ratio, 0.0 for l2 and 1.0 for l1, or alpha=0.0 for none",
-    "alphas": "take GLM_CV(alphas=...)",
-    "cv": "take GLM_CV(cv=...)",
+    "alphas": "take GLM_CV(family=..., alphas=...), where family='logistic' classifies",
+    "cv": "take GLM_CV(family=..., cv=...), where family='logistic' classifies",
     "epsilon": "take HuberRegressor(epsilon=...)",
     "loss": OF_CLASS,
     "link": OF_CLASS,

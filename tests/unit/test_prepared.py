@@ -293,6 +293,15 @@ def test_missing_values_become_the_mean_of_the_training(scaled, tmp_path):
     assert row[1] == 0.0 and (row[[0, 2, 3, 4]] != 0.0).all()
 
 
+def test_missing_values_are_refused_where_the_training_stored_no_means(tmp_path):
+    """They would become the means of the new rows, and predictions would be wrong."""
+    path = tmp_path / "m.csv"
+    path.write_text("y,a,b\n1,1,2\n0,3,\n1,5,6\n")
+    plain = store(CsvSource(path, missing="mean"), "plain.h5")
+    with pytest.raises(ConfigError, match="plain.h5 does not store them; convert"):
+        store(CsvSource(path, missing="mean"), "n.h5", like=read_like(plain))
+
+
 def write_texts(path, lines):
     path.write_text("\n".join(["age,color,income", *lines]) + "\n")
     return path

@@ -14,7 +14,11 @@ from hpcsgd.agreements.codecs.base import (
     CodecConfig,
     Decoded,
     Feedback,
+    GatheredCodec,
     Moment,
+    pack,
+    packed_bytes,
+    unpack,
 )
 from hpcsgd.errors import ConfigError, did_you_mean
 
@@ -151,9 +155,13 @@ __all__ = [
     "BucketChannel",
     "Moment",
     "Decoded",
+    "GatheredCodec",
     "get_codec",
     "kept_bytes",
     "make_codec",
     "owed",
+    "pack",
+    "packed_bytes",
     "register",
+    "unpack",
 ]

@@ -513,19 +513,71 @@ class Codec(ABC):
 class GatheredCodec(Codec):
     """A codec whose records are gathered, decoded and added in rank order.
 
-    All replicas add the same numbers in one order: the mean has the same bits on all.
+    All replicas add the same numbers in one order, so the mean has the same bits on all
+    of them. A subclass defines `encode` and `add_decoded`. It also defines
+    `payload_bytes` where the length of a record does not depend on the data.
+
+    Parameters
+    ----------
+    bucket : Bucket
+        The columns whose gradients it sends.
+    config : CodecConfig
+        The settings `[codec]`.
+
+    Examples
+    --------
+    Each word is sent in float16:
+
+    >>> import numpy as np
+    >>> from hpcsgd.agreements.codecs import GatheredCodec
+    >>> class Half(GatheredCodec):
+    ...     unbiased, wants_feedback = False, True
+    ...     def encode(self, part, moment, replica):
+    ...         return part.astype(np.float16).view(np.uint8)
+    ...     def add_decoded(self, record, total, moment):
+    ...         total += record.view(np.float16)
+    >>> total = np.zeros(3)
+    >>> Half.add_decoded(None, Half.encode(None, np.ones(3), None, 0), total, None)
+    >>> total
+    array([1., 1., 1.])
     """
 
     @abstractmethod
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
-        """The record: a flat array; `part` may be overwritten."""
+        """Return the record of `part`.
+
+        Parameters
+        ----------
+        part : ndarray, (words,)
+            The gradient of this replica in the columns of the bucket. It may be
+            overwritten.
+        moment : Moment
+            The exchange: its number, and the norm of the gradient on request.
+        replica : int
+            Number of this replica.
+
+        Returns
+        -------
+        ndarray
+            A flat array.
+        """
 
     @abstractmethod
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """total ← total + what the record says."""
+        """Add the words that a record stands for to `total`, in place.
+
+        Parameters
+        ----------
+        record : ndarray
+            What `encode` returned on one of the replicas.
+        total : ndarray, (words,)
+            The sum so far.
+        moment : Moment
+            The exchange.
+        """
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Encode, and begin to gather; records of unequal length are gathered here."""
+        # Records of unequal length are gathered at once, others while work goes on.
         record = self.encode(part, moment, line.rank)
         length = self.payload_bytes(line.size, line.rank)
         payload = record.nbytes
@@ -537,7 +589,15 @@ class GatheredCodec(Codec):
         return lambda: self._told(arrive(), line, moment, payload)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Of records whose lengths differ."""
+        """Return None: the data decide how long a record is.
+
+        Parameters
+        ----------
+        ranks : int
+            Number of replicas.
+        rank : int
+            Number of this replica.
+        """
         return None
 
     def _told(
@@ -750,12 +810,12 @@ MOST_BITS = 32
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """How long `pack` makes them."""
+    """Return how many bytes `pack` makes of `count` codes."""
     return -(-count * bits // 8)
 
 
 def pack(codes: Array, bits: int) -> NDArray[np.uint8]:
-    """`codes` (flat, unsigned, below 2^bits) as bytes."""
+    """Return `codes` (flat, unsigned, below 2^bits) as bytes."""
     if bits in WHOLE:
         return codes.astype(WHOLE[bits]).view(np.uint8)
     if 8 % bits == 0:
@@ -765,7 +825,7 @@ def pack(codes: Array, bits: int) -> NDArray[np.uint8]:
 
 
 def unpack(record: Array, count: int, bits: int) -> NDArray[np.uint32]:
-    """The first `count` codes of what `pack` made."""
+    """Return the first `count` codes of what `pack` made."""
     if bits in WHOLE:
         # A copy: a piece of a message may begin at any byte.
         return record.copy().view(WHOLE[bits])[:count].astype(np.uint32)

@@ -159,6 +159,12 @@ def survey_like(
         means = np.empty_like(scales.mean)
         means[slice(None) if order is None else order] = scales.mean
         outline = replace(outline, means=means)
+    elif outline.means is not None:
+        raise ConfigError(
+            f"missing values of {source.path} cannot become the means of the training"
+            f" rows, because {like.path} does not store them; convert the training rows"
+            " with --standardize, or fill in the missing values and leave --missing out"
+        )
     if order is None and outline.names is None and like.names is not None:
         outline = replace(outline, names=tuple(like.names))
     if outline.categories is None:

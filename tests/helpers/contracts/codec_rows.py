@@ -21,6 +21,7 @@ class Row:
     broken: dict | None = None  # settings of the twin; None: said elsewhere
     fair: dict = field(default_factory=dict)  # with those it is unbiased, if ever
     worse: float = 2.0  # the twin's gap is at least so many times that
+    spreads: bool = False  # zeros among other words become something
 
 
 ROWS = {
@@ -67,7 +68,7 @@ ROWS = {
         worse=100.0,
     ),
     "qsgd": Row(rough={"bits": 4, "chunk": 16}, good={"bits": 4}),
-    "sign": Row(broken={"feedback": "off"}, worse=100, rate=0.25),
+    "sign": Row(spreads=True, broken={"feedback": "off"}, worse=100, rate=0.25),
     "byte": Row(rough={"chunk": 16}, gap=2e-7, broken={"feedback": "off"}),
     "bytegrad": Row(gap=2e-7, broken={"feedback": "off"}),
     "alq": Row(
@@ -76,11 +77,13 @@ ROWS = {
         broken={"adapt": 10**6},
     ),
     "amq": Row(
+        spreads=True,
         rough={"bits": 3, "chunk": 16, "adapt": 1},
         good={"adapt": 1},
         broken={"adapt": 10**6},
     ),
     "powersgd": Row(
+        spreads=True,
         rough={"start": 0, "min_rate": 0},
         exact={"start": 0, "min_rate": 0, "rank": 64},
         good={"start": 0, "min_rate": 0},
@@ -91,6 +94,7 @@ ROWS = {
     ),
     "nuqsgd": Row(rough={"bits": 3, "chunk": 16}, good={"bits": 4}),
     "accordion": Row(
+        spreads=True,
         rough={"start": 0, "min_rate": 0, "accordion": {"interval": 1}},
         exact={
             "start": 0,

@@ -38,13 +38,17 @@ def waiting():
     cell = figures_of("bench_headline")["problems"]["epsilon"]["many"]
     sgd, casgd = cell["us_of_all"]["direct 32"], cell["us_of_all"]["gram 8"]
     assert cell["members"] == 64
-    yield f"Plain SGD takes {sgd:.0f} µs for a step, and computes for 7 of them"
+    plain = f"Plain SGD takes {sgd:.0f} µs for a step"
+    yield f"{plain}, and computes for only 7 µs of this time"
     message = 6 * 50 + 1e6 * 2 * 63 / 64 * 4 * 32 / 1.25e9
     assert round(sgd - message) == 7
     yield f"CA-SGD takes {casgd:.0f} µs for a step"
     words = 32**2 * 28 + 8 * 32
     assert 890 < words / 32 < 910
-    yield "It is 900 times as large as the first, but takes only 1.6 times as long"
+    yield (
+        "The second message is 900 times as large as the first, but takes only 1.6"
+        " times as long"
+    )
 
 
 def products():

@@ -56,7 +56,7 @@ def overlap():
         " two batches"
     )
     turns = less(wide["tick_tock"], wide["two fits"])
-    yield f"At 125 MB/s it took {turns} less than the two fits one after the other"
+    yield f"`tick_tock` took {turns} less time than the two fits one after the other"
 
 
 def growing():
@@ -104,7 +104,7 @@ def floors_of_codecs():
 
 def floors_of_sparse():
     found = figures_of("bench_floors")["sparse"]
-    yield f"`identity` has {close(found['identity'][0])} there"
+    yield f"the floor of `identity` is then {close(found['identity'][0])}"
     for name in ("topk", "randomk", "threshold"):
         first, second = map(close, found[name])
         yield f"| Measured | floor {first} with feedback, {second} without |"
@@ -171,7 +171,7 @@ def floors_of_mixed():
     pairs = close(found["mixed"]["decentralized, shift_one"][1])
     yield f"at 1/(4L) a gap of {pairs} (pairs)"
     rows, alike = map(close, found["anybatch"]["slow"])
-    yield f"gap {rows}, where `weighted = false` has {alike}"
+    yield f"a gap of {rows}, where `weighted = false` has {alike}"
 
 
 def anybatch():
@@ -261,7 +261,7 @@ def supporting():
     last = {n: run["loss"][-1] for n, run in figures_of("bench_supporting").items()}
     for near, to in (("momentum, 8 bits", "momentum"), ("adam, 8 bits", "adam")):
         assert abs(last[near] - last[to]) < 1e-5
-    yield "Momentum and adam in eight bits end within 10⁻⁵ of 32 bits"
+    yield "Momentum and adam in eight bits end with a loss within 10⁻⁵ of that with 32 bits"
 
 
 PAGES = [

@@ -46,17 +46,17 @@ def overlap():
     )
     assert abs(lan["scheduled"] / lan["ddp"] - 1) < 0.02
     gain = less(wide["scheduled"], wide["ddp"])
-    yield f"| Measured | {gain} less than ddp at 125 MB/s, no gain at 1.25 GB/s"
+    yield f"| Measured | {gain} less time than ddp at 125 MB/s, no gain at 1.25 GB/s"
     late, sums = (
         less(wide["late"], wide["ddp"]),
         more(wide["ticktock"], wide["ddp of 2"]),
     )
     yield (
-        f"delayed: {late} less than ddp at 125 MB/s; exact-sum: {sums} more than ddp of"
-        " two batches"
+        f"delayed: {late} less time than ddp at 125 MB/s; exact-sum: {sums} more time"
+        " than ddp of two batches"
     )
     turns = less(wide["tick_tock"], wide["two fits"])
-    yield f"At 125 MB/s it took {turns} less than the two fits one after the other"
+    yield f"`tick_tock` took {turns} less time than the two fits one after the other"
 
 
 def growing():
@@ -104,7 +104,7 @@ def floors_of_codecs():
 
 def floors_of_sparse():
     found = figures_of("bench_floors")["sparse"]
-    yield f"`identity` has {close(found['identity'][0])} there"
+    yield f"the floor of `identity` is then {close(found['identity'][0])}"
     for name in ("topk", "randomk", "threshold"):
         first, second = map(close, found[name])
         yield f"| Measured | floor {first} with feedback, {second} without |"
@@ -119,8 +119,8 @@ def variances():
         for row in figures_of("bench_variances")
         if (row["gradient"], row["norm"], row["bits"]) == ("normal", "max", 4)
     )
-    yield f"variance at 4 bits {row['alq']:.2g}, nuqsgd {row['nuqsgd']:.2g} "
-    yield f"variance at 4 bits {row['amq']:.2g}, alq {row['alq']:.2g} "
+    yield f"variance at 4 bits {row['alq']:.2g}, with nuqsgd {row['nuqsgd']:.2g} "
+    yield f"variance at 4 bits {row['amq']:.2g}, with alq {row['alq']:.2g} "
 
 
 def charged(name):
@@ -131,19 +131,20 @@ def charged(name):
 def bagua():
     """Of the codec that has the name of the paper."""
     ours, ddp = charged("bagua"), charged("ddp")
-    yield f"{ours[0]} of network for 256 exchanges where ddp has {ddp[0]}"
+    yield f"{ours[0]} of network time for 256 exchanges, where ddp needs {ddp[0]}"
     assert 0.3 < ours[2] / ddp[2] < 0.35
-    yield "a third of the bytes"
+    yield "a third of the bytes of ddp"
 
 
 def bagua_of_averages():
     late, pairs, low, ddp = map(
         charged, ("async-average", "decentralized, pairs", "decentralized-low", "ddp")
     )
-    network = "of network for 256 exchanges, ddp"
-    yield f"{late[0]} {network} {ddp[0]}; last loss {late[1]}, ddp {ddp[1]}"
-    yield f"pairs: {pairs[0]} {network} {ddp[0]}, loss {pairs[1]} and {ddp[1]}"
-    yield f"{low[0]} {network} {ddp[0]}; half of the bytes of ddp in all"
+    network = "of network time for 256 exchanges, where ddp needs"
+    yield f"{late[0]} {network} {ddp[0]}; last loss {late[1]}, with ddp {ddp[1]}"
+    loss = f"last loss {pairs[1]}, with ddp {ddp[1]}"
+    yield f"pairs: {pairs[0]} {network} {ddp[0]}; {loss}"
+    yield f"{low[0]} {network} {ddp[0]}; in total half of the bytes of ddp"
     assert abs(low[2] / ddp[2] - 0.5) < 0.01
 
 
@@ -153,8 +154,8 @@ def averages():
     assert rows["local"]["to_target"] is None
     yield (
         f"{slow['exchanges']} exchanges and {slow['messages']} messages to the loss for"
-        f" which averaging after each exchange needs {every['exchanges']} and"
-        f" {every['messages']}"
+        f" which averaging after each exchange needs {every['exchanges']} exchanges"
+        f" and {every['messages']} messages"
     )
 
 
@@ -171,7 +172,7 @@ def floors_of_mixed():
     pairs = close(found["mixed"]["decentralized, shift_one"][1])
     yield f"at 1/(4L) a gap of {pairs} (pairs)"
     rows, alike = map(close, found["anybatch"]["slow"])
-    yield f"gap {rows}, where `weighted = false` has {alike}"
+    yield f"a gap of {rows}, where `weighted = false` has {alike}"
 
 
 def anybatch():
@@ -183,9 +184,11 @@ def anybatch():
         for case in ("one slower", "none slower")
     )
     yield (
-        f"{slow['ddp'] / slow['ring, by rows']:.1f} times as fast as ddp with one"
-        f" replica at a third of the speed; {more(even['full, by rows'], even['ddp'])}"
-        f" to {more(even['ring, alike'], even['ddp'])} slower where all are alike"
+        f"{slow['ddp'] / slow['ring, by rows']:.1f} times as fast as ddp if one"
+        " replica has a third of the speed of the others;"
+        f" {more(even['full, by rows'], even['ddp'])} to"
+        f" {more(even['ring, alike'], even['ddp'])} slower than ddp if all replicas are"
+        " equally fast"
     )
 
 
@@ -261,7 +264,10 @@ def supporting():
     last = {n: run["loss"][-1] for n, run in figures_of("bench_supporting").items()}
     for near, to in (("momentum, 8 bits", "momentum"), ("adam, 8 bits", "adam")):
         assert abs(last[near] - last[to]) < 1e-5
-    yield "Momentum and adam in eight bits end within 10⁻⁵ of 32 bits"
+    yield (
+        "Momentum and adam in eight bits end with a loss within 10⁻⁵ of that with 32"
+        " bits"
+    )
 
 
 PAGES = [

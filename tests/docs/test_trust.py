@@ -92,8 +92,8 @@ def campaigns():
     count = starts["starts"] + kills["starts"]
     slowest = max(part["longest_seconds"] for part in (starts, kills))
     yield f"{starts['starts']} starts of three ranks"
-    yield f"{kills['starts']} more are killed"
-    yield f"All {count} did, the slowest in {slowest:.1f} s"
+    yield f"{kills['starts']} more starts are killed"
+    yield f"All {count} starts did, the slowest in {slowest:.1f} s"
     mapped = sum(part["starts_that_mapped_segments"] for part in (starts, kills))
     yield f"shared memory in {mapped} starts"
     soak = figures_of("soak")

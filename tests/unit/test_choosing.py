@@ -129,7 +129,7 @@ def test_the_page_draws_from_the_figures_what_it_concludes():
     wins = sum(value > 1 for value in ratio.values())
     assert f"in {wins} of {len(ratio)} cells" in text
     wan = [value for (_, network), value in ratio.items() if network == "wan"]
-    assert f"on every WAN ({min(wan):.2f} to {max(wan):.2f} times)" in text
+    assert f"for all shapes on the WAN ({min(wan):.2f} to {max(wan):.2f} times)" in text
     lan = {
         shape: value for (shape, network), value in ratio.items() if network == "lan"
     }

@@ -56,10 +56,16 @@ def gpu_counts():
     )
     one = of["H200", "exchange"]
     assert all(of[gpu, "exchange"]["predicted_us"] < 35 for gpu in gpus)
-    yield f"it is {one['over_graph_steps']:.1f}x of a graph of them"
-    yield f"{one['over_plain_steps']:.1f}x of one launch that takes them all"
-    yield f"{one['with 12 us a sum']:.1f}x with 12 µs a sum"
-    yield f"{one['with 30 us a sum']:.1f}x with 30 µs"
+    yield (
+        f"predicted to be {one['over_graph_steps']:.1f}x as fast as 16 plain steps in"
+        " fp32 in a CUDA graph"
+    )
+    yield (
+        "one launch that takes all 16 plain steps, the exchange is predicted to be"
+        f" {one['over_plain_steps']:.1f}x as fast"
+    )
+    yield f"{one['with 12 us a sum']:.1f}x as fast with 12 µs per sum"
+    yield f"{one['with 30 us a sum']:.1f}x as fast with 30 µs"
     yield f"{part(of['H200', 'gram large']['share_of_bf16'])} of 790 TF/s at most"
     for name in ("margin tall", "update tall", "margin wide", "update wide"):
         assert of["H200", name]["binds"] == "memory"
@@ -103,21 +109,21 @@ def headline():
         return f"{two_digits(min(ratios))} to {two_digits(max(ratios))}"
 
     yield (
-        f"Behind the LAN `gram` is {times(lan, 'gram')} times as fast as plain SGD,"
-        f" `cached` {times(lan, 'cached')} and `gather-once`"
-        f" {times(lan, 'gather-once')} times"
+        f"Behind the emulated LAN, `gram` is {times(lan, 'gram')} times as fast as"
+        f" plain SGD, `cached` {times(lan, 'cached')} times and `gather-once`"
+        f" {times(lan, 'gather-once')} times as fast"
     )
     yield (
-        f"at 5 µs a message `gram` is {times(hpc, 'gram')} times as fast,"
-        f" `cached` {times(hpc, 'cached')} and `gather-once`"
-        f" {times(hpc, 'gather-once')} times"
+        f"With 5 µs per message, `gram` is {times(hpc, 'gram')} times as fast as"
+        f" plain SGD, `cached` {times(hpc, 'cached')} times and `gather-once`"
+        f" {times(hpc, 'gather-once')} times as fast"
     )
     gaps = [
         abs(rows[product]["loss_gap_percent"])
         for rows in (*lan.values(), *hpc.values())
         for product in ("gram", "cached", "gather-once")
     ]
-    yield f"within {max(gaps):.3f} % of that of plain SGD"
+    yield f"within {max(gaps):.3f} % of the loss of plain SGD"
     many = problems["epsilon"]["many"]
     alone = many["one_rank"]["direct"]["us"] / COLUMNS_OF_EPSILON
     plain, best = (
@@ -131,8 +137,9 @@ def headline():
         )
     )
     yield (
-        f"64 members that sum in every step beat one rank from about {plain:.0f}"
-        f" columns on, and CA-SGD from about {best:.0f}"
+        f"64 members of plain SGD are faster than one rank from about {plain:.0f}"
+        " columns on. With CA-SGD, 64 members are faster than one rank from about"
+        f" {best:.0f} columns on"
     )
     choosing = known(RESULT)["figures"]["epsilon"]["lan"]["rows"]
     seconds, name = min(
@@ -158,12 +165,12 @@ def headline():
     slow, fast = (of_epsilon[name]["rows"]["direct"]["us"] for name in ("lan", "hpc"))
     assert 19 < slow - 50 < 23 and 19 < fast - 5 < 23  # latencies are 50 and 5 µs
     yield (
-        f"a step of plain SGD takes {slow:.0f} µs behind the LAN and {fast:.0f} µs at"
-        " 5 µs a message. About 20 µs is arithmetic"
+        f"a step of plain SGD takes {slow:.0f} µs behind the LAN and {fast:.0f} µs with"
+        " 5 µs per message. About 20 µs of each step is arithmetic"
     )
     one_rank = many["one_rank"]
     yield (
-        f"One rank takes {one_rank['direct']['us']:.0f} µs for it in fp32, and"
+        f"One rank takes {one_rank['direct']['us']:.0f} µs for such a step in fp32, and"
         f" {one_rank['auto']['us']:.1f} µs with `auto`"
     )
 
@@ -231,7 +238,7 @@ def exchange():
     def range_of(key):
         return f"{min(r[key] for r in found):.0f} to {max(r[key] for r in found):.0f}"
 
-    yield f"Python costs {range_of('overhead_us')} µs beside BLAS"
+    yield f"Python adds {range_of('overhead_us')} µs to the time of BLAS"
     yield f"adds {range_of('looks_us')} µs to the average exchange"
 
 
@@ -281,15 +288,14 @@ def peers_of_ddp():
     }
     chosen = [found[shape]["methods"]["hpcsgd auto"]["product"] for shape in found]
     assert chosen == ["direct", "gather-once"]
-    yield (
-        "`auto` makes {} and {} times the steps a second of PyTorch DDP".format(
-            *times["auto"]
+    for at, (shape, product) in enumerate(
+        (("epsilon", "plain SGD"), ("HIGGS", "`gather-once`"))
+    ):
+        yield (
+            f"On {shape}, `auto` chooses {product} and takes {times['auto'][at]} times"
+            " as many steps per second as PyTorch DDP; CA-SGD with `gram` takes"
+            f" {times['gram'][at]} times as many"
         )
-    )
-    yield (
-        "(by plain SGD on epsilon, by `gather-once` on HIGGS), CA-SGD by `gram` {} and"
-        " {} times".format(*times["gram"])
-    )
 
 
 PAGES = [

@@ -121,7 +121,7 @@ def products():
     )
     yield (
         "With 5 µs a message, product `gram` is slower than plain SGD:"
-        f" {times(hpc, 'gram')} times as fast. At this latency, product `cached` is"
+        f" {times(hpc, 'gram')} times as fast. With 5 µs a message, product `cached` is"
         f" {times(hpc, 'cached')} and `gather-once` is {times(hpc, 'gather-once')}"
         " times as fast as plain SGD."
     )

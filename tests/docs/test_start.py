@@ -121,9 +121,9 @@ def products():
     )
     yield (
         "With 5 µs a message, product `gram` is slower than plain SGD:"
-        f" {times(hpc, 'gram')} times as fast. With 5 µs a message, product `cached` is"
-        f" {times(hpc, 'cached')} and `gather-once` is {times(hpc, 'gather-once')}"
-        " times as fast as plain SGD."
+        f" {times(hpc, 'gram')} times as fast. With 5 µs a message, product"
+        f" `cached` is {times(hpc, 'cached')} and `gather-once` is"
+        f" {times(hpc, 'gather-once')} times as fast as plain SGD."
     )
     gaps = [
         abs(rows[product]["loss_gap_percent"])

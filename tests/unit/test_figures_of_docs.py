@@ -92,8 +92,8 @@ def wide():
             tenths(row["gap"], 0),
         ]
 
-    titles = ["rows of", "hpcsgd", "peer", "its seconds", "its F above"]
-    titles += ["weights not 0", "gap of hpcsgd"]
+    titles = ["data", "seconds of hpcsgd", "solver", "seconds of the solver"]
+    titles += ["F of the solver, above", "non-zero weights", "gap of hpcsgd"]
     yield table(titles, *map(cells, found))
     assert all(row["hpcsgd"]["above"] == 0.0 and row["ratio"] < 3.0 for row in found)
 

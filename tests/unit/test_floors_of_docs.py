@@ -18,7 +18,10 @@ def own_rates():
         runs = [run for name in shape if name != "first" for run in shape[name]]
         assert all(loss < shape["first"] for _, loss, _ in runs)
         assert {status for *_, status in runs} == {"completed"}
-    yield "None of them ends above where it began."
+    yield (
+        "None of the runs in this table ends with a loss above the loss before"
+        " training."
+    )
 
 
 PAGES = [("howto/compare", own_rates)]

@@ -338,7 +338,9 @@ PARAMETERS = {
     ),
     "max_iter": (
         "int or None",
-        "Largest number of epochs. None takes what suits the solver.",
+        "Number of SGD epochs before the refinement, or the largest number of sweeps of"
+        " a coordinate form. None takes what suits the solver; where there is a"
+        " refinement, a larger number is slower and not better.",
     ),
     "tol": (
         "float",

@@ -170,8 +170,8 @@ def headline():
     )
     one_rank = many["one_rank"]
     yield (
-        f"One rank takes {one_rank['direct']['us']:.0f} µs for such a step in fp32, and"
-        f" {one_rank['auto']['us']:.1f} µs with `auto`"
+        f"One rank takes {one_rank['direct']['us']:.0f} µs for this step in fp32, and"
+        f" {one_rank['auto']['us']:.1f} µs with `--products auto --steps auto`"
     )
 
 

@@ -153,10 +153,9 @@ SLEEP = "MPIR_CVAR_ENABLE_HEAVY_YIELD"  # read by MPICH when it starts
 def sleep_where_crowded(environment: MutableMapping[str, str]) -> None:
     """Let ranks that wait sleep, where a node has more ranks than cores.
 
-    MPICH waits in a loop. Ranks that share a core then hold up the one that computes:
-    four ranks on two cores took two to five times as long. Sleeping costs tens of
-    microseconds a message, so that ranks with a core each go on waiting in the loop.
-    The cores are those of the launcher, which binds no rank but itself to fewer.
+    MPICH waits in a loop, so ranks that share a core hold up the one that computes.
+    Sleeping delays messages, so ranks with a core each go on waiting in the loop. The
+    cores are those of the launcher, because a rank may be bound to one of them.
     """
     ranks = environment.get("MPI_LOCALNRANKS", "")
     if ranks.isdigit() and int(ranks) > _cores_of(os.getppid()):

@@ -91,12 +91,10 @@ def test_a_parameter_that_is_not_described_is_found():
     assert list(offenders_in_parameters("f", planted, text)) == ["f: second"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if not inspect.ismodule(item_of(n))])
 def test_the_example_of_a_public_name_is_true(name):
-    """Each name has one, which runs in an empty namespace."""
+    """Each name but those of modules has one, which runs in an empty namespace."""
     item = item_of(name)
-    if inspect.ismodule(item):
-        pytest.skip("a module; its functions are on the page")
     names = {"__name__": "example"}
     test = doctest.DocTestParser().get_doctest(inspect.getdoc(item), names, name, "", 0)
     assert test.examples, f"{name} has no example"

@@ -115,15 +115,14 @@ def products():
         return f"{two_digits(min(ratios))} to {two_digits(max(ratios))}"
 
     yield (
-        f"With 50 µs a message, product `gram` is {times(lan, 'gram')} times as fast"
-        f" as plain SGD, `cached` is {times(lan, 'cached')} times and `gather-once` is"
-        f" {times(lan, 'gather-once')} times as fast."
+        f"With 50 µs per message, CA-SGD is {times(lan, 'gram')} times as fast as plain"
+        f" SGD with `--products gram`, {times(lan, 'cached')} times with `cached`, and"
+        f" {times(lan, 'gather-once')} times with `gather-once`."
     )
     yield (
-        "With 5 µs a message, product `gram` is slower than plain SGD:"
-        f" {times(hpc, 'gram')} times as fast. With 5 µs a message, product"
-        f" `cached` is {times(hpc, 'cached')} and `gather-once` is"
-        f" {times(hpc, 'gather-once')} times as fast as plain SGD."
+        f"With 5 µs per message, CA-SGD is {times(hpc, 'gram')} times as fast as plain"
+        f" SGD with `--products gram`, {times(hpc, 'cached')} times with `cached`, and"
+        f" {times(hpc, 'gather-once')} times with `gather-once`."
     )
     gaps = [
         abs(rows[product]["loss_gap_percent"])
@@ -142,7 +141,7 @@ def waiting():
     behind = problem["lan"]["rows"]["direct"]["us"]
     alone = problem["many"]["one_rank"]["direct"]["us"]
     yield f"plain SGD on 28 columns takes {behind:.0f} µs a step."
-    yield f"One rank alone needs {alone:.1f} µs for the same step"
+    yield f"One rank alone needs {alone:.1f} µs for an SGD step on 28 columns"
 
 
 def scikit_learn():
@@ -163,12 +162,24 @@ def ddp():
     def times(product):
         rows = [found[shape]["methods"] for shape in ("epsilon", "higgs")]
         ratios = [row["ddp"]["us"] / row[f"hpcsgd {product}"]["us"] for row in rows]
-        return " and ".join(map(two_digits, ratios))
+        return map(two_digits, ratios)
 
     chosen = [found[shape]["methods"]["hpcsgd auto"]["product"] for shape in found]
     assert chosen == ["direct", "gather-once"]
-    yield f"`auto` makes {times('auto')} times the steps a second of PyTorch DDP"
-    yield f"`gram` makes {times('gram')} times"
+    epsilon, higgs = times("auto")
+    yield (
+        "On epsilon-shaped rows, `--products auto` selects plain SGD and takes"
+        f" {epsilon} times as many steps a second as PyTorch DDP"
+    )
+    yield (
+        "On HIGGS-shaped rows, `--products auto` selects `gather-once` and takes"
+        f" {higgs} times as many steps a second as PyTorch DDP"
+    )
+    epsilon, higgs = times("gram")
+    yield (
+        f"`--products gram` takes {epsilon} times (epsilon) and {higgs} times (HIGGS)"
+        " as many steps a second as PyTorch DDP"
+    )
 
 
 def ranking():
@@ -187,8 +198,8 @@ def ranking():
     assert {places[name] for name in ("synth", "synth-linear", "a9a")} <= {2, 3}
     assert places["higgs"] == places["susy"] == 4
     yield (
-        "Among these programs, hpcsgd is fastest on epsilon-shaped and Poisson data,"
-        " second or third on three sets, and fourth on HIGGS- and SUSY-shaped data."
+        "Among the solvers in `make bench-peers`, hpcsgd is fastest on epsilon-shaped"
+        " and Poisson data, second or third on three sets, and fourth on HIGGS- and SUSY-shaped data."
     )
 
 
@@ -199,8 +210,8 @@ def conversion():
     seconds = largest["ranks"]["1"]["wall"]
     assert largest["file"] == "epsilon.svm"
     yield (
-        f"On one core, {largest['megabytes']:.0f} MB of dense LIBSVM text took"
-        f" {seconds:.1f} s"
+        f"On one core, the conversion of {largest['megabytes']:.0f} MB of dense LIBSVM"
+        f" text took {seconds:.1f} s"
     )
 
 

@@ -129,7 +129,10 @@ def products():
         for rows in (*lan, *hpc)
         for product in ("gram", "cached", "gather-once")
     ]
-    yield f"The final losses of plain SGD and CA-SGD agree within {max(gaps):.3f} %."
+    yield (
+        "In the runs of the chart, the final losses of plain SGD and CA-SGD agree"
+        f" within {max(gaps):.3f} %."
+    )
     of = document["configuration"]
     assert (of["batch"], of["epochs"], of["repeats"]) == (32, 10, 5)
     yield f"with {of['rows']:,} rows, batches of 32 and ten epochs"
@@ -168,12 +171,12 @@ def ddp():
     assert chosen == ["direct", "gather-once"]
     epsilon, higgs = times("auto")
     yield (
-        "On epsilon-shaped rows, `--products auto` selects plain SGD and takes"
-        f" {epsilon} times as many steps a second as PyTorch DDP"
+        "On epsilon-shaped rows (2000 columns), `--products auto` selects plain SGD and"
+        f" takes {epsilon} times as many steps a second as PyTorch DDP"
     )
     yield (
-        "On HIGGS-shaped rows, `--products auto` selects `gather-once` and takes"
-        f" {higgs} times as many steps a second as PyTorch DDP"
+        "On HIGGS-shaped rows (28 columns), `--products auto` selects `gather-once` and"
+        f" takes {higgs} times as many steps a second as PyTorch DDP"
     )
     epsilon, higgs = times("gram")
     yield (
@@ -199,7 +202,8 @@ def ranking():
     assert places["higgs"] == places["susy"] == 4
     yield (
         "Among the solvers in `make bench-peers`, hpcsgd is fastest on epsilon-shaped"
-        " and Poisson data, second or third on three sets, and fourth on HIGGS- and SUSY-shaped data."
+        " and Poisson data, second or third on three sets, and fourth on HIGGS- and"
+        " SUSY-shaped data."
     )
 
 

@@ -65,7 +65,8 @@ def products():
     yield f"`direct` takes {direct:.0f} µs, `cached` {cached:.0f} and `gram` {gram:.0f}"
     model = figures_of("bench_model")
     yield f"In {model['choices']} cases with 1 to 4 ranks"
-    yield f"of the fastest in {part(model['choices_within_10_percent'])} of the cases"
+    near = part(model["choices_within_10_percent"])
+    yield f"of the fastest choice in {near} of the cases"
     yield f"of {model['settings']} predicted times was {part(model['median_error'])}"
 
 

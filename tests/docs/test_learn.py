@@ -38,15 +38,15 @@ def waiting():
     cell = figures_of("bench_headline")["problems"]["epsilon"]["many"]
     sgd, casgd = cell["us_of_all"]["direct 32"], cell["us_of_all"]["gram 8"]
     assert cell["members"] == 64
-    plain = f"Plain SGD takes {sgd:.0f} µs for a step"
+    plain = f"Plain SGD on 64 ranks takes {sgd:.0f} µs for a step"
     yield f"{plain}, and computes for only 7 µs of this time"
     message = 6 * 50 + 1e6 * 2 * 63 / 64 * 4 * 32 / 1.25e9
     assert round(sgd - message) == 7
-    yield f"CA-SGD takes {casgd:.0f} µs for a step"
+    yield f"CA-SGD on 64 ranks takes {casgd:.0f} µs for a step"
     words = 32**2 * 28 + 8 * 32
     assert 890 < words / 32 < 910
     yield (
-        "The second message is 900 times as large as the first, but takes only 1.6"
+        "is 900 times as large as the message for one SGD step, but takes only 1.6"
         " times as long"
     )
 
@@ -65,7 +65,8 @@ def products():
     yield f"`direct` takes {direct:.0f} µs, `cached` {cached:.0f} and `gram` {gram:.0f}"
     model = figures_of("bench_model")
     yield f"In {model['choices']} cases with 1 to 4 ranks"
-    yield f"of the fastest in {part(model['choices_within_10_percent'])} of the cases"
+    near = part(model["choices_within_10_percent"])
+    yield f"of the fastest choice in {near} of the cases"
     yield f"of {model['settings']} predicted times was {part(model['median_error'])}"
 
 

@@ -19,8 +19,8 @@ def own_rates():
         assert all(loss < shape["first"] for _, loss, _ in runs)
         assert {status for *_, status in runs} == {"completed"}
     yield (
-        "None of the runs in this table ends with a loss above the loss before"
-        " training."
+        "For each learning rate in the table of losses, the final loss is below the"
+        " loss before training (column `at first`)."
     )
 
 

@@ -175,7 +175,7 @@ def floors_of_averages():
 def floors_of_mixed():
     found = figures_of("bench_floors")
     pairs = close(found["mixed"]["decentralized, shift_one"][1])
-    yield f"the relative gap of `decentralized` is {pairs}"
+    yield f"the relative gap to the minimum is {pairs}"
     rows, alike = map(close, found["anybatch"]["slow"])
     yield (
         f"the relative gap to the minimum was {rows} with `weighted = true` and {alike}"
@@ -274,8 +274,8 @@ def supporting():
     for near, to in (("momentum, 8 bits", "momentum"), ("adam, 8 bits", "adam")):
         assert abs(last[near] - last[to]) < 1e-5
     yield (
-        "The final loss of momentum and adam with `bits = 8` is within 10⁻⁵ of that with"
-        " 32 bits"
+        "The final loss of momentum and adam with `bits = 8` is within 10⁻⁵ of that"
+        " with 32 bits"
     )
 
 

@@ -30,10 +30,16 @@ def buckets():
     fast, slow = (figures_of("bench_buckets")[n]["rows"] for n in ("lan", "125 MB/s"))
     one, two, *_ = (row["ms_an_exchange"] for row in fast)
     assert two == min(row["ms_an_exchange"] for row in fast)
-    yield f"Two buckets were {less(two, one)} faster than one at 50 µs and 1.25 GB/s"
+    yield (
+        f"a step with two buckets took {less(two, one)} less time than with one bucket"
+        " at 50 µs latency and 1.25 GB/s"
+    )
     one, _, *rest = (row["ms_an_exchange"] for row in slow)
     assert rest[1] == min(rest) < one
-    yield f"eight were {less(rest[1], one)} faster at 125 MB/s"
+    yield (
+        f"a step with eight buckets took {less(rest[1], one)} less time than with one"
+        " bucket at 125 MB/s"
+    )
 
 
 def overlap():
@@ -163,16 +169,19 @@ def floors_of_averages():
     gaps = list(map(close, figures_of("bench_floors")["averages"].values()))
     yield (
         f"{gaps[1]} for τ = 4 and {gaps[3]} for τ = 16, and {gaps[4]} for τ = 4 at a"
-        " tenth of the rate"
+        " tenth of the learning rate"
     )
 
 
 def floors_of_mixed():
     found = figures_of("bench_floors")
     pairs = close(found["mixed"]["decentralized, shift_one"][1])
-    yield f"at 1/(4L) a gap of {pairs} (pairs)"
+    yield f"the relative gap to the minimum is {pairs}"
     rows, alike = map(close, found["anybatch"]["slow"])
-    yield f"a gap of {rows}, where `weighted = false` has {alike}"
+    yield (
+        f"the relative gap to the minimum was {rows} with `weighted = true` and {alike}"
+        " with `weighted = false`"
+    )
 
 
 def anybatch():
@@ -223,12 +232,12 @@ def slices():
     )
     stages = sorted(fast[f"zero{stage}"] for stage in (1, 2, 3))
     yield (
-        f"at 1.25 GB/s sharding took {more(stages[0], fast['ddp'])} to"
-        f" {more(stages[2], fast['ddp'])} longer than ddp"
+        f"sharding took {more(stages[0], fast['ddp'])} to"
+        f" {more(stages[2], fast['ddp'])} longer than `ddp` at 1.25 GB/s"
     )
     yield (
-        f"At 125 MB/s zero3 took {less(slow['zero3'], slow['ddp'])} less than ddp,"
-        f" zero1 and zero2 {more(slow['zero1'], slow['ddp'])} and"
+        f"at 125 MB/s, `zero3` took {less(slow['zero3'], slow['ddp'])} less time than"
+        f" `ddp`, `zero1` {more(slow['zero1'], slow['ddp'])} more and `zero2`"
         f" {more(slow['zero2'], slow['ddp'])} more"
     )
     saved = fast["offload"] - fast["offload, late"]
@@ -255,8 +264,9 @@ def infinity():
     )
     assert part(way["step_over_sum"]) == "50 %"
     yield (
-        f"past the page cache a step took {1e3 * way['step_seconds']:.0f} ms, half of"
-        " what its parts take one after the other"
+        "past the page cache, a step of `infinity` took"
+        f" {1e3 * way['step_seconds']:.0f} ms, half of the sum of its times for"
+        " computation, reads and writes"
     )
 
 
@@ -265,8 +275,8 @@ def supporting():
     for near, to in (("momentum, 8 bits", "momentum"), ("adam, 8 bits", "adam")):
         assert abs(last[near] - last[to]) < 1e-5
     yield (
-        "Momentum and adam in eight bits end with a loss within 10⁻⁵ of that with 32"
-        " bits"
+        "The final loss of momentum and adam with `bits = 8` is within 10⁻⁵ of that"
+        " with 32 bits"
     )
 
 

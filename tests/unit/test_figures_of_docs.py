@@ -110,12 +110,15 @@ def headline():
 
     yield (
         "Behind the emulated LAN, the speed of CA-SGD relative to plain SGD is"
-        f" {times(lan, 'gram')} with `gram`, {times(lan, 'cached')} with `cached` and"
+        f" {times(lan, 'gram')} with `--products gram`, {times(lan, 'cached')} with"
+        " `cached` and"
         f" {times(lan, 'gather-once')} with `gather-once`"
     )
     yield (
-        "With 5 µs per message, the speed of CA-SGD relative to plain SGD is"
-        f" {times(hpc, 'gram')} with `gram`, {times(hpc, 'cached')} with `cached` and"
+        "On a network with 5 µs per message, the speed of CA-SGD relative to plain"
+        " SGD is"
+        f" {times(hpc, 'gram')} with `--products gram`, {times(hpc, 'cached')} with"
+        " `cached` and"
         f" {times(hpc, 'gather-once')} with `gather-once`"
     )
     gaps = [

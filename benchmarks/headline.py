@@ -58,7 +58,8 @@ def performance(document: Figures) -> str:
             " SGD:",
             _table(["shape", "network", *heads, "`auto`, c"], times),
             "The following table has the messages and words that a rank sends in ten"
-            " epochs behind the LAN, and the memory for stored sums or rows (MiB kept):",
+            " epochs behind the LAN, and the memory for stored sums and rows (MiB"
+            " kept):",
             _table(["shape", "", *heads], traffic),
             "The following table has the µs of a step of one rank that acts as one of"
             " many (`--emulate-members`), behind an emulated LAN of 64 ranks (six hops,"
@@ -80,8 +81,8 @@ def _conditions(document: Figures) -> str:
         f" {asked['batch']} for {asked['epochs']} epochs in one order of rows"
         " (shuffle-once), on two MPI ranks of one thread with emulated networks, on"
         f" {machine['cores']} cores of {machine['model']}"
-        f" ({', '.join(machine['features'])}). All times are medians of"
-        f" {asked['repeats']} alternating runs, at a load average of"
+        f" ({', '.join(machine['features'])}). All measured times are"
+        f" medians of {asked['repeats']} alternating runs, at a load average of"
         f" {min(loads):.1f} to {max(loads):.1f}"
         " (`benchmarks/results/bench_headline.json`)."
     )

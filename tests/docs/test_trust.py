@@ -103,9 +103,9 @@ def campaigns():
     storm, calm = soak["storm"], soak["calm"]
     assert storm["wrong"] == 0 and calm["growth"] == 0
     yield (
-        f"In {soak['minutes'] * 2 / 3:.0f} minutes, {storm['runs']} training runs on two"
-        f" to four ranks received {sum(storm['blows'].values())} kills and signals and"
-        f" were resumed {storm['resumes']} times"
+        f"In {soak['minutes'] * 2 / 3:.0f} minutes, {storm['runs']} training runs on"
+        f" two to four ranks received {sum(storm['blows'].values())} kills and signals"
+        f" and were resumed {storm['resumes']} times"
     )
     yield (
         f"one run of {calm['exchanges']:,} exchanges (rounds of s SGD steps) wrote"

@@ -296,8 +296,8 @@ def peers_of_ddp():
     ):
         yield (
             f"On {shape}, hpcsgd with `--products auto`, which chooses {product}, takes"
-            f" {times['auto'][at]} times as many steps per second as PyTorch DDP; hpcsgd"
-            f" with `--products gram` takes {times['gram'][at]} times as many"
+            f" {times['auto'][at]} times as many steps per second as PyTorch DDP;"
+            f" hpcsgd with `--products gram` takes {times['gram'][at]} times as many"
         )
 
 

@@ -23,7 +23,10 @@ BEGIN, END = "<!-- begin of tables -->", "<!-- end of tables -->"
 NAMES = {"none": "shared memory", "lan": "LAN", "wan": "WAN"}
 BASELINE = "bf16"
 BEST = 3  # of a cell
-CA_SGD = "Seconds of sgd over those of casgd (`gram`) with its best s, both in fp32:"
+CA_SGD = (
+    "The following table has the speed of CA-SGD (`casgd`, with `gram` and its fastest"
+    " s) relative to plain SGD (`sgd`), both in fp32:"
+)
 CROWDED = 1.75  # times the cores: a load at which seconds say nothing
 
 
@@ -61,9 +64,10 @@ def _machine(machine: Figures, cells: Figures) -> str:
     loads = [cell["load"] for cell in cells.values()]
     repeats = sorted({cell["repeats"] for cell in cells.values()})
     text = (
-        f"{first['ranks']} ranks on {machine['cores']} cores of {machine['model']};"
-        f" load average at the end of a comparison: {min(loads):.1f} to"
-        f" {max(loads):.1f}; repeats: {' or '.join(map(str, repeats))}"
+        f"The following tables were measured with {first['ranks']} ranks on"
+        f" {machine['cores']} cores of {machine['model']}, with"
+        f" {' or '.join(map(str, repeats))} repeats of each run and a load average of"
+        f" {min(loads):.1f} to {max(loads):.1f} at the end of a comparison"
         " (`benchmarks/results/bench_methods.json`)."
     )
     crowded = sum(not is_quiet(cell) for cell in cells.values())
@@ -133,8 +137,9 @@ def _ca_sgd(cells: Figures) -> str:
     if not wins and not losses:
         return table
     lost = ", ".join(f"{shape} ({NAMES[network]})" for shape, network in losses)
-    said_so = f"Sooner than plain SGD in {len(wins)} of {len(wins) + len(losses)} cells"
-    return f"{table}\n\n{said_so}; not in: {lost or 'none'}."
+    count = f"{len(wins)} of {len(wins) + len(losses)} cells"
+    text = f"CA-SGD reached the target sooner than plain SGD in {count}"
+    return f"{table}\n\n{text}{', but not on ' if lost else ''}{lost}."
 
 
 def _beside(cells: Figures) -> str:

@@ -53,15 +53,19 @@ def performance(document: Figures) -> str:
     return "\n\n".join(
         [
             _conditions(document),
-            "µs of a step on two ranks, s, and how many times the speed of plain SGD:",
+            "The following table has the µs of a step on two ranks and, in parentheses,"
+            " the fastest number s of steps per message and the speed relative to plain"
+            " SGD:",
             _table(["shape", "network", *heads, "`auto`, c"], times),
-            "What a rank sends in all ten epochs behind the LAN, and what it keeps"
-            " between epochs beside its own columns:",
+            "The following table has the messages and words that a rank sends in ten"
+            " epochs behind the LAN, and the memory for stored sums and rows (MiB"
+            " kept):",
             _table(["shape", "", *heads], traffic),
-            "One rank that acts as one of many (`--emulate-members`), behind a LAN of"
-            " 64 ranks (six hops, 300 µs a message): µs of a step. The column *gradient"
-            " sum* is calculated from the network model, not measured. It contains only"
-            " the time of the message.",
+            "The following table has the µs of a step of one rank that acts as one of"
+            " many (`--emulate-members`), behind an emulated LAN of 64 ranks (six hops,"
+            " 300 µs per message). The column *gradient sum* has the time of one"
+            " all-reduce of a gradient, calculated from the network model and not"
+            " measured.",
             _table(["shape", "members", *heads, *more], many),
         ]
     )
@@ -73,12 +77,13 @@ def _conditions(document: Figures) -> str:
     cells = [cell for cells in figures["problems"].values() for cell in cells.values()]
     loads = [cell["load"] for cell in cells]
     return (
-        f"{asked['rows']} rows, batches of {asked['batch']}, {asked['epochs']} epochs"
-        " in one order of rows (shuffle-once), two MPI ranks of one thread on"
+        f"The measured runs train on {asked['rows']} rows with batches of"
+        f" {asked['batch']} for {asked['epochs']} epochs in one order of rows"
+        " (shuffle-once), on two MPI ranks of one thread with emulated networks, on"
         f" {machine['cores']} cores of {machine['model']}"
-        f" ({', '.join(machine['features'])}). Networks are emulated. Medians of"
-        f" {asked['repeats']} runs in turns, each product with its fastest s,"
-        f" at a load average of {min(loads):.1f} to {max(loads):.1f}"
+        f" ({', '.join(machine['features'])}). All measured times are"
+        f" medians of {asked['repeats']} alternating runs, at a load average of"
+        f" {min(loads):.1f} to {max(loads):.1f}"
         " (`benchmarks/results/bench_headline.json`)."
     )
 

@@ -93,19 +93,22 @@ def campaigns():
     slowest = max(part["longest_seconds"] for part in (starts, kills))
     yield f"{starts['starts']} starts of three ranks"
     yield f"{kills['starts']} more starts are killed"
-    yield f"All {count} starts did, the slowest in {slowest:.1f} s"
+    yield (
+        f"All {count} interrupted starts ended in time, the slowest after"
+        f" {slowest:.1f} s"
+    )
     mapped = sum(part["starts_that_mapped_segments"] for part in (starts, kills))
     yield f"shared memory in {mapped} starts"
     soak = figures_of("soak")
     storm, calm = soak["storm"], soak["calm"]
     assert storm["wrong"] == 0 and calm["growth"] == 0
     yield (
-        f"In {soak['minutes'] * 2 / 3:.0f} minutes, {storm['runs']} runs on two to four"
-        f" ranks received {sum(storm['blows'].values())} kills and signals and were"
-        f" resumed {storm['resumes']} times"
+        f"In {soak['minutes'] * 2 / 3:.0f} minutes, {storm['runs']} training runs on"
+        f" two to four ranks received {sum(storm['blows'].values())} kills and signals"
+        f" and were resumed {storm['resumes']} times"
     )
     yield (
-        f"one run of {calm['exchanges']:,} exchanges wrote"
+        f"one run of {calm['exchanges']:,} exchanges (rounds of s SGD steps) wrote"
         f" {calm['checkpoints']:,} checkpoints"
     )
 

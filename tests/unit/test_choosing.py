@@ -49,7 +49,10 @@ def test_the_first_is_whoever_met_the_target_soonest():
 
 @pytest.mark.parametrize(
     "mine, said",
-    [(1.0, "Sooner than plain SGD in 1 of 1"), (4.0, "in 0 of 1 cells; not in: susy")],
+    [
+        (1.0, "sooner than plain SGD in 1 of 1 cells."),
+        (4.0, "in 0 of 1 cells, but not on susy (LAN)."),
+    ],
 )
 def test_where_ca_sgd_loses_is_said(mine, said):
     rows = {"casgd": line(9.0), "casgd s=2": line(mine), "local": line(0.5)}

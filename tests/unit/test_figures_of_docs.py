@@ -58,14 +58,14 @@ def gpu_counts():
     assert all(of[gpu, "exchange"]["predicted_us"] < 35 for gpu in gpus)
     yield (
         f"predicted to be {one['over_graph_steps']:.1f}x as fast as 16 plain steps in"
-        " fp32 in a CUDA graph"
+        f" fp32 in a CUDA graph, and {one['over_plain_steps']:.1f}x as fast as one"
+        " launch that takes all 16 plain steps"
     )
     yield (
-        "one launch that takes all 16 plain steps, the exchange is predicted to be"
-        f" {one['over_plain_steps']:.1f}x as fast"
+        f"predicted to be {one['with 12 us a sum']:.1f}x as fast as one launch of 16"
+        " plain steps if each sum over GPUs takes 12 µs, and"
+        f" {one['with 30 us a sum']:.1f}x as fast if each sum takes 30 µs"
     )
-    yield f"{one['with 12 us a sum']:.1f}x as fast with 12 µs per sum"
-    yield f"{one['with 30 us a sum']:.1f}x as fast with 30 µs"
     yield f"{part(of['H200', 'gram large']['share_of_bf16'])} of 790 TF/s at most"
     for name in ("margin tall", "update tall", "margin wide", "update wide"):
         assert of["H200", name]["binds"] == "memory"
@@ -109,14 +109,17 @@ def headline():
         return f"{two_digits(min(ratios))} to {two_digits(max(ratios))}"
 
     yield (
-        f"Behind the emulated LAN, `gram` is {times(lan, 'gram')} times as fast as"
-        f" plain SGD, `cached` {times(lan, 'cached')} times and `gather-once`"
-        f" {times(lan, 'gather-once')} times as fast"
+        "Behind the emulated LAN, the speed of CA-SGD relative to plain SGD is"
+        f" {times(lan, 'gram')} with `--products gram`, {times(lan, 'cached')} with"
+        " `cached` and"
+        f" {times(lan, 'gather-once')} with `gather-once`"
     )
     yield (
-        f"With 5 µs per message, `gram` is {times(hpc, 'gram')} times as fast as"
-        f" plain SGD, `cached` {times(hpc, 'cached')} times and `gather-once`"
-        f" {times(hpc, 'gather-once')} times as fast"
+        "On a network with 5 µs per message, the speed of CA-SGD relative to plain"
+        " SGD is"
+        f" {times(hpc, 'gram')} with `--products gram`, {times(hpc, 'cached')} with"
+        " `cached` and"
+        f" {times(hpc, 'gather-once')} with `gather-once`"
     )
     gaps = [
         abs(rows[product]["loss_gap_percent"])
@@ -137,9 +140,9 @@ def headline():
         )
     )
     yield (
-        f"64 members of plain SGD are faster than one rank from about {plain:.0f}"
-        " columns on. With CA-SGD, 64 members are faster than one rank from about"
-        f" {best:.0f} columns on"
+        "64 ranks with plain SGD are faster than one rank if the data has more than"
+        f" about {plain:.0f} columns, and 64 ranks with CA-SGD if the data has more"
+        f" than about {best:.0f} columns"
     )
     choosing = known(RESULT)["figures"]["epsilon"]["lan"]["rows"]
     seconds, name = min(
@@ -166,11 +169,11 @@ def headline():
     assert 19 < slow - 50 < 23 and 19 < fast - 5 < 23  # latencies are 50 and 5 µs
     yield (
         f"a step of plain SGD takes {slow:.0f} µs behind the LAN and {fast:.0f} µs with"
-        " 5 µs per message. About 20 µs of each step is arithmetic"
+        " 5 µs per message. About 20 µs of a step of plain SGD"
     )
     one_rank = many["one_rank"]
     yield (
-        f"One rank takes {one_rank['direct']['us']:.0f} µs for this step in fp32, and"
+        f"takes {one_rank['direct']['us']:.0f} µs on one rank, and"
         f" {one_rank['auto']['us']:.1f} µs with `--products auto --steps auto`"
     )
 
@@ -292,9 +295,9 @@ def peers_of_ddp():
         (("epsilon", "plain SGD"), ("HIGGS", "`gather-once`"))
     ):
         yield (
-            f"On {shape}, `auto` chooses {product} and takes {times['auto'][at]} times"
-            " as many steps per second as PyTorch DDP; CA-SGD with `gram` takes"
-            f" {times['gram'][at]} times as many"
+            f"On {shape}, hpcsgd with `--products auto`, which chooses {product}, takes"
+            f" {times['auto'][at]} times as many steps per second as PyTorch DDP;"
+            f" hpcsgd with `--products gram` takes {times['gram'][at]} times as many"
         )
 
 

@@ -27,7 +27,7 @@ from tests.helpers.launcher import REPORTS, SIZE, Launch, Verdict, mpiexec
 
 # Files that share launches: n interpreters take seconds to start on few cores, and an
 # MPI has some two thousand communicators.
-TOGETHER = 8
+TOGETHER = 100
 TIMEOUT = 600.0  # seconds without news from any rank, unless the mark says otherwise
 
 

@@ -1,8 +1,8 @@
 """Which cases of a parametrized test `make test` runs; `make test-all` runs them all.
 
 A test of several parameters runs cases until each value of each parameter has been
-used once; the other combinations are marked `full`. A test whose only parameter is the
-number of ranks runs with one of them. The mark `cases(n)` keeps n cases; `cases("all")`
+used once; the other combinations are marked `full`. A test of ranks runs with one
+number of ranks (`usual_size`). The mark `cases(n)` keeps n cases; `cases("all")`
 keeps every combination, for tests whose cases are claims of their own.
 """
 
@@ -28,16 +28,31 @@ def mark_repeats(items, quick=False):
     for cases in tests.values():
         marker = cases[0].get_closest_marker("cases")
         limit = 1 if quick else marker.args[0] if marker else None
-        if limit is None and set(_values(cases[0])) == {RANKS}:
-            limit = 1
         if limit == "all":
             continue
-        kept = [cases[i] for i in covering([_values(case) for case in cases])]
+        kept = of_usual_size(cases) if limit is None else cases
+        kept = [kept[i] for i in covering([_values(case) for case in kept])]
         if limit is not None:
             kept = [kept[i] for i in spread(len(kept), limit)]
         for case in cases:
             if all(case is not one for one in kept):
                 case.add_marker(pytest.mark.full)
+
+
+def of_usual_size(cases):
+    """Return the cases with the number of ranks that `make test` uses."""
+    sizes = [_function(case).callspec.params.get(RANKS) for case in cases]
+    usual = usual_size(sizes)
+    return [case for case, size in zip(cases, sizes, strict=True) if size == usual]
+
+
+def usual_size(sizes):
+    """Return the fewest ranks above one of these numbers, or None for no ranks.
+
+    On two cores three or four ranks take several times as long as two: each message
+    waits until a rank has a core again.
+    """
+    return min(sizes, key=lambda size: (size == 1, size or 0))
 
 
 def _function(item):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cases import covering, spread
+from tests.helpers.cases import covering, spread, usual_size
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +22,13 @@ def test_every_value_of_every_parameter_is_used():
 
 def test_all_values_of_a_single_parameter_are_used():
     assert covering([{"a": a} for a in "xyz"]) == [0, 1, 2]
+
+
+def test_ranks_are_the_fewest_above_one():
+    assert usual_size([1, 4, 2, 3]) == 2
+    assert usual_size([4]) == 4
+    assert usual_size([1]) == 1
+    assert usual_size([None, None]) is None
 
 
 def test_few_of_many_are_spread_evenly():
@@ -63,11 +70,17 @@ def test_few(a): pass
 @first
 @second
 def test_all(a, b): pass
+
+@pytest.mark.parametrize("_ranks", [1, 4, 2, 3])
+@first
+def test_ranks(_ranks, a): pass
 """,
 }
 
 
-@pytest.mark.parametrize("chosen, count", [("not full", 3 + 2 + 9), ("", 9 + 9 + 9)])
+@pytest.mark.parametrize(
+    "chosen, count", [("not full", 3 + 2 + 9 + 3), ("", 9 + 9 + 9 + 12)]
+)
 def test_repeats_are_left_to_make_test_all(chosen, count, tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)

@@ -143,20 +143,13 @@ def test_every_setting_has_a_whole_phrase():
 
 def test_a_setting_and_its_flag_have_one_text():
     """A setting has the text of its flag, unless its own is about more values."""
-    own = {f.setting for f in FLAGS if f.is_setting and comment_of(f.setting)}
+    texts = settings_of(RunConfig)
+    flags = {f.setting: f for f in reversed(FLAGS) if f.is_setting}
+    own = {s for s, flag in flags.items() if not texts[s].startswith(flag.help)}
     assert own == {
         *("polish.kind", "run.fall_back", "run.emulate_members"),
         *("run.defaults", "run.memory", "stop.on", "stop.tol"),
     }
-
-
-def comment_of(setting):
-    flag = next(f for f in FLAGS if f.setting == setting)
-    return not explain_of(setting).startswith(flag.help)
-
-
-def explain_of(setting):
-    return settings_of(RunConfig)[setting]
 
 
 def test_choices_without_a_flag_are_those_of_settings():

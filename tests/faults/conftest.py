@@ -1,5 +1,7 @@
 """A run folder, its configuration, and the weights that it has to end with."""
 
+import shutil
+
 import pytest
 
 from hpcsgd.data.synthetic import write_synthetic
@@ -35,3 +37,18 @@ def undisturbed(tmp_path_factory, data):
         return known[ranks]
 
     return of
+
+
+@pytest.fixture(scope="session")
+def broken(tmp_path_factory, data):
+    """A folder of a run whose rank 1 failed after exchange 33; tests take copies."""
+    case = Case(tmp_path_factory.mktemp("broken"), data)
+    assert case.run("--fault", "raises", "--at", 33).code not in (0, None)
+    return case.out
+
+
+@pytest.fixture
+def broken_case(case, broken):
+    """A case of that run."""
+    shutil.copytree(broken, case.out)
+    return case

@@ -114,12 +114,13 @@ def campaign(starts, folder, draw, say=print):
     """Run every start; returns them, and segments left after the start that follows."""
     data = folder / "d.h5"
     write_synthetic(data, "susy", 600, 18, 3)
-    usual = max(undisturbed(data, folder, how) for how in LAUNCHERS)
+    used = {start.launched for start in starts}
+    usual = max(undisturbed(data, folder, how) for how in used)
     made = set()
     for start in starts:
         made |= one(start, data, folder, draw, usual)
         say(start.line())
-    undisturbed(data, folder, "mpiexec")
+    undisturbed(data, folder, starts[-1].launched)
     return sorted(path for path in made if Path(path).exists())
 
 

@@ -1,13 +1,13 @@
 """Faults on real ranks: one clear report, an end in time, and a resume that arrives."""
 
 import os
+import shutil
 import signal
 import time
 
 import h5py
 import pytest
 
-from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.runs.checkpoint import CheckpointStore, read_checkpoint
 from tests.faults.processes import all_gone, wait_until
 from tests.helpers.killed_runs import LIMIT, Case
@@ -154,8 +154,8 @@ def damage(path, how):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("how", ["truncated", "bit-in-data", "bit-in-header", "empty"])
-def test_a_damaged_checkpoint_is_passed_over(how, case, undisturbed):
-    case.run("--fault", "raises", "--at", 33)
+def test_a_damaged_checkpoint_is_passed_over(how, broken_case, undisturbed):
+    case = broken_case
     newest, before = CheckpointStore(case.out, 2).paths()
     damage(newest, how)
     ended = check_resume(case, undisturbed)
@@ -166,8 +166,8 @@ def test_a_damaged_checkpoint_is_passed_over(how, case, undisturbed):
     assert before.name == "000005-exchange-000000025.h5"
 
 
-def test_with_no_whole_checkpoint_nothing_is_lost(case):
-    case.run("--fault", "raises", "--at", 33)
+def test_with_no_whole_checkpoint_nothing_is_lost(broken_case):
+    case = broken_case
     for path in CheckpointStore(case.out, 2).paths():
         damage(path, "truncated")
     kept = sorted((case.out / "checkpoints").iterdir())
@@ -180,16 +180,14 @@ def test_with_no_whole_checkpoint_nothing_is_lost(case):
 
 
 @pytest.fixture
-def own_data(tmp_path, case):
-    """A file that a test may spoil."""
-    path = tmp_path / "own.h5"
-    write_synthetic(path, "susy", 1200, 18, 3)
-    case.data = path
-    return path
+def own_data(tmp_path, data, broken_case):
+    """A copy of the rows of the broken run, which a test may spoil."""
+    broken_case.data = shutil.copy(data, tmp_path / "own.h5")
+    return broken_case.data
 
 
-def test_data_that_changed_is_refused(case, own_data):
-    case.run("--fault", "raises", "--at", 33)
+def test_data_that_changed_is_refused(broken_case, own_data):
+    case = broken_case
     with h5py.File(own_data, "r+") as file:
         file["X"][700, 3] += 1e-3
     ended = case.run()
@@ -198,8 +196,8 @@ def test_data_that_changed_is_refused(case, own_data):
     assert CheckpointStore(case.out, 2).newest()[1].exchanges == 30
 
 
-def test_data_that_was_cut_off_is_refused(case, own_data):
-    case.run("--fault", "raises", "--at", 33)
+def test_data_that_was_cut_off_is_refused(broken_case, own_data):
+    case = broken_case
     damage(own_data, "truncated")
     ended = case.run()
     assert ended.code not in (0, None)

@@ -62,8 +62,8 @@ def gpu_counts():
         " launch that takes all 16 plain steps"
     )
     yield (
-        f"predicted to be {one['with 12 us a sum']:.1f}x as fast as one launch of 16"
-        " plain steps if each sum over GPUs takes 12 µs, and"
+        f"predicted to be {one['with 12 us a sum']:.1f}x as fast as one kernel launch"
+        " of 16 steps of plain SGD if each sum over GPUs takes 12 µs, and"
         f" {one['with 30 us a sum']:.1f}x as fast if each sum takes 30 µs"
     )
     yield f"{part(of['H200', 'gram large']['share_of_bf16'])} of 790 TF/s at most"

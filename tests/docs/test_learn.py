@@ -16,6 +16,8 @@ from hpcsgd.precision import FIELDS, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.cost import CACHE_BUDGET, Machine
 from hpcsgd.runs.choose import ASSUMED, BUDGET, EACH, NARROW, ON_CORES, STAGED
+from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
+from hpcsgd.tuning.machine import load_hardware
 from tests.helpers.figures import figures_of, hold, part, tenths, text_of
 
 LEARN = Path(__file__).parents[2] / "docs" / "learn"
@@ -45,10 +47,9 @@ def waiting():
     yield f"CA-SGD on 64 ranks takes {casgd:.0f} µs for a step"
     words = 32**2 * 28 + 8 * 32
     assert 890 < words / 32 < 910
-    yield (
-        "is 900 times as large as the message for one SGD step, but takes only 1.6"
-        " times as long"
-    )
+    long = 1e6 * 2 * 63 / 64 * 4 * words / 1.25e9 + 6 * 50
+    yield f"takes only {long / message:.1f} times as long as the message for one SGD"
+    yield "has 900 times as many bytes as a message for one SGD step"
 
 
 def products():
@@ -62,12 +63,25 @@ def products():
         yield f"| {title} | {columns[shape]} | {' | '.join(cells)} |"
     fast = problems["epsilon"]["hpc"]["rows"]
     direct, cached, gram = (fast[n]["us"] for n in ("direct", "cached", "gram"))
-    yield f"`direct` takes {direct:.0f} µs, `cached` {cached:.0f} and `gram` {gram:.0f}"
+    yield f"plain SGD takes {direct:.0f} µs for a step"
+    yield f"{cached:.0f} µs with `--products cached` and {gram:.0f} µs with `gram`"
     model = figures_of("bench_model")
     yield f"In {model['choices']} cases with 1 to 4 ranks"
     near = part(model["choices_within_10_percent"])
     yield f"of the fastest choice in {near} of the cases"
     yield f"of {model['settings']} predicted times was {part(model['median_error'])}"
+
+
+def grid():
+    asked = PredictedRun(rows=400_000, columns=2000)
+    ranks = parse_ranks("8..2048")
+    points = predict(load_hardware("perlmutter-a100"), asked, ranks).points
+    for name, seconds in (
+        ("plain SGD", [p.sgd for p in points]),
+        ("CA-SGD", [p.best.seconds for p in points]),
+    ):
+        least, most = 1e6 * min(seconds), 1e6 * max(seconds)
+        yield f"{least:.0f} to {most:.0f} µs with {name}"
 
 
 def precision():
@@ -99,6 +113,7 @@ def optimum():
     [
         ("sgd", waiting),
         ("products", products),
+        ("grid", grid),
         ("precision", precision),
         ("optimum", optimum),
     ],

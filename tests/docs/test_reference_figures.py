@@ -62,7 +62,7 @@ def overlap():
         " than ddp of two batches"
     )
     turns = less(wide["tick_tock"], wide["two fits"])
-    yield f"`tick_tock` took {turns} less time than the two fits one after the other"
+    yield f"two models in {turns} less time than two fits one after the other"
 
 
 def growing():
@@ -176,11 +176,11 @@ def floors_of_averages():
 def floors_of_mixed():
     found = figures_of("bench_floors")
     pairs = close(found["mixed"]["decentralized, shift_one"][1])
-    yield f"the relative gap to the minimum is {pairs}"
+    yield f"the relative gap to the minimum of the objective was {pairs}"
     rows, alike = map(close, found["anybatch"]["slow"])
     yield (
-        f"the relative gap to the minimum was {rows} with `weighted = true` and {alike}"
-        " with `weighted = false`"
+        f"the objective was {rows} with `weighted = true`, and {alike} with"
+        " `weighted = false`"
     )
 
 

@@ -98,7 +98,7 @@ def campaigns():
         f" {slowest:.1f} s"
     )
     mapped = sum(part["starts_that_mapped_segments"] for part in (starts, kills))
-    yield f"shared memory in {mapped} starts"
+    yield f"In {mapped} of the {count} interrupted starts"
     soak = figures_of("soak")
     storm, calm = soak["storm"], soak["calm"]
     assert storm["wrong"] == 0 and calm["growth"] == 0
@@ -108,7 +108,7 @@ def campaigns():
         f" and were resumed {storm['resumes']} times"
     )
     yield (
-        f"one run of {calm['exchanges']:,} exchanges (rounds of s SGD steps) wrote"
+        f"run of {calm['exchanges']:,} exchanges (rounds of s SGD steps) wrote"
         f" {calm['checkpoints']:,} checkpoints"
     )
 

@@ -137,8 +137,8 @@ def _ca_sgd(cells: Figures) -> str:
     if not wins and not losses:
         return table
     lost = ", ".join(f"{shape} ({NAMES[network]})" for shape, network in losses)
-    count = f"{len(wins)} of {len(wins) + len(losses)} cells"
-    text = f"CA-SGD reached the target sooner than plain SGD in {count}"
+    count = f"{len(wins)} of {len(wins) + len(losses)} pairs of data shape and network"
+    text = f"CA-SGD reached the target loss sooner than plain SGD in {count}"
     return f"{table}\n\n{text}{', but not on ' if lost else ''}{lost}."
 
 

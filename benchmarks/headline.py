@@ -58,8 +58,8 @@ def performance(document: Figures) -> str:
             " SGD:",
             _table(["shape", "network", *heads, "`auto`, c"], times),
             "The following table has the messages and words (array elements) that a"
-            " rank sends in ten epochs behind the LAN, and the memory for stored Gram"
-            " matrices and rows (MiB kept):",
+            " rank sends in ten epochs behind an emulated LAN, and the memory for"
+            " stored Gram matrices and rows (MiB kept):",
             _table(["shape", "", *heads], traffic),
             "The following table has the µs of a step of one rank that acts as one of"
             " many (`--emulate-members`), behind an emulated LAN of 64 ranks (six hops,"

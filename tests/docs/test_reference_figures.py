@@ -110,7 +110,8 @@ def floors_of_codecs():
 
 def floors_of_sparse():
     found = figures_of("bench_floors")["sparse"]
-    yield f"the floor of `identity` is then {close(found['identity'][0])}"
+    whole = close(found["identity"][0])
+    yield f"the floor at a quarter of the learning rate 1/L is {whole}"
     for name in ("topk", "randomk", "threshold"):
         first, second = map(close, found[name])
         yield f"| Measured | floor {first} with feedback, {second} without |"

@@ -94,8 +94,8 @@ def campaigns():
     yield f"{starts['starts']} starts of three ranks"
     yield f"{kills['starts']} more starts are killed"
     yield (
-        f"All {count} interrupted starts ended in time, the slowest after"
-        f" {slowest:.1f} s"
+        f"All {count} interrupted starts ended within their time limit, the slowest"
+        f" after {slowest:.1f} s"
     )
     mapped = sum(part["starts_that_mapped_segments"] for part in (starts, kills))
     yield f"In {mapped} of the {count} interrupted starts"

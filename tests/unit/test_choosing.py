@@ -50,8 +50,8 @@ def test_the_first_is_whoever_met_the_target_soonest():
 @pytest.mark.parametrize(
     "mine, said",
     [
-        (1.0, "sooner than plain SGD in 1 of 1 cells."),
-        (4.0, "in 0 of 1 cells, but not on susy (LAN)."),
+        (1.0, "sooner than plain SGD in 1 of 1 pairs of data shape and network."),
+        (4.0, "in 0 of 1 pairs of data shape and network, but not on susy (LAN)."),
     ],
 )
 def test_where_ca_sgd_loses_is_said(mine, said):

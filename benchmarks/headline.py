@@ -63,9 +63,9 @@ def performance(document: Figures) -> str:
             _table(["shape", "", *heads], traffic),
             "The following table has the µs of a step of one rank that acts as one of"
             " many (`--emulate-members`), behind an emulated LAN of 64 ranks (six hops,"
-            " 300 µs per message). The column *gradient sum* has the time of one"
-            " all-reduce of a gradient, calculated from the network model and not"
-            " measured.",
+            " 300 µs per message). In the table of emulated ranks, the column"
+            " *gradient sum* has the time of one all-reduce of a gradient, calculated"
+            " from the network model and not measured.",
             _table(["shape", "members", *heads, *more], many),
         ]
     )

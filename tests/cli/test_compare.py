@@ -98,6 +98,7 @@ def test_s_is_the_steps_between_messages(hpcsgd, susy):
     assert [row[2] for row in rows] == ["1", "4", "8"]
 
 
+@pytest.mark.full
 def test_settings_do_not_leak_into_each_other(hpcsgd, susy):
     """Reproducible sums are two calls, of the setting that asked for them alone."""
     settings = ("a: products=gram reproducible=true", "b: products=gram")
@@ -230,7 +231,7 @@ def test_wrong_flags_and_files(hpcsgd, susy, tmp_path):
 
 def test_an_error_in_a_run_names_the_setting(hpcsgd, susy):
     settings = ("b: products=cached sampling=reshuffle",)
-    done = hpcsgd(*compare(susy, "--ranks", 2, "-q", settings=settings))
+    done = hpcsgd(*compare(susy, "-q", settings=settings))
     refused(done, "setting 'b'", "shuffle-once")
 
 

@@ -56,6 +56,7 @@ def study(made, tmp_path):
     return tmp_path / "s"
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", ["study.toml", "points.jsonl", ".in-use"])
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_files_of_a_study_are_not_followed(

@@ -26,7 +26,7 @@ def said(process):
     return [s for s in process.stderr.splitlines() if "cannot be written" in s]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("more", [(), ("--quiet",), ("--ranks", 2)])
 def test_a_result_that_cannot_be_written_is_one_sentence_and_code_1(
     more, train, tmp_path

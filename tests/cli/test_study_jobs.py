@@ -125,6 +125,7 @@ def test_jobs_need_a_site_and_ask_for_what_there_is(hpcsgd, asked, monkeypatch):
         assert done.returncode == 2 and words in done.stderr, (more, done.stderr)
 
 
+@pytest.mark.full
 def test_a_late_point_ends_itself(command, tmp_path, susy):
     """By the limit of its own, on all ranks, with a sentence that is kept."""
     from hpcsgd.studies.folder import StudyFolder

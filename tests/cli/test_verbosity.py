@@ -124,12 +124,16 @@ def test_a_library_installs_nothing_and_keeps_no_warning_to_itself():
 
 def test_the_profile_is_a_table_on_standard_error(hpcsgd, susy):
     flags = ("--ranks", 2, "--products", "gram", "-q")
-    done = hpcsgd(*train(susy, *flags, "--profile"))
+    done = hpcsgd(*train(susy, *flags, "--profile", "--json"))
     assert "µs/exchange" not in done.stdout
     for word in ("training / gram", "communication / products", "setup / read", "on"):
         assert word in done.stderr, done.stderr
-    said = only_json(hpcsgd(*train(susy, *flags, "--profile", "--json")))
-    assert set(said["profile"]) == {"whole", "training", "communication", "setup"}
+    assert set(only_json(done)["profile"]) == {
+        "whole",
+        "training",
+        "communication",
+        "setup",
+    }
     plain = hpcsgd(*train(susy, "-q", "--json"))
     assert "profile" not in only_json(plain) and plain.stderr == ""
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import h5py
+import pytest
 
 from hpcsgd.runs.result import load_result
 from tests.helpers.command_line import only_json
@@ -69,6 +70,7 @@ def test_bad_input_is_one_sentence(hpcsgd, susy, tmp_path):
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 def test_agreed_gradients_on_real_ranks(hpcsgd, susy, tmp_path):
     """Replayed whole, and of a codec what can be; a ledger off by a word is found."""
     shutil.copy(susy, tmp_path / "d.h5")

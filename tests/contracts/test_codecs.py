@@ -53,7 +53,7 @@ def test_law(name, law):
         law(name, ROWS[name])
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_converges_and_its_twin_does_worse(name):
     with np.errstate(all="ignore"):

@@ -32,6 +32,7 @@ def thinned(family, n=60, d=12, seed=0):
     return problem, problem.X * keep
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["gaussian", "logistic", "softmax"])
 def test_ten_million_columns_without_values_are_never_visited(family):
     """No array of a fit is as wide as the data, but the weights and their copy."""

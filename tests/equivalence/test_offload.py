@@ -164,6 +164,7 @@ def test_a_late_gradient_goes_to_other_replicas(tmp_path):
         np.testing.assert_allclose(*found, 0, 1e-12)
 
 
+@pytest.mark.full
 def test_a_delay_halves_the_stable_rates():
     """On a scalar with L = 1: z² − z + ηL = 0 leaves the unit circle at 1."""
     scalar = make_problem("gaussian", n=2, d=1)
@@ -186,6 +187,7 @@ def test_a_delay_halves_the_stable_rates():
             assert error < 0.1
 
 
+@pytest.mark.full
 def test_the_optimum_of_the_worst_shards():
     """Half of 1/L with a delay: 10⁻¹⁰ of the least objective, as without."""
     X, y, least, slope = heterogeneous()

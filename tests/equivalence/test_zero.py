@@ -378,6 +378,7 @@ def test_methods_are_these_settings(stage):
     assert (config.agreement.kind, config.agreement.stage) == ("sharded", stage)
 
 
+@pytest.mark.full
 def test_the_optimum_of_the_worst_shards(stage=3):
     """Rows sorted by margin: 10⁻¹⁰ of the least objective, as DDP."""
     X, y, least, slope = heterogeneous()

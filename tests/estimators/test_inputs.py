@@ -55,6 +55,7 @@ def test_names_are_held_against_those_of_the_fit():
         model.predict(X[:, :3])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("estimator", [hpcsgd.Ridge(), hpcsgd.LogisticRegression()])
 def test_float32_is_used_as_it_is(estimator):
     """Neither a fit nor a prediction holds a second matrix."""

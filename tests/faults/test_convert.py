@@ -83,6 +83,7 @@ def test_a_rank_that_is_killed_ends_all(text):
     check_resumed(text)
 
 
+@pytest.mark.full
 def test_no_rank_leaves_an_interrupted_conversion_before_all_have_ended(text):
     """A launcher kills the others of a rank that leaves without the end of its MPI."""
     code, output = convert(text, "INT", 25)

@@ -61,6 +61,7 @@ def test_three_ranks_and_another_product(product, data, tmp_path):
     assert results[1]["weights_sha256"] == results[0]["weights_sha256"]
 
 
+@pytest.mark.full
 def test_replicas_that_agree_on_gradients(data, tmp_path):
     """A rank fails amid the run; what codecs keep goes on where it was, bit for bit."""
     results = []

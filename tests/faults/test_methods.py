@@ -92,7 +92,7 @@ def ends(how, kind, folder):
     assert not list(folder.glob(f"{row}-*")), "some rank came to the end"
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_rank_is_killed_amid_an_exchange(name, tmp_path):
     ends("dies", KINDS[name], tmp_path)

@@ -8,7 +8,7 @@ from tests.helpers.harness import make_problem, relative_error, train_on
 from tests.helpers.swarm import Swarm
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "row, members", [(row, 1 + i % 2) for i, row in enumerate(ROWS)]
 )

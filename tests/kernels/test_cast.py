@@ -11,7 +11,7 @@ from tests.helpers.kernels.checks.cast import SIZES, casts_agree, check, gather_
 from tests.helpers.kernels.emulator import Kernel, empty, on_device, source_of
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", LOW)
 def test_casts_are_those_of_storage(name):
     casts_agree(name)

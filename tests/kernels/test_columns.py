@@ -7,6 +7,7 @@ from tests.helpers.kernels.checks.columns import MOST, SIZES, agrees, check
 from tests.helpers.kernels.emulator import source_of
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ELEMENTS)
 @pytest.mark.parametrize("sizes", [*SIZES, MOST])
 def test_columns_are_those_of_float64(name, sizes):

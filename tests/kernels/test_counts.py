@@ -82,6 +82,7 @@ def test_nothing_is_asked_for_that_nobody_needs(check):
     check()
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_slow_is_seen(name):

@@ -20,7 +20,7 @@ from tests.helpers.kernels.emulator import source_of
 KINDS = [*((name, 32) for name in ELEMENTS), ("fp32", 64), ("bf16", 64)]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "sizes, kind",
     [

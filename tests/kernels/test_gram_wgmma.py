@@ -27,6 +27,7 @@ from tests.helpers.kernels.emulator import (
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_products_are_those_of_float64(name, case):
     agrees(name, case, seeds=SEEDS if name == "bf16" else FEW)

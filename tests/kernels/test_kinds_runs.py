@@ -67,6 +67,7 @@ MORE = {
 }
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "case, name",
     [(case, list(KINDS)[k % 8]) for k, case in enumerate([*MORE] * 3)],

@@ -112,6 +112,7 @@ def test_no_rank_waits_for_one_that_lost_its_gpu(
     assert train_on(2, config, PROBLEM).exchanges == 8
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("transport", ["mpi-host", "nccl"])
 @pytest.mark.parametrize("stage, what, count", [(1, "launch", 40), (3, "launch", 60)])
 def test_no_replica_waits_for_one_that_lost_its_gpu(
@@ -150,6 +151,7 @@ def test_others_go_on_without_it_where_they_can(breaking):
     assert np.abs(first.weights - whole.weights).max() <= 2e-6
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_slices_are_cut_anew_for_those_that_are_left(breaking, stage):
     """Three replicas hold thirds of adam's states, then two hold halves."""

@@ -7,6 +7,7 @@ from tests.helpers.kernels.checks.pieces import SIZES, check, rows_agree
 from tests.helpers.kernels.emulator import source_of
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ELEMENTS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_rows_are_those_of_all_members(name, sizes):

@@ -55,6 +55,7 @@ def test_every_family(devices, kind, members, family):
     assert kernel in devices[0].launched and "update" not in devices[0].launched
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("weights, offset", [(True, True), (False, False)])
 @pytest.mark.parametrize("members", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)

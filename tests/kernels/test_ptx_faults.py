@@ -20,6 +20,7 @@ def test_kernels_without_a_fault_pass(kernel):
     check(source_of(kernel))
 
 
+@pytest.mark.full
 def test_a_wrong_order_of_operands_is_seen():
     (fault,) = [one for one in MUTANTS if one.name == "PTX: B turned"]
     text = planted(fault, inlined(source_of("gram")))

@@ -128,6 +128,7 @@ def test_rows_of_a_file_alone_train_alike(
     assert there.loss == held.loss
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recipe, element", [("fp32", "fp32"), ("c", "bf16")])
 def test_the_gap_monitor_has_its_rows_from_the_gpu(
     devices, tmp_path, without_room, monkeypatch, recipe, element

@@ -39,6 +39,7 @@ def test_rounding_is_no_alarm(devices, ratios, update, family, recipe, members):
     assert any(device.captured for device in devices)  # the others stay one launch
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recipe, form", [("fp32", "fp32"), ("c", "bf16")])
 def test_looks_change_no_bit(devices, recipe, form):
     problem = make_problem("logistic", n=101, d=37)

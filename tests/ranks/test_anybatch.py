@@ -17,6 +17,7 @@ def run(comm, config, problem):
     return train(config, X=problem.X, y=problem.y, world=MpiCommunicator(comm))
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 @pytest.mark.ranks(2, 4)
 def test_every_map_on_every_graph(comm, tmp_path):

@@ -314,6 +314,7 @@ def test_it_goes_on_amid_an_interval(codec, tmp_path):
         assert said[0] == said[1]
 
 
+@pytest.mark.full
 def test_what_was_lost_outlives_a_change(monkeypatch):
     """The broken twin forgets it, at every change: the optimum is not reached."""
     monkeypatch.setattr(

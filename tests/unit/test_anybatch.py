@@ -184,6 +184,7 @@ def test_simplex_iterates_stay_on_it(tmp_path):
     assert np.abs(result.weights).sum(axis=0).max() <= 3.0 * (1 + 1e-12)
 
 
+@pytest.mark.full
 def test_random_batches_converge_and_mixing_brings_replicas_together(tmp_path):
     """Rows sorted by margin, 0 to 30 rows a round."""
     chunks = np.random.default_rng(7).integers(0, 4, size=(4, 400))
@@ -204,6 +205,7 @@ def test_random_batches_converge_and_mixing_brings_replicas_together(tmp_path):
     assert apart[True, 4] < apart[True, 1] / 2
 
 
+@pytest.mark.full
 def test_average_regret_falls_on_a_fixed_target(tmp_path):
     """Of the consensus: the mean of F − F* over rounds, at twice as many each time."""
     chunks = np.random.default_rng(7).integers(0, 4, size=(4, 320))
@@ -213,6 +215,7 @@ def test_average_regret_falls_on_a_fixed_target(tmp_path):
     assert all(later < 0.71 * earlier for earlier, later in pairwise(seen)), seen
 
 
+@pytest.mark.full
 def test_unweighted_gives_noise_equal_weight(tmp_path):
     """One replica has fifteen times the rows of a round: counting by rows pays."""
     chunks = np.tile(np.array([[1], [1], [1], [15]]), (1, 200))
@@ -228,6 +231,7 @@ def test_unweighted_gives_noise_equal_weight(tmp_path):
     assert floor[False] > 1.5 * floor[True]
 
 
+@pytest.mark.full
 def test_rows_of_a_slow_replica_count_for_less_where_replicas_count_by_rows(tmp_path):
     """One at a third of the speed, on shards that differ: another optimum, said so."""
     chunks = np.tile(np.array([[1], [3], [3], [3]]), (1, 300))

@@ -18,6 +18,7 @@ from tests.helpers.averages_laws import L2, gap, heterogeneous
 from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 
 REPLICAS = 4
+pytestmark = pytest.mark.full
 
 
 def print_of(problem, row, replicas=REPLICAS, members=1, **sections):
@@ -236,6 +237,7 @@ def test_local_sgd_is_biased_by_the_square_of_the_rate():
     assert gap(local, tau=4, slower=10.0) < found[4] / 50
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("alpha, beta, sharded", [(1.0, 0.5, True), (0.6, 0.6, False)])
 def test_slow_momentum_ends_where_its_base_does(alpha, beta, sharded):
     slow = {"kind": "slowmo", "slow_rate": alpha, "slow_momentum": beta}

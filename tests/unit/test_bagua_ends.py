@@ -12,7 +12,7 @@ from tests.helpers.harness import make_problem, train_on
 # --------------------------------------------------------------------- endings
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("row", [*ROWS, "leaders"])
 def test_a_run_goes_on_bit_for_bit(row, tmp_path):
     """Between any two exchanges, on replicas of members; what travels is saved."""

@@ -16,6 +16,7 @@ from tests.helpers.harness import config_for, train_on
 ALL = {"kind": "decentralized"}
 PAIRS = {"kind": "decentralized", "peers": "shift_one"}
 LOW = {"kind": "decentralized-low"}
+pytestmark = pytest.mark.full
 
 
 @pytest.mark.cases(2)

@@ -129,6 +129,7 @@ def trained(tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_one_rank_has_the_same_bits_with_a_launcher_and_without(trained):
     """As those of a process that is told to have one thread."""
     said = trained(OPENBLAS_NUM_THREADS="1")

@@ -148,6 +148,7 @@ def test_batches_that_accumulate_are_parts_of_the_global_batch():
     }
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_row_is_a_run_of_train(ranks):

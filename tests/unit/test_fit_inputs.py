@@ -71,6 +71,7 @@ def test_other_rows_are_copied_once(shards):
     assert not np.shares_memory(shards[0], PROBLEM.X)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype, recipe", [("f4", "fp32"), ("f8", "fp64")])
 def test_no_part_of_it_is_held_twice(dtype, recipe):
     """Beside X of 24 MB and more there are blocks of at most 8 MB of float64."""

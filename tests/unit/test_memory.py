@@ -56,6 +56,7 @@ def test_what_is_kept_counts():
     assert whole == 1000 * 300 * 4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "recipe, dtype, product, batch",
     [

@@ -29,6 +29,7 @@ CALLS = {
 PHASES = {"": "not been initialised", "MPI.Init(); MPI.Finalize()": "been finalised"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("before", PHASES)
 def test_it_is_refused_and_the_interpreter_goes_on(call, before):

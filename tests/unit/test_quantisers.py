@@ -131,6 +131,7 @@ def test_replicas_must_throw_dice_of_their_own(twin):
     assert errors["SameDice"] == pytest.approx(one, rel=0.25)
 
 
+@pytest.mark.full
 def test_a_quantiser_without_dice_ends_elsewhere(twin):
     settings = {"bits": 2, "norm": "l2"}
     gap = gap_of("qsgd", settings, steps=150)

@@ -309,6 +309,7 @@ class TestDice:
         assert (whole != other).all()
         assert (again.draw_uniform(np.empty((10, 2))) != whole).all()
 
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("kind", ["gram", "gather"])
     def test_small_updates_are_not_lost(self, kind):
         """Nearest rounding stalls where updates are below half a step; draws do not."""

@@ -1,10 +1,10 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
-Two runs go side by side, because more of them on two cores take longer in all. One has
-what only computes, with a worker for each core but one, and gives way to the other,
-which starts commands and ranks and waits half of its time. Beside both, the jobs of a
-Slurm wait for most of two minutes. On one core all of it is one ordinary run. With
---quick only what computes runs, without compiled kernels, and one case of each test.
+Three runs go side by side. Two start commands and ranks, and wait a third of their
+time: for a scheduler, for limits, for each other. The third computes, with a worker for
+each core but one, and gives way to them. On one core all of it is one ordinary run.
+With --quick only what computes runs, without compiled kernels, and one case of each
+test.
 """
 
 import json
@@ -25,14 +25,15 @@ COMPUTE = (
     *("kernels", "precision", "traffic", "unit"),
 )
 SLOW = ("estimators", "kernels")  # which --quick leaves out
-WAITS = ("slurm",)  # for a scheduler, most of its time
+WAITING = ("slurm", "faults", "ranks")  # for a scheduler, limits and messages
+FILLING = ("kernels",)  # computes as well, in the run that launches commands
 SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 
 
 def parts(count):
-    """Return the arguments of pytest of what waits, what launches and what computes.
+    """Return the arguments of pytest of the runs that go side by side.
 
     `count` is the number of cores; on one core there is one run of everything.
     """
@@ -40,11 +41,12 @@ def parts(count):
     names = [name for name in names if name not in SITE]
     if count < 2:
         return [folders(names)]
-    launching = [name for name in names if name not in (*WAITS, *COMPUTE)]
+    launching = [name for name in names if name not in (*WAITING, *COMPUTE)]
+    computing = [name for name in COMPUTE if name not in FILLING]
     return [
-        folders(WAITS),
-        folders(launching),
-        (*workers(count - 1), *folders(COMPUTE)),
+        folders(WAITING),
+        folders((*launching, *FILLING)),
+        (*workers(count - 1), *folders(computing)),
     ]
 
 

@@ -1,6 +1,7 @@
 """What the package never does: run what a file says, or listen to a network."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,16 @@ FORBIDDEN = {
 LISTENING = {"bind", "listen", "accept", "create_server", "serve_forever"}
 
 
-def called(tree):
+@cache
+def called(source):
     """(dotted name, the call) of every call in a file."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+    calls = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call))
+    return [(ast.unparse(node.func), node) for node in calls]
 
 
 def offences(source):
     """What of it a file does."""
-    for name, call in called(ast.parse(source)):
+    for name, call in called(source):
         if name in FORBIDDEN or name.rpartition(".")[2] in LISTENING:
             yield name
         for keyword in call.keywords:
@@ -53,7 +54,7 @@ def test_no_file_is_run_and_nothing_listens():
 def test_no_clock_that_can_jump_is_read():
     """Waits and limits are measured by clocks that only go forward."""
     for path in MODULES:
-        names = {name for name, _ in called(ast.parse(path.read_text()))}
+        names = {name for name, _ in called(path.read_text())}
         assert not names & {"time.time", "time.time_ns", "datetime.now"}, path
 
 

@@ -45,7 +45,6 @@ def test_nothing_is_forgotten_in_a_thousand_steps(name):
         keeps_what_it_has_not_sent(name, ROWS[name], steps=1000, ranks=4)
 
 
-@pytest.mark.cases("all")
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", NAMES)
 def test_law(name, law):

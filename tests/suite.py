@@ -1,10 +1,10 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
-Three runs go side by side. Two start commands and ranks, and wait a third of their
-time: for a scheduler, for limits, for each other. The third computes, with a worker for
-each core but one, and gives way to them. On one core all of it is one ordinary run.
-With --quick only what computes runs, without compiled kernels, and one case of each
-test.
+Three runs go side by side. Two of them start commands and ranks, and wait a third of
+their time: for a scheduler, for limits, for each other. The third computes, with a
+worker for each core but one, and gives way to them. What of the computing goes with the
+first two makes all three about as long. On one core all of it is one ordinary run. With
+--quick only what computes runs, without compiled kernels, and one case of each test.
 """
 
 import json
@@ -25,8 +25,8 @@ COMPUTE = (
     *("kernels", "precision", "traffic", "unit"),
 )
 SLOW = ("estimators", "kernels")  # which --quick leaves out
-WAITING = ("slurm", "faults", "ranks")  # for a scheduler, limits and messages
-FILLING = ("kernels",)  # computes as well, in the run that launches commands
+WAITING = ("slurm", "faults", "ranks", "kernels")
+LAUNCHING = ("cli", "setup", "estimators", "architecture")
 SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run
@@ -41,12 +41,11 @@ def parts(count):
     names = [name for name in names if name not in SITE]
     if count < 2:
         return [folders(names)]
-    launching = [name for name in names if name not in (*WAITING, *COMPUTE)]
-    computing = [name for name in COMPUTE if name not in FILLING]
+    others = [name for name in names if name not in (*WAITING, *LAUNCHING)]
     return [
         folders(WAITING),
-        folders((*launching, *FILLING)),
-        (*workers(count - 1), *folders(computing)),
+        folders(LAUNCHING),
+        (*workers(count - 1), *folders(others)),
     ]
 
 

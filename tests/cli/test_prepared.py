@@ -82,6 +82,7 @@ def test_rows_scaled_otherwise_are_refused_with_the_remedy(command, run, tmp_pat
     assert not (tmp_path / "x.h5").exists()
 
 
+@pytest.mark.full
 def test_ranks_convert_alike(command, run):
     for name, more in (("one.h5", []), ("two.h5", ["--ranks", 2])):
         convert(command, "test.csv", name, "--like", "train.h5", *more)

@@ -140,6 +140,7 @@ def wait_for(condition, seconds=120):
         time.sleep(0.02)
 
 
+@pytest.mark.full
 def test_late_runs_are_ended_and_said(hpcsgd, tmp_path, few):
     long = ("--epochs", 10**7, "--point-timeout", 3, "--repeats", 1, "--ranks", 2)
     asked = ("study", "strong", "--data", few, *BASE, *long, "--methods", "casgd")

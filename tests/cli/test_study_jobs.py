@@ -99,6 +99,7 @@ def test_a_study_at_a_site_with_gpus_computes_on_those_that_it_holds(
     assert [point["run"]["device"] for point in points] == ["cuda", "cuda"]
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("more", [
     ("--device", "cpu"), ("--emulate-members", 19, "--network", "lan"),

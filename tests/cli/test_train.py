@@ -52,12 +52,14 @@ def test_two_real_ranks_agree_with_one(hpcsgd, susy):
     assert shared["ledger"]["products"]["calls"] == shared["exchanges"] == 32
 
 
+@pytest.mark.full
 def test_the_same_command_gives_the_same_bits(hpcsgd, susy):
     command = flags(susy, "--ranks", 2, "--products", "gram", "--json")
     first, second = only_json(hpcsgd(*command)), only_json(hpcsgd(*command))
     assert first["weights_sha256"] == second["weights_sha256"]
 
 
+@pytest.mark.full
 def test_reproducible_sums_are_two_calls(hpcsgd, susy):
     command = flags(
         susy, "--ranks", 2, "--products", "gram", "--reproducible", "--json"
@@ -98,6 +100,7 @@ def test_a_resolved_file_repeats_the_run(hpcsgd, susy):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
+@pytest.mark.full
 def test_ranks_read_a_file_without_a_lock_and_leave_it_alone(hpcsgd, susy):
     """Somebody holds the only lock there is; every byte and date stays."""
     import fcntl
@@ -150,6 +153,7 @@ def test_milestones_by_flags_and_by_a_file_are_one_run(hpcsgd, susy, tmp_path):
         assert refused.returncode == 2 and remedy in refused.stderr
 
 
+@pytest.mark.full
 def test_a_network_is_felt(hpcsgd, susy):
     """α = 5 ms for each of 32 exchanges: at least 160 ms, whatever the machine does."""
     slow = ("--network", "alpha=5e-3,bandwidth=1e9", "--ranks", 2, "--json")

@@ -149,7 +149,7 @@ def side(request):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.cases(8)
+@pytest.mark.cases(6)
 def test_arithmetic(side, check):
     check(side)
 

@@ -33,6 +33,7 @@ def device(request, monkeypatch):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.cases(6)
 def test_devices(device, check):
     check(device)
 

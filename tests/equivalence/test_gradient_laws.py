@@ -58,7 +58,7 @@ def batches_that_are_there(config, problem, counts):
     return found
 
 
-@pytest.mark.cases(11)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_with_eight_five_and_three_batches_finish(name, monkeypatch):
     """No hang, one model; of what is not encoded exactly that of the rows there."""
@@ -126,7 +126,7 @@ def test_more_replicas_than_rows_are_refused(kind):
         on_all(7, config, problem)
 
 
-@pytest.mark.cases(14)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_column_of_zeros_stays_where_it_began(name):
     """As absent features do: no code moves what has no gradient."""

@@ -49,7 +49,7 @@ def sections_of(case):
 CASES = [case for case in pairwise(FACTORS) if sections_of(case)]
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda c: "-".join(str(v).replace(" ", "") for v in c.values())
 )

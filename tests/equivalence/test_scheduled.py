@@ -150,7 +150,7 @@ def test_one_tile_without_limits_is_ddp_bit_for_bit():
             assert own.weights_sha256 == ddp.weights_sha256
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_codecs_travel_in_whole_tiles(name):
     """One tile has the bits of ddp with that codec; several learn, and all agree."""

@@ -66,6 +66,7 @@ COVERING = [
 
 @pytest.mark.cases(42)
 @pytest.mark.parametrize("row", COVERING, ids=name_of)
+@pytest.mark.cases(3)
 def test_float64_equals_sgd(row, monkeypatch):
     monkeypatch.setattr(numpy_rows, "HEAVY", row["heavy"])
     d = 300 if row["shape"][0] == 41 else 17  # of many columns few are touched
@@ -157,6 +158,7 @@ RESUMED = [
 
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("row", RESUMED, ids=name_of)
+@pytest.mark.cases(3)
 def test_the_same_ranks_go_on_bit_for_bit(row, tmp_path):
     stored, _ = make_sparse("logistic")
     ahead = row["product"] == "look-ahead"

@@ -61,6 +61,7 @@ def covering(choices):
 
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("row", covering(CHOICES), ids=name_of)
+@pytest.mark.cases(3)
 def test_models_equal_their_solo_runs(row):
     rows, batch, steps = row["shape"]
     if row["storage"] == "sparse":

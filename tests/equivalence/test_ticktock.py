@@ -97,6 +97,7 @@ def test_half_a_step_is_another_method(fault, monkeypatch):
 # ----------------------------------------------------------------------- delayed
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("family", ["logistic", "softmax"])
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (3, 1), (7, 1), (2, 2), (3, 2)])
 def test_each_gradient_comes_one_batch_late(family, grid, monkeypatch):

@@ -19,6 +19,7 @@ from tests.helpers.zoo import NAMED, name_of, problem_for
 
 
 @pytest.mark.parametrize("estimator", NAMED, ids=name_of)
+@pytest.mark.cases(4)
 def test_containers_hold_the_same_rows(estimator):
     X, y = problem_for(estimator, n=41)
     names = [f"x{k}" for k in range(X.shape[1])]

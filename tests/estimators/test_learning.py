@@ -52,6 +52,7 @@ def test_weights_of_classes_are_sample_weights(weights, classes):
 
 
 @pytest.mark.parametrize("estimator", ALL, ids=name_of)
+@pytest.mark.cases(4)
 def test_epoch_by_epoch(estimator):
     """Each call goes on, through all orders of rows, to near the minimum."""
     X, y = problem_for(estimator, n=97)
@@ -88,6 +89,7 @@ def test_classes_that_are_not_there_yet():
 
 
 @pytest.mark.parametrize("estimator", ALL, ids=name_of)
+@pytest.mark.cases(4)
 def test_a_warm_start_has_nothing_left_to_do(estimator):
     X, y = problem_for(estimator)
     settings = {"config": {"polish": {"tol": 1e-6}}, "max_iter": 1, "rate": 1e-9}

@@ -226,6 +226,7 @@ def test_two_runs_in_one_folder(case, undisturbed):
     assert undisturbed(2) in case.said()
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "number, code",
@@ -277,6 +278,7 @@ def test_a_signal_to_one_rank_is_enough(case, undisturbed):
     check_resume(case, undisturbed)
 
 
+@pytest.mark.full
 def test_a_run_that_reached_its_goal_does_not_ask_for_more(case, undisturbed):
     check_resume(case, undisturbed)
     again = check_resume(case, undisturbed)

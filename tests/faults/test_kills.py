@@ -52,6 +52,7 @@ def kill(case, process, victim, when):
     assert code not in (0, None), case.said()
 
 
+@pytest.mark.full
 def test_killed_while_it_starts(case, undisturbed):
     process = case.start("--slow", SLOW)
     kill(case, process, 1, lambda: True)

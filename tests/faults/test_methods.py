@@ -99,7 +99,7 @@ def test_a_rank_is_killed_amid_an_exchange(name, tmp_path):
 
 
 def test_a_rank_raises_amid_an_exchange(tmp_path):
-    ends("raises", KINDS["unequal-gather"], tmp_path)
+    ends("raises", KINDS["gather"], tmp_path)
 
 
 @pytest.mark.cases(1)

@@ -76,6 +76,7 @@ def test_a_stall_is_named_and_ends_the_job(how, ranks, timeout, limit, said, tmp
     assert "ended well" not in output
 
 
+@pytest.mark.full
 def test_slow_work_is_no_stall(tmp_path):
     """More than twice the timeout: a warning, and all goes well."""
     code, output = run("works_for_a_while", 2, 1, 40, tmp_path)

@@ -19,7 +19,7 @@ from tests.helpers.kernels.fake_device import FakeDevice
 from tests.helpers.kernels.runs import on_gpu
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("held, more", SIZES)
 def test_portions_have_the_bits_of_the_host(held, more):
     agrees(held, more)

@@ -34,6 +34,7 @@ def test_products_are_those_of_float64(kind, sizes):
     update_agrees(case)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", [("fp32", 64), ("fp8-e4m3", 32)])
 @pytest.mark.parametrize("number", range(len(COLUMNS)))
 def test_columns_are_those_of_float64(kind, number):
@@ -57,6 +58,7 @@ def test_blocks_stay_within_what_every_gpu_has():
             assert shape.shared == 4 * span * wide * shape.block // 32 <= 48 * 1024
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_gram_is_that_of_float64(kind, sizes):

@@ -43,7 +43,7 @@ def of(name, /, **sections):
     return {"agreement": agreement, **sections}
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_runs_are_those_of_the_host(devices, name):
     """Replicas of uneven rows, in the last exchange of an epoch one without."""
@@ -67,7 +67,7 @@ MORE = {
 }
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "case, name",
     [(case, list(KINDS)[k % 8]) for k, case in enumerate([*MORE] * 3)],
@@ -120,6 +120,7 @@ def test_halves_that_hide_nothing_are_one_on_the_device(devices):
 # ------------------------------------------------------------------------- bytes
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_bytes_between_host_and_device_are_those_of_the_formula(
@@ -270,6 +271,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("what", BROKEN)
 def test_each_is_found(devices, monkeypatch, what):
     name, where, attribute, broken = BROKEN[what]

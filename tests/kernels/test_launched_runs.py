@@ -82,6 +82,7 @@ def test_a_matrix_in_tf32_is_multiplied_as_it_is(devices):
     )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("transport", ["nccl", "mpi-host"])
 @pytest.mark.parametrize("members", [1, 2, 3])
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def sent_up(monkeypatch):
     return counts
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_weights_go_up_once(devices, monkeypatch, tmp_path, name):
     ranks, more = RUNS[name]

@@ -265,7 +265,7 @@ def copies_by_hand(device, array):
     device.layer.synchronize(device.stream)
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "notices",
     [waits, fetches, settles, asks_an_event, waits_for_an_event]

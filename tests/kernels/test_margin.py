@@ -10,7 +10,7 @@ from tests.helpers.kernels.emulator import Kernel, empty, on_device
 from tests.helpers.kernels.problems import ELEMENTS, numbers, stored
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ELEMENTS)
 @pytest.mark.parametrize("n, d, m", SIZES)
 def test_margins_are_those_of_float64(name, n, d, m):

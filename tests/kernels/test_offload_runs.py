@@ -76,7 +76,7 @@ CASES = {
 }
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_what_else_a_run_may_be(devices, case):
     family, sections = CASES[case]

@@ -99,6 +99,7 @@ def test_recipes(devices, kind, recipe, members):
             assert said[0][name] == said[1][name]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_margins_are_rounded_as_on_the_host(devices, kind):
     """Nearer to the host's run that rounds them than to the one that does not."""

@@ -31,6 +31,7 @@ def test_words_are_added(count):
     sums_agree(count)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", kernels.RULES)
 def test_steps_of_slices_are_rounded_as_hosts_round(name):
     """Each sum and product by itself, and nothing below 2^-126 is taken for zero."""

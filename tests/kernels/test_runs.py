@@ -24,6 +24,7 @@ KERNELS = (
 )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "family, kind",
     [

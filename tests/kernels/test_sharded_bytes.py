@@ -9,6 +9,7 @@ from tests.helpers.kernels.gradient_runs import crossed, shared
 from tests.helpers.kernels.slices import ADAM, STAGES, zero
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("columns, replicas", [(7, 3), (14, 4)])
 def test_every_word_is_counted(devices, stage, columns, replicas):

@@ -86,6 +86,7 @@ def test_looks_see_the_weights_of_that_moment(devices, stage):
     near(there, here)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_replicas_that_differ_are_mended(devices, monkeypatch, stage):
     """Weights that are whole, or the intercept; slices are nobody else's."""

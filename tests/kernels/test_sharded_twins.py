@@ -75,7 +75,7 @@ TWINS = {
 }
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "what, stage", [(what, stage) for what, row in TWINS.items() for stage in row[0]]
 )

@@ -24,6 +24,7 @@ KERNELS = (
 KINDS = [*((name, "gram") for name in FAMILIES), ("logistic", "direct")]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family, kind", [*KINDS, ("softmax", "direct")])
 def test_iterates_are_those_of_sgd(devices, family, kind):
     """Rows without a value, a column without one, zeros that are stored."""

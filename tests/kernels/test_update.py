@@ -7,6 +7,7 @@ from tests.helpers.kernels.checks.update import SIZES, agrees
 from tests.helpers.kernels.problems import ELEMENTS
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ELEMENTS)
 @pytest.mark.parametrize("n, d, m", SIZES)
 def test_updates_are_those_of_float64(name, n, d, m):

@@ -58,7 +58,7 @@ def test_the_bound_is_of_use_at_larger_sizes():
     assert all(medians[field] <= 60 for field in USEFUL), medians
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("recipe", ["fp32", "c", "d", "bf16", "fp16", "fp8"])
 def test_the_terms_add_up_to_a_bound_on_a_recipe(recipe):
     """All fields at once; values lie in float32 meanwhile."""

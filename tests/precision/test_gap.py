@@ -134,6 +134,7 @@ def test_steps_that_are_left_out_are_no_alarm(product):
     assert not result.events and result.status.value == "completed"
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 5), (2, 3), (3, 1), (7, 4), (64, 4)])
 @pytest.mark.parametrize("members", [1, 3])
 def test_any_batch_and_steps_are_no_alarm(sizes, members, ratios):

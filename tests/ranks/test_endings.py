@@ -157,6 +157,7 @@ def test_a_hung_rank_says_where_and_leaves_no_process(tmp_path):
         assert not state or state[0] == "Z"
 
 
+@pytest.mark.full
 def test_the_plugin_passes_and_skips(tmp_path):
     _write(
         tmp_path,

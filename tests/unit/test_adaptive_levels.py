@@ -177,6 +177,7 @@ EDGES_OF_PARTS = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("name", NAMES)

@@ -25,6 +25,7 @@ from tests.helpers.swarm import Swarm
 DIVERGING = {"kind": "constant", "value": 1e8}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("members, n", [(1, 58), (2, 58), (1, 129)])
 def test_equals_the_same_step_by_step(row, members, n):
@@ -78,7 +79,7 @@ def test_each_way_with_momentum_is_another():
     assert len(prints) == 3
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 def test_gathered_and_sparse_rows(row):
     problem = make_problem("logistic", n=58, d=7)
@@ -90,6 +91,7 @@ def test_gathered_and_sparse_rows(row):
     assert relative_error(train_on(4, config, sparse), wanted) < 1e-11
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 def test_looks_at_the_loss_change_nothing(row):
     """A consensus is taken of copies, and what is slow or kept is left alone."""
@@ -123,6 +125,7 @@ def test_the_mean_of_the_last_iterates_is_taken_where_all_agree(row):
     assert results[0].report["average"]["iterates"] > 1
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 def test_svrg_takes_snapshots_of_what_all_agree_on(row):
     """Momentum's place is that of the snapshot, which is never averaged away."""
@@ -137,7 +140,7 @@ def test_svrg_takes_snapshots_of_what_all_agree_on(row):
     assert len(prints) == 1
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 def test_models_of_a_sweep_average_alike(row):
     """Each is the run of its own penalty, K = 3 of them in one state."""
@@ -169,6 +172,7 @@ def test_models_of_a_sweep_over_rates_that_fall(row):
         np.testing.assert_allclose(many.weights[:, k], alone.weights, rtol=1e-10)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 def test_weights_that_are_no_numbers_end_the_run(row):
     """On all ranks, and with the weights of the last good loss."""
@@ -202,7 +206,7 @@ def test_a_rank_that_fails_frees_the_others(row):
         run_ranks(4, on_rank)
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 def test_reproducible_runs_and_low_precision(row):
     problem = make_problem("logistic", n=58, d=7)

@@ -311,6 +311,7 @@ def test_a_page_chooses_the_colours_of_dark_mode(chart):
 
 
 @pytest.mark.parametrize("chart", ALL, ids=["lines", "curves", "bars", "heat"])
+@pytest.mark.cases(3)
 def test_equal_charts_are_equal_files(chart, tmp_path):
     assert svg(chart) == svg(chart)
     one, other = png(chart, tmp_path / "1.png"), png(chart, tmp_path / "2.png")

@@ -45,7 +45,7 @@ def groups(monkeypatch):
     return opened, closed
 
 
-@pytest.mark.cases(26)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("row", ROWS)
 def test_every_group_that_is_opened_is_closed(row, groups, tmp_path):
     """On every rank, once; two of the grid, and those of the agreement."""

@@ -166,6 +166,7 @@ def test_every_row_is_a_run_of_train(ranks):
             assert row.traffic(figure) == sent, (row.name, figure)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_document_has_a_line_for_every_method(ranks):
     found = everything(ranks)

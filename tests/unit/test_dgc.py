@@ -177,7 +177,7 @@ WAYS = {
 }
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_replica_is_clipped_as_a_whole_on_every_grid(way):
     """By the norm of all its columns, whoever holds them in however many buckets."""

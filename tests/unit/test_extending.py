@@ -44,6 +44,7 @@ def theirs(tmp_path, monkeypatch):
 
 @pytest.mark.cases(12)
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.cases(3)
 def test_their_codec_keeps_every_law(theirs, law):
     row = Row(rate=0.25, broken={"feedback": "off"}, worse=100.0)
     with np.errstate(all="ignore"):

@@ -53,6 +53,7 @@ def shown(request):
     return SHOWN[request.param]()
 
 
+@pytest.mark.cases(3)
 def test_html_is_a_table_and_a_picture_that_xml_can_read(shown):
     page = ElementTree.fromstring(shown._repr_html_())
     rows = page.findall("./table/tbody/tr")
@@ -61,6 +62,7 @@ def test_html_is_a_table_and_a_picture_that_xml_can_read(shown):
     assert any(e.tag.endswith("}path") for e in picture.iter())
 
 
+@pytest.mark.cases(3)
 def test_html_has_no_script_and_no_address(shown):
     text = shown._repr_html_()
     assert "<script" not in text and "<style" not in text
@@ -74,6 +76,7 @@ def test_names_of_an_html_page_are_no_names_of_another():
     assert one and not one & other
 
 
+@pytest.mark.cases(3)
 def test_pictures_follow_the_colour_of_the_page(shown):
     text = shown._repr_html_()
     assert "currentColor" in text and figures.TEXT not in text

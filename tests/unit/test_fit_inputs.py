@@ -109,6 +109,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
 @pytest.mark.parametrize("name", NUMBERS)
 def test_all_of_them_are_the_same_rows(name):

@@ -430,7 +430,7 @@ def test_what_to_do_where_agreeing_takes_the_time():
         assert said in advice.advise_fewer_messages(result)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_sparse_rows_are_one_bucket(name):
     """And learn what dense ones learn."""

@@ -29,7 +29,7 @@ def optimum(problem, data, /, **sections):
     return train_on(1, asked(problem, polish=polish, **sections), problem, **data).loss
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gap_is_a_bound(family, intercept):

@@ -1,15 +1,14 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
 Three runs go side by side. Two of them start commands and ranks, and wait a third of
-their time: for a scheduler, for limits, for each other. The third computes, with a
-worker for each core but one, and gives way to them. What of the computing goes with the
-first two makes all three about as long. On one core all of it is one ordinary run. With
+their time: for a scheduler, for limits, for each other. The third computes, with a worker for
+each core but one. What of the computing goes with the first two makes all three about
+as long. On one core all of it is one ordinary run. With
 --quick only what computes runs, without compiled kernels, and one case of each test.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -77,8 +76,6 @@ def main(arguments):
     """Return 0 where every run is good; the last lines are of all runs together."""
     runs = [quick_part(cores())] if "--quick" in arguments else parts(cores())
     *beside, last = [command(part, arguments) for part in runs]
-    if beside and shutil.which("nice"):
-        last = ["nice", "-n", "10", *last]
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
         settings = {"cwd": HERE.parent, "env": {**os.environ, COUNTS: str(counts)}}

@@ -1,10 +1,10 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
 Three runs go side by side. Two of them start commands and ranks, and wait a third of
-their time: for a scheduler, for limits, for each other. The third computes, with a worker for
-each core but one. What of the computing goes with the first two makes all three about
-as long. On one core all of it is one ordinary run. With
---quick only what computes runs, without compiled kernels, and one case of each test.
+their time: for a scheduler, for limits, for each other. The third computes, with a
+worker for each core but one. What of the computing goes with the first two makes all
+three about as long. On one core all of it is one ordinary run. With --quick only what
+computes runs, without compiled kernels, and one case of each test.
 """
 
 import json

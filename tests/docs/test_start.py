@@ -144,7 +144,10 @@ def waiting():
     behind = problem["lan"]["rows"]["direct"]["us"]
     alone = problem["many"]["one_rank"]["direct"]["us"]
     yield f"plain SGD on 28 columns takes {behind:.0f} µs a step."
-    yield f"One rank alone needs {alone:.1f} µs for an SGD step on 28 columns"
+    yield (
+        f"One rank alone needs {alone:.1f} µs for an SGD step on 28 columns, and two"
+        f" ranks with an emulated LAN need {behind:.0f} µs"
+    )
 
 
 def scikit_learn():
@@ -180,8 +183,8 @@ def ddp():
     )
     epsilon, higgs = times("gram")
     yield (
-        f"`--products gram` takes {epsilon} times (epsilon) and {higgs} times (HIGGS)"
-        " as many steps a second as PyTorch DDP"
+        f"`--products gram` takes {epsilon} times (epsilon-shaped rows) and {higgs}"
+        " times (HIGGS-shaped rows) as many steps a second as PyTorch DDP"
     )
 
 
@@ -215,7 +218,7 @@ def conversion():
     assert largest["file"] == "epsilon.svm"
     yield (
         f"On one core, the conversion of {largest['megabytes']:.0f} MB of dense LIBSVM"
-        f" text took {seconds:.1f} s"
+        f" text to HDF5 took {seconds:.1f} s"
     )
 
 

@@ -233,7 +233,7 @@ def slices():
     )
     stages = sorted(fast[f"zero{stage}"] for stage in (1, 2, 3))
     yield (
-        f"sharding took {more(stages[0], fast['ddp'])} to"
+        f"`zero1` to `zero3` took {more(stages[0], fast['ddp'])} to"
         f" {more(stages[2], fast['ddp'])} longer than `ddp` at 1.25 GB/s"
     )
     yield (

@@ -109,7 +109,7 @@ def headline():
         return f"{two_digits(min(ratios))} to {two_digits(max(ratios))}"
 
     yield (
-        "Behind the emulated LAN, the speed of CA-SGD relative to plain SGD is"
+        "On the emulated LAN, the speed of CA-SGD relative to plain SGD is"
         f" {times(lan, 'gram')} with `--products gram`, {times(lan, 'cached')} with"
         " `cached` and"
         f" {times(lan, 'gather-once')} with `gather-once`"

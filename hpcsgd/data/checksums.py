@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.sampling import GOLDEN, mix64
 from hpcsgd.sparse import Csr
 
 Array = NDArray[Any]
@@ -101,12 +102,9 @@ _kept = lru_cache(maxsize=KEPT)(_frozen)
 
 def _odd(position: Array) -> Array:
     """splitmix64 of each position, made odd: odd numbers have inverses mod 2⁶⁴."""
-    z = position.astype(np.uint64)
     with np.errstate(over="ignore"):
-        z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    odd: Array = (z ^ (z >> np.uint64(31))) | np.uint64(1)
+        z = (position.astype(np.uint64) + np.uint64(1)) * GOLDEN
+    odd: Array = mix64(z) | np.uint64(1)
     return odd
 
 
@@ -150,11 +148,5 @@ def _weighted(words: Array, first: int) -> int:
 
 @lru_cache(maxsize=64)
 def _weights(page: int) -> Array:
-    """splitmix64 of the numbers of the words of a page, made odd."""
-    z = np.arange(page * AT_ONCE, (page + 1) * AT_ONCE, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    odd: Array = (z ^ (z >> np.uint64(31))) | np.uint64(1)
-    return odd
+    """The odd numbers of the words of a page."""
+    return _odd(np.arange(page * AT_ONCE, (page + 1) * AT_ONCE, dtype=np.uint64))

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, issparse
 
+from hpcsgd.data.sampling import GOLDEN, mix64
+
 Array = NDArray[Any]
 MEANS, SCALES = "column_means", "column_scales"  # data sets of a store, of a result
 NAMES = "column_names"  # data set of a store
@@ -121,7 +123,6 @@ def preparation_from(arrays: Mapping[str, Array], unit_rows: bool) -> Preparatio
 # What a conversion does to rows: unit rows, and who is a test row.
 
 HASHED_AT_ONCE = 2**20
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def unit_rows(X: Any) -> Any:
@@ -162,7 +163,4 @@ def _hash(rows: Array, seed: int) -> Array:
 def _splitmix(z: Array) -> Array:
     with np.errstate(over="ignore"):
         z = z + GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: Array = z ^ (z >> np.uint64(31))
-    return mixed
+    return mix64(z)

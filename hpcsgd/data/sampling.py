@@ -164,17 +164,28 @@ def _places(rows: slice, length: int, seed: int) -> Array:
     return places.reshape(-1)[begin : begin + rows.stop - rows.start]
 
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of SplitMix64
+
+
+def mix64(x: Array) -> Array:
+    """Return the output function of SplitMix64, a bijection of 64-bit numbers.
+
+    It has the same bits on every machine (Steele, Lea and Flood, 2014).
+    """
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
 def _hash(numbers: Array, seed: int) -> Array:
     """SplitMix64 of each number: the same on every machine."""
     with np.errstate(over="ignore"):
-        step = np.uint64(0x9E3779B97F4A7C15)
-        x = (numbers + np.uint64(1)) * step
+        x = (numbers + np.uint64(1)) * GOLDEN
         x ^= (np.uint64(seed & 0xFFFFFFFFFFFFFFFF) + np.uint64(1)) * np.uint64(
             0xD1B54A32D192ED03
         )
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(x ^ (x >> np.uint64(31)))
+    return mix64(x)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 PAGES = {
-    "start": ("index.html", "hpcsgd fits linear models"),
+    "start": ("index.html", "hpcsgd fits generalized linear models"),
     "gallery": ("gallery/plot_first_fit.html", "A first fit"),
     "formulas": ("learn/s-steps.html", ""),
     "settings": ("reference/settings.html", "passes of each replica over its rows"),

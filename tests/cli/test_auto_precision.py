@@ -84,7 +84,6 @@ def test_a_run_that_goes_on_keeps_its_precision(hpcsgd, susy, tmp_path):
     assert again["precision"] == first["precision"]
 
 
-@pytest.mark.full
 def test_real_ranks_agree(hpcsgd, susy):
     flags = ("--batch", 16, "--steps", 4, "--rate", 0.2, "--ranks", 2, "--json")
     process = hpcsgd("train", "--data", susy, *flags, "--precision", "auto")

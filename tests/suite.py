@@ -19,11 +19,10 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-COMPUTE = (
-    *("architecture", "contracts", "equivalence", "estimators", "gpu", "jobs"),
-    *("kernels", "precision", "traffic", "unit"),
+QUICK = (
+    *("architecture", "contracts", "equivalence", "gpu", "jobs"),
+    *("precision", "traffic", "unit"),
 )
-SLOW = ("estimators", "kernels")  # which --quick leaves out
 WAITING = ("slurm", "faults", "ranks", "kernels")
 LAUNCHING = ("cli", "setup", "estimators", "architecture")
 SITE = ("docs",)  # in the environment of the documentation: make test-docs
@@ -62,7 +61,7 @@ def workers(count):
 
 def quick_part(count):
     """Return the arguments of pytest for the run after each change."""
-    return (*workers(count), *folders(n for n in COMPUTE if n not in SLOW))
+    return (*workers(count), *folders(QUICK))
 
 
 def cores():

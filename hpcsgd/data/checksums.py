@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.data.sampling import GOLDEN, mix64
 from hpcsgd.sparse import Csr
 
 Array = NDArray[Any]
@@ -100,6 +99,20 @@ def _frozen(first: int, count: int) -> Array:
 _kept = lru_cache(maxsize=KEPT)(_frozen)
 
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of SplitMix64
+
+
+def mix64(x: Array) -> Array:
+    """Return the output function of SplitMix64, a bijection of 64-bit numbers.
+
+    It has the same bits on every machine (Steele, Lea and Flood, 2014).
+    """
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
 def _odd(position: Array) -> Array:
     """splitmix64 of each position, made odd: odd numbers have inverses mod 2⁶⁴."""
     with np.errstate(over="ignore"):
@@ -148,5 +161,5 @@ def _weighted(words: Array, first: int) -> int:
 
 @lru_cache(maxsize=64)
 def _weights(page: int) -> Array:
-    """The odd numbers of the words of a page."""
+    """Return the odd numbers of the words of a page."""
     return _odd(np.arange(page * AT_ONCE, (page + 1) * AT_ONCE, dtype=np.uint64))

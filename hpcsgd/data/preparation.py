@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, issparse
 
-from hpcsgd.data.sampling import GOLDEN, mix64
+from hpcsgd.data.checksums import GOLDEN, mix64
 
 Array = NDArray[Any]
 MEANS, SCALES = "column_means", "column_scales"  # data sets of a store, of a result

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.checksums import GOLDEN, mix64
 from hpcsgd.errors import ConfigError, DataError
 
 # Which rows come when: a function of mode, seed, epoch and replica, nothing else.
@@ -162,20 +163,6 @@ def _places(rows: slice, length: int, seed: int) -> Array:
     np.put_along_axis(places, order, np.arange(length)[None, :], axis=1)
     begin = rows.start - first * length
     return places.reshape(-1)[begin : begin + rows.stop - rows.start]
-
-
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of SplitMix64
-
-
-def mix64(x: Array) -> Array:
-    """Return the output function of SplitMix64, a bijection of 64-bit numbers.
-
-    It has the same bits on every machine (Steele, Lea and Flood, 2014).
-    """
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)))
 
 
 def _hash(numbers: Array, seed: int) -> Array:

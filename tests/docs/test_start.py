@@ -130,8 +130,8 @@ def products():
         for product in ("gram", "cached", "gather-once")
     ]
     yield (
-        "In the runs of the bar chart above, the final losses of plain SGD and CA-SGD"
-        f" agree within {max(gaps):.3f} %."
+        "The final losses of plain SGD and CA-SGD in these runs agree within"
+        f" {max(gaps):.3f} %."
     )
     of = document["configuration"]
     assert (of["batch"], of["epochs"], of["repeats"]) == (32, 10, 5)

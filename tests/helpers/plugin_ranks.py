@@ -3,11 +3,11 @@
     @pytest.mark.ranks(1, 2, 3, 4)
     def test_something(comm): ...
 
-Parent (plain pytest): every (test, n) is an item. Those of a few files and one n share
-a launch of `mpiexec -n n python -m pytest --with-mpi`, in which every rank writes down
-what became of every test. A test that some rank did not finish is launched once
-more, alone, and those after it once more, together: a crash or a deadlock is reported
-for the test it belongs to and hides no other.
+Parent (plain pytest): every (test, n) is an item. Those of one n share a launch of
+`mpiexec -n n python -m pytest --with-mpi`, because n interpreters take seconds to start
+on few cores. Every rank writes down what became of every test. A test that some rank
+did not finish is launched once more, alone, and those after it once more, together: a
+crash or a deadlock is reported for the test it belongs to and hides no other.
 
 Child (`--with-mpi`, under our launch or anybody's mpiexec): the tests run in place on
 the ranks there are. A rank that fails prints its traceback and aborts the job.
@@ -25,9 +25,6 @@ import pytest
 from tests.helpers.cases import RANKS
 from tests.helpers.launcher import REPORTS, SIZE, Launch, Verdict, mpiexec
 
-# Files that share launches: n interpreters take seconds to start on few cores, and an
-# MPI has some two thousand communicators.
-TOGETHER = 100
 TIMEOUT = 600.0  # seconds without news from any rank, unless the mark says otherwise
 
 
@@ -78,7 +75,6 @@ class RanksItem(pytest.Item):
         super().__init__(**kwargs)
         self.plugin, self.stands_for = plugin, function
         self.node = self.nodeid  # pytest-xdist adds the name of a group to nodeid
-        self.shelf = (0, 0)  # of the launch that it shares
         self.size = function.callspec.params[RANKS]
         mark = function.get_closest_marker("ranks")
         self.timeout = float(mark.kwargs.get("timeout", TIMEOUT))
@@ -128,18 +124,16 @@ class Parent:
         )
 
     def pytest_collection_finish(self, session):
-        ranked = [item for item in session.items if isinstance(item, RanksItem)]
-        files = list(dict.fromkeys(item.path for item in ranked))
-        for item in ranked:
-            item.shelf = files.index(item.path) // TOGETHER, item.size
-            self.groups[item.shelf].append(item)
+        for item in session.items:
+            if isinstance(item, RanksItem):
+                self.groups[item.size].append(item)
 
     def verdict(self, item):
         """The verdict on `item`; the first of a group to ask has all of it launched."""
         if mpiexec() is None:
             pytest.skip("no mpiexec; install one with: pip install mpi4py mpich")
         if item.node not in self.verdicts:
-            self.settle(self.groups[item.shelf])
+            self.settle(self.groups[item.size])
         return self.verdicts[item.node]
 
     def settle(self, items):

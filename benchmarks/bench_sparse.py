@@ -14,10 +14,10 @@ from scipy.sparse import csr_array
 
 from hpcsgd.backends import make_backend, numpy_rows
 from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.data.sparse import Csr, from_scipy
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import uniform_blocks, unroll
 from hpcsgd.precision import RECIPES
-from hpcsgd.sparse import Csr, from_scipy
 
 BATCH, STEPS, ROWS = 32, 8, 1024
 DENSITIES = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5)

@@ -294,7 +294,7 @@ FOLDERS = {
     "glm": ("core", "losses, penalties, updates, the recurrence"),
     "precision": ("core", "nine number formats of an exchange; recipes"),
     "formats": ("core", "number formats"),
-    "sparse": ("core", "sparse rows"),
+    "settings": ("core", "default, help, checks"),
     "files": ("core", "files that appear whole"),
     "errors": ("core", "the errors that a user can meet"),
 }

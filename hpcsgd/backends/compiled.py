@@ -27,10 +27,10 @@ from hpcsgd.backends.numpy_rows import (
     SparseHostBackend,
     SparseRows,
 )
+from hpcsgd.data.sparse import ByColumns, Csr
 from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.glm.unrolling import Blocks, PlainSteps, UnrolledSteps
 from hpcsgd.precision import Precision
-from hpcsgd.sparse import ByColumns, Csr
 
 # The coefficients of an exchange as NumPy takes them, and as the kernels do.
 

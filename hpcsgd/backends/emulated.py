@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import ColumnDraws, HostPlan, LossScale, StepBatch
 from hpcsgd.backends.numpy_rows import HostBackend, Marks, block_rows
+from hpcsgd.data.sparse import Csr
 from hpcsgd.formats import decode, get_format, round_randomly, round_through
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.precision import Precision
-from hpcsgd.sparse import Csr
 
 # Formats that nothing here computes in: emulated, every value rounded in its place.
 #

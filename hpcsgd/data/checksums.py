@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.sparse import Csr
+from hpcsgd.data.sparse import Csr
 
 Array = NDArray[Any]
 SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X

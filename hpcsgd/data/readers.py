@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.preparation import RAW, Preparation
+from hpcsgd.data.sparse import from_scipy
 from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import DataError
-from hpcsgd.sparse import from_scipy
 
 # Where rows come from, and how a rank's block is read and checked.
 

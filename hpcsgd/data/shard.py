@@ -19,11 +19,11 @@ from hpcsgd.data.readers import (
     pieces,
     too_large,
 )
+from hpcsgd.data.sparse import Csr, from_scipy, stack
 from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import DataError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
-from hpcsgd.sparse import Csr, from_scipy, stack
 
 # The block of the data that one rank holds.
 

@@ -22,11 +22,11 @@ from hpcsgd.data.readers import (
     open_reader,
 )
 from hpcsgd.data.shard import split_by_weight, split_range
+from hpcsgd.data.sparse import Csr, from_scipy, index_dtype, stack
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.precision import AUTO
 from hpcsgd.runs.coordinate import grid_of
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.sparse import Csr, from_scipy, index_dtype, stack
 
 # Rows that lie anywhere, dealt once to the ranks of a grid that want them.
 #

@@ -31,6 +31,7 @@ from hpcsgd.comm.communicator import Array, Message, Pending
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.gpu_mpi import DeviceNarrowSum
+from hpcsgd.data.sparse import Csr
 from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
@@ -39,7 +40,6 @@ from hpcsgd.products import GATHERS
 from hpcsgd.products.base import Group, Scratch, State, Task
 from hpcsgd.products.cuda_state import DeviceWatch, MirroredState
 from hpcsgd.products.gram import same_rows
-from hpcsgd.sparse import Csr
 
 # Sums over members of arrays on a device, in whatever format they travel.
 

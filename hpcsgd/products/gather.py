@@ -5,10 +5,10 @@ from itertools import accumulate
 import numpy as np
 
 from hpcsgd.backends.base import StepBatch
+from hpcsgd.data.sparse import Csr, edges_of, index_dtype, side_by_side
 from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, batch_of
 from hpcsgd.products.direct import run_plain_steps
 from hpcsgd.products.gram import same_rows
-from hpcsgd.sparse import Csr, edges_of, index_dtype, side_by_side
 
 # Sparse rows between members: one message of exactly what is stored.
 #

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcsgd.data.sparse import ByColumns, Csr
 from hpcsgd.data.stream import Unheld
 from hpcsgd.products.base import (
     Array,
@@ -19,7 +20,6 @@ from hpcsgd.products.base import (
     movable_intercept,
     store_margins,
 )
-from hpcsgd.sparse import ByColumns, Csr
 
 # Sampled rows of which only some columns are there at a time.
 

@@ -19,6 +19,7 @@ from hpcsgd.config import FIT, GridConfig, RunConfig, UpdateConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler, plan_groups
 from hpcsgd.data.shard import Shard
+from hpcsgd.data.sparse import Csr, index_dtype
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.glm.penalties import Penalty, ProblemConfig
@@ -48,7 +49,6 @@ from hpcsgd.solvers.full_passes import (
     open_rows,
 )
 from hpcsgd.solvers.objective import BLOCK_ROWS, BLOCK_VALUES, Objective
-from hpcsgd.sparse import Csr, index_dtype
 
 # What a coordinate form does not do, each in a sentence that names what does.
 

@@ -17,6 +17,7 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
+from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.products.base import Product, Task
@@ -24,7 +25,6 @@ from hpcsgd.products.cuda import DeviceProduct, make_on_device
 from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
 from hpcsgd.products.direct import MicroBatches
 from hpcsgd.runs.assembled_run import Feed
-from hpcsgd.sparse import Csr
 
 # The GPU of this rank, and how arrays on it travel to those of others.
 

@@ -39,13 +39,13 @@ from hpcsgd.data.shard import (
     split_by_weight,
     split_range,
 )
+from hpcsgd.data.sparse import Csr
 from hpcsgd.data.stream import Route, StreamedMatrix, Unheld
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import get_format
 from hpcsgd.glm.families import Family
 from hpcsgd.precision import Precision
-from hpcsgd.sparse import Csr
 
 # The exponents that a matrix with few of them is stored with, alike on all ranks.
 

@@ -31,7 +31,7 @@ FLOORS = {
     "glm": 3,
     "precision": 2,
     "formats": 1,
-    "sparse": 1,
+    "settings": 1,
     "files": 1,
     "errors": 0,
 }

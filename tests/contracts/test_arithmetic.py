@@ -10,10 +10,10 @@ from hpcsgd.backends.cuda.exchange import DeviceExchange, Widths, put_csr
 from hpcsgd.backends.cuda.matrix import Order, put_matrix, sent
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.numpy_rows import HostBackend
+from hpcsgd.data.sparse import from_scipy
 from hpcsgd.formats import encode
 from hpcsgd.glm import get_family
 from hpcsgd.precision import make_precision
-from hpcsgd.sparse import from_scipy
 from tests.helpers.contracts.arithmetic import (
     CHECKS,
     Found,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.cuda import exchange
+from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import cuda
 from hpcsgd.runs.result import Status
-from hpcsgd.sparse import Csr
 from tests.helpers.harness import oracle_for, relative_error, train_on
 from tests.helpers.kernels.runs import FAMILIES, UPDATES, on_gpu
 from tests.helpers.sparse import as_csr, make_sparse

@@ -15,11 +15,11 @@ from hpcsgd.backends.compiled import NativeBackend
 from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.data import shard
 from hpcsgd.data.readers import MemoryReader
+from hpcsgd.data.sparse import Csr, from_scipy
 from hpcsgd.errors import DataError
 from hpcsgd.formats import encode, widen_bf16
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import RECIPES
-from hpcsgd.sparse import Csr, from_scipy
 from tests.helpers.cpu import SIZES, Spied, kernels, sets_here
 from tests.helpers.harness import config_for
 from tests.helpers.sparse import as_csr, make_sparse
@@ -167,7 +167,9 @@ def test_steps_of_every_set_and_kind_of_column(kernels, recipe, column, monkeypa
     """All steps in one call, against those of the dense rows."""
     stored, dense = make_sparse("logistic")
     config = config_for(stored, **sections("logistic", "momentum", "direct", recipe))
-    monkeypatch.setattr("hpcsgd.sparse.index_dtype", lambda width: np.dtype(column))
+    monkeypatch.setattr(
+        "hpcsgd.data.sparse.index_dtype", lambda width: np.dtype(column)
+    )
     steps = Spied()
     monkeypatch.setattr(
         compiled_calls, "csr_fused_steps", steps.around(compiled_calls.csr_fused_steps)

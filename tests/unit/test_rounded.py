@@ -19,12 +19,12 @@ from hpcsgd.backends.base import (
 from hpcsgd.backends.emulated import TOGETHER, RoundedBackend, accumulate, round_values
 from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.config import RunConfig
+from hpcsgd.data.sparse import from_scipy
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import FORMATS, formats_of, get_format, round_through
 from hpcsgd.glm import get_family
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import FIELDS, RECIPES, make_precision
-from hpcsgd.sparse import from_scipy
 from tests.helpers.harness import (
     config_for,
     make_problem,

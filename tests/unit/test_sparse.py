@@ -20,6 +20,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data import readers, shard
 from hpcsgd.data.checksums import Fingerprint
 from hpcsgd.data.readers import MemoryReader, row_words, stored_in
+from hpcsgd.data.sparse import Csr, from_scipy, side_by_side, stack
 from hpcsgd.errors import DataError
 from hpcsgd.formats import encode
 from hpcsgd.glm.unrolling import blocks_of
@@ -30,7 +31,6 @@ from hpcsgd.runs import memory
 from hpcsgd.runs.build import build
 from hpcsgd.runs.load import DENSE_PAYS
 from hpcsgd.runs.recovery import find_damage
-from hpcsgd.sparse import Csr, from_scipy, side_by_side, stack
 from tests.helpers.harness import config_for, train_on
 from tests.helpers.sparse import as_csr, make_sparse
 

@@ -20,12 +20,12 @@ from hpcsgd.backends.cuda.matrix import (
     check_element,
     sent,
 )
+from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.glm.unrolling import Blocks, PlainSteps
 from hpcsgd.precision import Precision
-from hpcsgd.sparse import Csr
 
 # Products of the rows of one exchange on a device: Gram, margins, update.
 

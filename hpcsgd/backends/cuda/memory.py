@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcsgd.backends.cuda import kernels
 from hpcsgd.backends.cuda.driver import format_bytes
-from hpcsgd.sparse import Csr
+from hpcsgd.data.sparse import Csr
 
 CHUNK = 16  # bytes; rows are whole chunks
 COLUMNS = 3  # of every row: its target, weight, offset

@@ -17,6 +17,7 @@ from hpcsgd.data.checksums import Fingerprint
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
 from hpcsgd.data.sampling import FoldSplit, plan_groups
 from hpcsgd.data.shard import column_peaks, sparse_pieces, split_range
+from hpcsgd.data.sparse import Csr
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import DataError
 from hpcsgd.formats import decode, encode, get_format
@@ -28,7 +29,6 @@ from hpcsgd.products import GATHERS
 from hpcsgd.runs.recording import NAME, Recording, read_recording
 from hpcsgd.runs.result import Result, load_result
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.sparse import Csr
 from hpcsgd.studies.verify.allowance import (
     PARTS,
     Allowance,

@@ -15,11 +15,11 @@ from hpcsgd.agreements.zero import Cuts
 from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.shard import split_range
+from hpcsgd.data.sparse import index_dtype
 from hpcsgd.formats import get_format
 from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
-from hpcsgd.sparse import index_dtype
 
 # What rank 0 must have sent to agree with other replicas, from the settings alone.
 #

@@ -1,0 +1,184 @@
+"""Settings that describe themselves: default, help, values they take, who reads them.
+
+A section of the configuration is a frozen dataclass below `Settings` whose fields are
+made by `setting`. Checks, `--help`, `hpcsgd new`, `defaults.toml` and the reference of
+all settings are made from these declarations.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar
+
+from hpcsgd.errors import ConfigError, did_you_mean
+
+Condition = Mapping[
+    str, Iterable[Any]
+]  # section.key -> the values under which it holds
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one field of a section declares.
+
+    Attributes
+    ----------
+    help : str
+        What the setting does, as a phrase.
+    choices : tuple or callable
+        The values that it takes, or what returns them; empty where it takes others.
+    at_least, above, at_most, below : float or None
+        Bounds of a number.
+    remedy : str
+        What follows a refusal: a usual value, or what a special value does.
+    read_if : tuple of mapping
+        Conditions of which one has to hold for a run to read the setting; each maps
+        section.key to values, all of which have to be met. Empty: always read.
+    read_by : str
+        A subject of agreements: only those that list it in `reads` read the setting.
+    auto : value or None
+        The value that the text "auto" stands for.
+    is_count : bool
+        Whether a whole number may stand for a text.
+    """
+
+    help: str = ""
+    choices: tuple[Any, ...] | Callable[[], Iterable[Any]] = ()
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    remedy: str = ""
+    read_if: tuple[Condition, ...] = ()
+    read_by: str = ""
+    auto: Any = None
+    is_count: bool = False
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """The values that the setting takes; empty where it takes others."""
+        return tuple(self.choices() if callable(self.choices) else self.choices)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it is a number with bounds."""
+        bounds = (self.at_least, self.above, self.at_most, self.below)
+        return any(bound is not None for bound in bounds)
+
+    def takes(self, value: Any) -> bool:
+        """Return whether a value is one of the choices and within the bounds."""
+        if value is None:
+            return True
+        if not callable(self.choices) and self.choices:
+            return value in self.choices
+        return not self.is_bounded or (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+            and math.isfinite(value)
+        )
+
+    def must(self, value: Any) -> str:
+        """Return what a refused value must be instead."""
+        if not callable(self.choices) and self.choices:
+            known = ", ".join(map(str, self.choices))
+            hint = did_you_mean(value, self.choices) if isinstance(value, str) else ""
+            return f"be one of {known}{hint}"
+        words = (
+            ("at least", self.at_least),
+            ("above", self.above),
+            ("at most", self.at_most),
+            ("below", self.below),
+        )
+        said = " and ".join(f"{word} {b:g}" for word, b in words if b is not None)
+        if isinstance(value, float) and not math.isfinite(value):
+            said += " and finite"
+        if self.auto is not None:
+            said += ', or "auto"'
+        return f"be {said}"
+
+
+def setting(default: Any, help: str = "", **facts: Any) -> Any:
+    """Declare one field of a section.
+
+    Parameters
+    ----------
+    default : value
+        The value of a setting that is not given.
+    help : str
+        What the setting does, as a phrase.
+    **facts
+        Fields of `Setting`. A single mapping may be given as `read_if`.
+
+    Returns
+    -------
+    dataclasses.Field
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from hpcsgd.settings import Settings, setting
+    >>> @dataclass(frozen=True)
+    ... class Brake(Settings, section="brake"):
+    ...     force: float = setting(0.5, "force of the brake", at_least=0, at_most=1)
+    >>> Brake(force=2.0)
+    Traceback (most recent call last):
+    hpcsgd.errors.ConfigError: [brake] force = 2.0 must be at least 0 and at most 1
+    """
+    if isinstance(facts.get("read_if"), Mapping):
+        facts["read_if"] = (facts["read_if"],)
+    return field(default=default, metadata={"setting": Setting(help, **facts)})
+
+
+class Settings:
+    """Base class of the sections of a configuration.
+
+    A subclass is a frozen dataclass. It may override `conflicts`, which yields a
+    sentence for each pair of values that cannot work together. All that is wrong with
+    a section is refused at once.
+    """
+
+    section: ClassVar[str] = ""
+
+    def __init_subclass__(cls, section: str = "", **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if section:
+            cls.section = section
+
+    def __post_init__(self) -> None:
+        refuse(self.refusals())
+
+    def refusals(self) -> Iterator[str]:
+        """Yield a sentence for each value that the section does not take."""
+        wrong = False
+        for name, declared in declarations(type(self)).items():
+            value = getattr(self, name)
+            if not declared.takes(value):
+                wrong = True
+                remedy = f"; {declared.remedy}" if declared.remedy else ""
+                place = f"[{self.section}] {name} = {value!r}"
+                yield f"{place} must {declared.must(value)}{remedy}"
+        if not wrong:
+            yield from self.conflicts()
+
+    def conflicts(self) -> Iterable[str]:
+        """Yield a sentence for values that cannot work together."""
+        return ()
+
+
+@cache
+def declarations(kind: type[Any]) -> dict[str, Setting]:
+    """Return field -> what it declares, for a section of the configuration."""
+    return {one.name: one.metadata.get("setting", Setting()) for one in fields(kind)}
+
+
+def refuse(sentences: Iterable[str]) -> None:
+    """Raise one ConfigError for all of these sentences; none for no sentence."""
+    found = list(dict.fromkeys(sentences))
+    if len(found) == 1:
+        raise ConfigError(found[0])
+    if found:
+        lines = "".join(f"\n  - {sentence}" for sentence in found)
+        raise ConfigError(f"{len(found)} settings cannot work:{lines}")

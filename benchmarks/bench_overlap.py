@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.own_core import now, own_cores
 from benchmarks.two_networks import NETWORKS
-from hpcsgd.agreements import Scheduled
+from hpcsgd.agreements.more.scheduled import Scheduled
 from hpcsgd.api import tick_tock, train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig, drop_unread_settings

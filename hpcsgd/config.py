@@ -3,19 +3,18 @@
 import logging
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from hpcsgd.agreements import AGREEMENTS
-from hpcsgd.agreements.base import GRADIENTS
+from hpcsgd.agreements import AGREEMENTS, AUTO, settings_of
+from hpcsgd.agreements.base import AgreementSettings
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.agreements.codecs.base import AccordionConfig, CodecConfig
-from hpcsgd.agreements.settings import AgreementConfig
 from hpcsgd.data.sampling import FoldSplit, SamplingConfig
 from hpcsgd.data.shard import PARTITIONS
 from hpcsgd.errors import ConfigError, did_you_mean, did_you_mean_file
@@ -26,6 +25,7 @@ from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.glm.updates import RateConfig
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.cost import ProductsConfig
+from hpcsgd.settings import Condition, Setting, declarations, refuse
 from hpcsgd.solvers.coordinate import CoordinateConfig
 from hpcsgd.solvers.evaluation import MEASURES, AverageConfig, StopConfig
 from hpcsgd.solvers.lbfgs import PolishConfig
@@ -597,7 +597,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     schedule: Schedule = field(default_factory=Schedule)
     products: ProductsConfig = field(default_factory=ProductsConfig)
-    agreement: AgreementConfig = field(default_factory=AgreementConfig)
+    agreement: AgreementSettings = field(default_factory=settings_of(AUTO))
     codec: CodecConfig = field(default_factory=CodecConfig)
     mirror: MirrorConfig = field(default_factory=MirrorConfig)
     accordion: AccordionConfig = field(default_factory=AccordionConfig)
@@ -634,14 +634,17 @@ class RunConfig:
         """
         tables, kinds = with_method(tables), _hints(cls)
         _reject_unknown("sections", tables, kinds)
-        sections = {}
+        sections: dict[str, Any] = {}
         for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise ConfigError(
                     f"{name} = {table!r} stands outside a section; write it below"
                     f" the one it belongs to: {sorted(kinds)}"
                 )
-            sections[name] = _section(name, kinds[name], table)
+            if name == AgreementSettings.section:
+                sections[name] = _agreement(table)
+            else:
+                sections[name] = _section(name, kinds[name], table)
         return cls(**sections)
 
     def tables(self) -> dict[str, dict[str, Any]]:
@@ -654,6 +657,13 @@ class RunConfig:
         tables = {
             name: {k: _plain(v) for k, v in vars(section).items() if v is not None}
             for name, section in vars(self).items()
+        }
+        # A file names the settings of all kinds of agreement, as `defaults.toml` does.
+        own = tables["agreement"]
+        tables["agreement"] = {
+            **shipped_defaults()["agreement"],
+            **{key: value for key, value in own.items() if key != FOREIGN},
+            **dict(self.agreement.foreign),
         }
         if not self.schedule.steps:
             tables["schedule"]["steps"] = "auto"
@@ -757,6 +767,7 @@ def apply_settings(
 HDF5 = b"\x89HDF\r\n\x1a\n"  # the first bytes of such a file
 DATA_KINDS = {".csv": "CSV", ".npy": "NumPy", ".npz": "NumPy", ".svm": "LIBSVM"}
 RESOLVED = "resolved.toml"  # what a run writes into its folder
+FOREIGN = "foreign"  # the field of AgreementSettings that is no setting
 # Texts that may be a number, and then need no quotes.
 COUNTS = {("agreement", key) for key in ("hierarchical", "groups", "periods")}
 _HINTS: dict[Any, dict[str, Any]] = {}
@@ -767,6 +778,49 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     if kind not in _HINTS:
         _HINTS[kind] = get_type_hints(kind)
     return _HINTS[kind]
+
+
+@cache
+def shipped_defaults() -> dict[str, dict[str, Any]]:
+    """Return the default of every setting, from the file that the package ships."""
+    with open(Path(__file__).with_name("defaults.toml")) as file:
+        return parse_toml(file.read())
+
+
+def agreement_settings() -> dict[str, tuple[str, type[AgreementSettings]]]:
+    """Return key -> the first kind of agreement that has it, and its settings class.
+
+    In the order of a configuration file. All agreements are imported.
+    """
+    found: dict[str, tuple[str, type[AgreementSettings]]] = {}
+    for kind in AGREEMENTS:
+        settings = settings_of(kind)
+        for key in declarations(settings):
+            if key != FOREIGN:
+                found.setdefault(key, (kind, settings))
+    return found
+
+
+def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
+    """Return the section [agreement] as its kind declares it.
+
+    Keys of other kinds may stand in it. Their defaults are no choice; what has another
+    value is kept beside the section, for `check_read` to refuse.
+    """
+    name = table.get("kind", AUTO)
+    kind = settings_of(name if isinstance(name, str) else AUTO)
+    own = {key: v for key, v in table.items() if key in declarations(kind)}
+    others = {key: v for key, v in table.items() if key not in own or key == FOREIGN}
+    found: AgreementSettings = _section("agreement", kind, own)
+    usual = shipped_defaults()["agreement"]
+    foreign = {k: v for k, v in others.items() if k not in usual or v != usual[k]}
+    if not foreign:
+        return found
+    owners = agreement_settings()
+    _reject_unknown("[agreement]", others, {*owners, *own})
+    for key, value in foreign.items():
+        foreign[key] = getattr(_section("agreement", owners[key][1], {key: value}), key)
+    return replace(found, foreign=tuple(foreign.items()))
 
 
 def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
@@ -858,115 +912,68 @@ def _rate(value: Any) -> float:
 
 
 # Settings that a run would not read: whoever wrote one meant another run.
-#
-# A row of `READ_BY` names settings and what has to be so for them to be read, written
-# as `section.key=value|value`; of several such words all have to hold. A setting that
-# is in no row is always read, or refused elsewhere in a sentence of its own.
 
 Tables = Mapping[str, Mapping[str, Any]]
-SPARSE = "agreement.codec=topk|randomk|threshold|wangni|dgc"
-LEVELS = "agreement.codec=qsgd|nuqsgd|alq|amq"
-DGC, POWERSGD = "agreement.codec=dgc", "agreement.codec=powersgd"
-ENCODES = "agreement.kind=gradient|growing|qadam|scheduled"
-BUCKETS = f"{ENCODES}|ticktock|sharded|offload"
-AVERAGES = (
-    "agreement.kind=average|auto|postlocal|hierarchical|fedavg|slowmo|async-average"
-)
-SLOWMO, SCHEDULED = "agreement.kind=slowmo", "agreement.kind=scheduled"
-ANYBATCH, INFINITY = "agreement.kind=anybatch", "agreement.kind=infinity"
-MOMENTA = "update.kind=momentum|nesterov|nesterov-classic"
-
-READ_BY: dict[str, tuple[str, ...]] = {
-    "update.momentum": (MOMENTA,),
-    "update.beta1 update.beta2": ("update.kind=adam",),
-    "update.epsilon": ("update.kind=adam|adagrad",),
-    "update.bits": (f"{MOMENTA}|adam|adagrad",),
-    "update.snapshot": ("update.kind=svrg",),
-    "update.clip_at update.clip_over": ("update.clip=norm|value|percentile",),
-    "coordinate.form coordinate.tol": ("update.kind=coordinate",),
-    "rate.decay": ("rate.kind=inverse|inverse-sqrt",),
-    "rate.milestones rate.factor": ("rate.kind=milestones",),
-    "sampling.block sampling.window": ("sampling.mode=blocks",),
-    "stop.tol": ("stop.on=gap|gradient|loss|validation",),
-    "stop.patience": ("stop.on=loss|validation",),
-    "polish.passes polish.tol polish.gap": ("polish.kind=auto|lbfgs|newton",),
-    "average.share": ("average.kind=tail",),
-    "mirror.kind mirror.radius mirror.p": (ANYBATCH,),
-    "mirror.epsilon": (ANYBATCH, "mirror.kind=diagonal"),
-    "accordion.codec accordion.low accordion.high": ("agreement.codec=accordion",),
-    "accordion.eta accordion.interval": (
-        "agreement.codec=accordion or agreement.kind=growing",
-    ),
-    "accordion.scale_rate": ("agreement.kind=growing",),
-    "codec.feedback": (f"agreement.kind={'|'.join(GRADIENTS)}",),
-    "codec.share codec.warm_up": (SPARSE, "codec.threshold=0.0", "codec.budget=0.0"),
-    "codec.dense": ("agreement.codec=topk|threshold|wangni|dgc",),
-    "codec.threshold": ("agreement.codec=threshold",),
-    "codec.budget": ("agreement.codec=wangni",),
-    "codec.momentum codec.nesterov codec.masking codec.clip": (DGC,),
-    "codec.bits codec.norm": (LEVELS,),
-    "codec.chunk": (f"{LEVELS}|byte",),
-    "codec.adapt": ("agreement.codec=alq|amq",),
-    "codec.rank codec.start codec.min_rate": (POWERSGD,),
-    "agreement.momentum": (AVERAGES, f"{MOMENTA}|svrg"),
-    "agreement.switch": ("agreement.kind=postlocal",),
-    "agreement.groups agreement.periods": ("agreement.kind=hierarchical",),
-    "agreement.fraction": ("agreement.kind=fedavg",),
-    "agreement.base agreement.slow_rate agreement.slow_momentum": (SLOWMO,),
-    "agreement.slow_period agreement.slow_sharded": (SLOWMO,),
-    "agreement.peers": ("agreement.kind=decentralized",),
-    "agreement.resync": ("agreement.kind=decentralized-low",),
-    "agreement.delay": ("agreement.kind=async-average",),
-    "agreement.warmup_steps": ("agreement.kind=qadam",),
-    "agreement.rounds agreement.replay agreement.graph": (ANYBATCH,),
-    "agreement.mixing agreement.weighted": (ANYBATCH,),
-    "agreement.deadline": (ANYBATCH, "agreement.rounds=clock"),
-    "agreement.partition agreement.credit agreement.order": (SCHEDULED,),
-    "agreement.tune_schedule": (SCHEDULED,),
-    "agreement.mode": ("agreement.kind=ticktock",),
-    "agreement.stage": ("agreement.kind=sharded",),
-    "agreement.delay_after": ("agreement.kind=offload",),
-    "agreement.tile agreement.store": (INFINITY,),
-    "agreement.sync agreement.direct": (INFINITY,),
-    "agreement.bucket": (BUCKETS,),  # last: others tell more of a misunderstanding
-}
-NEEDS = {name: needs for names, needs in READ_BY.items() for name in names.split()}
 USUAL = RunConfig()
 NOTHING = {"update.momentum": 0.0}  # what those who do not read it have
+READS = "agreement.reads"  # what agreements read of other sections
 
 
 def check_read(config: RunConfig, given: Tables | None = None) -> None:
-    """Refuse the first setting that somebody gave and nobody would read.
+    """Refuse the settings that somebody gave and nobody would read.
 
     `given`: the tables of somebody, where others have laid theirs below.
     """
-    for name, sentence in unread_settings(config).items():
-        section, key = name.split(".")
-        if given is None or key in given.get(section, {}):
-            raise ConfigError(sentence)
+    refuse(
+        sentence
+        for name, sentence in unread_settings(config).items()
+        if given is None or is_in(name, given)
+    )
+
+
+def is_in(name: str, tables: Tables) -> bool:
+    """Return whether tables give section.key a value."""
+    section, key = name.split(".")
+    return key in tables.get(section, {})
 
 
 def unread_settings(config: RunConfig) -> dict[str, str]:
     """Return section.key -> why it is not read here, for all settings that were given a
     value.
     """
-    found = {}
-    for name in NEEDS:
-        needs = list(_missing(name, config)) if _is_given(name, config) else []
-        if needs:
-            found[name] = _sentence(name, needs[0], config)
-    return found | _turned(config)
+    given = [
+        f"{section}.{key}"
+        for section, settings in vars(config).items()
+        for key in declarations(type(settings))
+        if key != FOREIGN and _is_given(f"{section}.{key}", config)
+    ]
+    given += [f"agreement.{key}" for key, _ in config.agreement.foreign]
+    found = {name: _why_unread(name, config) for name in given}
+    return {name: why for name, why in found.items() if why} | _turned(config)
 
 
 def is_read(name: str, config: RunConfig) -> bool:
     """Whether a run with `config` reads this setting, whatever its value."""
-    return not any(_missing(name, config))
+    return not _why_unread(name, config)
+
+
+def is_conditional(name: str) -> bool:
+    """Whether there are runs that do not read this setting."""
+    section, key = name.split(".")
+    if section == AgreementSettings.section:
+        return key in AgreementSettings.ignores or key not in declarations(
+            AgreementSettings
+        )
+    return bool(_declared(name, USUAL).read_if)
 
 
 def value_of(name: str, config: RunConfig) -> Any:
-    """That of section.key."""
+    """Return the value of section.key; the default where its agreement has none."""
     section, key = name.split(".")
-    return getattr(getattr(config, section), key)
+    found = getattr(config, section)
+    if section == AgreementSettings.section and key not in declarations(type(found)):
+        return dict(found.foreign).get(key, shipped_defaults()[section].get(key))
+    return getattr(found, key)
 
 
 def drop_unread_settings(tables: Tables, shared: Tables) -> dict[str, dict[str, Any]]:
@@ -992,51 +999,86 @@ def _is_given(name: str, config: RunConfig) -> bool:
     value = value_of(name, config)
     method = METHODS.get(config.agreement.method)
     usual = {} if method is None else {**method.defaults, **method.fixed}
-    true = (value_of(name, USUAL), *(t[name] for t in (usual, NOTHING) if name in t))
-    return value not in true
+    section, key = name.split(".")
+    kind = type(getattr(config, section))
+    true = [t[name] for t in (usual, NOTHING) if name in t]
+    return value not in (true + [getattr(kind(), key)])
 
 
-def _missing(name: str, config: RunConfig) -> Iterator[str]:
-    """What would have to be so for it to be read, and is not."""
-    for need in NEEDS.get(name, ()):
-        if not any(_holds(one, config) for one in need.split(" or ")):
-            yield need.split(" or ")[0]
+def _declared(name: str, config: RunConfig) -> Setting:
+    section, key = name.split(".")
+    return declarations(type(getattr(config, section))).get(key, Setting())
 
 
-def _holds(need: str, config: RunConfig) -> bool:
-    of, _, values = need.partition("=")
-    found = _in_force(of, config)
-    return _is_yours(of, config) or bool(found & set(values.split("|")))
+def _why_unread(name: str, config: RunConfig) -> str:
+    """Return the sentence on a setting that is not read; "" for one that is."""
+    section, key = name.split(".")
+    conditions: tuple[Condition, ...] = ()
+    if section == AgreementSettings.section:
+        own = config.agreement
+        if key not in declarations(type(own)) or key in own.ignores:
+            return _sentence(name, "agreement.kind", _kinds_with(key), config)
+        conditions = (own.conditions()[key],) if key in own.conditions() else ()
+    conditions = conditions or _declared(name, config).read_if
+    if not conditions or any(_holds(one, config) for one in conditions):
+        return ""
+    of, values = next(
+        (of, values)
+        for of, values in conditions[0].items()
+        if not _holds({of: values}, config)
+    )
+    if of == READS:
+        of, values = "agreement.kind", _kinds_that_read(values)
+    return _sentence(name, of, [str(value) for value in values], config)
+
+
+def _kinds_with(key: str) -> list[str]:
+    """The kinds of agreement that read this setting of [agreement]."""
+    classes = {kind: settings_of(kind) for kind in AGREEMENTS}
+    return [
+        kind
+        for kind, settings in classes.items()
+        if key in declarations(settings) and key not in settings.ignores
+    ]
+
+
+def _kinds_that_read(subjects: Iterable[Any]) -> list[str]:
+    """The kinds of agreement that read one of these subjects of other sections."""
+    return [kind for kind in AGREEMENTS if settings_of(kind).reads & set(subjects)]
+
+
+def _holds(condition: Condition, config: RunConfig) -> bool:
+    return all(
+        bool(_in_force(of, config) & {str(value) for value in values})
+        or _is_yours(of, config)
+        for of, values in condition.items()
+    )
 
 
 def _in_force(of: str, config: RunConfig) -> set[str]:
-    """Its value; what wraps another is that, too."""
+    """Its value; a codec that wraps another is that, too."""
+    if of == READS:
+        return set(config.agreement.reads)
     found = {str(value_of(of, config))}
-    if of == "agreement.kind" and found == {"slowmo"}:
-        found.add(config.agreement.base)
     if of == "agreement.codec" and found == {"accordion"}:
         found.add(config.accordion.codec)
     return found
 
 
 def _is_yours(of: str, config: RunConfig) -> bool:
-    """Whether it was registered from outside: such may read anything."""
-    kind = AGREEMENTS.get(config.agreement.kind)
-    if of == "agreement.kind" and kind is not None:
-        return not kind.__module__.startswith("hpcsgd.")
+    """Whether it is a codec that was registered from outside: such may read all."""
     homes = [CODECS.get(name, "") for name in _in_force("agreement.codec", config)]
     return of == "agreement.codec" and not all(h.startswith("hpcsgd.") for h in homes)
 
 
-def _sentence(name: str, need: str, config: RunConfig) -> str:
-    (section, key), (of, _, values) = name.split("."), need.partition("=")
-    place, other = of.split(".")
-    *most, last = map(repr, values.split("|"))
+def _sentence(name: str, of: str, values: Sequence[str], config: RunConfig) -> str:
+    (section, key), (place, other) = name.split("."), of.split(".")
+    *most, last = map(repr, values)
     one_of = f"{', '.join(most)} or {last}" if most else last
     return (
         f"[{section}] {key} = {value_of(name, config)!r} is for [{place}] {other} ="
         f" {one_of}, and {other} = {value_of(of, config)!r} does not read it; use"
-        f" {_remedy(name, of, values.split('|')[0], config)}, or leave {name} out"
+        f" {_remedy(name, of, values[0], config)}, or leave {name} out"
     )
 
 

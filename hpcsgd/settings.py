@@ -8,7 +8,6 @@ all settings are made from these declarations.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, ClassVar
 
 from hpcsgd.errors import ConfigError, did_you_mean
@@ -168,10 +167,16 @@ class Settings:
         return ()
 
 
-@cache
+_DECLARED: dict[type[Any], dict[str, Setting]] = {}
+
+
 def declarations(kind: type[Any]) -> dict[str, Setting]:
     """Return field -> what it declares, for a section of the configuration."""
-    return {one.name: one.metadata.get("setting", Setting()) for one in fields(kind)}
+    if kind not in _DECLARED:
+        _DECLARED[kind] = {
+            one.name: one.metadata.get("setting", Setting()) for one in fields(kind)
+        }
+    return _DECLARED[kind]
 
 
 def refuse(sentences: Iterable[str]) -> None:

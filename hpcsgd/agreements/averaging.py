@@ -1,18 +1,27 @@
 """Weights that are averaged: local SGD, post-local SGD, FedAvg, async averages."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.base import Agreement, AgreementInputs, Overlap
+from hpcsgd.agreements.base import (
+    Agreement,
+    AgreementInputs,
+    AgreementSettings,
+    Overlap,
+    Supports,
+)
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, State
+from hpcsgd.settings import setting
 
 # Local SGD: replicas average their state every τ exchanges.
 #
@@ -20,6 +29,20 @@ from hpcsgd.products.base import Array, State
 # CA-SGD inside one replica does not.
 
 BUFFERS = ("average", "keep", "reset")  # what becomes of momentum when replicas agree
+WITH_MOMENTUM = ("momentum", "nesterov", "nesterov-classic", "svrg")  # updates
+
+
+@dataclass(frozen=True)
+class AverageSettings(AgreementSettings):
+    """Replicas that take steps of their own, and average their weights."""
+
+    momentum: str = setting(
+        "average",
+        "momentum buffers when replicas average their weights: averaged too (average),"
+        " kept by each replica (keep), or reset to 0 (reset)",
+        choices=BUFFERS,
+        read_if={"update.kind": WITH_MOMENTUM},
+    )
 
 
 class Average(Agreement):
@@ -28,6 +51,8 @@ class Average(Agreement):
     `momentum` says what becomes of the momentum, the columns of the state behind the
     first `classes`: averaged as the weights are, kept by every replica, or set to zero.
     """
+
+    settings: ClassVar[type[AgreementSettings]] = AverageSettings
 
     def __init__(
         self,
@@ -122,8 +147,21 @@ def clear_momentum(state: State, classes: int) -> None:
 # Post-local SGD: agreed after every exchange at first, every τ exchanges later.
 
 
+@dataclass(frozen=True)
+class PostLocalSettings(AverageSettings):
+    """Averages after every exchange at first, then every period."""
+
+    switch: float = setting(
+        1.0,
+        "epochs in which replicas agree after every exchange",
+        at_least=0,
+    )
+
+
 class PostLocal(Average):
     """Averages after exchanges 1 .. `switch`, then every `period` of them."""
+
+    settings: ClassVar[type[AgreementSettings]] = PostLocalSettings
 
     def __init__(
         self,
@@ -165,6 +203,18 @@ def exchanges_in(epochs: float, each: int) -> int:
 ROUNDS = 0xFEDA  # where row orders have the replica: no replica has this number
 
 
+@dataclass(frozen=True)
+class FedAvgSettings(AverageSettings):
+    """A random part of the replicas trains in each round."""
+
+    fraction: float = setting(
+        0.5,
+        "share of the replicas that train in a round",
+        above=0,
+        at_most=1,
+    )
+
+
 class FedAvg(Average):
     """The drawn replicas train and are averaged by their rows; all receive it.
 
@@ -172,6 +222,8 @@ class FedAvg(Average):
     the message in which everybody gets the result, and it moves these words whoever
     drew them up. They are booked as what they are, words on the wire.
     """
+
+    settings: ClassVar[type[AgreementSettings]] = FedAvgSettings
 
     def __init__(
         self,
@@ -241,8 +293,26 @@ def draw(seed: int, round_number: int, replicas: int, count: int) -> frozenset[i
 # Nobody to agree with, or nobody wanted.
 
 
+@dataclass(frozen=True)
+class NoAgreementSettings(AgreementSettings):
+    """One replica, or replicas that train as many unrelated models."""
+
+    works_alone: ClassVar[bool] = True
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """Several replicas would train several models."""
+        replicas = config.grid.replicas
+        if replicas > 1:
+            yield (
+                f"with {replicas} replicas trains as many unrelated models; use kind ="
+                " 'average', or --grid 1xN"
+            )
+
+
 class NoAgreement(Agreement):
     """Replicas never speak; each ends with its own weights."""
+
+    settings: ClassVar[type[AgreementSettings]] = NoAgreementSettings
 
     def agree(self, state: State, purpose: str) -> None:
         """Nothing to say."""
@@ -299,8 +369,39 @@ class AverageUnderWay:
     pending: Pending
 
 
+@dataclass(frozen=True)
+class AsyncAverageSettings(AverageSettings):
+    """Averages that overlap with steps."""
+
+    delay: int = setting(
+        1,
+        "exchanges that an average takes to arrive; 0 makes it the agreement average",
+        at_least=0,
+    )
+
+    supports: ClassVar[Supports] = replace(
+        AverageSettings.supports, averages=False, emulated_members=False
+    )
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """One average at a time is under way, of what belongs to steps alone."""
+        period = config.schedule.period
+        if self.delay > period:
+            yield (
+                f"sends one average at a time: [agreement] delay = {self.delay} must be"
+                f" at most [schedule] period = {period}; use a longer --period"
+            )
+        if config.update.kind == "svrg":
+            yield (
+                "moves what all agreed on a while ago, and svrg takes snapshots of what"
+                " they agree on now; use --agreement average"
+            )
+
+
 class AsyncAverage(Average):
     """One average at a time is under way; `aside` carries it."""
+
+    settings: ClassVar[type[AgreementSettings]] = AsyncAverageSettings
 
     def __init__(
         self,

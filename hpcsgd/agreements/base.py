@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import ConfigError
+from hpcsgd.glm import ADAPTIVE, UPDATES
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, State
+from hpcsgd.settings import Condition, Settings, setting
 
 # What is known where an agreement is made; every row takes what it needs of it.
 
@@ -29,7 +32,7 @@ class AgreementInputs:
     period: int  # τ, in exchanges
     exchanges_per_epoch: int
     seed: int
-    settings: Any  # the section [agreement]
+    settings: Any  # the section [agreement], of the class of this agreement
     # Exchanges done, from 1 -> rate of the last step of the replica with most rows.
     last_rate: Callable[[int], float]
 
@@ -37,6 +40,223 @@ class AgreementInputs:
     def share(self) -> float:
         """The part of all rows that this replica holds."""
         return self.rows[self.grid.replica] / sum(self.rows)
+
+
+# What a kind of agreement says of itself: its settings, what it needs, what it lacks.
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a run must be like for an agreement; None leaves it open.
+
+    Attributes
+    ----------
+    steps, period : int or None
+        Steps of an exchange, and exchanges between two agreements.
+    updates : tuple of str or None
+        The update rules.
+    products : tuple of str or None
+        The products.
+    smooth : bool
+        Whether the penalty must be smooth: no l1, no bounds.
+    one_model : bool
+        Whether a sweep of several models is refused.
+    wide_weights : bool
+        Whether weights must have at least 32 bits.
+    """
+
+    steps: int | None = None
+    period: int | None = None
+    updates: tuple[str, ...] | None = None
+    products: tuple[str, ...] | None = None
+    smooth: bool = False
+    one_model: bool = False
+    wide_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Supports:
+    """What an agreement can be combined with.
+
+    Attributes
+    ----------
+    codecs : bool
+        Compressed gradients, with error feedback.
+    leaders : bool
+        Sums in two levels (`hierarchical`).
+    loss_scale : bool
+        Residuals in a format that has to be scaled.
+    shaping : bool
+        A mean gradient that is centred, normalised, made noisy or clipped by
+        percentile.
+    clipping : bool
+        Gradients of steps that are clipped by value or norm.
+    packed_states : bool
+        Optimizer state in 8 bits.
+    averages : bool
+        Averages of iterates that all replicas agree on.
+    gradients_of_all_rows : bool
+        Evaluations and stops that need the gradient of the objective.
+    refinement : bool
+        The refinement of [polish].
+    gathers : bool
+        Products for which every member holds all columns.
+    lost_ranks : bool
+        Runs that go on with the ranks that are left.
+    emulated_members : bool
+        Times of one rank as one of many.
+    gpus : bool
+        Exchanges on GPUs.
+    """
+
+    codecs: bool = True
+    leaders: bool = True
+    loss_scale: bool = True
+    shaping: bool = True
+    clipping: bool = True
+    packed_states: bool = True
+    averages: bool = True
+    gradients_of_all_rows: bool = True
+    refinement: bool = True
+    gathers: bool = True
+    lost_ranks: bool = True
+    emulated_members: bool = True
+    gpus: bool = True
+
+
+@dataclass(frozen=True)
+class AgreementSettings(Settings, section="agreement"):
+    """How replicas synchronise their weights or gradients."""
+
+    method: str = setting(
+        "",
+        "named method that sets agreement, codec and the settings that belong to them"
+        " (`hpcsgd info` lists the methods)",
+    )
+    kind: str = setting(
+        "auto",
+        "how replicas synchronise their weights or gradients (`hpcsgd info` lists the"
+        " agreements)",
+    )
+    codec: str = setting(
+        "identity",
+        "compression of the gradients that replicas send (`hpcsgd info` lists the"
+        " codecs)",
+    )
+    bucket: float = setting(
+        4.0,
+        "MiB of gradient in one message; smaller buckets overlap better with"
+        " computation",
+        above=0,
+        remedy="4 is usual",
+    )
+    accumulate: int = setting(
+        1,
+        "batches whose gradients are added up before they are sent",
+        at_least=1,
+        remedy="1 sends every gradient",
+    )
+    hierarchical: str = setting(
+        "off",
+        "all-reduce of gradients in two levels: first inside a node, a rack, or groups"
+        " of N replicas (node, rack or N); off uses one level",
+        is_count=True,
+    )
+    # Keys of other kinds that were given values which are not their defaults.
+    foreign: tuple[tuple[str, Any], ...] = ()
+
+    # Replicas share gradients, and all take the same step or mix after each.
+    shares_gradients: ClassVar[bool] = False
+    # Replicas hold slices of what a step needs.
+    slices: ClassVar[bool] = False
+    # Weights and optimizer state are on disk.
+    on_disk: ClassVar[bool] = False
+    # It does something on one replica, too.
+    works_alone: ClassVar[bool] = False
+    # Its steps and its state are those of `gradient`: a run may go on as another of
+    # these kinds.
+    steps_of_gradient: ClassVar[bool] = False
+    # An exchange is a round of any number of rows.
+    takes_rounds: ClassVar[bool] = False
+    # The settings of other sections that it reads.
+    reads: ClassVar[frozenset[str]] = frozenset()
+    # Settings of its own class that it does not read.
+    ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
+    requires: ClassVar[Requires] = Requires(updates=tuple(UPDATES))
+    supports: ClassVar[Supports] = Supports(
+        codecs=False, leaders=False, shaping=False, packed_states=False
+    )
+
+    @property
+    def batches_together(self) -> int:
+        """Batches of one exchange."""
+        return self.accumulate
+
+    @property
+    def batches_of_first_step(self) -> int:
+        """Batches of a step at the beginning of a run."""
+        return self.batches_together
+
+    @property
+    def steps_late(self) -> bool:
+        """Whether a gradient is applied one exchange late."""
+        return False
+
+    @property
+    def slices_weights(self) -> bool:
+        """Whether no replica holds all weights of its members' columns."""
+        return False
+
+    @property
+    def states_folder(self) -> str:
+        """The folder of states on disk that was named; "" where none was."""
+        return ""
+
+    @property
+    def beginning(self) -> tuple[str, int, str] | None:
+        """What the method is at first: its setting, exchanges, what they are."""
+        return None
+
+    def conditions(self) -> dict[str, Condition]:
+        """Return own settings that are read under a condition: key -> condition."""
+        return {}
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """Yield what this kind alone refuses of a whole configuration.
+
+        Parameters
+        ----------
+        config : RunConfig
+            All settings of the run.
+        precision : Precision
+            The number formats of the run.
+
+        Yields
+        ------
+        str
+            The end of a sentence that begins with the name of the kind: a fact, a
+            semicolon, a remedy.
+        """
+        yield from ()
+
+
+@dataclass(frozen=True)
+class GradientSettings(AgreementSettings):
+    """An agreement whose replicas share the gradient of every step."""
+
+    shares_gradients: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"feedback"})
+    ignores: ClassVar[frozenset[str]] = frozenset()
+    requires: ClassVar[Requires] = Requires(
+        steps=1,
+        period=1,
+        updates=("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE),
+        products=("direct", "gather", "gather-once"),
+        smooth=True,
+        one_model=True,
+        wide_weights=True,
+    )
+    supports: ClassVar[Supports] = Supports()
 
 
 # The protocol of an agreement.
@@ -82,6 +302,8 @@ class Agreement(ABC):
     >>> Middle(Grid(open_world("serial"), 1, 1), 1.0, 4).is_whole(8)
     True
     """
+
+    settings: ClassVar[type[AgreementSettings]] = AgreementSettings
 
     def __init__(self, grid: Grid, share: float, period: int) -> None:
         self.grid = grid
@@ -520,56 +742,6 @@ class Agreement(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release communicators that it opened. Collective."""
-
-
-# Which agreements are about gradients, and which about weights.
-
-GRADIENTS = (
-    "gradient",
-    "growing",
-    "decentralized",
-    "decentralized-low",
-    "qadam",
-    "anybatch",
-    "scheduled",
-    "ticktock",
-    "sharded",
-    "offload",
-    "infinity",
-)
-# Their replicas step by their own gradients, and tell each other of weights.
-OWN_STEPS = ("decentralized", "decentralized-low")
-# Of these no iterate before the last is that of all replicas.
-NEVER_ONE = (*OWN_STEPS, "async-average", "anybatch")
-SHARDED = ("sharded", "offload")  # of these, whose replicas hold slices
-# These take the same steps, and save one vector for each word of state: a run may go on
-# as another of them, with other values of these settings.
-ALIKE = ("gradient", "sharded", "offload")
-FREE = ("method", "kind", "stage", "bucket")
-
-
-def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether these two sections [agreement] take the same steps."""
-    return all(
-        asked["kind"] in ALIKE and asked["codec"] == "identity"
-        for asked in (one, other)
-    )
-
-
-def takes_gradients(kind: str) -> bool:
-    """Whether replicas of this agreement share gradients, and step together."""
-    return kind in GRADIENTS
-
-
-def batches_together(settings: Any) -> int:
-    """Batches of an exchange, by the section [agreement]: the tick's and the tock's."""
-    items = 2 if (settings.kind, settings.mode) == ("ticktock", "exact-sum") else 1
-    return items * int(settings.accumulate)
-
-
-def is_on_disk(kind: str) -> bool:
-    """Whether weights and states of this agreement are on disk."""
-    return kind == "infinity"
 
 
 # All ranks hold the same plan, or none of them begins.

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Tile:
 
 class Buffer:
     """What a replica says in an exchange: sums and a count, never means of means."""
+
+    is_on_device: ClassVar[bool] = False
 
     def __init__(
         self,

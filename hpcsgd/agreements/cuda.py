@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from hpcsgd.agreements.buckets import PURPOSE, Buffer, PlainSender, Tile
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.more.offload import Offload, PinnedLink
-from hpcsgd.agreements.more.scheduled import OrderedTiles
+from hpcsgd.agreements.more.scheduled import OrderedTiles, Scheduled
 from hpcsgd.agreements.zero import Cut, Cuts, Scatter, ShardedAgreement, TileWorkspace
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.weights import DeviceAdd, DeviceRules, WordRange
@@ -34,6 +35,8 @@ CHUNK = 4  # words that kernels read at once
 
 class DeviceBuffer(Buffer):
     """A buffer in page-locked memory, and the same words on a device."""
+
+    is_on_device: ClassVar[bool] = True
 
     def __init__(self, device: Device, columns: int, *given: Any, **more: Any) -> None:
         self.device = device
@@ -203,6 +206,13 @@ class DevicePlainSender(PlainSender):
             buffer.start_copy_to_host(tile, tile is buffer.tiles[0])
         self._travelling.clear()
         buffer.device.settle()  # collectives that fail are heard of here
+
+
+def sum_on_device(buffer: Buffer, replicas: Communicator) -> DevicePlainSender:
+    """Return the sender of a buffer whose sums over replicas stay on the device."""
+    assert isinstance(buffer, DeviceBuffer)
+    buffer.is_summed_on_device = True
+    return DevicePlainSender(replicas)
 
 
 class DeviceGradientAgreement(Gradient):
@@ -581,3 +591,59 @@ class DeviceOrderedTiles(DeviceBuffer, OrderedTiles):
     def here(self, part: slice) -> Array:
         """The same words of the gradient."""
         return self.gradient.reshape(-1)[part]
+
+
+# Which class serves an agreement on a device, and what it works with there.
+
+CLASSES: dict[type[Gradient], type[Any]] = {
+    Offload: DeviceOffload,
+    ShardedAgreement: DeviceSharded,
+}
+
+
+def make_on_device(
+    kind: type[Gradient],
+    grid: Grid,
+    share: float,
+    means: GradientParts,
+    device: Device,
+    chunk: int,
+    sums: bool,
+) -> Gradient:
+    """Make an agreement whose gradients a device sums.
+
+    Parameters
+    ----------
+    kind : type
+        The class that serves it on a host.
+    grid, share, means
+        What that class is made of.
+    device : Device
+        The device of this rank.
+    chunk : int
+        Columns of dense rows that the device reads at once; 1 for sparse rows.
+    sums : bool
+        Whether sums over the replicas stay on the device.
+
+    Returns
+    -------
+    Gradient
+    """
+    slices = kind is ShardedAgreement
+    buffer = DeviceOrderedTiles if issubclass(kind, Scheduled) else DeviceBuffer
+    made: Any = partial(buffer, device)
+    means = replace(
+        means,
+        backend=RowsBackend() if slices else DeviceAddBackend(),  # type: ignore[arg-type]
+        buffer=made,
+        unit=chunk if slices else 1,
+    )
+    if kind in CLASSES:
+        found: Gradient = CLASSES[kind](grid, share, means, device=device)
+        return found
+    rule = means.steps.rule
+    is_linear = isinstance(rule, LinearRule) and (
+        rule.states == 1 or means.columns == 1
+    )
+    takes = vars(kind).get("steps_on_devices") and is_linear and not means.shapers
+    return (DeviceGradientAgreement if takes and sums else kind)(grid, share, means)

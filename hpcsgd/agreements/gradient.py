@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from hpcsgd.agreements.base import Agreement, ReplicaCheck
+from hpcsgd.agreements.base import (
+    Agreement,
+    AgreementSettings,
+    GradientSettings,
+    ReplicaCheck,
+)
 from hpcsgd.agreements.buckets import Buffer, Sender, Tile
 from hpcsgd.agreements.codecs.base import (
     FIRST,
@@ -22,6 +27,7 @@ from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.comm.grid import Grid
 from hpcsgd.glm.unrolling import UnrolledSteps, blocks_of
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, Rows, State, Task
 
 # The step that replicas take together, once they know the mean gradient.
@@ -234,12 +240,50 @@ LOSS_SCALE = "loss_scale"
 OF_CODECS = "codec_"  # names of what they keep
 
 
+@dataclass(frozen=True)
+class SummedSettings(GradientSettings):
+    """Gradients are summed in every step; ZeRO's stages continue such runs."""
+
+    steps_of_gradient: ClassVar[bool] = True
+
+
 class Gradient(BatchRequest, Agreement):
     """Takes the gradient of every batch, and steps when all replicas have said theirs.
 
     As a `GradientSink` it is given residuals; the sums go into the buckets that they
     travel in.
     """
+
+    settings: ClassVar[type[AgreementSettings]] = SummedSettings
+    # A device may add up the sums of all replicas, and take the step. A subclass that
+    # leaves both as they are declares so itself.
+    sums_on_devices: ClassVar[bool] = True
+    steps_on_devices: ClassVar[bool] = True
+    # Where rows are on a device, its steps wait for the host.
+    steps_on_host: ClassVar[bool] = False
+
+    @classmethod
+    def variant(
+        cls, settings: Any, replicas: int, rows: int, batch: int
+    ) -> type["Gradient"]:
+        """Return the class that serves these settings.
+
+        Parameters
+        ----------
+        settings : AgreementSettings
+            The section [agreement].
+        replicas : int
+            The number of replicas.
+        rows : int
+            Rows of the largest replica.
+        batch : int
+            Rows of a batch.
+
+        Returns
+        -------
+        type
+        """
+        return cls
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, 1)
@@ -253,6 +297,11 @@ class Gradient(BatchRequest, Agreement):
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
         self.debts = Debts(means.owes)
+
+    @property
+    def takes_at_once(self) -> bool:
+        """Whether all batches of an exchange are one: no gradient is kept to add to."""
+        return False
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
@@ -528,8 +577,31 @@ TOTAL = "accordion_total"  # the name of G among what is saved
 PURPOSE = "agreement"
 
 
+@dataclass(frozen=True)
+class GrowingSettings(GradientSettings):
+    """Batches that grow when gradients change little."""
+
+    works_alone: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = GradientSettings.reads | {"accordion"}
+
+    @property
+    def batches_of_first_step(self) -> int:
+        """Steps have more rows later, at a larger rate."""
+        return 1
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """Batches must have something to grow to."""
+        if self.accumulate == 1:
+            yield (
+                "makes batches grow agreement.accumulate times, which is 1; 4 is usual"
+            )
+
+
 class Growing(Gradient):
     """A gradient agreement whose exchange is several steps at first."""
+
+    settings: ClassVar[type[AgreementSettings]] = GrowingSettings
+    sums_on_devices: ClassVar[bool] = True
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

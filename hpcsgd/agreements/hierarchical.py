@@ -1,20 +1,27 @@
 """Agreement in levels of groups, and by the leaders of nodes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.averaging import Average
-from hpcsgd.agreements.base import AgreementInputs, Overlap
+from hpcsgd.agreements.averaging import Average, AverageSettings
+from hpcsgd.agreements.base import (
+    AgreementInputs,
+    AgreementSettings,
+    Overlap,
+    Supports,
+)
 from hpcsgd.agreements.buckets import PURPOSE, Buffer, Sender, Tile
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.comm.communicator import Address, Communicator, own_address
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import ConfigError
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, State
+from hpcsgd.settings import setting
 
 # Nested groups of replicas: from words or sizes to who speaks to whom.
 
@@ -147,8 +154,38 @@ class Circle:
     size: int
 
 
+@dataclass(frozen=True)
+class HierarchicalSettings(AverageSettings):
+    """Nested groups of replicas average at different periods."""
+
+    groups: str = setting(
+        "node,all",
+        'nested groups of replicas, from node, rack and all, or their sizes, as "2,8"',
+        is_count=True,
+    )
+    periods: str = setting(
+        "",
+        'exchanges between two averages of each group, as "1,16"; empty means 1 and the'
+        " period of [schedule]",
+        is_count=True,
+    )
+
+    supports: ClassVar[Supports] = replace(
+        AverageSettings.supports, emulated_members=False
+    )
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """Groups and periods must fit each other and the replicas."""
+        plan_levels(
+            self.groups, self.periods, config.schedule.period, config.grid.replicas
+        )
+        yield from ()
+
+
 class Hierarchical(Average):
     """Averages in the widest circle that is due; the last one is all replicas."""
+
+    settings: ClassVar[type[AgreementSettings]] = HierarchicalSettings
 
     def __init__(
         self,

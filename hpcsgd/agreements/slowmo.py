@@ -1,16 +1,31 @@
 """SlowMo: slow momentum on averaged weights (Wang et al., 2020)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.averaging import Average, FedAvg, PostLocal, clear_momentum
-from hpcsgd.agreements.base import Agreement, AgreementInputs
-from hpcsgd.agreements.hierarchical import Hierarchical
+from hpcsgd.agreements import get_agreement
+from hpcsgd.agreements.averaging import (
+    Average,
+    AverageSettings,
+    FedAvgSettings,
+    PostLocalSettings,
+    clear_momentum,
+)
+from hpcsgd.agreements.base import (
+    Agreement,
+    AgreementInputs,
+    AgreementSettings,
+    Supports,
+)
+from hpcsgd.agreements.hierarchical import HierarchicalSettings
 from hpcsgd.data.shard import split_range
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, State
+from hpcsgd.settings import Condition, declarations, setting
 
 # An average whose result is made in parts, one on each replica, and put together.
 #
@@ -101,13 +116,63 @@ class Shards:
 # so that nothing is divided under a constant rate. α = 1, β = 0 is the base, to the
 # bit. With one replica it is a look-ahead optimiser, with `fedavg` below it FedAvgM.
 
-BASES: dict[str, type[Average]] = {
-    "average": Average,
-    "postlocal": PostLocal,
-    "hierarchical": Hierarchical,
-    "fedavg": FedAvg,
-}
 START, MOMENTUM = "slow_start", "slow_momentum"  # x_old and v
+
+
+@dataclass(frozen=True)
+class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
+    """Slow momentum at each average; the settings of its base are its own."""
+
+    base: str = setting(
+        "average",
+        "agreement that slow momentum is added to",
+        choices=("average", "postlocal", "hierarchical", "fedavg"),
+    )
+    slow_rate: float = setting(
+        1.0,
+        "slow learning rate α; a larger one follows the slow momentum further",
+        above=0,
+    )
+    slow_momentum: float = setting(
+        0.5,
+        "slow momentum coefficient β; 0 with slow_rate = 1 leaves the base agreement"
+        " alone",
+        at_least=0,
+        below=1,
+    )
+    slow_period: int = setting(
+        0,
+        "exchanges between two slow steps; 0 takes one at each agreement of the base",
+        at_least=0,
+    )
+    slow_sharded: bool = setting(
+        False, "divide the slow state over the replicas to save memory"
+    )
+
+    supports: ClassVar[Supports] = AverageSettings.supports
+
+    @property
+    def of_base(self) -> type[AgreementSettings]:
+        """The settings class of the base."""
+        return get_agreement(self.base).settings
+
+    def conditions(self) -> dict[str, Condition]:
+        """The settings of each base are read where it is the base."""
+        return {
+            key: {"agreement.base": [base]}
+            for base in declarations(type(self))["base"].known
+            for key in declarations(get_agreement(base).settings)
+            if key not in declarations(AverageSettings)
+        }
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """What the base refuses."""
+        if config.run.emulate_members and not self.of_base.supports.emulated_members:
+            yield (
+                f"with base = {self.base!r} has groups that --emulate-members does not"
+                " know; use base = 'average'"
+            )
+        yield from self.of_base.misfits(self, config, precision)
 
 
 class SlowMo(Agreement):
@@ -118,6 +183,8 @@ class SlowMo(Agreement):
     on each: then the average is a reduce-scatter and a gather, with the slow step
     between them.
     """
+
+    settings: ClassVar[type[AgreementSettings]] = SlowMoSettings
 
     def __init__(
         self,
@@ -142,8 +209,9 @@ class SlowMo(Agreement):
     def of(cls, terms: AgreementInputs) -> "SlowMo":
         """The base is another row, one that averages."""
         asked = terms.settings
+        base: Any = get_agreement(asked.base)
         return cls(
-            BASES[asked.base].of(terms),
+            base.of(terms),
             terms.classes,
             asked.slow_rate,
             asked.slow_momentum,

@@ -2,11 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.base import (
+    AgreementSettings,
+    GradientSettings,
+    Overlap,
+    Requires,
+    Supports,
+)
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import Gradient, GradientParts
@@ -15,8 +21,12 @@ from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
+from hpcsgd.glm import ADAPTIVE
 from hpcsgd.glm.updates import ColumnViews
+from hpcsgd.precision import Precision
+from hpcsgd.products import GATHERS
 from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.settings import setting
 
 # Columns cut into tiles, and every tile over all replicas.
 #
@@ -447,8 +457,75 @@ class Scatter:
 # all-reduce.
 
 
+@dataclass(frozen=True)
+class SlicedSettings(GradientSettings):
+    """Replicas that hold slices of what a step needs."""
+
+    slices: ClassVar[bool] = True
+    steps_of_gradient: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset()
+    requires: ClassVar[Requires] = replace(
+        GradientSettings.requires,
+        updates=("sgd", "momentum", "nesterov", *ADAPTIVE),
+    )
+    supports: ClassVar[Supports] = Supports(
+        codecs=False, leaders=False, packed_states=False, loss_scale=False
+    )
+
+    @property
+    def sums_whole_gradient(self) -> bool:
+        """Whether every replica sums a whole gradient before it is sliced."""
+        return False
+
+
+@dataclass(frozen=True)
+class ShardedSettings(SlicedSettings):
+    """ZeRO: optimizer state, gradient and weights are divided over the replicas."""
+
+    stage: int = setting(
+        1,
+        "what is divided over the replicas: optimizer state (1), also gradients (2),"
+        " also weights (3)",
+        choices=(1, 2, 3),
+    )
+
+    @property
+    def slices_weights(self) -> bool:
+        """Stage 3 holds slices of the weights."""
+        return self.stage == 3
+
+    @property
+    def sums_whole_gradient(self) -> bool:
+        """Stage 1 divides the optimizer state alone."""
+        return self.stage == 1
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """Nobody holds all weights in stage 3."""
+        if not self.slices_weights:
+            return
+        product, goal = config.products.kind, config.stop.on
+        if product in GATHERS:
+            yield (
+                f"holds slices of w in stage 3 and [products] kind = {product!r} wants"
+                " all of them; use --products direct, or agreement.stage = 2"
+            )
+        if config.run.evaluate != "loss" or goal in ("gradient", "gap"):
+            yield (
+                "holds slices in stage 3, and the gradient of F is as long as w; use"
+                " run.evaluate = 'loss' and stop.on = 'none' or 'loss', or"
+                " agreement.stage = 2"
+            )
+        if config.polish.kind != "none":
+            yield (
+                "holds slices of w in stage 3, and [polish] works on all of it; set"
+                " polish.kind = 'none', or agreement.stage = 2"
+            )
+
+
 class ShardedAgreement(SlicedState):
     """Steps on the slices of one replica, and the messages that make them whole."""
+
+    settings: ClassVar[type[AgreementSettings]] = ShardedSettings
 
     @property
     def takes_at_once(self) -> bool:

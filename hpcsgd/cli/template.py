@@ -9,8 +9,6 @@ from typing import Any, get_type_hints
 
 from hpcsgd.agreements.averaging import BUFFERS
 from hpcsgd.agreements.codecs.base import DENSE, FEEDBACKS, NORMS
-from hpcsgd.agreements.settings import PEERS, ROUNDS
-from hpcsgd.agreements.slowmo import BASES
 from hpcsgd.cli.flags import FLAGS
 from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.config import RunConfig
@@ -26,9 +24,6 @@ WIDTH = 88
 CHOICES: dict[str, list[str]] = {
     "run.comm": ["auto", *COMMUNICATORS],
     "agreement.momentum": list(BUFFERS),
-    "agreement.base": list(BASES),
-    "agreement.peers": list(PEERS),
-    "agreement.rounds": list(ROUNDS),
     "mirror.kind": list(KINDS),
     "codec.feedback": list(FEEDBACKS),
     "codec.dense": list(DENSE),

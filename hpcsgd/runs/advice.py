@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import SHARDED, takes_gradients
+from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.more.infinity.agreement import OnDisk
-from hpcsgd.agreements.more.qadam import unreached_phase
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
 from hpcsgd.products import GATHERS
@@ -130,9 +129,10 @@ def waiting_for(result: Result, purpose: str) -> float:
 def advise_fewer_messages(result: Result) -> str:
     """Return the next setting to try for fewer messages between replicas."""
     asked = result.config.get("agreement", {})
-    if asked.get("kind") in SHARDED:
+    kind = settings_of(asked.get("kind", "auto"))
+    if kind.slices:
         return _instead_of_slices(result)
-    if asked.get("kind") == "anybatch":
+    if kind.takes_rounds:
         deadline = 2 * (result.report["agreement"]["deadline_seconds"] or 0.0)
         longer = f"deadline={deadline:.2g}" if deadline else "accumulate="
         if not deadline:
@@ -141,7 +141,7 @@ def advise_fewer_messages(result: Result) -> str:
             f"agreeing dominates: --set agreement.{longer} agrees half as often (as a"
             " batch twice as large)"
         )
-    if takes_gradients(asked.get("kind", "auto")):
+    if kind.shares_gradients:
         return (
             "agreeing dominates: --set agreement.accumulate="
             f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
@@ -392,8 +392,7 @@ def _moments(live: AssembledRun) -> tuple[Any, Any]:
 
 def _about_finisher(config: RunConfig) -> list[str]:
     """Return the finisher, where F is smooth and a rank may hold all weights."""
-    agreement = config.agreement
-    is_split = (agreement.kind, agreement.stage) == ("sharded", 3)
+    is_split = config.agreement.slices_weights
     if not config.problem.is_smooth or config.sampling.hold_out or is_split:
         return []
     return ["go on to the optimum (--polish)"]
@@ -676,3 +675,54 @@ def _size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
+
+
+# Methods that begin as another one, and runs that are over before that changes.
+
+AS_DENSE = "all words went as they are"
+# codec -> what it is until its levels adapt
+ADAPT = {
+    "alq": "it was nuqsgd",
+    "amq": "its levels were powers of 1/2",
+}
+
+
+def unreached_phase(config: RunConfig, exchanges: int) -> str:
+    """Return a sentence on the phase that a run of so many exchanges never reaches; ""
+    if it reaches all.
+    """
+    if config.grid.replicas == 1:
+        return ""
+    first, epochs = config.accordion.interval + 1, config.schedule.epochs
+    meanwhile = _until_a_look(config)
+    if meanwhile and epochs <= first:
+        return (
+            f"{meanwhile} until accordion.interval + 1 = {first} epochs, and the run"
+            f" had {epochs}"
+        )
+    for setting, first, meanwhile in _beginnings(config):
+        if exchanges <= first:
+            return (
+                f"{meanwhile} until {setting} = {first} exchanges, and the run had"
+                f" {exchanges}"
+            )
+    return ""
+
+
+def _until_a_look(config: RunConfig) -> str:
+    """Return what it is before two looks at its gradients; "" if it does not look."""
+    if "accordion" in config.agreement.reads:
+        return "its batches were small"
+    return "it compressed little" if config.agreement.codec == "accordion" else ""
+
+
+def _beginnings(config: RunConfig) -> Iterator[tuple[str, int, str]]:
+    """(setting, exchanges until the method is itself, what it is before)."""
+    asked, codec = config.agreement, config.codec
+    name = config.accordion.codec if asked.codec == "accordion" else asked.codec
+    if asked.beginning is not None:
+        yield asked.beginning
+    if name == "powersgd":
+        yield "codec.start", codec.start, AS_DENSE
+    if name in ADAPT:
+        yield "codec.adapt", codec.adapt, ADAPT[name]

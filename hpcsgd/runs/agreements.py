@@ -1,20 +1,13 @@
 """The agreement of a run, made from its configuration."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import (
-    SHARDED,
-    ReplicaCheck,
-    batches_together,
-    is_on_disk,
-    takes_gradients,
-)
+from hpcsgd.agreements import get_agreement
+from hpcsgd.agreements.base import ReplicaCheck
 from hpcsgd.agreements.buckets import (
     Buffer,
     CodecSender,
@@ -24,40 +17,8 @@ from hpcsgd.agreements.buckets import (
 )
 from hpcsgd.agreements.codecs import make_codec, owed
 from hpcsgd.agreements.codecs.base import Bucket, Codec
-from hpcsgd.agreements.cuda import (
-    DeviceAddBackend,
-    DeviceBuffer,
-    DeviceGradientAgreement,
-    DeviceOffload,
-    DeviceOrderedTiles,
-    DevicePlainSender,
-    DeviceSharded,
-    RowsBackend,
-)
-from hpcsgd.agreements.gradient import Gradient, GradientParts, Growing, Steps
+from hpcsgd.agreements.gradient import Gradient, GradientParts, Steps
 from hpcsgd.agreements.hierarchical import ByLeaders, open_groups
-from hpcsgd.agreements.more.anybatch import (
-    Anybatch,
-    AnyBatchInputs,
-    Full,
-    ReplayedRounds,
-    ReplicaGraph,
-    RoundClock,
-    RoundMixer,
-    TimedRounds,
-    read_script,
-)
-from hpcsgd.agreements.more.decentralized import Decentralized, LowPrecision
-from hpcsgd.agreements.more.infinity.agreement import (
-    FOLDER,
-    Infinity,
-    InfinityPlace,
-    tile_height,
-)
-from hpcsgd.agreements.more.offload import Offload
-from hpcsgd.agreements.more.qadam import QAdam
-from hpcsgd.agreements.more.scheduled import Scheduled
-from hpcsgd.agreements.more.tick_tock import AsOne, LateTickTock, TickTock
 from hpcsgd.agreements.shaping import (
     ByNorm,
     ByPercentile,
@@ -68,7 +29,6 @@ from hpcsgd.agreements.shaping import (
     Shaper,
     ToLengthOne,
 )
-from hpcsgd.agreements.zero import ShardedAgreement
 from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.matrix import CHUNK
@@ -78,19 +38,23 @@ from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
-from hpcsgd.data.shard import Shard, lengths, split_range
+from hpcsgd.data.shard import lengths, split_range
 from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
-from hpcsgd.glm.updates import LinearRule, Rule, make_rate
+from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Array, Product, State, Task
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
 from hpcsgd.runs.assembled_run import Feed, ResolvedNames, RoundFeed
 from hpcsgd.runs.gpu import BY_HOST
 from hpcsgd.runs.load import LoadedRows
+
+if TYPE_CHECKING:
+    from hpcsgd.agreements.more.anybatch import AnyBatchInputs, RoundClock
+    from hpcsgd.agreements.more.infinity.agreement import InfinityPlace
 
 # What a configuration asks to be done to gradients that replicas agreed on.
 
@@ -124,17 +88,24 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
 
 def terms_of(
     config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Feed
-) -> AnyBatchInputs | None:
+) -> "AnyBatchInputs | None":
     """None where rounds are exchanges like any other."""
     if not isinstance(feed, RoundFeed) or feed.stream is None:
         return None
+    from hpcsgd.agreements.more.anybatch import (
+        AnyBatchInputs,
+        ReplicaGraph,
+        RoundMixer,
+    )
+
     if isinstance(loaded.shard.matrix, StreamedMatrix):
         raise ConfigError(
             "[agreement] kind = 'anybatch' comes to rows when it has the time, and rows"
             " that are read ahead come by plan; use more ranks or a larger run.memory,"
             " so that all rows are held"
         )
-    asked, columns = config.agreement, loaded.shard.total_columns
+    asked: Any = config.agreement
+    columns = loaded.shard.total_columns
     graph = ReplicaGraph(asked.graph, grid.replicas.size, config.sampling.seed)
 
     def mirror(is_alone: bool) -> MirrorMap:
@@ -165,8 +136,16 @@ def terms_of(
     )
 
 
-def _pace(config: RunConfig, grid: Grid, feed: Feed) -> RoundClock:
+def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
     """A script, or the clock, or neither."""
+    from hpcsgd.agreements.more.anybatch import (
+        Full,
+        ReplayedRounds,
+        TimedRounds,
+        read_script,
+    )
+
+    asked: Any
     asked, replicas = config.agreement, grid.replicas.size
     if asked.replay:
         rounds = feed.exchanges_per_epoch * config.schedule.epochs
@@ -185,13 +164,20 @@ def _pace(config: RunConfig, grid: Grid, feed: Feed) -> RoundClock:
 
 def infinity_place(
     config: RunConfig, loaded: LoadedRows, task: Task, rule: Rule
-) -> InfinityPlace | None:
+) -> "InfinityPlace | None":
     """Return the folder, and the tile that the budget allows; None without states on
     disk.
     """
-    asked, shard = config.agreement, loaded.shard
-    if not is_on_disk(asked.kind):
+    asked: Any = config.agreement
+    shard = loaded.shard
+    if not asked.on_disk:
         return None
+    from hpcsgd.agreements.more.infinity.agreement import (
+        FOLDER,
+        InfinityPlace,
+        tile_height,
+    )
+
     rows = 0 if shard.is_sparse else config.schedule.batch * asked.accumulate
     if isinstance(shard.matrix, Unheld):
         rows *= 2  # as they are stored, and widened
@@ -219,32 +205,14 @@ def infinity_place(
 
 # The gradient agreement of a run, put together.
 
-# Where the mode says more than the kind.
-MODES: dict[tuple[str, str], type[Gradient]] = {("ticktock", "delayed"): LateTickTock}
-KINDS: dict[str, type[Gradient]] = {
-    "gradient": Gradient,
-    "growing": Growing,
-    "decentralized": Decentralized,
-    "decentralized-low": LowPrecision,
-    "qadam": QAdam,
-    "anybatch": Anybatch,
-    "scheduled": Scheduled,
-    "ticktock": TickTock,
-    "sharded": ShardedAgreement,
-    "offload": Offload,
-    "infinity": Infinity,
-}
-# Of these replicas say sums of gradients, all at once: devices may add them up.
-SUMS = (Gradient, AsOne, Growing)
-
 
 def feed_config(config: RunConfig) -> RunConfig:
     """Return the settings that rows are dealt by: batches that travel together are a
     group.
     """
-    if not takes_gradients(config.agreement.kind):
+    if not config.agreement.shares_gradients:
         return config
-    schedule = replace(config.schedule, steps=batches_together(config.agreement))
+    schedule = replace(config.schedule, steps=config.agreement.batches_together)
     return replace(config, schedule=schedule)
 
 
@@ -267,17 +235,21 @@ def make_gradient(
 
     def buckets(columns: int, itemsize: int) -> int:
         """One where nobody waits for them, or to cut sparse rows would save nothing."""
-        alone, kind = grid.replicas.size == 1, config.agreement.kind
-        waits = not alone or (kind == "offload" and device is not None)  # a host
-        if not waits or (shard.is_sparse and kind not in SHARDED):
+        waits = grid.replicas.size > 1 or (kind.steps_on_host and device is not None)
+        if not waits or (shard.is_sparse and not config.agreement.slices):
             return 1
         return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
 
-    kind = _kind(config, words.agreement, grid, shard.total_rows)
+    replicas = grid.replicas.size
+    most = split_range(shard.total_rows, replicas, 0).stop
+    named: Any = get_agreement(words.agreement)
+    kind: type[Gradient] = named.variant(
+        config.agreement, replicas, most, config.schedule.batch
+    )
     rule = make_rule(config.update, words.update)
     means = GradientParts(
         steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
-        backend=_backend(kind, task, device),
+        backend=task.backend,
         columns=task.columns,
         local_columns=shard.columns,
         buckets=buckets,
@@ -292,54 +264,26 @@ def make_gradient(
         place=infinity_place(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
-        buffer=_buffers(device, config.agreement.kind),
-        unit=_unit(kind, shard, device),
         owes=lambda kept, rate: owed(
             config.agreement.codec, config.codec, config.accordion, kept, rate
         ),
     )
     share = shard.height / shard.total_rows
-    if device is not None:
-        return _there(kind, config, grid, means, device)(grid, share, means)
-    return kind(grid, share, means)
-
-
-def _backend(kind: type[Gradient], task: Task, device: Device | None) -> Any:
-    """Where rows are on a device, what stands for them knows how to add them up."""
     if device is None:
-        return task.backend
-    return RowsBackend() if kind is ShardedAgreement else DeviceAddBackend()
+        return kind(grid, share, means)
+    from hpcsgd.agreements.cuda import make_on_device
 
-
-def _unit(kind: type[Gradient], shard: Shard, device: Device | None) -> int:
-    """Columns of a chunk, which is what a device reads of dense rows at once."""
-    if kind is not ShardedAgreement or device is None or shard.is_sparse:
-        return 1
-    return CHUNK // int(shard.matrix.dtype.itemsize)
-
-
-def _buffers(device: Device | None, kind: str) -> Any:
-    """What makes one; of a device it lies there, too."""
-    if device is None:
-        return Buffer
-    return partial(DeviceOrderedTiles if kind == "scheduled" else DeviceBuffer, device)
-
-
-def _kind(config: RunConfig, name: str, grid: Grid, rows: int) -> type[Gradient]:
-    """Halves of a step are taken as one where no half has anything to hide behind."""
-    asked, replicas = config.agreement, grid.replicas.size
-    if (name, asked.mode) == ("ticktock", "exact-sum"):
-        most = split_range(rows, replicas, 0).stop
-        if replicas == 1 or most <= config.schedule.batch * asked.accumulate:
-            return AsOne
-    return MODES.get((name, asked.mode), KINDS[name])
+    chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
+    sums = _sums_on_device(kind, config, grid.replicas)
+    return make_on_device(kind, grid, share, means, device, chunk, sums)
 
 
 def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
     """Wrap the product's steps into what `gradient` calls an exchange."""
-    if isinstance(gradient, Anybatch):
-        return AnyBatches(one, gradient, gradient.stream, most)
-    if isinstance(gradient, ShardedAgreement) and gradient.takes_at_once and most > 1:
+    if gradient.settings.takes_rounds:
+        taken: Any = gradient
+        return AnyBatches(one, taken, taken.stream, most)
+    if gradient.takes_at_once and most > 1:
         return AtOnce(one, gradient, most)
     return MicroBatches(one, gradient, most)
 
@@ -359,11 +303,14 @@ def _loss_scale(backend: Backend) -> LossScale | None:
     return backend.loss_scale
 
 
-def _sums_there(
+def _sums_on_device(
     kind: type[Gradient], config: RunConfig, replicas: Communicator
 ) -> bool:
-    """By way of the host would be twice the way that gradients take anyhow."""
-    if kind not in SUMS:
+    """Return whether sums of gradients stay on the device.
+
+    By way of the host would be twice the way that gradients take anyhow.
+    """
+    if not vars(kind).get("sums_on_devices"):
         return False
     if replicas.size == 1:
         return True
@@ -373,33 +320,15 @@ def _sums_there(
     return plain and feedback != "on" and carries
 
 
-def _there(
-    kind: type[Gradient],
-    config: RunConfig,
-    grid: Grid,
-    means: GradientParts,
-    device: Device,
-) -> Callable[..., Gradient]:
-    """A linear step along sums that are there can be taken there."""
-    if kind is Offload:
-        return partial(DeviceOffload, device=device)
-    if kind is ShardedAgreement:
-        return partial(DeviceSharded, device=device)
-    rule = means.steps.rule
-    linear = isinstance(rule, LinearRule) and (rule.states == 1 or means.columns == 1)
-    steps = linear and not means.shapers and kind in (Gradient, AsOne)
-    there = steps and _sums_there(kind, config, grid.replicas)
-    return DeviceGradientAgreement if there else kind
-
-
 def _sender(
     kind: type[Gradient], config: RunConfig, grid: Grid, state: State, buffer: Buffer
 ) -> Sender:
     """Of all replicas, or of the leaders of groups of them."""
     replicas, of = grid.replicas, config.agreement.hierarchical
-    if isinstance(buffer, DeviceBuffer) and _sums_there(kind, config, replicas):
-        buffer.is_summed_on_device = True
-        return DevicePlainSender(replicas)
+    if buffer.is_on_device and _sums_on_device(kind, config, replicas):
+        from hpcsgd.agreements.cuda import sum_on_device
+
+        return sum_on_device(buffer, replicas)
     if of == "off" or replicas.size == 1:
         return _between(config, grid, state, buffer, replicas, replicas.size)
     groups = open_groups(grid, of)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpcsgd.agreements.base import takes_gradients
 from hpcsgd.agreements.more.infinity.agreement import Infinity
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.communicator import Communicator
@@ -119,9 +118,9 @@ def make_feed(
         ),
         epochs=schedule.epochs,
         follow=follow,
-        one_step=takes_gradients(config.agreement.kind),
+        one_step=config.agreement.shares_gradients,
     )
-    if config.agreement.kind != "anybatch":
+    if not config.agreement.takes_rounds:
         return feed
     chunks = [size for (size,) in plan_groups(height, schedule.batch, 1)]
     return RoundFeed(**vars(feed), stream=Stream(feed.sampler, planner, chunks))

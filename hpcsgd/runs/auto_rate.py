@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.agreements.base import batches_together, takes_gradients
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig, UpdateConfig
 from hpcsgd.errors import DataError
@@ -36,7 +35,6 @@ Array = NDArray[Any]
 log = logging.getLogger(__name__)
 SAMPLED = 1024  # rows of a replica from which batches are made
 SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
-GROWS = "growing"  # the agreement whose steps have more rows later, at a larger rate
 GATHERING = ("momentum", "nesterov", "nesterov-classic")  # updates with a velocity
 BOLDER = "; rate.norm = 'batches' takes the L of sampled batches, which is smaller"
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
@@ -59,10 +57,9 @@ def resolve_rate(
 def rows_of_step(config: RunConfig) -> int:
     """Rows that all replicas together see before they step."""
     agreement, batch = config.agreement, config.schedule.batch
-    if not takes_gradients(agreement.kind):
+    if not agreement.shares_gradients:
         return batch
-    together = 1 if agreement.kind == GROWS else batches_together(agreement)
-    return batch * config.grid.replicas * together
+    return batch * config.grid.replicas * agreement.batches_of_first_step
 
 
 def ignores_length(update: UpdateConfig) -> str:
@@ -74,8 +71,10 @@ def ignores_length(update: UpdateConfig) -> str:
 
 def growth(config: RunConfig) -> int:
     """How many times the first rate a run takes in the end."""
-    grows = config.agreement.kind == GROWS and config.accordion.scale_rate
-    return config.agreement.accumulate if grows else 1
+    if not config.accordion.scale_rate:
+        return 1
+    agreement = config.agreement
+    return agreement.batches_together // agreement.batches_of_first_step
 
 
 def _scaled(config: RunConfig, steepness: float) -> RunConfig:
@@ -127,11 +126,7 @@ def _slowed(config: RunConfig) -> float:
     update, agreement = config.update, config.agreement
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
     # A gradient that is one step late is stable half as far.
-    is_late = (agreement.kind == "offload" and agreement.delay_after >= 0) or (
-        agreement.kind,
-        agreement.mode,
-    ) == ("ticktock", "delayed")
-    return 0.5 * slowed if is_late else slowed
+    return 0.5 * slowed if agreement.steps_late else slowed
 
 
 def rounded_down(value: float) -> float:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import batches_together, is_on_disk, takes_gradients
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.agreements.more.infinity.agreement import Infinity
 from hpcsgd.backends import compiled_calls
@@ -136,7 +135,7 @@ def assemble(
     # A look holds residuals against their scores, not against two of them.
     watched = NO_MONITOR if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
-    if takes_gradients(words.agreement):
+    if config.agreement.shares_gradients:
         gradient = make_gradient(config, words, grid, loaded, task, feed, device)
         task = replace(task, gradient=gradient)
         if device is None:
@@ -144,7 +143,7 @@ def assemble(
         else:
             one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
             product = wrap_in_exchanges(
-                one, gradient, batches_together(config.agreement)
+                one, gradient, config.agreement.batches_together
             )
     elif device is None:
         product = _product(name, look_ahead, task)
@@ -203,7 +202,7 @@ def _task(
 def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     update = config.update
     clip = make_clip(update.clip, update.limit, update.clip_over)
-    if takes_gradients(config.agreement.kind):
+    if config.agreement.shares_gradients:
         return None  # that of all replicas together is clipped, where they agree
     weights = get_format(backend.precision.weights)
     if clip is not None and not weights.is_wide:
@@ -227,7 +226,7 @@ def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Pr
     if isinstance(gradient, Infinity):
         return TiledProduct(task, gradient)
     one = _product(name, False, task)
-    return wrap_in_exchanges(one, gradient, batches_together(config.agreement))
+    return wrap_in_exchanges(one, gradient, config.agreement.batches_together)
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:
@@ -357,7 +356,7 @@ def _loaded(
         config.data.partition,
         config.precision.scale,
         split_of(config.sweep, config.sampling),
-        is_on_disk(words.agreement),
+        config.agreement.on_disk,
     )
     setup.lap("read")
     return loaded
@@ -368,7 +367,7 @@ def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
 
     None where a GPU holds them all, or where they are read by tiles.
     """
-    if config.run.device == "cuda" or is_on_disk(config.agreement.kind):
+    if config.run.device == "cuda" or config.agreement.on_disk:
         return lambda rows: None
     return lambda rows: Route(
         make_sampler(config.sampling, rows, replica), config.schedule.epochs

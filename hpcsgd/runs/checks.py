@@ -1,18 +1,15 @@
 """What a configuration may not ask for, each refusal in one sentence."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements import AGREEMENTS
-from hpcsgd.agreements.base import OWN_STEPS, SHARDED, is_on_disk, takes_gradients
 from hpcsgd.agreements.codecs import get_codec, make_codec
 from hpcsgd.agreements.codecs.base import Bucket
-from hpcsgd.agreements.hierarchical import check_groups, plan_levels
-from hpcsgd.agreements.slowmo import BASES
+from hpcsgd.agreements.hierarchical import check_groups
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.compiled_calls import SOFTMAX
@@ -27,264 +24,291 @@ from hpcsgd.comm.network_model import (
 from hpcsgd.config import GridConfig, RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
-from hpcsgd.glm import ADAPTIVE, get_family, make_update
+from hpcsgd.glm import get_family, make_update
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import STEP, Models, Penalty, ProblemConfig
 from hpcsgd.glm.updates import RateConfig, make_rate
 from hpcsgd.precision import AUTO, Precision
-from hpcsgd.products import GATHERS, RECURS, get_product
+from hpcsgd.products import GATHERS, get_product
 from hpcsgd.products.base import Array
 from hpcsgd.products.hooks import Hook, Proximal
 from hpcsgd.runs.assembled_run import ResolvedNames
 from hpcsgd.runs.auto_rate import ignores_length
+from hpcsgd.settings import refuse
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.evaluation import Columns, Evaluation, Snapshots
 
-# What agreements with ways of their own refuse, each in one sentence.
+# What an agreement requires and supports, held against a whole configuration.
 
-QADAM = "qadam"
-NEVER_ONE = (
-    "never has all replicas agree before the end, and [average] takes means of iterates"
-    " that they agree on; set average.kind=none"
-)
-Wrong = tuple[bool, str]  # whether it is, and the sentence
+ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
+MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
 
 
-def of_kinds(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
-    """What kinds of a way of their own ask for."""
-    asked, update = config.agreement, config.update
-    shapes = update.shapes or ("clip" if update.clip != "none" else "")
-    scaled = get_format(precision.residual).wants_scale
-    is_other = asked.kind in (*OWN_STEPS, QADAM)
-    return (
-        *_of_own_steps(config),
-        *_of_leaders(config),
-        (
-            is_other and bool(shapes),
-            f"tells of no mean gradient, on which [update] {shapes} works; use"
-            " --agreement gradient, or leave it out",
-        ),
-        (
-            is_other and scaled,
-            f"has no word beside what it tells in which residuals in"
-            f" {precision.residual} could overflow; use --set precision.residual=fp32",
-        ),
-        (
-            asked.kind == QADAM and update.kind != "adam",
-            f"is Adam whose momentum travels, and [update] kind = {update.kind!r} has"
-            " none of it; use --update adam",
-        ),
-    )
+@dataclass(frozen=True)
+class Feature:
+    """What an agreement may not support.
 
-
-def _of_own_steps(config: RunConfig) -> tuple[Wrong, ...]:
-    asked, replicas = config.agreement, config.grid.replicas
-    if asked.kind not in OWN_STEPS:
-        return ()
-    pairs = asked.kind == "decentralized" and asked.peers == "shift_one"
-    return (
-        (
-            asked.codec != "identity" or config.codec.feedback == "on",
-            "tells weights, and codecs are for gradients; leave agreement.codec and"
-            " codec.feedback out, or use --agreement decentralized-low",
-        ),
-        (
-            pairs and replicas > 1 and replicas % 2 == 1,
-            f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave one"
-            " over; use an even number of replicas, or agreement.peers=all",
-        ),
-        (
-            asked.hierarchical != "off",
-            f"has no sums for leaders and hierarchical = {asked.hierarchical!r}; leave"
-            " it out, or use --agreement gradient",
-        ),
-        (_takes_tail(config), NEVER_ONE),
-    )
-
-
-def _of_leaders(config: RunConfig) -> tuple[Wrong, ...]:
-    of = config.agreement.hierarchical
-    return (
-        (
-            of != "off" and bool(config.run.emulate_members),
-            f"with hierarchical = {of!r} has groups that --emulate-members does not"
-            " know; use agreement.hierarchical=off",
-        ),
-    )
-
-
-def _takes_tail(config: RunConfig) -> bool:
-    return config.average.kind != "none" and config.grid.replicas > 1
-
-
-def check_asynchronous(config: RunConfig) -> None:
-    """One average at a time, of what belongs to steps alone."""
-    delay, period = config.agreement.delay, config.schedule.period
-    for is_wrong, why in (
-        (
-            delay > period,
-            f"sends one average at a time: [agreement] delay = {delay} must be at most"
-            f" [schedule] period = {period}; use a longer --period",
-        ),
-        (
-            config.update.kind == "svrg",
-            "moves what all agreed on a while ago, and svrg takes snapshots of what"
-            " they agree on now; use --agreement average",
-        ),
-        (
-            bool(config.run.emulate_members),
-            "has a group of its own that --emulate-members does not know; use"
-            " --agreement average",
-        ),
-        (_takes_tail(config), NEVER_ONE),
-    ):
-        if is_wrong:
-            raise ConfigError(f"[agreement] kind = 'async-average' {why}")
-
-
-def disk_conflicts(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
-    """Return the settings that would hold all weights in memory, or lose them, each
-    with its remedy.
+    Attributes
+    ----------
+    name : str
+        The feature in a sentence: "supports no ...".
+    requested : callable
+        The settings that ask for it, as a text; "" where nothing does.
+    remedy : str
+        What to do instead.
     """
-    return (*_wrong_around(config), *_wrong_steps(config, precision))
+
+    name: str
+    requested: Callable[[RunConfig, Precision], str]
+    remedy: str
 
 
-def _wrong_steps(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
-    """Of the step itself."""
-    update = config.update
-    shapes = update.clip != "none" or update.centre != "none"
-    return (
-        (
-            shapes or update.normalise or update.noise > 0.0,
-            "steps a tile before it knows the gradient of the next, and [update] clip,"
-            " centre, normalise and noise want all of it; leave them out",
-        ),
-        (
-            update.bits != 32,
-            "keeps states as they are and [update] bits = 8 packs them; leave bits out",
-        ),
-        (
-            get_format(precision.residual).wants_scale,
-            f"cannot take back a step, as residuals in {precision.residual} ask for;"
-            " use --set precision.residual=fp32",
-        ),
-    )
+def _codecs(config: RunConfig, precision: Precision) -> str:
+    if config.agreement.codec != "identity":
+        return f"[agreement] codec = {config.agreement.codec!r}"
+    return "[codec] feedback = 'on'" if config.codec.feedback == "on" else ""
 
 
-def _wrong_around(config: RunConfig) -> tuple[Wrong, ...]:
-    """Of what else a run may do."""
-    run, stop = config.run, config.stop.on
-    return (
-        (
-            not (config.agreement.store or run.out),
-            "keeps its states on disk and no folder is given; add --out DIR, or set"
-            " agreement.store",
-        ),
-        (
-            config.products.kind not in ("auto", "direct"),
-            f"has no weights in memory and [products] kind = {config.products.kind!r}"
-            " wants them whole; use --products direct",
-        ),
-        (
-            config.agreement.codec != "identity" or config.codec.feedback == "on",
-            "sums gradients as they are; leave agreement.codec and codec.feedback out",
-        ),
-        (
-            config.agreement.hierarchical != "off",
-            "splits every tile over all replicas and knows no leaders of nodes; leave"
-            " agreement.hierarchical out",
-        ),
-        (
-            config.polish.kind != "none",
-            "holds a tile of the weights and [polish] would hold all of them; set"
-            " polish.kind = 'none'",
-        ),
-        (
-            config.average.kind != "none",
-            "holds a tile of the weights and [average] would hold a mean of all; set"
-            " average.kind = 'none'",
-        ),
-        (
-            run.evaluate != "loss" or stop in ("gradient", "gap", "validation"),
-            "takes the loss tile by tile, and no gradient of all rows; set run.evaluate"
-            " = 'loss', and stop.on = 'none' or 'loss'",
-        ),
-        (
-            run.on_failure == "shrink",
-            "has on its disks what no other rank has; set run.on_failure to its default"
-            " and go on with --resume auto",
-        ),
-        (
-            bool(run.emulate_members),
-            "would fill a disk for members that are not there; leave --emulate-members"
-            " out",
-        ),
-    )
+def _leaders(config: RunConfig, precision: Precision) -> str:
+    of = config.agreement.hierarchical
+    return f"[agreement] hierarchical = {of!r}" if of != "off" else ""
 
 
-# What replicas that hold slices refuse, each in one sentence.
+def _loss_scale(config: RunConfig, precision: Precision) -> str:
+    is_scaled = get_format(precision.residual).wants_scale
+    return f"[precision] residual = {precision.residual!r}" if is_scaled else ""
 
 
-def of_slices(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
-    """Of all stages, of those without a whole gradient, and of that without weights."""
+def _shaping(config: RunConfig, precision: Precision) -> str:
+    key = config.update.shapes
+    if not key or key == "bits":
+        return ""
+    return f"[update] {key} = {getattr(config.update, key)!r}"
+
+
+def _clipping(config: RunConfig, precision: Precision) -> str:
+    clip = config.update.clip
+    return f"[update] clip = {clip!r}" if clip not in ("none", "percentile") else ""
+
+
+def _packed_states(config: RunConfig, precision: Precision) -> str:
+    return "[update] bits = 8" if config.update.bits == 8 else ""
+
+
+def _averages(config: RunConfig, precision: Precision) -> str:
+    is_taken = config.average.kind != "none" and config.grid.replicas > 1
+    return f"[average] kind = {config.average.kind!r}" if is_taken else ""
+
+
+def _gradients_of_all_rows(config: RunConfig, precision: Precision) -> str:
+    if config.run.evaluate != "loss":
+        return f"[run] evaluate = {config.run.evaluate!r}"
+    goal = config.stop.on
+    return f"[stop] on = {goal!r}" if goal in ("gradient", "gap") else ""
+
+
+def _refinement(config: RunConfig, precision: Precision) -> str:
+    kind = config.polish.kind
+    return f"[polish] kind = {kind!r}" if kind != "none" else ""
+
+
+def _gathers(config: RunConfig, precision: Precision) -> str:
+    kind = config.products.kind
+    return f"[products] kind = {kind!r}" if kind in GATHERS else ""
+
+
+def _lost_ranks(config: RunConfig, precision: Precision) -> str:
+    return "[run] on_failure = 'shrink'" if config.run.on_failure == "shrink" else ""
+
+
+def _emulated_members(config: RunConfig, precision: Precision) -> str:
+    members = config.run.emulate_members
+    return f"[run] emulate_members = {members}" if members else ""
+
+
+def _gpus(config: RunConfig, precision: Precision) -> str:
+    return "[run] device = 'cuda'" if config.run.device == "cuda" else ""
+
+
+INSTEAD = "use --agreement gradient, or leave it out"
+FEATURES = {  # fields of Supports
+    "codecs": Feature(
+        "codecs",
+        _codecs,
+        "leave agreement.codec and codec.feedback out, or use --agreement gradient",
+    ),
+    "leaders": Feature("sums in two levels", _leaders, INSTEAD),
+    "loss_scale": Feature(
+        "residuals that have to be scaled",
+        _loss_scale,
+        "use --set precision.residual=fp32, or --agreement gradient",
+    ),
+    "shaping": Feature("change of a mean gradient", _shaping, INSTEAD),
+    "clipping": Feature("clipping", _clipping, INSTEAD),
+    "packed_states": Feature(
+        "optimizer state in 8 bits",
+        _packed_states,
+        "use update.bits = 32, or --agreement gradient",
+    ),
+    "averages": Feature(
+        "averages of iterates that all replicas agree on",
+        _averages,
+        "set average.kind=none",
+    ),
+    "gradients_of_all_rows": Feature(
+        "gradient of all rows",
+        _gradients_of_all_rows,
+        "use run.evaluate = 'loss' and stop.on = 'none' or 'loss'",
+    ),
+    "refinement": Feature("refinement", _refinement, "set polish.kind = 'none'"),
+    "gathers": Feature(
+        "product for which members hold all columns", _gathers, "use --products direct"
+    ),
+    "lost_ranks": Feature(
+        "run on the ranks that are left",
+        _lost_ranks,
+        "set run.on_failure to its default and go on with --resume auto",
+    ),
+    "emulated_members": Feature(
+        "emulated members",
+        _emulated_members,
+        "leave --emulate-members out, or use --agreement average",
+    ),
+    "gpus": Feature(
+        "exchange on a GPU",
+        _gpus,
+        "use --method zero3 where slices of w fit into its memory, more replicas or"
+        " members on more GPUs (--grid) where they do not, or --device cpu",
+    ),
+}
+
+
+def check(config: RunConfig, precision: Precision) -> None:
+    """Refuse, all at once, what the agreement of a run cannot be combined with."""
     agreement = config.agreement
-    if agreement.kind not in SHARDED:
-        return ()
-    is_offload = agreement.kind == "offload"
-    stage = 2 if is_offload else agreement.stage
-    return (
-        (
-            is_offload and agreement.stage != 1,
-            f"has the slices of stage 2, and stage = {agreement.stage} was given; leave"
-            " agreement.stage out",
-        ),
-        (
-            agreement.codec != "identity" or config.codec.feedback == "on",
-            "sends slices as they are and knows no codec; leave --codec out, or use"
-            " --agreement gradient",
-        ),
-        (
-            agreement.hierarchical != "off",
-            "cuts every tile over all replicas and knows no leaders of nodes; leave"
-            " agreement.hierarchical out",
-        ),
-        (
-            config.update.bits == 8,
-            "holds slices that begin anywhere, and states in 8 bits are blocks; use"
-            " update.bits = 32",
-        ),
-        (
-            get_format(precision.residual).wants_scale,
-            f"cannot leave a step out, as residuals in {precision.residual} ask for;"
-            " use --set precision.residual=fp32",
-        ),
-        (
-            config.update.kind == "nesterov-classic",
-            "reads no scores at w + μv, which nobody holds; use --update nesterov",
-        ),
-        *(_of_stage_3(config) if stage == 3 else ()),
+    get_codec(agreement.codec)
+    if agreement.shares_gradients:
+        check_groups(agreement.hierarchical)
+        # One replica encodes nothing, and is told of settings that no grid could run.
+        make_codec(agreement.codec, ONE_WORD, config.codec, config.accordion)
+    refuse(agreement_refusals(config, precision))
+
+
+def agreement_refusals(config: RunConfig, precision: Precision) -> Iterator[str]:
+    """Yield a sentence for each thing that the agreement of a run does not go with."""
+    agreement = config.agreement
+    subject = f"[agreement] kind = {agreement.kind!r}"
+    for ending in _requirements(config, precision):
+        yield f"{subject} {ending}"
+    for field, feature in FEATURES.items():
+        requested = feature.requested(config, precision)
+        if requested and not getattr(agreement.supports, field):
+            yield (
+                f"{subject} supports no {feature.name}, and {requested} was given;"
+                f" {feature.remedy}"
+            )
+    if agreement.shares_gradients:
+        for is_wrong, ending in _of_gradients(config, precision):
+            if is_wrong:
+                yield f"{subject} {ending}"
+    elif agreement.accumulate > 1:
+        yield (
+            f"{subject} sends no gradients, and [agreement] accumulate ="
+            f" {agreement.accumulate} was given; {INSTEAD}"
+        )
+    try:
+        for ending in agreement.misfits(config, precision):
+            yield f"{subject} {ending}"
+    except ConfigError as error:
+        yield str(error)
+
+
+def _requirements(config: RunConfig, precision: Precision) -> Iterator[str]:
+    """Yield the ends of sentences on what the agreement needs and does not get."""
+    needs = config.agreement.requires
+    schedule, update, product = config.schedule, config.update.kind, config.products
+    if needs.steps is not None and schedule.steps > needs.steps:
+        yield (
+            f"needs schedule.steps = {needs.steps}, and {schedule.steps} was given; use"
+            f" --steps {needs.steps}, or --agreement average for several steps between"
+            " agreements"
+        )
+    if needs.period is not None and schedule.period > needs.period:
+        yield (
+            f"needs schedule.period = {needs.period}, and {schedule.period} was given;"
+            f" use --period {needs.period}, agreement.accumulate for fewer messages, or"
+            " --agreement average"
+        )
+    if needs.products is not None and product.kind not in ("auto", *needs.products):
+        yield (
+            f"needs --products {' or '.join(needs.products)}, and {product.kind} was"
+            f" given; use --products {needs.products[0]}"
+        )
+    if needs.updates is not None and update not in needs.updates:
+        remedy = f"--update {needs.updates[0]}"
+        if not config.agreement.shares_gradients:
+            remedy += ", or --agreement gradient"
+        yield (
+            f"needs --update {' or '.join(needs.updates)}, and {update} was given; use"
+            f" {remedy}"
+        )
+    if needs.one_model and config.sweep.is_many:
+        yield "needs one model, and [sweep] names several; train them one by one"
+    if needs.smooth and not config.problem.is_smooth:
+        yield (
+            "needs a smooth objective, and l1 or bounds were given; use --agreement"
+            " average, or leave them out"
+        )
+    if needs.wide_weights and not get_format(precision.weights).is_wide:
+        yield (
+            f"needs weights of at least 32 bits, and [precision] weights ="
+            f" {precision.weights!r} was given; use --set precision.weights=fp32"
+        )
+
+
+def _of_gradients(
+    config: RunConfig, precision: Precision
+) -> Iterator[tuple[bool, str]]:
+    """Yield what no agreement on gradients does, whatever its kind."""
+    update, codec, residual = config.update, config.agreement.codec, precision.residual
+    wrapped = config.accordion.codec if codec == "accordion" else codec
+    product, how = config.products.kind, ignores_length(update)
+    hierarchical = config.agreement.hierarchical
+    yield (
+        update.clip != "none" and update.clip_over != "step",
+        "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
+        " leave it out",
     )
-
-
-def _of_stage_3(config: RunConfig) -> tuple[Wrong, ...]:
-    kind, takes, goal = config.products.kind, config.run.evaluate, config.stop.on
-    return (
-        (
-            kind in GATHERS,
-            f"holds slices of w in stage 3 and [products] kind = {kind!r} wants all of"
-            " them; use --products direct, or agreement.stage = 2",
-        ),
-        (
-            takes != "loss" or goal in ("gradient", "gap"),
-            "holds slices in stage 3, and the gradient of F is as long as w; use"
-            " run.evaluate = 'loss' and stop.on = 'none' or 'loss', or agreement.stage"
-            " = 2",
-        ),
-        (
-            config.polish.kind != "none",
-            "holds slices of w in stage 3, and [polish] works on all of it; set"
-            " polish.kind = 'none', or agreement.stage = 2",
-        ),
+    yield (
+        update.bits == 8 and update.kind == "nesterov-classic",
+        "keeps momentum in 8 bits for --update momentum and nesterov; use one of them,"
+        " or update.bits = 32",
+    )
+    yield (
+        config.rate.is_open and bool(how),
+        f"would take steps at 1/L, which --rate auto is, and [update] {how} makes them"
+        " no longer where gradients are; give a rate, --rate 0.01 is a cautious start",
+    )
+    yield (
+        get_format(residual).wants_scale and codec != "identity",
+        f"leaves a step out where residuals in {residual} overflow, of which codec ="
+        f" {codec!r} would have sent a part; use codec = 'identity', or --set"
+        " precision.residual=fp32",
+    )
+    yield (
+        wrapped == "dgc" and config.codec.momentum > 0 and update.kind in MOMENTA,
+        f"has momentum in codec dgc already and [update] kind = {update.kind!r} takes"
+        " it of that again; use --update sgd, or codec.momentum = 0",
+    )
+    yield (
+        config.run.device == "cuda" and product in GATHERS,
+        f"adds gradients on GPUs where rows are, and [products] kind = {product!r}"
+        " moves them; use --products direct, or --device cpu",
+    )
+    yield (
+        hierarchical != "off" and bool(config.run.emulate_members),
+        f"with hierarchical = {hierarchical!r} has groups that --emulate-members does"
+        " not know; use agreement.hierarchical=off",
     )
 
 
@@ -299,270 +323,9 @@ def _family(config: RunConfig) -> Family:
     return family
 
 
-# Agreements that no GPU serves, and what does instead.
-
-ON_DISK = (
-    "has w on disk, tile by tile, and a GPU reads what is in its memory; use --method"
-    " zero3 where slices of w fit there, more replicas or members on more GPUs (--grid)"
-    " where they do not, or --device cpu"
-)
-
-
-def of_gpus(config: RunConfig) -> tuple[Wrong, ...]:
-    """What is asked of a GPU, and why it is not there."""
-    is_there = config.run.device == "cuda"
-    return ((is_there and config.agreement.kind == "infinity", ON_DISK),)
-
-
-# What the gradient agreement refuses, each in one sentence.
-
-UPDATES = ("sgd", "momentum", "nesterov", "nesterov-classic", *ADAPTIVE)
-ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
-MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
-
-
-def check(config: RunConfig, precision: Precision) -> None:
-    """Refuse what replicas could not agree on the gradient of."""
-    codec = config.agreement.codec
-    get_codec(codec)
-    if not takes_gradients(config.agreement.kind):
-        _check_unused(config)
-        return
-    check_groups(config.agreement.hierarchical)
-    # One replica encodes nothing, and is told of settings that no grid could run.
-    make_codec(codec, ONE_WORD, config.codec, config.accordion)
-    more: tuple[Wrong, ...] = ()
-    if is_on_disk(config.agreement.kind):
-        more = disk_conflicts(config, precision)
-    for is_wrong, why in (
-        *_of_settings(config),
-        *_of_update(config),
-        _of_rates(config),
-        *_of_formats(precision, codec),
-        *_of_codec(config),
-        *_of_any_batch(config, precision),
-        *of_kinds(config, precision),
-        *_of_turns(config, precision),
-        *of_slices(config, precision),
-        *more,
-    ):
-        if is_wrong:
-            raise ConfigError(f"[agreement] kind = {config.agreement.kind!r} {why}")
-
-
-def _of_settings(config: RunConfig) -> tuple[Wrong, ...]:
-    schedule, kind = config.schedule, config.products.kind
-    return (
-        (
-            schedule.steps > 1,
-            f"takes one step an exchange and [schedule] steps = {schedule.steps}; use"
-            " --steps 1, or --agreement average for s steps between agreements",
-        ),
-        (
-            schedule.period > 1,
-            f"agrees in every step and [schedule] period = {schedule.period}; use"
-            " --period 1, agreement.accumulate for fewer messages, or --agreement"
-            " average",
-        ),
-        (
-            kind in RECURS,
-            f"needs the gradient of every step and [products] kind = {kind!r} is for s"
-            " steps together; use --products direct or gather",
-        ),
-        *of_gpus(config),
-        (
-            config.run.device == "cuda" and kind in GATHERS,
-            f"adds gradients on GPUs where rows are, and [products] kind = {kind!r}"
-            " moves them; use --products direct, or --device cpu",
-        ),
-    )
-
-
-def _of_update(config: RunConfig) -> tuple[Wrong, ...]:
-    return (
-        (
-            config.update.clip != "none" and config.update.clip_over != "step",
-            "has one step an exchange, and [update] clip_over = 'exchange' is for more;"
-            " leave it out",
-        ),
-        (
-            config.update.kind not in UPDATES,
-            f"steps by one gradient and [update] kind = {config.update.kind!r} does"
-            " not; use --update sgd, momentum or nesterov",
-        ),
-        (
-            config.update.bits == 8 and config.update.kind == "nesterov-classic",
-            "keeps momentum in 8 bits for --update momentum and nesterov; use one of"
-            " them, or update.bits = 32",
-        ),
-        (
-            config.sweep.is_many,
-            "trains one model and [sweep] names several; train them one by one",
-        ),
-        (
-            not config.problem.is_smooth,
-            "does not know l1 and bounds; use --agreement average, or leave them out",
-        ),
-    )
-
-
-def _of_any_batch(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
-    if config.agreement.kind != "anybatch":
-        return ()
-    codec, update = config.agreement.codec, config.update.kind
-    shapes, residual = config.update.shapes, precision.residual
-    return (
-        (
-            codec != "identity" or config.codec.feedback == "on",
-            f"mixes weights and [agreement] codec = {codec!r} is for gradients; leave"
-            " the codec out, or use --agreement gradient",
-        ),
-        (
-            config.agreement.hierarchical != "off",
-            "mixes with neighbours and has no sums for leaders, as hierarchical ="
-            f" {config.agreement.hierarchical!r} asks for; leave it out",
-        ),
-        (
-            update != "sgd",
-            f"steps by its mirror map and [update] kind = {update!r} is another step;"
-            " use --update sgd, and [mirror] kind for the geometry",
-        ),
-        (
-            config.average.kind != "none",
-            "takes the mean of replicas when it is asked for, not after every round;"
-            " set average.kind = 'none'",
-        ),
-        (
-            bool(shapes),
-            f"has gradients of single replicas and [update] {shapes} is for those that"
-            " they agree on; use --agreement gradient, or leave it out",
-        ),
-        (
-            config.update.clip != "none",
-            "steps by its mirror map and does not clip; use --set update.clip=none",
-        ),
-        (
-            get_format(residual).wants_scale,
-            f"has no scale that replicas share, as residuals in {residual} ask for; use"
-            " --set precision.residual=fp32",
-        ),
-        (
-            config.rate.per_batch > 0,
-            f"has steps of any number of rows and [rate] per_batch ="
-            f" {config.rate.per_batch} is for a known one; leave it out",
-        ),
-    )
-
-
-def _of_rates(config: RunConfig) -> Wrong:
-    is_open, how = config.rate.is_open, ignores_length(config.update)
-    return (
-        is_open and bool(how),
-        f"would take steps at 1/L, which --rate auto is, and [update] {how} makes them"
-        " no longer where gradients are; give a rate, --rate 0.01 is a cautious start",
-    )
-
-
-def _of_codec(config: RunConfig) -> tuple[Wrong, ...]:
-    grows, times = config.agreement.kind == "growing", config.agreement.accumulate
-    codec, kind = config.agreement.codec, config.update.kind
-    wrapped = config.accordion.codec if codec == "accordion" else codec
-    return (
-        (
-            wrapped == "dgc" and config.codec.momentum > 0 and kind in MOMENTA,
-            f"has momentum in codec dgc already and [update] kind = {kind!r} takes it"
-            " of that again; use --update sgd, or codec.momentum = 0",
-        ),
-        (
-            grows and times == 1,
-            "makes batches grow agreement.accumulate times, which is 1; 4 is usual",
-        ),
-    )
-
-
-def _of_formats(precision: Precision, codec: str) -> tuple[Wrong, ...]:
-    residual = precision.residual
-    return (
-        (
-            not get_format(precision.weights).is_wide,
-            f"sums gradients in the format of the weights, and {precision.weights} is"
-            " too narrow; use --set precision.weights=fp32",
-        ),
-        (
-            get_format(residual).wants_scale and codec != "identity",
-            f"leaves a step out where residuals in {residual} overflow, of which"
-            f" codec = {codec!r} would have sent a part; use codec = 'identity', or"
-            " --set precision.residual=fp32",
-        ),
-    )
-
-
-def _of_turns(config: RunConfig, precision: Precision) -> tuple[Wrong, ...]:
-    """Two items that take turns."""
-    if config.agreement.kind != "ticktock":
-        return ()
-    encodes = config.agreement.codec != "identity" or config.codec.feedback == "on"
-    return (
-        (
-            config.agreement.mode == "independent",
-            "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
-            " --set agreement.mode=exact-sum",
-        ),
-        (
-            encodes,
-            "sends gradients as they are and [agreement] codec ="
-            f" {config.agreement.codec!r}, feedback = {config.codec.feedback!r}; use"
-            " --codec identity, or --agreement gradient",
-        ),
-        (
-            config.agreement.hierarchical != "off",
-            "has sums of all replicas and hierarchical ="
-            f" {config.agreement.hierarchical!r} is for those of leaders; leave it"
-            " out, or use --agreement gradient",
-        ),
-        (
-            get_format(precision.residual).wants_scale,
-            "does not know in time that residuals overflowed, as those in"
-            f" {precision.residual} may; use --set precision.residual=fp32, or"
-            " --agreement gradient",
-        ),
-    )
-
-
-def _check_unused(config: RunConfig) -> None:
-    """Settings of gradients that would do nothing are a misunderstanding."""
-    agreement, shapes = config.agreement, config.update.shapes
-    if shapes:
-        value = getattr(config.update, shapes)
-        raise ConfigError(
-            f"[update] {shapes} = {value!r} works on gradients that replicas agree on,"
-            f" and [agreement] kind = {agreement.kind!r} has none; use --agreement"
-            " gradient, or leave it out"
-        )
-    if agreement.kind == "async-average":
-        check_asynchronous(config)
-    if config.update.kind in ADAPTIVE:
-        raise ConfigError(
-            f"--update {config.update.kind} needs the gradient of every step, and"
-            f" [agreement] kind = {agreement.kind!r} has none to give; use --agreement"
-            " gradient, or --update sgd, momentum or nesterov"
-        )
-    given = {"codec": "identity", "accumulate": 1, "hierarchical": "off"}
-    others = [key for key, usual in given.items() if getattr(agreement, key) != usual]
-    if others:
-        key = others[0]
-        raise ConfigError(
-            f"[agreement] {key} = {getattr(agreement, key)!r} is for gradients and kind"
-            f" = {agreement.kind!r} sends none; use --agreement gradient, or leave it"
-            " out"
-        )
-
-
 # What a run says before it begins, of settings that do nothing and of its grid.
 
 log = logging.getLogger(__name__)
-# Agreements that do something on one replica, too, and what is no agreement.
-ALONE = ("auto", "none", "growing", "offload", "infinity")
 
 
 def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
@@ -570,11 +333,11 @@ def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
     and no grid was given: members of one would agree on nothing.
     """
     is_open = config.grid == GridConfig() and not config.run.emulate_members
-    is_other = config.agreement.kind in ALONE or config.update.kind == COORDINATE
+    is_other = config.update.kind == COORDINATE or not is_for_replicas(config)
     if ranks == 1 or not is_open or is_other:
         return config
     rows = config.schedule.batch * config.agreement.accumulate
-    is_timed = config.agreement.kind == "anybatch"
+    is_timed = config.agreement.takes_rounds
     log.info(
         "%s is for replicas and no grid was given: each of %d ranks is one (--grid"
         " %dx1), so that %s %d x %d rows",
@@ -589,6 +352,11 @@ def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
     return replace(config, grid=GridConfig(replicas=ranks, members=1))
 
 
+def is_for_replicas(config: RunConfig) -> bool:
+    """Return whether an agreement was named that does nothing on one replica."""
+    return config.agreement.kind != AUTO and not config.agreement.works_alone
+
+
 def _name(config: RunConfig) -> str:
     asked = config.agreement
     return f"--method {asked.method}" if asked.method else f"--agreement {asked.kind}"
@@ -596,8 +364,7 @@ def _name(config: RunConfig) -> str:
 
 def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
     """Methods are about replicas; ranks that are members of one agree on nothing."""
-    asked = config.agreement
-    if replicas > 1 or ranks == 1 or asked.kind in ALONE:
+    if replicas > 1 or ranks == 1 or not is_for_replicas(config):
         return
     log.warning(
         "%s is for replicas, and all %d ranks are members of one, so that nothing is"
@@ -837,36 +604,6 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
 
 
 def _agreement(config: RunConfig) -> str:
-    kind, replicas = config.agreement.kind, config.grid.replicas
-    if kind == "auto":
-        return "average" if replicas > 1 else "none"
-    if kind not in AGREEMENTS:
-        known = sorted([*AGREEMENTS, "auto"])
-        raise ConfigError(f"[agreement] unknown kind: {kind!r}; known: {known}")
-    if kind == "none" and replicas > 1:
-        raise ConfigError(
-            f"[agreement] kind = 'none' with {replicas} replicas trains as many"
-            " unrelated models; use kind = 'average', or --grid 1xN"
-        )
-    _check_base(config, kind)
-    return kind
-
-
-def _check_base(config: RunConfig, kind: str) -> None:
-    """What a row needs besides its own settings."""
-    asked, base = config.agreement, config.agreement.base
-    if kind == "slowmo":
-        if base not in BASES:
-            known = sorted(BASES)
-            raise ConfigError(f"[agreement] unknown base: {base!r}; known: {known}")
-        kind = base
-    if kind != "hierarchical":
-        return
-    plan_levels(
-        asked.groups, asked.periods, config.schedule.period, config.grid.replicas
-    )
-    if config.run.emulate_members:
-        raise ConfigError(
-            "--emulate-members knows no nested groups of replicas; use --agreement"
-            " average"
-        )
+    if config.agreement.kind == AUTO:
+        return "average" if config.grid.replicas > 1 else "none"
+    return config.agreement.kind

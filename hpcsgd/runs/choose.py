@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.agreements.base import takes_gradients
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import StepSequence
 from hpcsgd.backends.cuda.exchange import ONE_BLOCK
@@ -502,7 +501,7 @@ def choose_run(
 ) -> RunChoice:
     """Everything that is left open, the same on all members."""
     kind, steps = config.products.kind, config.schedule.steps
-    if takes_gradients(words.agreement):
+    if config.agreement.shares_gradients:
         return _one_step(config)
     _check(config)
     if earlier is not None:

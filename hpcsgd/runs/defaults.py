@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import NEVER_ONE, is_on_disk, takes_gradients
+from hpcsgd.agreements import settings_of
+from hpcsgd.agreements.base import AgreementSettings
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import (
     FIT,
@@ -24,7 +25,6 @@ from hpcsgd.config import (
 from hpcsgd.data.frames import is_wide
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import AUTO
-from hpcsgd.runs.checks import ALONE
 from hpcsgd.runs.coordinate import fastest_form
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import FINEST
@@ -36,18 +36,18 @@ log = logging.getLogger(__name__)
 
 def agrees_on_gradients(config: Any) -> bool:
     """Whether it names an agreement whose replicas do, in every step."""
-    return takes_gradients(str(_agreement(config).get("kind")))
+    return _kind(config).shares_gradients
 
 
 def sharded_weights_option(config: Any) -> str:
     """Return the option of the agreement under which no rank ever holds all weights, or
     "".
     """
-    asked = _agreement(config)
-    if is_on_disk(str(asked.get("kind"))):
-        return "--agreement infinity"
-    is_third = (asked.get("kind"), asked.get("stage")) == ("sharded", 3)
-    return "stage 3" if is_third else ""
+    table = _agreement(config)
+    asked = RunConfig.parse({"agreement": {**table, "method": ""}}).agreement
+    if asked.on_disk:
+        return f"--agreement {asked.kind}"
+    return "stage 3" if asked.slices_weights else ""
 
 
 def has_section(config: Any, name: str) -> bool:
@@ -59,8 +59,10 @@ def grid_on(ranks: int, grid: Any, config: Any) -> Any:
     """`grid`, or a replica on each rank where there is none and it names a method of
     replicas.
     """
-    kind = str(_agreement(config).get("kind", "auto"))
-    if ranks == 1 or grid is not None or kind in ALONE or has_section(config, "grid"):
+    name, kind = _agreement(config).get("kind", AUTO), _kind(config)
+    if ranks == 1 or grid is not None or has_section(config, "grid"):
+        return grid
+    if name == AUTO or kind.works_alone:
         return grid
     said = "no grid was given for a method of replicas: each of %d ranks is one"
     log.info(said, ranks, extra={"on_all_ranks": True})
@@ -74,6 +76,10 @@ def _agreement(config: Any) -> Mapping[str, Any]:
     if not all(isinstance(table, Mapping) for table in config.values()):
         return {}  # which is said where it is parsed
     return with_method(config).get("agreement", {})
+
+
+def _kind(config: Any) -> type[AgreementSettings]:
+    return settings_of(str(_agreement(config).get("kind", AUTO)))
 
 
 # What the arguments of `fit` mean as a configuration.
@@ -213,7 +219,8 @@ class FitSettings:
             tables["schedule"].pop("steps", None)
         if self.update == "sgd" and "update.kind" in {**row.fixed, **row.defaults}:
             tables["update"].pop("kind", None)
-        if self.average == "auto" and row.fixed.get("agreement.kind") in NEVER_ONE:
+        kind = settings_of(row.fixed.get("agreement.kind", "auto"))
+        if self.average == "auto" and not kind.supports.averages:
             tables["average"]["kind"] = "none"
 
     def _group(self, solver: str, grid: dict[str, int]) -> dict[str, Any]:

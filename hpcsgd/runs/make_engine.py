@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.agreements import AGREEMENTS
-from hpcsgd.agreements.base import Agreement, AgreementInputs, is_on_disk
+from hpcsgd.agreements import get_agreement
+from hpcsgd.agreements.base import Agreement, AgreementInputs
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.agreements.more.infinity.agreement import Infinity
 from hpcsgd.agreements.zero import ShardedAgreement
@@ -349,8 +349,8 @@ def _good_states(parts: Parts) -> GoodStates:
 
 
 def _falls_back(parts: Parts) -> bool:
-    run, kind = parts.config.run, parts.words.agreement
-    return run.fall_back and not run.emulate_members and not is_on_disk(kind)
+    run, on_disk = parts.config.run, parts.config.agreement.on_disk
+    return run.fall_back and not run.emulate_members and not on_disk
 
 
 def phases_so_far(clock: Clock, ledger: Ledger) -> dict[str, float]:
@@ -380,7 +380,7 @@ def _agreement(parts: Parts) -> Agreement:
         settings=config.agreement,
         last_rate=last_rate(config, lengths(total, replicas)[0]),
     )
-    return AGREEMENTS[parts.words.agreement].of(terms)
+    return get_agreement(parts.words.agreement).of(terms)
 
 
 def _capture(

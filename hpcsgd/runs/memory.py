@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import SHARDED, is_on_disk, takes_gradients
 from hpcsgd.agreements.buckets import MIB, bucket_count
 from hpcsgd.agreements.codecs import kept_bytes
 from hpcsgd.agreements.codecs.base import Bucket
@@ -46,41 +46,43 @@ def of_state(
 ) -> int:
     """Weights with what steps keep beside them, copies of both, and the gradient."""
     word = get_format(precision.weights).carrier.itemsize
-    if config.agreement.kind not in SHARDED:
+    agreement: Any = config.agreement
+    if not agreement.slices:
         return held * states * word * copies
-    is_offload = config.agreement.kind == "offload"
-    stage, replicas = config.agreement.stage, max(config.grid.replicas, 1)
-    stage = 2 if is_offload else stage
+    is_offload, replicas = (
+        hasattr(agreement, "delay_after"),
+        max(config.grid.replicas, 1),
+    )
+    stage = 2 if is_offload else agreement.stage
     own = -(-held // replicas)
     tile = min(int(config.agreement.bucket * MIB), held * word)
     weights = own if stage == 3 else held
     kept = own * (states - 1 + ADAPTIVE.get(config.update.kind, 0))
     # The host's weights and the gradient there, and one that is late.
-    kept += is_offload * own * (2 + (config.agreement.delay_after >= 0))
+    kept += is_offload * own * (2 + agreement.steps_late)
     gradient = held if stage == 1 else own
     # The last good weights; good states that a run falls back to.
     beside = weights + 4 * config.run.fall_back * (weights + kept)
-    return word * (weights + kept + gradient + beside) + 4 * tile
+    return int(word * (weights + kept + gradient + beside) + 4 * tile)
 
 
 def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
     """Columns of sparse rows that are worked on together."""
     asked, word = config.agreement, get_format(precision.weights).carrier.itemsize
-    if asked.kind not in SHARDED or config.grid.replicas < 2:
+    if not asked.slices or config.grid.replicas < 2:
         return held
     return -(-held // bucket_count(held, 1, word, asked.bucket))
 
 
 def batches_at_once(config: RunConfig) -> int:
     """Return how many batches are one where replicas store slices of their gradient."""
-    asked = config.agreement
-    is_whole = asked.kind == "sharded" and asked.stage == 1
-    return asked.accumulate if asked.kind in SHARDED and not is_whole else 1
+    asked: Any = config.agreement
+    return asked.accumulate if asked.slices and not asked.sums_whole_gradient else 1
 
 
 def of_slow(config: RunConfig, held: int, precision: Precision) -> int:
     """Slow momentum's x_old and u with their copies; averages that come late."""
-    asked = config.agreement
+    asked: Any = config.agreement
     each = held * get_format(precision.weights).carrier.itemsize
     if asked.kind == "async-average":
         return ASIDE * each
@@ -96,7 +98,7 @@ def of_gradients(config: RunConfig) -> int:
 
     Rules that keep moments have them beside it.
     """
-    if not takes_gradients(config.agreement.kind):
+    if not config.agreement.shares_gradients:
         return 0
     if config.agreement.kind == "anybatch":
         return _of_mixing(config)
@@ -105,7 +107,7 @@ def of_gradients(config: RunConfig) -> int:
         moments = 1
     moments += MIXED.get(config.agreement.kind, 0)
     if config.agreement.kind == "ticktock":
-        return moments + 2 + (config.agreement.mode == "delayed")
+        return moments + 2 + config.agreement.steps_late
     return moments + (1 if codec == "identity" else 3)
 
 
@@ -116,7 +118,7 @@ def codec_bytes(
     checkpoints included.
     """
     asked, copies = config.agreement, 2 + 4 * config.run.fall_back
-    if not takes_gradients(asked.kind) or grid.replicas.size == 1:
+    if not asked.shares_gradients or grid.replicas.size == 1:
         return 0
     dtype = get_format(precision.weights).carrier
     count = 1 if sparse else bucket_count(held, 1, dtype.itemsize, asked.bucket)
@@ -137,7 +139,8 @@ def _of_mixing(config: RunConfig) -> int:
     peers = config.grid.replicas - 1
     if travels:  # logarithms have no sum: all peers of a full graph
         del few["full"]
-    peers = min(peers, few.get(config.agreement.graph, peers))
+    agreement: Any = config.agreement
+    peers = min(peers, few.get(agreement.graph, peers))
     return 1 + kept + max(travels, 1) * (3 * peers + 5)
 
 
@@ -797,7 +800,7 @@ def streamed(
 
     A window is read beside the others while steps are taken: it counts with losses.
     """
-    if is_on_disk(config.agreement.kind):  # of rows no more than a tile is there
+    if config.agreement.on_disk:  # of rows no more than a tile is there
         return replace(need, matrix=0, reading=SCANNED // 2, losses=SCANNED // 2)
     rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
     cols = lengths(reader.cols, grid.members.size)[grid.member]
@@ -815,9 +818,10 @@ def streamed(
 
 def _by_tiles(need: MemoryNeed, config: RunConfig, sampled: int) -> MemoryNeed:
     """The same where weights are on disk, and `sampled` bytes of stored values here."""
-    if not is_on_disk(config.agreement.kind):
+    if not config.agreement.on_disk:
         return need
-    tile = int(config.agreement.tile * MIB)
+    agreement: Any = config.agreement
+    tile = int(agreement.tile * MIB)
     return replace(need, weights=tile, exchange=2 * COPIES * sampled)
 
 
@@ -848,7 +852,7 @@ def check_memory(
     schedule, sampling = config.schedule, config.sampling
     need = grid.world.together(lambda: predict(grid, reader, config, precision, states))
     on_gpu = config.run.device == "cuda"
-    on_disk = is_on_disk(config.agreement.kind)
+    on_disk = config.agreement.on_disk
     by_blocks = sampling.mode == "blocks" and not (on_gpu or on_disk)
     may_stream = (by_blocks or on_gpu or on_disk) and not is_sparse(reader)
     # What is streamed leaves room for the file in the system's own memory.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import FREE, is_alike
+from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.gradient import OF_CODECS
 from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.comm.communicator import Communicator
@@ -39,6 +39,8 @@ FIXED = (
 )
 
 WHERE = ("tile", "store", "sync", "direct")
+# Settings of agreements that change no step of kinds which take the same ones.
+SAME_STEPS = ("method", "kind", "stage", "bucket")
 
 
 def resume(
@@ -231,7 +233,7 @@ def _check(config: RunConfig, live: AssembledRun, checkpoint: Checkpoint) -> Non
 
 def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> None:
     """States on disk lie in the folder of their run, and not in that of another."""
-    if path is None or config.agreement.store or _is_own(config.run, path):
+    if path is None or config.agreement.states_folder or _is_own(config.run, path):
         return
     if isinstance(live.state.weights, OnDisk):
         run = path.resolve().parent.parent
@@ -241,14 +243,22 @@ def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> No
         )
 
 
+def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether these two sections [agreement] take the same steps."""
+    return all(
+        settings_of(asked["kind"]).steps_of_gradient and asked["codec"] == "identity"
+        for asked in (one, other)
+    )
+
+
 def _check_section(
     section: str, then: Mapping[str, Any], now: Mapping[str, Any], config: RunConfig
 ) -> None:
     for key in sorted({*then, *now}, key=lambda key: (key != "kind", key)):
         if (section, key) == ("schedule", "epochs") and config.rate.kind != "cosine":
             continue  # a run may be made longer
-        if section == "agreement" and key in FREE and is_alike(then, now):
-            continue  # the same steps, by other hands
+        if section == "agreement" and key in SAME_STEPS and are_alike(then, now):
+            continue
         if section == "agreement" and key in WHERE:
             continue  # where states lie, and in what pieces, decides nothing
         if not is_read(f"{section}.{key}", config):

@@ -13,7 +13,6 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from hpcsgd.agreements.more.qadam import unreached_phase
 from hpcsgd.api import run_training
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
@@ -21,6 +20,7 @@ from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.config import RunConfig, check_read
 from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import own_folder, reason, write_text
+from hpcsgd.runs.advice import unreached_phase
 from hpcsgd.runs.checks import resolve_names
 from hpcsgd.runs.coordinate import form_of
 from hpcsgd.runs.figures import html, plot_losses, to_frame

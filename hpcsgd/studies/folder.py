@@ -14,7 +14,7 @@ from tempfile import gettempdir
 from typing import Any
 from uuid import uuid4
 
-from hpcsgd.agreements.base import is_on_disk, takes_gradients
+from hpcsgd.agreements import settings_of
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.hdf5 import COLUMNS
@@ -255,7 +255,7 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     if report["sparse"] and not _is_even(report):
         return None
     asked = report["config"]["agreement"]
-    says_gradients = takes_gradients(asked["kind"])
+    says_gradients = settings_of(asked["kind"]).shares_gradients
     known = (*BUCKETED, "sharded")
     if says_gradients and (asked["kind"] not in known or asked["tune_schedule"]):
         return None
@@ -547,8 +547,8 @@ def open_temporary_store(config: RunConfig, world: Communicator) -> Iterator[Run
     """Yield `config` with a temporary store of one name on all nodes, which every rank
     removes.
     """
-    asked = config.agreement
-    if not is_on_disk(asked.kind) or asked.store or config.run.out:
+    asked: Any = config.agreement
+    if not asked.on_disk or asked.states_folder or config.run.out:
         yield config
         return
     name = world.exchange_objects(f"hpcsgd-{uuid4().hex}")[0]

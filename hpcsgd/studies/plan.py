@@ -6,15 +6,14 @@ from math import gcd, isqrt, lcm
 from typing import Any
 
 from hpcsgd import config
-from hpcsgd.agreements.base import batches_together
-from hpcsgd.agreements.settings import AgreementConfig
+from hpcsgd.agreements import AUTO
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import (
-    NEEDS,
     USUAL,
     RunConfig,
     check_read,
     drop_unread_settings,
+    is_conditional,
     value_of,
 )
 from hpcsgd.errors import ConfigError, did_you_mean
@@ -41,7 +40,7 @@ def scale_of(config: RunConfig) -> str:
     """Return the rule that says how long steps are; "" for gradients themselves."""
     if config.update.kind in OWN_RATES:
         return config.update.kind
-    if (config.agreement.kind, config.mirror.kind) == ("anybatch", "diagonal"):
+    if "mirror" in config.agreement.reads and config.mirror.kind == "diagonal":
         return "adagrad"
     return "normalise" if config.update.normalise else ""
 
@@ -81,7 +80,7 @@ class StudyMethod:
     product: str = ""  # where none is asked for; "" = `over` says which
     sums_each: bool = False
     accumulate: int = 1  # batches that are one step, as far as they divide its rows
-    alternates: bool = False  # a step may be of a tick and a tock
+    agreement: str = AUTO  # its kind, which may make a step of several parts
 
     def shares(
         self, batch: int, replicas: int, base: Tables
@@ -104,8 +103,9 @@ class StudyMethod:
         return said
 
     def _items(self, base: Tables) -> int:
-        mode = base.get("agreement", {}).get("mode", AgreementConfig.mode)
-        return 2 if self.alternates and mode == "exact-sum" else 1
+        own = {"method": "", "kind": self.agreement, "accumulate": 1}
+        tables = {"agreement": {**base.get("agreement", {}), **own}}
+        return RunConfig.parse(tables).agreement.batches_together
 
     def tables(self, base: Tables, own: Tables) -> dict[str, dict[str, Any]]:
         """What is trained: `base`, under what is its own, under what makes it one.
@@ -176,7 +176,7 @@ def of_row(name: str, row: config.MethodRow) -> StudyMethod:
         over,
         sums_each=True,
         accumulate=together,
-        alternates=settings.get("agreement.kind") == "ticktock",
+        agreement=settings.get("agreement.kind", AUTO),
     )
 
 
@@ -468,7 +468,7 @@ class NamedSetting:
     def global_batch(self) -> int:
         """Rows that all replicas together take in one step."""
         config = self.config
-        together = config.grid.replicas * batches_together(config.agreement)
+        together = config.grid.replicas * config.agreement.batches_together
         return config.schedule.batch * together
 
 
@@ -515,12 +515,13 @@ def make_setting(name: str, base: Tables, over: Tables) -> NamedSetting:
 
 def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
     """Refuse what is given for all of them and read by none."""
-    for name in NEEDS:
-        section, key = name.split(".")
-        value = base.get(section, {}).get(key)
-        if value is None or value == value_of(name, USUAL) or not configs:
+    given = ((section, key) for section, table in base.items() for key in table)
+    for section, key in given:
+        name, value = f"{section}.{key}", base[section][key]
+        usual = value_of(name, USUAL)
+        if value == usual or not configs or not is_conditional(name):
             continue
-        if all(value_of(name, one) == value_of(name, USUAL) for one in configs):
+        if all(value_of(name, one) == usual for one in configs):
             raise ConfigError(
                 f"[{section}] {key} = {value!r} is given for all and read by none of"
                 " them; leave it out, or add a method or a setting that reads it"

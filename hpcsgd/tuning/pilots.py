@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.agreements.settings import AgreementConfig
+from hpcsgd.agreements import AUTO, settings_of
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import (
     Backend,
@@ -209,7 +209,7 @@ def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
         grid=GridConfig(replicas=1, members=max(min(members, MOST_MEMBERS), 1)),
         products=ProductsConfig(kind="gram", look_ahead="off"),
         sampling=replace(config.sampling, mode="shuffle-once"),
-        agreement=AgreementConfig(),
+        agreement=settings_of(AUTO)(),
         polish=PolishConfig(),
         stop=StopConfig(),
         # One that fell back would be a pilot of something else.

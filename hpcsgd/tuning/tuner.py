@@ -12,8 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import hpcsgd
-from hpcsgd.agreements.base import takes_gradients
-from hpcsgd.agreements.settings import AgreementConfig
+from hpcsgd.agreements import AUTO, settings_of
 from hpcsgd.backends import compiled_calls
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
@@ -93,7 +92,7 @@ class TuningQuestion:
         if asked.kind in KINDS:
             return
         by = f"method={asked.method}" if asked.method else f"agreement={asked.kind}"
-        bucket = " agreement.bucket=1" if takes_gradients(asked.kind) else ""
+        bucket = " agreement.bucket=1" if asked.shares_gradients else ""
         rows = " ".join(
             f"--setting '{name}: {by} batch={batch}{more}'"
             for name, batch, more in (("a", 16, ""), ("b", 32, bucket))
@@ -309,7 +308,7 @@ def _short(config: RunConfig, way: LearningSetting) -> RunConfig:
         rate=replace(config.rate, value=way.rate),
         grid=GridConfig(replicas=way.replicas),
         products=ProductsConfig(kind="direct", look_ahead="off"),
-        agreement=AgreementConfig(),
+        agreement=settings_of(AUTO)(),
         polish=PolishConfig(),
         stop=StopConfig(),
         precision=PrecisionConfig(recipe="fp32"),

@@ -6,8 +6,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from hpcsgd.agreements import Scheduled
-from hpcsgd.agreements.more.scheduled import Queue
+from hpcsgd.agreements.more.scheduled import Queue, Scheduled
 from hpcsgd.runs.checkpoint import Capture, Checkpoint
 from hpcsgd.runs.progress import Callback
 from hpcsgd.studies.folder import expected_traffic

@@ -1,15 +1,14 @@
 """Agreements beside what else a run has: groups, refusals, rates and comparisons."""
 
 from collections import Counter
-from dataclasses import fields
 from threading import local
 
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.settings import AgreementConfig
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
+from hpcsgd.config import shipped_defaults
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.fit import fit
@@ -192,7 +191,7 @@ OF_ONE = {
 
 @pytest.mark.parametrize("key", OF_ONE)
 def test_what_a_kind_does_not_read_is_refused(key):
-    usual = {field.name: field.default for field in fields(AgreementConfig)}[key]
+    usual = shipped_defaults()["agreement"][key]
     value = OTHERS.get(key, not usual)
     value = usual + 1 if type(usual) in (int, float) else value
     method = OF_ONE[key]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from hpcsgd.agreements.base import batches_together
 from hpcsgd.config import METHODS as TABLE
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -85,7 +84,7 @@ def test_rows_of_the_table_of_methods_are_methods_of_studies(name):
     base = {"schedule": {"period": 3}}
     (point,) = plan(ranks=(4,), methods=(name,), steps=(8,), base=base).settings()
     config = RunConfig.parse(point.tables())
-    together = config.schedule.batch * batches_together(config.agreement)
+    together = config.schedule.batch * config.agreement.batches_together
     assert point.grid == (4, 1) and together == 8
     if name == "local":  # of studies: s steps of the list, then an average
         assert (config.agreement.kind, point.steps) == ("auto", 8)

@@ -1,12 +1,12 @@
 """Settings that nobody would read are refused where somebody gave them."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
 
 from hpcsgd import fit
-from hpcsgd.agreements import AGREEMENTS
+from hpcsgd.agreements import AGREEMENTS, GradientSettings, get_agreement, settings_of
 from hpcsgd.agreements.codecs import (
     CODECS,
     AccordionConfig,
@@ -20,16 +20,18 @@ from hpcsgd.cli.parser import make_parser
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import (
     METHODS,
-    NEEDS,
     USUAL,
     RunConfig,
     check_read,
+    is_conditional,
     is_read,
+    shipped_defaults,
     unread_settings,
     value_of,
 )
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checkpoint import CheckpointStore
+from hpcsgd.settings import declarations, setting
 from hpcsgd.studies.compare import compare_methods
 from hpcsgd.studies.plan import get_method, make_setting
 from tests.helpers.contracts.codec_bucket import Alone
@@ -57,22 +59,25 @@ def parsed(**sections):
 def test_every_setting_of_a_method_is_in_the_table_or_is_known_not_to_be():
     """Whoever adds a setting says who reads it."""
     names = {
-        f"{section}.{field.name}"
+        f"{section}.{key}"
         for section in SECTIONS
-        for field in fields(getattr(USUAL, section))
+        for key in shipped_defaults()[section]
     }
-    assert names == {n for n in NEEDS if not n.startswith("rate.")} | ELSEWHERE
-    assert not set(NEEDS) & ELSEWHERE
+    assert {n for n in names if not is_conditional(n)} == ELSEWHERE
 
 
-def test_the_table_names_what_there_is():
-    for needs in NEEDS.values():
-        for need in " or ".join(needs).split(" or "):
-            of, _, values = need.partition("=")
-            known = {"agreement.kind": AGREEMENTS, "agreement.codec": CODECS}.get(of)
-            value_of(of, USUAL)
-            if known is not None:
-                assert {v for v in values.split("|") if v != "auto"} <= set(known)
+def test_conditions_name_what_there_is():
+    """A condition is on a setting, and on values that it takes."""
+    for section in fields(USUAL):
+        for declared in declarations(type(getattr(USUAL, section.name))).values():
+            for of, values in [pair for c in declared.read_if for pair in c.items()]:
+                if of == "agreement.codec":
+                    assert set(values) <= set(CODECS)
+                elif of == "agreement.reads":
+                    kinds = map(settings_of, AGREEMENTS)
+                    assert set(values) & set().union(*(k.reads for k in kinds))
+                else:
+                    value_of(of, USUAL)
 
 
 class Noted(CodecConfig):
@@ -174,7 +179,7 @@ def test_a_codec_reads_what_the_table_says(codec):
         ),
         (
             {"agreement": {"kind": "slowmo", "fraction": 0.25}},
-            "fraction = 0.25.*--method fedavg",
+            "fraction = 0.25 is for .*base = 'fedavg', .*--set agreement.base=fedavg",
         ),
     ],
 )
@@ -213,9 +218,17 @@ def test_no_method_sets_what_it_does_not_read(method):
     assert unread_settings(anonymous) == {}
 
 
-def test_codecs_and_agreements_of_yours_may_read_anything(monkeypatch):
-    class Yours(AGREEMENTS["gradient"]):
-        pass
+def test_codecs_of_yours_read_anything_and_agreements_what_they_declare(
+    monkeypatch,
+):
+    @dataclass(frozen=True)
+    class YourSettings(GradientSettings):
+        """One setting of its own."""
+
+        fraction: float = setting(0.5, "share of something else")
+
+    class Yours(get_agreement("gradient")):
+        settings = YourSettings
 
     monkeypatch.setitem(AGREEMENTS, "yours", Yours)
     monkeypatch.setitem(CODECS, "yours", f"{__name__}:Yours")
@@ -223,6 +236,9 @@ def test_codecs_and_agreements_of_yours_may_read_anything(monkeypatch):
     assert (
         unread_settings(parsed(agreement=asked, codec={"share": 0.5, "rank": 3})) == {}
     )
+    told = unread_settings(parsed(agreement={**asked, "stage": 3}))
+    assert list(told) == ["agreement.stage"]
+    assert "kind = 'yours' does not read it" in told["agreement.stage"]
 
 
 def test_a_run_says_so_before_it_begins():

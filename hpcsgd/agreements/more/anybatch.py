@@ -1,22 +1,30 @@
 """Any-batch SGD: replicas do what they can in a round, and mix over a graph."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from hpcsgd.agreements.base import (
+    AgreementSettings,
+    GradientSettings,
+    Requires,
+    Supports,
+)
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import read_entry_text
 from hpcsgd.glm.mirror_maps import MirrorMap, ReplicaViews, log_sum
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.products.direct import Stream
+from hpcsgd.settings import setting
 
 # How long a round lasts: to a deadline by this rank's clock, by a script, or to A.
 #
@@ -432,8 +440,68 @@ class AnyBatchInputs:
     mirror: Callable[[bool], MirrorMap]  # whether a member holds all columns itself
 
 
+@dataclass(frozen=True)
+class AnybatchSettings(GradientSettings):
+    """Rounds of a fixed time, with any number of rows each."""
+
+    rounds: str = setting(
+        "clock",
+        "what ends a round, a time limit (clock) or a full number of `accumulate`"
+        " batches (full)",
+        choices=("clock", "full"),
+    )
+    deadline: float = setting(
+        0.0,
+        "seconds of computation in a round; 0 measures them in the first round",
+        at_least=0,
+        read_if={"agreement.rounds": ("clock",)},
+    )
+    replay: str = setting(
+        "", "run folder, or its rounds.csv, whose rounds are repeated"
+    )
+    graph: str = setting(
+        "ring",
+        'graph of the replicas: full, ring, rings, matching, or edges as "0-1,1-2"',
+    )
+    mixing: int = setting(
+        1,
+        "consensus iterations of a round; more bring the replicas closer together",
+        at_least=1,
+    )
+    weighted: bool = setting(True, "weight each replica by the rows of its round")
+
+    takes_rounds: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"feedback", "mirror"})
+    ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
+    requires: ClassVar[Requires] = replace(GradientSettings.requires, updates=("sgd",))
+    supports: ClassVar[Supports] = Supports(
+        codecs=False,
+        leaders=False,
+        loss_scale=False,
+        shaping=False,
+        clipping=False,
+        packed_states=False,
+        averages=False,
+    )
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """Rounds have any number of rows, and a mean only where it is asked for."""
+        if config.average.kind != "none" and config.grid.replicas == 1:
+            yield (
+                "takes the mean of replicas when it is asked for, not after every"
+                " round; set average.kind = 'none'"
+            )
+        if config.rate.per_batch > 0:
+            yield (
+                f"has steps of any number of rows and [rate] per_batch ="
+                f" {config.rate.per_batch} is for a known one; leave it out"
+            )
+
+
 class Anybatch(Gradient):
     """Takes the gradients of a round, steps by itself, and mixes with neighbours."""
+
+    settings: ClassVar[type[AgreementSettings]] = AnybatchSettings
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

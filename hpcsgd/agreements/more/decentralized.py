@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,21 @@ from hpcsgd.agreements.averaging import (
     put_flat_positions,
     share_intercept,
 )
-from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.base import (
+    AgreementSettings,
+    GradientSettings,
+    Overlap,
+    Supports,
+)
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.glm.updates import ColumnViews, LinearRule, Turn
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.settings import setting
 
 # Replicas that take steps of their own, and mix weights in every one of them.
 #
@@ -33,6 +40,23 @@ from hpcsgd.products.base import Array, Rows, State, Task
 # The weights set out before the gradient is computed, and arrive when it is there.
 # Weights count by the rows behind them, so that Σ n_i w_i, the model that a run
 # evaluates and returns, is what mixing leaves alone.
+
+
+@dataclass(frozen=True)
+class OwnStepsSettings(GradientSettings):
+    """Replicas that step by their own gradients, and mix their weights."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"feedback"})
+    ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
+    supports: ClassVar[Supports] = Supports(
+        codecs=False,
+        leaders=False,
+        loss_scale=False,
+        shaping=False,
+        clipping=False,
+        packed_states=False,
+        averages=False,
+    )
 
 
 class OwnSteps(Gradient, ABC):
@@ -150,8 +174,31 @@ class OwnSteps(Gradient, ABC):
             self.steps.take_intercept(state, sums / count, moment)
 
 
+@dataclass(frozen=True)
+class DecentralizedSettings(OwnStepsSettings):
+    """Replicas mix weights while they compute gradients."""
+
+    peers: str = setting(
+        "all",
+        "replicas that weights are mixed with: all of them (all), or one other replica"
+        " that changes (shift_one)",
+        choices=("all", "shift_one"),
+    )
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """Pairs need an even number of replicas."""
+        replicas = config.grid.replicas
+        if self.peers == "shift_one" and replicas > 1 and replicas % 2 == 1:
+            yield (
+                f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave"
+                " one over; use an even number of replicas, or agreement.peers=all"
+            )
+
+
 class Decentralized(OwnSteps):
     """Mixes with one replica or with all, while the gradient is computed."""
+
+    settings: ClassVar[type[AgreementSettings]] = DecentralizedSettings
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)
@@ -271,8 +318,21 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
 
 
+@dataclass(frozen=True)
+class LowPrecisionSettings(OwnStepsSettings):
+    """Ring neighbours send changes of weights in 8 bits."""
+
+    resync: int = setting(
+        0,
+        "exchanges between two messages of uncompressed weights; 0 sends none",
+        at_least=0,
+    )
+
+
 class LowPrecision(OwnSteps):
     """The own model and replicas of both neighbours'; codes travel through a step."""
+
+    settings: ClassVar[type[AgreementSettings]] = LowPrecisionSettings
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

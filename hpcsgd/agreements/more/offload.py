@@ -6,17 +6,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from hpcsgd.agreements.base import AgreementSettings
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import GradientParts
-from hpcsgd.agreements.zero import Cut, ShardedAgreement
+from hpcsgd.agreements.zero import Cut, ShardedAgreement, SlicedSettings
 from hpcsgd.comm.gpu import Layer
 from hpcsgd.comm.grid import Grid
 from hpcsgd.products.base import Array, State, Task
+from hpcsgd.settings import setting
 
 # The way between a device and its host, for slices of gradient and of weights.
 #
@@ -157,8 +159,30 @@ log = logging.getLogger(__name__)
 PENDING = "pending"  # the mean gradient that is late, in the memory; its Σr beside it
 
 
+@dataclass(frozen=True)
+class OffloadSettings(SlicedSettings):
+    """Slices of optimizer state and gradient, with steps on the host."""
+
+    delay_after: int = setting(
+        -1,
+        "exchanges after which steps are applied one exchange late; -1 never delays"
+        " them",
+        at_least=-1,
+    )
+
+    works_alone: ClassVar[bool] = True
+
+    @property
+    def steps_late(self) -> bool:
+        """From an exchange on the host steps one exchange late."""
+        return self.delay_after >= 0
+
+
 class Offload(ShardedAgreement):
     """Stage 2 whose own slices are stepped by another thread, in the host's memory."""
+
+    settings: ClassVar[type[AgreementSettings]] = OffloadSettings
+    steps_on_host: ClassVar[bool] = True
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

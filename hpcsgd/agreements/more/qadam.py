@@ -1,15 +1,21 @@
 """QAdam of BAGUA: Adam whose momentum is what travels."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
+from hpcsgd.agreements.base import (
+    AgreementSettings,
+    GradientSettings,
+    Requires,
+    Supports,
+)
 from hpcsgd.agreements.buckets import PlainSender, Sender, Tile
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.comm.grid import Grid
 from hpcsgd.glm.updates import Adam, ColumnViews, Turn
 from hpcsgd.products.base import Array, State
+from hpcsgd.settings import setting
 
 # QAdam: Adam whose momentum travels in few bits, once its variances are known.
 #
@@ -55,8 +61,32 @@ class RestingAdam(Adam):
         self.walk(part, turn)
 
 
+@dataclass(frozen=True)
+class QAdamSettings(GradientSettings):
+    """Adam that sends its momentum in few bits after a warm-up."""
+
+    warmup_steps: int = setting(
+        100,
+        "steps of uncompressed Adam before the second moment is frozen",
+        at_least=1,
+        remedy="the second moment is from these steps",
+    )
+
+    requires: ClassVar[Requires] = replace(GradientSettings.requires, updates=("adam",))
+    supports: ClassVar[Supports] = Supports(
+        shaping=False, clipping=False, packed_states=False, loss_scale=False
+    )
+
+    @property
+    def beginning(self) -> tuple[str, int, str] | None:
+        """The warm-up is plain Adam."""
+        return "agreement.warmup_steps", self.warmup_steps, "it was plain Adam"
+
+
 class QAdam(Gradient):
     """Two senders: of gradients as they are, then of momentum by the codec."""
+
+    settings: ClassVar[type[AgreementSettings]] = QAdamSettings
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         adam = means.steps.rule
@@ -106,56 +136,3 @@ class QAdam(Gradient):
         real, count = sums.dtype.type, float(self.buffer.tail[-1])
         sums *= real(1.0 - self.rule.beta1)
         sums += (real(self.rule.beta1 * count) * m).astype(sums.dtype)
-
-
-# Methods that begin as another one, and runs that are over before that changes.
-
-AS_DENSE = "all words went as they are"
-# codec -> what it is until its levels adapt
-ADAPT = {
-    "alq": "it was nuqsgd",
-    "amq": "its levels were powers of 1/2",
-}
-
-
-def unreached_phase(config: Any, exchanges: int) -> str:
-    """Return a sentence on the phase that a run of so many exchanges never reaches; ""
-    if it reaches all.
-
-    `config` has the sections of a run.
-    """
-    if config.grid.replicas == 1:
-        return ""
-    first, epochs = config.accordion.interval + 1, config.schedule.epochs
-    meanwhile = _until_a_look(config)
-    if meanwhile and epochs <= first:
-        return (
-            f"{meanwhile} until accordion.interval + 1 = {first} epochs, and the run"
-            f" had {epochs}"
-        )
-    for setting, first, meanwhile in _beginnings(config):
-        if exchanges <= first:
-            return (
-                f"{meanwhile} until {setting} = {first} exchanges, and the run had"
-                f" {exchanges}"
-            )
-    return ""
-
-
-def _until_a_look(config: Any) -> str:
-    """Return what it is before two looks at its gradients; "" if it does not look."""
-    if config.agreement.kind == "growing":
-        return "its batches were small"
-    return "it compressed little" if config.agreement.codec == "accordion" else ""
-
-
-def _beginnings(config: Any) -> Iterator[tuple[str, int, str]]:
-    """(setting, exchanges until the method is itself, what it is before)."""
-    asked, codec = config.agreement, config.codec
-    name = config.accordion.codec if asked.codec == "accordion" else asked.codec
-    if asked.kind == "qadam":
-        yield "agreement.warmup_steps", asked.warmup_steps, "it was plain Adam"
-    if name == "powersgd":
-        yield "codec.start", codec.start, AS_DENSE
-    if name in ADAPT:
-        yield "codec.adapt", codec.adapt, ADAPT[name]

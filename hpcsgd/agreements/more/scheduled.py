@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from hpcsgd.agreements.base import AgreementSettings, GradientSettings
 from hpcsgd.agreements.buckets import MIB, PURPOSE, Buffer, PlainSender, Sender, Tile
 from hpcsgd.agreements.gradient import Gradient, Made
 from hpcsgd.comm.communicator import Communicator, Pending
@@ -18,6 +19,7 @@ from hpcsgd.comm.grid import duplicate
 from hpcsgd.data.shard import split_range
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.products.direct import probed
+from hpcsgd.settings import setting
 
 # Which piece of the gradient travels next: priorities, and credit in bytes.
 #
@@ -397,8 +399,35 @@ class PartitionTuner:
 # bit depends on what was under way when.
 
 
+@dataclass(frozen=True)
+class ScheduledSettings(GradientSettings):
+    """Gradients are sent by priority, hidden behind the next step."""
+
+    partition: float = setting(
+        4.0,
+        "MiB of one message; smaller messages are overtaken more easily",
+        above=0,
+        remedy="4 MiB is usual",
+    )
+    credit: float = setting(
+        16.0,
+        "MiB that may be in flight; more keep the network busy",
+        above=0,
+        remedy="16 MiB is usual",
+    )
+    order: str = setting(
+        "forward",
+        "order in which tiles are computed: forward, backward or shuffled, the last two"
+        " for tests",
+        choices=ORDERS,
+    )
+    tune_schedule: bool = setting(False, "tune partition and credit during the run")
+
+
 class Scheduled(Gradient):
     """A gradient agreement whose tiles are stepped when somebody needs them."""
+
+    settings: ClassVar[type[AgreementSettings]] = ScheduledSettings
 
     buffer: OrderedTiles
     own: Communicator | None = None  # of its pieces

@@ -1,12 +1,13 @@
 """Tick-tock scheduling of Wavelet: two fits that compute in turns."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from hpcsgd.agreements.base import AgreementSettings, GradientSettings, Supports
 from hpcsgd.agreements.buckets import Buffer, PlainSender, Tile
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import Gradient
@@ -14,7 +15,9 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Ledger
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.settings import setting
 
 # A work item of tick-tock: its own buffer, sender and communicator.
 
@@ -79,8 +82,54 @@ def make_items(
 MODES = ("exact-sum", "delayed", "independent")
 
 
+@dataclass(frozen=True)
+class TickTockSettings(GradientSettings):
+    """Half of a gradient is sent while the other is computed."""
+
+    mode: str = setting(
+        "exact-sum",
+        "exact-sum takes the steps of SGD; delayed and independent are other methods",
+        choices=MODES,
+    )
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    supports: ClassVar[Supports] = Supports(
+        codecs=False, leaders=False, loss_scale=False
+    )
+
+    @property
+    def batches_together(self) -> int:
+        """Those of the tick and of the tock, where both are one step."""
+        return self.accumulate * (2 if self.mode == "exact-sum" else 1)
+
+    @property
+    def steps_late(self) -> bool:
+        """A gradient travels while the next one is computed."""
+        return self.mode == "delayed"
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """Two fits are no run of one."""
+        if self.mode == "independent":
+            yield (
+                "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
+                " --set agreement.mode=exact-sum"
+            )
+
+
 class TickTock(Gradient):
     """Two halves of one step: the tick travels while the tock is computed."""
+
+    settings: ClassVar[type[AgreementSettings]] = TickTockSettings
+
+    @classmethod
+    def variant(
+        cls, settings: Any, replicas: int, rows: int, batch: int
+    ) -> type[Gradient]:
+        """Halves are taken as one where no half has anything to hide behind."""
+        if settings.mode == "delayed":
+            return LateTickTock
+        is_one = replicas == 1 or rows <= batch * settings.accumulate
+        return AsOne if settings.mode == "exact-sum" and is_one else cls
 
     def prepare(self, state: State) -> None:
         """Two buffers, and two communicators."""
@@ -217,6 +266,10 @@ class TickTock(Gradient):
 
 class AsOne(Gradient):
     """Both halves at once, as ddp: where no half has anything to hide behind."""
+
+    settings: ClassVar[type[AgreementSettings]] = TickTockSettings
+    sums_on_devices: ClassVar[bool] = True
+    steps_on_devices: ClassVar[bool] = True
 
 
 # Tick-tock with one weight vector and gradients that come one batch late.

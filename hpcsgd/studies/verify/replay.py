@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import takes_gradients
+from hpcsgd.agreements import settings_of
 from hpcsgd.backends.base import ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import weigh
 from hpcsgd.config import RunConfig
@@ -579,7 +579,7 @@ def _check_replayable(folder: Path, result: Result) -> None:
             " with hpcsgd train and verify that run",
         ),
         (
-            takes_gradients(kind) and kind != KIND and not is_recorded,
+            settings_of(kind).shares_gradients and kind != KIND and not is_recorded,
             f"is of --agreement {kind}, whose steps are not recorded; hpcsgd evaluate"
             " takes its loss again",
         ),

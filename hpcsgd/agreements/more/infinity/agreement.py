@@ -4,15 +4,21 @@ import logging
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from uuid import uuid4
 
 import numpy as np
 
-from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.base import (
+    AgreementSettings,
+    GradientSettings,
+    Overlap,
+    Requires,
+    Supports,
+)
 from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.more.infinity.store import (
@@ -39,8 +45,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import DataError
 from hpcsgd.files import own_folder
 from hpcsgd.glm.updates import ColumnViews
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.products.direct import probed
+from hpcsgd.settings import setting
 
 # Tiles of weights and of gradients between replicas: one travels while one is used.
 #
@@ -449,8 +457,73 @@ class WeightsOnDisk(Protocol):
 WEIGHTS = "weights"
 
 
+@dataclass(frozen=True)
+class InfinitySettings(GradientSettings):
+    """Weights and optimizer state on disk, read in tiles."""
+
+    tile: float = setting(
+        64.0,
+        "MiB of all buffers together; fewer need less memory",
+        above=0,
+        remedy="64 is usual",
+    )
+    store: str = setting(
+        "", "folder of weights and states on disk; empty takes the run folder"
+    )
+    sync: bool = setting(
+        True, "wait until data is on the drive; false is faster and less safe"
+    )
+    direct: bool = setting(False, "bypass the page cache if the drive supports it")
+
+    on_disk: ClassVar[bool] = True
+    works_alone: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset()
+    ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
+    requires: ClassVar[Requires] = replace(
+        GradientSettings.requires, products=("direct",)
+    )
+    supports: ClassVar[Supports] = Supports(
+        codecs=False,
+        leaders=False,
+        loss_scale=False,
+        shaping=False,
+        clipping=False,
+        packed_states=False,
+        gradients_of_all_rows=False,
+        refinement=False,
+        lost_ranks=False,
+        emulated_members=False,
+        gpus=False,
+    )
+
+    @property
+    def states_folder(self) -> str:
+        """The store."""
+        return self.store
+
+    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+        """States on disk need a folder, and are never whole in memory."""
+        if not (self.store or config.run.out):
+            yield (
+                "keeps its states on disk and no folder is given; add --out DIR, or set"
+                " agreement.store"
+            )
+        if config.average.kind != "none":
+            yield (
+                "holds a tile of the weights and [average] would hold a mean of all;"
+                " set average.kind = 'none'"
+            )
+        if config.stop.on == "validation":
+            yield (
+                "takes the loss tile by tile, of the rows that are trained on; set"
+                " stop.on = 'none' or 'loss'"
+            )
+
+
 class Infinity(Gradient):
     """States on disk; a `GradientReducer` that passes rows and weights tile by tile."""
+
+    settings: ClassVar[type[AgreementSettings]] = InfinitySettings
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

@@ -1,45 +1,15 @@
-"""A configuration file with all there is to set, written from the dataclasses."""
+"""A configuration file with all there is to set, written from the declarations."""
 
-import ast
 import inspect
-import io
-import tokenize
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from hpcsgd.agreements.averaging import BUFFERS
-from hpcsgd.agreements.codecs.base import DENSE, FEEDBACKS, NORMS
-from hpcsgd.agreements.settings import PEERS, ROUNDS
-from hpcsgd.agreements.slowmo import BASES
-from hpcsgd.cli.flags import FLAGS
-from hpcsgd.comm import COMMUNICATORS
-from hpcsgd.config import RunConfig
+from hpcsgd.cli.parser import ONE_OF
+from hpcsgd.config import METHODS, RunConfig
 from hpcsgd.files import toml_literal
-from hpcsgd.formats import formats_of
-from hpcsgd.glm.mirror_maps import KINDS
-from hpcsgd.glm.penalties import PLACES
-from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
-from hpcsgd.products.base import OVERS, WAYS
+from hpcsgd.settings import declarations
 
 WIDTH = 88
-# settings that no flag has; those of flags know their choices themselves
-CHOICES: dict[str, list[str]] = {
-    "run.comm": ["auto", *COMMUNICATORS],
-    "agreement.momentum": list(BUFFERS),
-    "agreement.base": list(BASES),
-    "agreement.peers": list(PEERS),
-    "agreement.rounds": list(ROUNDS),
-    "mirror.kind": list(KINDS),
-    "codec.feedback": list(FEEDBACKS),
-    "codec.dense": list(DENSE),
-    "codec.norm": list(NORMS),
-    "problem.l1_at": list(PLACES),
-    "update.clip": list(WAYS),
-    "update.clip_over": list(OVERS),
-    "precision.scale": list(SCALES),
-    "precision.rounding": list(ROUNDINGS),
-    **{f"precision.{name}": formats_of(name) for name in FIELDS},
-}
 
 
 def template() -> str:
@@ -59,23 +29,32 @@ def settings_of(config: type[RunConfig]) -> dict[str, str]:
     return {
         f"{section.name}.{key}": text
         for section in fields(config)
-        for key, text in _texts(section.name, kinds[section.name]).items()
+        for key, text in texts_of(section.name, kinds[section.name]).items()
     }
 
 
-def _texts(name: str, kind: type[Any]) -> dict[str, str]:
+def texts_of(name: str, kind: type[Any]) -> dict[str, str]:
     """Return key -> help of one section."""
-    notes = comments(kind)
-    # The nine fields are explained where they live.
-    notes = comments(Precision) | notes if name == "precision" else notes
-    keys = (field.name for field in fields(kind))
-    return {key: explain(f"{name}.{key}", notes.get(key, "")) for key in keys}
+    texts = {}
+    for key, declared in declarations(kind).items():
+        # The methods are known one floor above the section of agreements.
+        is_method = (name, key) == ("agreement", "method")
+        choices = tuple(METHODS) if is_method else declared.known
+        texts[key] = explain(declared.help, choices)
+    return texts
+
+
+def explain(text: str, choices: tuple[Any, ...]) -> str:
+    """Return the help of a setting, with the choices that it does not name itself."""
+    if all(str(choice) in text for choice in choices):
+        return text
+    return f"{text}{ONE_OF}{', '.join(map(str, choices))}"
 
 
 def _section(name: str, kind: type[Any]) -> str:
     values = kind()
     lines = [*_remarks(inspect.getdoc(kind) or ""), f"[{name}]"]
-    for key, text in _texts(name, kind).items():
+    for key, text in texts_of(name, kind).items():
         lines += _key(key, getattr(values, key), text)
     return "\n".join(lines)
 
@@ -101,43 +80,3 @@ def _remarks(text: str) -> list[str]:
             line += f" {word}"
         lines.append(line)
     return lines
-
-
-def explain(setting: str, comment: str) -> str:
-    """Return the help of a setting: its comment or the help of its flag, and choices.
-
-    Choices that the text names are not listed again.
-    """
-    flag = next((flag for flag in FLAGS if flag.setting == setting), None)
-    said = comment or (flag.help if flag else "")
-    choices = (flag.options if flag else {}).get("choices") or CHOICES.get(setting, [])
-    if all(choice in said for choice in choices):
-        return said
-    return f"{said}; one of {', '.join(choices)}"
-
-
-def comments(kind: type[Any]) -> dict[str, str]:
-    """Return field -> the comment above or beside it, none where there is no source."""
-    try:
-        source = inspect.cleandoc("\n" + inspect.getsource(kind))
-    except OSError:
-        return {}
-    notes, found = _notes(source), {}
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign):
-            first = node.lineno
-            while lines[first - 2].lstrip().startswith("#"):
-                first -= 1
-            numbers = range(first, (node.end_lineno or node.lineno) + 1)
-            found[ast.unparse(node.target)] = [notes[n] for n in numbers if n in notes]
-    return {name: " ".join(said) for name, said in found.items() if said}
-
-
-def _notes(source: str) -> dict[int, str]:
-    """Line -> its comment."""
-    return {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }

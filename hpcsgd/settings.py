@@ -37,9 +37,6 @@ class Setting:
     read_if : tuple of mapping
         Conditions of which one has to hold for a run to read the setting; each maps
         section.key to values, all of which have to be met. Empty: always read.
-    read_by : str
-        A subject of agreements: only those that list it in `reads` read the setting,
-        and `read_if` has to hold, too.
     auto : value or None
         The value that the text "auto" stands for; nobody may write it as it is.
     is_whole : bool
@@ -57,17 +54,9 @@ class Setting:
     below: float | None = None
     remedy: str = ""
     read_if: tuple[Condition, ...] = ()
-    read_by: str = ""
     auto: Any = None
     is_whole: bool = False
     is_count: bool = False
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Alternatives of which one has to hold, with `read_by` as `READS` in each."""
-        if not self.read_by:
-            return self.read_if
-        return tuple({READS: (self.read_by,), **one} for one in self.read_if or ({},))
 
     @property
     def known(self) -> tuple[Any, ...]:
@@ -124,7 +113,14 @@ class Setting:
         return f"be {whole}{bounds}{finite}{auto}"
 
 
-def setting(default: Any, help: str = "", **facts: Any) -> Any:
+def setting(
+    default: Any,
+    help: str = "",
+    *,
+    read_if: Condition | tuple[Condition, ...] = (),
+    read_by: str = "",
+    **facts: Any,
+) -> Any:
     """Declare one field of a section.
 
     Parameters
@@ -133,8 +129,13 @@ def setting(default: Any, help: str = "", **facts: Any) -> Any:
         The value of a setting that is not given.
     help : str
         What the setting does, as a phrase.
+    read_if : mapping or tuple of mapping
+        Conditions of which one has to hold for a run to read the setting.
+    read_by : str
+        A subject of agreements: only those that list it in `reads` read the setting,
+        and a condition of `read_if` has to hold, too.
     **facts
-        Fields of `Setting`. A single mapping may be given as `read_if`.
+        Other fields of `Setting`.
 
     Returns
     -------
@@ -151,9 +152,11 @@ def setting(default: Any, help: str = "", **facts: Any) -> Any:
     Traceback (most recent call last):
     hpcsgd.errors.ConfigError: [brake] force = 2.0 must be at least 0 and at most 1
     """
-    if isinstance(facts.get("read_if"), Mapping):
-        facts["read_if"] = (facts["read_if"],)
-    return field(default=default, metadata={"setting": Setting(help, default, **facts)})
+    conditions = (read_if,) if isinstance(read_if, Mapping) else read_if
+    if read_by:
+        conditions = tuple({READS: (read_by,), **one} for one in conditions or ({},))
+    declared = Setting(help, default, read_if=conditions, **facts)
+    return field(default=default, metadata={"setting": declared})
 
 
 class Settings:

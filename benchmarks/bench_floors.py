@@ -15,8 +15,8 @@ from unittest import mock
 
 import numpy as np
 
+from hpcsgd.agreements import AGREEMENTS
 from hpcsgd.agreements.more.decentralized import MixPairs
-from hpcsgd.runs.agreements import KINDS
 from tests.helpers import anybatch_laws, bagua_laws
 from tests.helpers.averages_laws import HARD, L2, OPTIMUM, gap, loss
 from tests.helpers.contracts.codec import gap_of
@@ -84,7 +84,9 @@ def twins():
     """Name -> gap of the method and of its twin, at 1/(4L) and at 1/(16L)."""
     pairs, low = MIXED["decentralized, shift_one"], MIXED["decentralized-low"]
     same = mock.patch.object(MixPairs, "start", bagua_laws.always_the_same)
-    in_bytes = mock.patch.dict(KINDS, {"decentralized-low": bagua_laws.WithoutFeedback})
+    in_bytes = mock.patch.dict(
+        AGREEMENTS, {"decentralized-low": bagua_laws.WithoutFeedback}
+    )
     return {
         "the same pairs": beside_twin(pairs, 4.0, same),
         "weights in bytes": beside_twin(low, 16.0, in_bytes),

@@ -1,9 +1,8 @@
 """What the user asked for: frozen sections in, TOML out, nothing unknown accepted."""
 
 import logging
-import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import product
@@ -15,18 +14,30 @@ from hpcsgd.agreements import AGREEMENTS, AUTO, settings_of
 from hpcsgd.agreements.base import AgreementSettings
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.agreements.codecs.base import AccordionConfig, CodecConfig
+from hpcsgd.comm import COMMUNICATORS
+from hpcsgd.comm.network_model import NETWORKS
 from hpcsgd.data.sampling import FoldSplit, SamplingConfig
 from hpcsgd.data.shard import PARTITIONS
 from hpcsgd.errors import ConfigError, did_you_mean, did_you_mean_file
 from hpcsgd.files import numbers, open_entry, parse_toml, toml_literal, toml_value
+from hpcsgd.glm import ADAPTIVE, UPDATES
 from hpcsgd.glm.mirror_maps import MirrorConfig
 from hpcsgd.glm.penalties import Models, ProblemConfig, SweepModel
 from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.glm.updates import RateConfig
 from hpcsgd.precision import PrecisionConfig
+from hpcsgd.products.base import OVERS, WAYS
 from hpcsgd.products.cost import ProductsConfig
-from hpcsgd.settings import Condition, Setting, declarations, refuse
-from hpcsgd.solvers.coordinate import CoordinateConfig
+from hpcsgd.settings import (
+    READS,
+    Condition,
+    Setting,
+    Settings,
+    declarations,
+    refuse,
+    setting,
+)
+from hpcsgd.solvers.coordinate import COORDINATE, CoordinateConfig
 from hpcsgd.solvers.evaluation import MEASURES, AverageConfig, StopConfig
 from hpcsgd.solvers.lbfgs import PolishConfig
 
@@ -37,88 +48,124 @@ DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
 FIT, SGD = "fit", "sgd"
+MOMENTUM_RULES = ("momentum", "nesterov", "nesterov-classic")  # of [update] kind
 DEFAULTS = (SGD, FIT)  # of settings that are not named
 MOST_EXCHANGES = 1_000_000  # between two looks
 MOST_EMULATED = 2**20  # members
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Settings, section="data"):
     """The data file and how ranks read it."""
 
-    path: str = ""
-    partition: str = "auto"
-    hdf5: str = "independent"
-
-    def __post_init__(self) -> None:
-        if self.partition not in PARTITIONS:
-            raise ConfigError(
-                f"[data] partition = {self.partition!r} must be one of"
-                f" {', '.join(PARTITIONS)}"
-            )
-        if self.hdf5 not in DRIVERS:
-            raise ConfigError(
-                f"[data] hdf5 = {self.hdf5!r} must be one of {', '.join(DRIVERS)}"
-            )
+    path: str = setting("", "HDF5 file with the rows /X and the targets /y")
+    partition: str = setting(
+        "auto",
+        "distribution of the columns over the members: equal numbers of columns"
+        " (equal), or equal numbers of stored values, for sparse data (stored)",
+        choices=PARTITIONS,
+    )
+    hdf5: str = setting(
+        "independent",
+        "HDF5 driver: every rank reads on its own (independent), or all ranks read"
+        " through MPI-IO (mpio)",
+        choices=DRIVERS,
+    )
 
 
 @dataclass(frozen=True)
-class UpdateConfig:
+class UpdateConfig(Settings, section="update"):
     """How a gradient becomes a step."""
 
-    kind: str = "sgd"
-    momentum: float = 0.9
-    beta1: float = 0.9  # adam: decay rate of the mean of the gradients
-    beta2: float = 0.999  # adam: decay rate of the mean of their squares
-    # adam and adagrad: small number added to the root that steps are divided by
-    epsilon: float = 1e-08
-    # momentum, adam and adagrad: bits of a word of optimizer state, 32 or 8; 8 needs an
-    # agreement on gradients
-    bits: int = 32
-    snapshot: int = 1  # svrg: epochs between two full gradients
-    # clipping of large gradients: by value, by norm, or at a percentile of the last
-    # norms
-    clip: str = "none"
-    # largest value or norm, or the percentile; 0 takes 1, or the percentile 5
-    clip_at: float = 0.0
-    # what is clipped: the gradient of every step, or the mean gradient of an exchange,
-    # which is another method (exchange)
-    clip_over: str = "step"
-    # mean that gradients lose: over classes, columns or none
-    centre: str = "none"
-    normalise: bool = False  # scale every gradient to norm 1
-    # variance of the noise on gradients in the first step, which decays; 0 adds none
-    noise: float = 0.0
+    kind: str = setting(
+        "sgd",
+        "update rule that turns a gradient into a step",
+        choices=(*UPDATES, *ADAPTIVE, COORDINATE),
+    )
+    momentum: float = setting(
+        0.9,
+        "momentum coefficient of the update rules momentum, nesterov and"
+        " nesterov-classic",
+        at_least=0,
+        below=1,
+        remedy="0.9 is usual",
+        read_if={"update.kind": MOMENTUM_RULES},
+    )
+    beta1: float = setting(
+        0.9,
+        "adam: decay rate of the mean of the gradients",
+        at_least=0,
+        below=1,
+        remedy="0.9 is usual",
+        read_if={"update.kind": ("adam",)},
+    )
+    beta2: float = setting(
+        0.999,
+        "adam: decay rate of the mean of their squares",
+        at_least=0,
+        below=1,
+        remedy="0.999 is usual",
+        read_if={"update.kind": ("adam",)},
+    )
+    epsilon: float = setting(
+        1e-08,
+        "adam and adagrad: small number added to the root that steps are divided by",
+        above=0,
+        remedy="1e-8 is usual",
+        read_if={"update.kind": ("adam", "adagrad")},
+    )
+    bits: int = setting(
+        32,
+        "momentum, adam and adagrad: bits of a word of optimizer state, 32 or 8; 8"
+        " needs an agreement on gradients",
+        choices=(32, 8),
+        read_if={"update.kind": (*MOMENTUM_RULES, "adam", "adagrad")},
+    )
+    snapshot: int = setting(
+        1,
+        "svrg: epochs between two full gradients",
+        at_least=1,
+        remedy="1 is usual",
+        read_if={"update.kind": ("svrg",)},
+    )
+    clip: str = setting(
+        "none",
+        "clipping of large gradients: by value, by norm, or at a percentile of the last"
+        " norms",
+        choices=WAYS,
+    )
+    clip_at: float = setting(
+        0.0,
+        "largest value or norm, or the percentile; 0 takes 1, or the percentile 5",
+        at_least=0,
+        remedy="0 takes 1, or the percentile 5",
+        read_if={"update.clip": ("norm", "value", "percentile")},
+    )
+    clip_over: str = setting(
+        "step",
+        "what is clipped: the gradient of every step, or the mean gradient of an"
+        " exchange, which is another method (exchange)",
+        choices=OVERS,
+        read_if={"update.clip": ("norm", "value", "percentile")},
+    )
+    centre: str = setting(
+        "none",
+        "mean that gradients lose: over classes, columns or none",
+        choices=CENTRES,
+    )
+    normalise: bool = setting(False, "scale every gradient to norm 1")
+    noise: float = setting(
+        0.0,
+        "variance of the noise on gradients in the first step, which decays; 0 adds"
+        " none",
+        at_least=0,
+        remedy="0 is none",
+    )
 
-    def __post_init__(self) -> None:
-        if self.snapshot < 1:
-            raise ConfigError(
-                f"[update] snapshot = {self.snapshot} must be at least 1; 1 is usual"
-            )
-        for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(
-                    f"[update] {name} = {getattr(self, name)!r} must lie in [0, 1)"
-                )
-        self._check_shapes()
-        if self.bits not in (8, 32):
-            raise ConfigError(f"[update] bits = {self.bits!r} must be 8 or 32")
-        if not 0.0 < self.epsilon < float("inf"):
-            raise ConfigError(
-                f"[update] epsilon = {self.epsilon!r} must be above 0; 1e-8 is usual"
-            )
-
-    def _check_shapes(self) -> None:
-        if self.centre not in CENTRES:
-            raise ConfigError(
-                f"[update] centre = {self.centre!r} must be one of {', '.join(CENTRES)}"
-            )
-        if not 0.0 <= self.noise < float("inf"):
-            raise ConfigError(
-                f"[update] noise = {self.noise!r} must be at least 0; 0 is none"
-            )
+    def conflicts(self) -> Iterator[str]:
+        """Yield a sentence if the limit is no percentile and has to be one."""
         if self.clip == "percentile" and not 0.0 < self.limit <= 100.0:
-            raise ConfigError(
+            yield (
                 f"[update] clip_at = {self.clip_at!r} is the percentile of the last"
                 " norms and must lie in (0, 100]; 5 is usual"
             )
@@ -140,130 +187,175 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True)
-class GridConfig:
+class GridConfig(Settings, section="grid"):
     """Grid of R replicas of C members."""
 
-    replicas: int = 1  # replicas, which divide the rows; each holds all weights
-    # members of a replica, which divide the columns; 0 takes all ranks
-    members: int = 0
+    replicas: int = setting(
+        1, "replicas, which divide the rows; each holds all weights"
+    )
+    members: int = setting(
+        0, "members of a replica, which divide the columns; 0 takes all ranks"
+    )
 
 
 @dataclass(frozen=True)
-class RunSection:
+class RunSection(Settings, section="run"):
     """Behaviour of the run; only `defaults` changes what is learnt."""
 
-    # defaults of the settings that are not named: those of SGD (sgd) or those of
-    # hpcsgd.fit (fit)
-    defaults: str = "sgd"
-    out: str | None = None
-    resume: str = "no"
-    # memory in GiB that all ranks of one node may use together; 0 takes what the system
-    # reports as free
-    memory: float = 0.0
-    network: str | None = None
-    comm: str = "auto"
-    reproducible: bool = False
-    check_members: int = 0
-    # exchanges between two checks for non-finite weights and for requests to stop
-    check_every: int = 64
-    # let ranks of one node share memory for their data: auto, on or off
-    node_sharing: str = "auto"
-    # epochs between two evaluations of the full loss; 0 evaluates at the start and at
-    # the end only
-    evaluate_every: int = 1
-    # what an evaluation computes: loss, also the norm of the gradient (gradient), also
-    # a bound of F − F* (gap), each with more passes over the rows
-    evaluate: str = "loss"
-    gap_every: int = 50
-    # retry with safer settings after an alarm of the monitor or a divergence
-    fall_back: bool = True
-    record: int = 3
-    on_failure: str = "stop"
-    timeout: float = 20.0
-    # 0 emulates none; N measures the time of one rank as one of N members, with weights
-    # that mean nothing
-    emulate_members: int = 0
-    device: str = "cpu"
-    transport: str = "auto"
-    share_gpus: bool = False
-    threads: int = 1
-    profile: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least, remedy in (
-            ("check_members", 0, "0 never compares"),
-            ("check_every", 1, "64 is usual"),
-            ("gap_every", 0, "0 never looks"),
-            ("record", 0, "0 keeps none"),
-            ("emulate_members", 0, "0 emulates none"),
-            ("threads", 1, "1 is one core a rank"),
-            ("evaluate_every", 0, "0 measures at the two ends only"),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(
-                    f"[run] {name} = {value} must be at least {least}; {remedy}"
-                )
-        if self.emulate_members > MOST_EMULATED:
-            raise ConfigError(
-                f"[run] emulate_members = {self.emulate_members} must be at most"
-                f" {MOST_EMULATED}; no machine has more ranks"
-            )
-        if self.defaults not in DEFAULTS:
-            raise ConfigError(
-                f"[run] defaults = {self.defaults!r}; known: {', '.join(DEFAULTS)}"
-            )
-        if self.evaluate not in MEASURES:
-            known = ", ".join(MEASURES)
-            raise ConfigError(f"[run] evaluate = {self.evaluate!r}; known: {known}")
-        if self.check_every > MOST_EXCHANGES:
-            raise ConfigError(
-                f"[run] check_every must be at most {MOST_EXCHANGES}; 64 is usual"
-            )
-        if not 0.0 <= self.memory < float("inf"):
-            raise ConfigError(
-                f"[run] memory = {self.memory!r} GiB must be at least 0;"
-                " 0 asks the system"
-            )
-        if not 0.0 <= self.timeout < float("inf"):
-            raise ConfigError(
-                f"[run] timeout = {self.timeout!r} must be finite seconds, 0 = wait for"
-                " ever"
-            )
-        if self.on_failure not in ("stop", "shrink"):
-            raise ConfigError(
-                f"[run] on_failure = {self.on_failure!r}; known: stop, shrink"
-            )
-        if self.device not in DEVICES:
-            raise ConfigError(f"[run] device = {self.device!r}; known: cpu, cuda")
-        if self.transport not in TRANSPORTS:
-            raise ConfigError(
-                f"[run] transport = {self.transport!r}; known: {', '.join(TRANSPORTS)}"
-            )
-        if self.node_sharing not in ("auto", "on", "off"):
-            raise ConfigError(
-                f"[run] node_sharing = {self.node_sharing!r}; known: auto, on, off"
-            )
+    defaults: str = setting(
+        "sgd",
+        "defaults of the settings that are not named: those of SGD (sgd) or those of"
+        " hpcsgd.fit (fit)",
+        choices=DEFAULTS,
+    )
+    out: str | None = setting(
+        None,
+        "run folder for the model, the history and the checkpoints; without it nothing"
+        " is written",
+    )
+    resume: str = setting(
+        "no",
+        "resume from the newest checkpoint in the run folder if there is one (auto), or"
+        " from the checkpoint with this path",
+    )
+    memory: float = setting(
+        0.0,
+        "memory in GiB that all ranks of one node may use together; 0 takes what the"
+        " system reports as free",
+        at_least=0,
+        remedy="0 asks the system",
+    )
+    network: str | None = setting(
+        None,
+        f"emulate a slower network by waiting in each message: {', '.join(NETWORKS)} or"
+        " alpha=5e-5,bandwidth=1.25e9 (seconds and bytes per second)",
+    )
+    comm: str = setting(
+        "auto",
+        "how ranks communicate: through MPI (mpi), not at all on a single rank"
+        " (serial), or as the variables of the launcher indicate (auto)",
+        choices=lambda: ("auto", *COMMUNICATORS),
+    )
+    reproducible: bool = setting(
+        False,
+        "give every member the same bits, at the price of a second message in each"
+        " exchange",
+    )
+    check_members: int = setting(
+        0,
+        "exchanges between two comparisons of the members' weights; 0 never compares",
+        at_least=0,
+        remedy="0 never compares",
+    )
+    check_every: int = setting(
+        64,
+        "exchanges between two checks for non-finite weights and for requests to stop",
+        at_least=1,
+        at_most=MOST_EXCHANGES,
+        remedy="64 is usual",
+    )
+    node_sharing: str = setting(
+        "auto",
+        "let ranks of one node share memory for their data: auto, on or off",
+        choices=("auto", "on", "off"),
+    )
+    evaluate_every: int = setting(
+        1,
+        "epochs between two evaluations of the full loss; 0 evaluates at the start and"
+        " at the end only",
+        at_least=0,
+        remedy="0 measures at the two ends only",
+    )
+    evaluate: str = setting(
+        "loss",
+        "what an evaluation computes: loss, also the norm of the gradient (gradient),"
+        " also a bound of F − F* (gap), each with more passes over the rows",
+        choices=MEASURES,
+    )
+    gap_every: int = setting(
+        50,
+        "exchanges between two checks of the recurrence error by the numerics monitor;"
+        " 0 switches the monitor off",
+        at_least=0,
+        remedy="0 never looks",
+    )
+    fall_back: bool = setting(
+        True,
+        "retry with safer settings after an alarm of the monitor or a divergence",
+    )
+    record: int = setting(
+        3,
+        "number of exchanges that are recorded for `hpcsgd verify`",
+        at_least=0,
+        remedy="0 keeps none",
+    )
+    on_failure: str = setting(
+        "stop",
+        "reaction to the loss of a rank: stop, or continue with the remaining ranks"
+        " (shrink), which needs an MPI with fault tolerance (ULFM)",
+        choices=("stop", "shrink"),
+    )
+    timeout: float = setting(
+        20.0,
+        "seconds that a rank waits for a rank that makes no progress before it aborts"
+        " the run; 0 waits for ever",
+        at_least=0,
+        remedy="0 waits for ever",
+    )
+    emulate_members: int = setting(
+        0,
+        "measure the time of one rank as one of N members, with weights that mean"
+        " nothing; 0 emulates none",
+        at_least=0,
+        at_most=MOST_EMULATED,
+        remedy="0 emulates none, and no machine has more ranks",
+    )
+    device: str = setting(
+        "cpu",
+        "device that computes the exchanges: processor (cpu) or GPU (cuda)",
+        choices=DEVICES,
+    )
+    transport: str = setting(
+        "auto",
+        "how ranks send arrays that are on GPUs: NCCL, an MPI that reads GPU memory"
+        " (mpi-cuda), or copies through the host (mpi-host)",
+        choices=TRANSPORTS,
+    )
+    share_gpus: bool = setting(False, "allow more ranks on a node than it has GPUs")
+    threads: int = setting(
+        1,
+        "threads of each rank in the compiled kernels; more than 1 uses several cores"
+        " for each rank",
+        at_least=1,
+        remedy="1 is one core a rank",
+    )
+    profile: bool = setting(
+        False, "report how the time divides into phases, over all ranks"
+    )
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings, section="checkpoint"):
     """When a run with a run folder saves checkpoints; it always saves its end."""
 
-    every: int = 0
-    seconds: float = 300.0
-    keep: int = 2  # checkpoints that are kept; older ones are removed
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ConfigError(f"[checkpoint] every = {self.every} must be at least 0")
-        if not 0.0 <= self.seconds < math.inf:
-            raise ConfigError(
-                f"[checkpoint] seconds = {self.seconds!r} must be finite and at least"
-                " 0; 300 is usual, 0 goes by exchanges alone"
-            )
-        if self.keep < 1:
-            raise ConfigError(f"[checkpoint] keep = {self.keep} must be at least 1")
+    every: int = setting(
+        0,
+        "exchanges between two checkpoints; 0 saves by time only",
+        at_least=0,
+        remedy="0 saves by time only",
+    )
+    seconds: float = setting(
+        300.0,
+        "seconds between two checkpoints; 0 saves by exchanges only",
+        at_least=0,
+        remedy="300 is usual, 0 saves by exchanges only",
+    )
+    keep: int = setting(
+        2,
+        "checkpoints that are kept; older ones are removed",
+        at_least=1,
+        remedy="2 is usual",
+    )
 
 
 # Methods by name: an agreement, a codec and the settings that belong together.
@@ -412,26 +504,26 @@ def with_method(
     if not isinstance(name, str) or not name:
         return tables
     method = get_method(name)
-    for setting, value in method.fixed.items():
-        _check(name, setting, value, tables)
+    for place, value in method.fixed.items():
+        _check(name, place, value, tables)
     merged = {section: dict(table) for section, table in tables.items()}
-    for setting, value in {**method.fixed, **method.defaults}.items():
-        section, key = setting.split(".")
+    for place, value in {**method.fixed, **method.defaults}.items():
+        section, key = place.split(".")
         table = merged.setdefault(section, {})
-        if setting in method.fixed or key not in table:
+        if place in method.fixed or key not in table:
             table[key] = value
     return merged
 
 
 def _check(
-    name: str, setting: str, value: Any, tables: Mapping[str, Mapping[str, Any]]
+    name: str, place: str, value: Any, tables: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    section, key = setting.split(".")
+    section, key = place.split(".")
     given = tables.get(section, {}).get(key, "auto")
     if given not in ("auto", value):
         raise ConfigError(
             f"method {name} is [{section}] {key} = {value!r}, and {given!r} was given;"
-            f" leave {setting} out, or choose another method"
+            f" leave {place} out, or choose another method"
         )
 
 
@@ -441,29 +533,35 @@ MOST_MODELS = 4096  # of one run
 
 
 @dataclass(frozen=True)
-class SweepConfig:
+class SweepConfig(Settings, section="sweep"):
     """Models that are trained together; empty lists train one model."""
 
-    l2: tuple[float, ...] = ()  # ridge penalties; an empty list takes that of [problem]
-    rate: tuple[float, ...] = ()  # learning rates; an empty list takes that of [rate]
-    # folds of a cross-validation, each of which adds a model trained without its rows;
-    # 0 trains without folds
-    folds: int = 0
-    fold_seed: int = 0  # seed of the random assignment of rows to folds
+    l2: tuple[float, ...] = setting(
+        (), "ridge penalties; an empty list takes that of [problem]"
+    )
+    rate: tuple[float, ...] = setting(
+        (), "learning rates; an empty list takes that of [rate]"
+    )
+    folds: int = setting(
+        0,
+        "folds of a cross-validation, each of which adds a model trained without its"
+        " rows; 0 trains without folds",
+    )
+    fold_seed: int = setting(
+        0,
+        "seed of the random assignment of rows to folds",
+        at_least=0,
+        remedy="0 will do",
+    )
 
-    def __post_init__(self) -> None:
+    def conflicts(self) -> Iterator[str]:
+        """Yield what is wrong with the lists, the folds and the number of models."""
         for name in ("l2", "rate"):
-            _check_list(name, getattr(self, name))
+            yield from _wrong_in_list(name, getattr(self, name))
         if self.folds < 0 or self.folds == 1:
-            raise ConfigError(
-                f"[sweep] folds = {self.folds} must be 0 or at least 2; 5 is usual"
-            )
-        if self.fold_seed < 0:
-            raise ConfigError(
-                f"[sweep] fold_seed = {self.fold_seed} must be at least 0; 0 will do"
-            )
+            yield f"[sweep] folds = {self.folds} must be 0 or at least 2; 5 is usual"
         if self.count > MOST_MODELS:
-            raise ConfigError(
+            yield (
                 f"[sweep] asks for {self.count} models at once; split the lists so that"
                 f" each run has at most {MOST_MODELS}"
             )
@@ -494,16 +592,16 @@ class SweepConfig:
         return Models(each, scores, weights)
 
 
-def _check_list(name: str, values: tuple[float, ...]) -> None:
+def _wrong_in_list(name: str, values: tuple[float, ...]) -> Iterator[str]:
     least = "at least 0" if name == "l2" else "above 0"
     for value in values:
-        good = value >= 0.0 if name == "l2" else value > 0.0
-        if not (good and value < float("inf")):
-            raise ConfigError(
+        is_good = value >= 0.0 if name == "l2" else value > 0.0
+        if not (is_good and value < float("inf")):
+            yield (
                 f"[sweep] {name} has {value!r}; every value must be finite and {least}"
             )
     if len(set(values)) < len(values):
-        raise ConfigError(f"[sweep] {name} names a value twice; name each once")
+        yield f"[sweep] {name} names a value twice; name each once"
 
 
 def split_of(sweep: SweepConfig, sampling: SamplingConfig) -> FoldSplit:
@@ -654,10 +752,7 @@ class RunConfig:
         -------
         dict of dict
         """
-        tables = {
-            name: {k: _plain(v) for k, v in vars(section).items() if v is not None}
-            for name, section in vars(self).items()
-        }
+        tables = {name: _table(section) for name, section in vars(self).items()}
         # A file names the settings of all kinds of agreement, as `defaults.toml` does.
         own = tables["agreement"]
         tables["agreement"] = {
@@ -665,10 +760,6 @@ class RunConfig:
             **{key: value for key, value in own.items() if key != FOREIGN},
             **dict(self.agreement.foreign),
         }
-        if not self.schedule.steps:
-            tables["schedule"]["steps"] = "auto"
-        if self.rate.is_open:
-            tables["rate"]["value"] = "auto"
         return tables
 
     def toml(self) -> str:
@@ -752,12 +843,12 @@ def apply_settings(
         name: dict(table) if isinstance(table, Mapping) else table
         for name, table in tables.items()
     }
-    for setting in settings:
-        name, equals, text = setting.partition("=")
+    for item in settings:
+        name, equals, text = item.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and section and key):
             raise ConfigError(
-                f"--set {setting}: write it as section.key=value,"
+                f"--set {item}: write it as section.key=value,"
                 " for example schedule.steps=16"
             )
         merged.setdefault(section, {})[key] = toml_value(text.strip())
@@ -768,8 +859,6 @@ HDF5 = b"\x89HDF\r\n\x1a\n"  # the first bytes of such a file
 DATA_KINDS = {".csv": "CSV", ".npy": "NumPy", ".npz": "NumPy", ".svm": "LIBSVM"}
 RESOLVED = "resolved.toml"  # what a run writes into its folder
 FOREIGN = "foreign"  # the field of AgreementSettings that is no setting
-# Texts that may be a number, and then need no quotes.
-COUNTS = {("agreement", key) for key in ("hierarchical", "groups", "periods")}
 _HINTS: dict[Any, dict[str, Any]] = {}
 
 
@@ -783,8 +872,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 @cache
 def shipped_defaults() -> dict[str, dict[str, Any]]:
     """Return the default of every setting, from the file that the package ships."""
-    with open(Path(__file__).with_name("defaults.toml")) as file:
-        return parse_toml(file.read())
+    return parse_toml(Path(__file__).with_name("defaults.toml").read_text("utf-8"))
 
 
 def agreement_settings() -> dict[str, tuple[str, type[AgreementSettings]]]:
@@ -824,13 +912,25 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
 
 
 def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    hints = _hints(kind)
+    """Return a section of these values; all that are wrong are refused at once."""
+    hints, declared = _hints(kind), declarations(kind)
     known = {f.name: hints[f.name] for f in fields(kind)}
     _reject_unknown(f"[{name}]", table, known)
+    values, sentences = {}, []
     for key, value in table.items():
         if refusal := why_retired(name, key, value):
-            raise ConfigError(refusal)
-    return kind(**{k: _typed(name, k, known[k], v) for k, v in table.items()})
+            sentences.append(refusal)
+            continue
+        auto = declared[key].auto
+        try:
+            values[key] = _typed(name, key, known[key], value, declared[key])
+        except ConfigError as error:
+            sentences.append(str(error))
+        else:
+            if auto is not None and value != "auto" and values[key] == auto:
+                sentences.append(kind.refusal(key, value))
+    refuse(sentences)
+    return kind(**values)
 
 
 def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -843,15 +943,15 @@ def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> N
         raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {sorted(known)}")
 
 
-def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
-    """`value` as `kind`; a whole number may stand for a real one, or for a text that
-    counts something, and nothing else for anything else.
+def _typed(section: str, key: str, kind: Any, value: Any, declared: Setting) -> Any:
+    """Return `value` as `kind`.
+
+    A whole number may stand for a real one, or for a text that counts something, the
+    text "auto" for a value that is to be found, and nothing else for anything else.
     """
-    if (section, key) == ("schedule", "steps") and value in ("auto", 0):
-        return _steps(value)
-    if (section, key) == ("rate", "value") and value in ("auto", 0):
-        return _rate(value)
-    if (section, key) in COUNTS and type(value) is int:
+    if declared.auto is not None and value == "auto":
+        return declared.auto
+    if declared.is_count and type(value) is int:
         return str(value)
     if get_origin(kind) is tuple:
         return numbers(f"[{section}] {key}", value)
@@ -859,7 +959,7 @@ def _typed(section: str, key: str, kind: Any, value: Any) -> Any:
     if value is None and type(None) in kinds:
         return None
     if tuple[float, ...] in kinds and isinstance(value, list | tuple):
-        return tuple(_typed(section, key, float, item) for item in value)
+        return tuple(_typed(section, key, float, item, declared) for item in value)
     if value == "" and type(None) in kinds and str not in kinds:
         return None  # TOML has no word for it
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
@@ -886,29 +986,21 @@ def _remedy_of_type(key: str, kinds: tuple[Any, ...], value: Any) -> str:
     return "write a whole number" if int in kinds else "write a number"
 
 
-def _plain(value: Any) -> Any:
-    """As TOML and JSON have it, which know lists alone."""
+def _table(section: Any) -> dict[str, Any]:
+    """Return key -> value of a section as TOML and JSON write it, without None."""
+    declared = declarations(type(section))
+    return {
+        key: _plain(declared[key], value)
+        for key, value in vars(section).items()
+        if value is not None
+    }
+
+
+def _plain(declared: Setting, value: Any) -> Any:
+    """Return a value as TOML and JSON write it, which have lists alone."""
+    if declared.auto is not None and value == declared.auto:
+        return "auto"
     return list(value) if isinstance(value, tuple) else value
-
-
-def _steps(value: Any) -> int:
-    """`auto`, which is 0 inside; a 0 that somebody wrote is a mistake."""
-    if value != "auto":
-        raise ConfigError(
-            f"[schedule] steps = {value!r} must be a whole number of at least 1, or"
-            ' "auto"'
-        )
-    return 0
-
-
-def _rate(value: Any) -> float:
-    """`auto`, which is 0 inside; a 0 that somebody wrote is a mistake."""
-    if value != "auto":
-        raise ConfigError(
-            f"[rate] value = {value!r} must be positive and finite, or auto; 0.1 is a"
-            " cautious start"
-        )
-    return 0.0
 
 
 # Settings that a run would not read: whoever wrote one meant another run.
@@ -916,7 +1008,6 @@ def _rate(value: Any) -> float:
 Tables = Mapping[str, Mapping[str, Any]]
 USUAL = RunConfig()
 NOTHING = {"update.momentum": 0.0}  # what those who do not read it have
-READS = "agreement.reads"  # what agreements read of other sections
 
 
 def check_read(config: RunConfig, given: Tables | None = None) -> None:

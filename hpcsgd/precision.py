@@ -1,7 +1,7 @@
 """The nine places of one exchange where a number format is chosen, and the recipes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -9,30 +9,40 @@ import numpy as np
 
 from hpcsgd.errors import ConfigError, NameTable
 from hpcsgd.formats import formats_of, get_format
+from hpcsgd.settings import Settings, declarations, setting
+
+# What stores the matrix may be more formats than the others.
+
+MATRIX, OTHERS = tuple(formats_of("matrix")), tuple(formats_of("weights"))
 
 
 @dataclass(frozen=True)
-class Precision:
+class Precision(Settings, section="precision"):
     """The nine choices of one exchange; defaults are recipe `fp32`."""
 
-    matrix: str = "fp32"  # storage of A, the input of every product
-    margin: str = "fp32"  # storage of the margins z = Yw
-    margin_sum: str = "fp32"  # accumulator of Yw and of its sum over members
-    gram_sum: str = "fp32"  # accumulator of the Gram matrix YYᵀ
-    gram_wire: str = "fp32"  # format in which the Gram matrix is summed over members
-    inner: str = "fp32"  # correction Σ G r and its addition to the margins
-    residual: str = "fp32"  # link function and residuals
-    gradient_sum: str = "fp32"  # accumulator of the gradient Yᵀr
-    weights: str = "fp32"  # storage and update of the weights
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value not in formats_of(field.name):
-                raise ConfigError(
-                    f"[precision] {field.name} = {value!r} is not offered;"
-                    f" known there: {', '.join(formats_of(field.name))}"
-                )
+    matrix: str = setting(
+        "fp32", "storage of A, the input of every product", choices=MATRIX
+    )
+    margin: str = setting("fp32", "storage of the margins z = Yw", choices=OTHERS)
+    margin_sum: str = setting(
+        "fp32", "accumulator of Yw and of its sum over members", choices=OTHERS
+    )
+    gram_sum: str = setting(
+        "fp32", "accumulator of the Gram matrix YYᵀ", choices=OTHERS
+    )
+    gram_wire: str = setting(
+        "fp32",
+        "format in which the Gram matrix is summed over members",
+        choices=OTHERS,
+    )
+    inner: str = setting(
+        "fp32", "correction Σ G r and its addition to the margins", choices=OTHERS
+    )
+    residual: str = setting("fp32", "link function and residuals", choices=OTHERS)
+    gradient_sum: str = setting(
+        "fp32", "accumulator of the gradient Yᵀr", choices=OTHERS
+    )
+    weights: str = setting("fp32", "storage and update of the weights", choices=OTHERS)
 
     @property
     def one_message(self) -> bool:
@@ -119,36 +129,47 @@ def make_precision(
     return replace(RECIPES[recipe], **(overrides or {}))
 
 
+def like(name: str) -> Any:
+    """Declare a setting without a value that is otherwise this field of Precision."""
+    declared = replace(declarations(Precision)[name], default=None)
+    return field(default=None, metadata={"setting": declared})
+
+
 @dataclass(frozen=True)
-class PrecisionConfig:
+class PrecisionConfig(Settings, section="precision"):
     """A recipe of number formats, and any of its nine formats set on its own."""
 
-    recipe: str = "fp32"
-    # largest relative loss difference to fp64 of a recipe that `auto` chooses
-    tolerance: float = 0.005
-    matrix: str | None = None
-    margin: str | None = None
-    margin_sum: str | None = None
-    gram_sum: str | None = None
-    gram_wire: str | None = None
-    inner: str | None = None
-    residual: str | None = None
-    gradient_sum: str | None = None
-    weights: str | None = None
-    # powers of two that scale an fp16 or fp8 matrix: one for each column, one for all
-    # (global), or none
-    scale: str = "column"
-    rounding: str = "nearest"  # rounding of the weights
-    loss_scale: float = 0.0  # factor of fp16 or fp8 residuals; 0 finds it and adapts it
+    recipe: str = setting(
+        "fp32",
+        "recipe of number formats, or auto to choose one by pilot runs",
+        choices=lambda: (*RECIPES, AUTO),
+    )
+    tolerance: float = setting(
+        0.005,
+        "largest relative loss difference to fp64 of a recipe that `auto` chooses",
+    )
+    matrix: str | None = like("matrix")
+    margin: str | None = like("margin")
+    margin_sum: str | None = like("margin_sum")
+    gram_sum: str | None = like("gram_sum")
+    gram_wire: str | None = like("gram_wire")
+    inner: str | None = like("inner")
+    residual: str | None = like("residual")
+    gradient_sum: str | None = like("gradient_sum")
+    weights: str | None = like("weights")
+    scale: str = setting(
+        "column",
+        "powers of two that scale an fp16 or fp8 matrix: one for each column, one for"
+        " all (global), or none",
+        choices=SCALES,
+    )
+    rounding: str = setting("nearest", "rounding of the weights", choices=ROUNDINGS)
+    loss_scale: float = setting(
+        0.0, "factor of fp16 or fp8 residuals; 0 finds it and adapts it"
+    )
 
     def resolve(self) -> Precision:
         """The nine choices."""
-        for key, known in (("scale", SCALES), ("rounding", ROUNDINGS)):
-            if getattr(self, key) not in known:
-                raise ConfigError(
-                    f"[precision] unknown {key}: {getattr(self, key)!r};"
-                    f" known: {list(known)}"
-                )
         asked = {name: getattr(self, name) for name in FIELDS if getattr(self, name)}
         # Until pilots have chosen.
         recipe = "fp32" if self.recipe == AUTO else self.recipe

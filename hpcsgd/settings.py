@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 from hpcsgd.errors import ConfigError, did_you_mean
 
-Condition = Mapping[
-    str, Iterable[Any]
-]  # section.key -> the values under which it holds
+# section.key -> the values under which a condition holds
+Condition = Mapping[str, Iterable[Any]]
+# In the place of section.key: what the agreement of a run lists in `reads`.
+READS = "agreement.reads"
 
 
 @dataclass(frozen=True)
@@ -25,24 +26,27 @@ class Setting:
     ----------
     help : str
         What the setting does, as a phrase.
+    default : value
+        The value of a setting that is not given, which needs no check.
     choices : tuple or callable
         The values that it takes, or what returns them; empty where it takes others.
     at_least, above, at_most, below : float or None
-        Bounds of a number.
+        Bounds of a number, which is finite unless `at_most` is infinite.
     remedy : str
         What follows a refusal: a usual value, or what a special value does.
     read_if : tuple of mapping
         Conditions of which one has to hold for a run to read the setting; each maps
         section.key to values, all of which have to be met. Empty: always read.
-    read_by : str
-        A subject of agreements: only those that list it in `reads` read the setting.
     auto : value or None
-        The value that the text "auto" stands for.
+        The value that the text "auto" stands for; nobody may write it as it is.
+    is_whole : bool
+        Whether a number must be whole, also one that is not read from a file.
     is_count : bool
         Whether a whole number may stand for a text.
     """
 
     help: str = ""
+    default: Any = None
     choices: tuple[Any, ...] | Callable[[], Iterable[Any]] = ()
     at_least: float | None = None
     above: float | None = None
@@ -50,8 +54,8 @@ class Setting:
     below: float | None = None
     remedy: str = ""
     read_if: tuple[Condition, ...] = ()
-    read_by: str = ""
     auto: Any = None
+    is_whole: bool = False
     is_count: bool = False
 
     @property
@@ -65,25 +69,31 @@ class Setting:
         bounds = (self.at_least, self.above, self.at_most, self.below)
         return any(bound is not None for bound in bounds)
 
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """The choices that nobody can add to; empty where somebody else checks them."""
+        return () if callable(self.choices) else self.choices
+
     def takes(self, value: Any) -> bool:
         """Return whether a value is one of the choices and within the bounds."""
-        if value is None:
+        if self.fixed:
+            return value in self.fixed
+        if self.auto is not None and value == self.auto:
             return True
-        if not callable(self.choices) and self.choices:
-            return value in self.choices
+        if self.is_whole and (isinstance(value, bool) or not isinstance(value, int)):
+            return False
         return not self.is_bounded or (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
             and (self.below is None or value < self.below)
-            and math.isfinite(value)
+            and (value < math.inf if self.at_most is None else value <= self.at_most)
         )
 
     def must(self, value: Any) -> str:
         """Return what a refused value must be instead."""
-        if not callable(self.choices) and self.choices:
-            known = ", ".join(map(str, self.choices))
-            hint = did_you_mean(value, self.choices) if isinstance(value, str) else ""
+        if self.fixed:
+            known = ", ".join(map(str, self.fixed))
+            hint = did_you_mean(value, self.fixed) if isinstance(value, str) else ""
             return f"be one of {known}{hint}"
         words = (
             ("at least", self.at_least),
@@ -91,15 +101,26 @@ class Setting:
             ("at most", self.at_most),
             ("below", self.below),
         )
-        said = " and ".join(f"{word} {b:g}" for word, b in words if b is not None)
-        if isinstance(value, float) and not math.isfinite(value):
-            said += " and finite"
-        if self.auto is not None:
-            said += ', or "auto"'
-        return f"be {said}"
+        bounds = " and ".join(
+            f"{word} {bound:.9g}"
+            for word, bound in words
+            if bound not in (None, math.inf)
+        )
+        whole = "a whole number of " if self.is_whole else ""
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        finite = "" if is_number or self.at_most == math.inf else " and finite"
+        auto = "" if self.auto is None else ', or "auto"'
+        return f"be {whole}{bounds}{finite}{auto}"
 
 
-def setting(default: Any, help: str = "", **facts: Any) -> Any:
+def setting(
+    default: Any,
+    help: str = "",
+    *,
+    read_if: Condition | tuple[Condition, ...] = (),
+    read_by: str = "",
+    **facts: Any,
+) -> Any:
     """Declare one field of a section.
 
     Parameters
@@ -108,8 +129,13 @@ def setting(default: Any, help: str = "", **facts: Any) -> Any:
         The value of a setting that is not given.
     help : str
         What the setting does, as a phrase.
+    read_if : mapping or tuple of mapping
+        Conditions of which one has to hold for a run to read the setting.
+    read_by : str
+        A subject of agreements: only those that list it in `reads` read the setting,
+        and a condition of `read_if` has to hold, too.
     **facts
-        Fields of `Setting`. A single mapping may be given as `read_if`.
+        Other fields of `Setting`.
 
     Returns
     -------
@@ -126,9 +152,11 @@ def setting(default: Any, help: str = "", **facts: Any) -> Any:
     Traceback (most recent call last):
     hpcsgd.errors.ConfigError: [brake] force = 2.0 must be at least 0 and at most 1
     """
-    if isinstance(facts.get("read_if"), Mapping):
-        facts["read_if"] = (facts["read_if"],)
-    return field(default=default, metadata={"setting": Setting(help, **facts)})
+    conditions = (read_if,) if isinstance(read_if, Mapping) else read_if
+    if read_by:
+        conditions = tuple({READS: (read_by,), **one} for one in conditions or ({},))
+    declared = Setting(help, default, read_if=conditions, **facts)
+    return field(default=default, metadata={"setting": declared})
 
 
 class Settings:
@@ -147,34 +175,47 @@ class Settings:
             cls.section = section
 
     def __post_init__(self) -> None:
-        refuse(self.refusals())
+        values = vars(self)
+        for name, declared in declarations(type(self)).items():
+            if values[name] is not declared.default:
+                refuse(self.refusals())
+                return
 
     def refusals(self) -> Iterator[str]:
         """Yield a sentence for each value that the section does not take."""
-        wrong = False
+        is_good = True
         for name, declared in declarations(type(self)).items():
             value = getattr(self, name)
-            if not declared.takes(value):
-                wrong = True
-                remedy = f"; {declared.remedy}" if declared.remedy else ""
-                place = f"[{self.section}] {name} = {value!r}"
-                yield f"{place} must {declared.must(value)}{remedy}"
-        if not wrong:
+            if value is declared.default:
+                continue
+            is_unset = declared.default is None and isinstance(value, str) and not value
+            if not is_unset and not declared.takes(value):
+                is_good = False
+                yield self.refusal(name, value)
+        if is_good:
             yield from self.conflicts()
+
+    @classmethod
+    def refusal(cls, name: str, value: Any) -> str:
+        """Return the sentence for a value that a setting does not take."""
+        declared = declarations(cls)[name]
+        remedy = f"; {declared.remedy}" if declared.remedy else ""
+        return f"[{cls.section}] {name} = {value!r} must {declared.must(value)}{remedy}"
 
     def conflicts(self) -> Iterable[str]:
         """Yield a sentence for values that cannot work together."""
         return ()
 
 
-_DECLARED: dict[type[Any], dict[str, Setting]] = {}
+_DECLARED: dict[Any, dict[str, Setting]] = {}
 
 
 def declarations(kind: type[Any]) -> dict[str, Setting]:
     """Return field -> what it declares, for a section of the configuration."""
     if kind not in _DECLARED:
         _DECLARED[kind] = {
-            one.name: one.metadata.get("setting", Setting()) for one in fields(kind)
+            one.name: one.metadata.get("setting", Setting("", one.default))
+            for one in fields(kind)
         }
     return _DECLARED[kind]
 

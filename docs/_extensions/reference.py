@@ -16,10 +16,9 @@ from sphinx.application import Sphinx
 from hpcsgd.cli.flags import FLAGS
 from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import make_parser
-from hpcsgd.cli.template import comments, explain
+from hpcsgd.cli.template import texts_of
 from hpcsgd.config import RunConfig
 from hpcsgd.files import toml_literal
-from hpcsgd.precision import Precision
 
 FLAG_OF = {flag.setting: flag.name for flag in FLAGS if flag.is_setting}
 HEAD = ("| argument | meaning | default | setting |", "|---|---|---|---|")
@@ -48,21 +47,17 @@ def settings() -> str:
 
 def section(name: str, kind: type[Any]) -> str:
     """Return the heading, the purpose and the table of one section."""
-    notes = comments(kind)
-    if name == "precision":
-        notes = comments(Precision) | notes
     lines = [f"## {name}", "", plain(inspect.getdoc(kind) or ""), ""]
     lines += ["| key | type | default | meaning | flag |", "|---|---|---|---|---|"]
     hints, values = get_type_hints(kind), kind()
-    for field in fields(kind):
-        setting = f"{name}.{field.name}"
-        value = getattr(values, field.name)
+    for key, text in texts_of(name, kind).items():
+        value = getattr(values, key)
         cells = (
-            f"`{field.name}`",
-            plain(type_name(hints[field.name])),
+            f"`{key}`",
+            plain(type_name(hints[key])),
             "" if value is None else code(toml_literal(value)),
-            plain(explain(setting, notes.get(field.name, ""))),
-            code(FLAG_OF.get(setting, "")),
+            plain(text),
+            code(FLAG_OF.get(f"{name}.{key}", "")),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, ClassVar
 
+from hpcsgd.agreements import AGREEMENTS, AUTO
+from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import ConfigError
@@ -137,11 +139,13 @@ class AgreementSettings(Settings, section="agreement"):
         "auto",
         "how replicas synchronise their weights or gradients (`hpcsgd info` lists the"
         " agreements)",
+        choices=lambda: (*AGREEMENTS, AUTO),
     )
     codec: str = setting(
         "identity",
         "compression of the gradients that replicas send (`hpcsgd info` lists the"
         " codecs)",
+        choices=lambda: tuple(CODECS),
     )
     bucket: float = setting(
         4.0,

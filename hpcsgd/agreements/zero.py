@@ -229,7 +229,7 @@ class SlicedState(Gradient):
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)
-        self.stage = int(means.settings.stage)
+        self.stage = int(means.settings.zero_stage)
         self.states = self.steps.rule.states
         self.replicas = grid.replicas
 
@@ -473,9 +473,9 @@ class SlicedSettings(GradientSettings):
     )
 
     @property
-    def sums_whole_gradient(self) -> bool:
-        """Whether every replica sums a whole gradient before it is sliced."""
-        return False
+    def zero_stage(self) -> int:
+        """What is divided: states (1), also gradients (2), also weights (3)."""
+        return 2
 
 
 @dataclass(frozen=True)
@@ -495,9 +495,9 @@ class ShardedSettings(SlicedSettings):
         return self.stage == 3
 
     @property
-    def sums_whole_gradient(self) -> bool:
-        """Stage 1 divides the optimizer state alone."""
-        return self.stage == 1
+    def zero_stage(self) -> int:
+        """The stage."""
+        return self.stage
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
         """Nobody holds all weights in stage 3."""

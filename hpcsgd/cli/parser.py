@@ -4,6 +4,7 @@ import argparse
 import logging
 import math
 import os
+import re
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -141,16 +142,13 @@ def set_rank(rank: int, size: int) -> None:
 # What a command does on all ranks: open the world, work, let rank 0 speak.
 
 T = TypeVar("T")
-COMM_HELP = (
-    "how ranks communicate: through MPI (mpi), not at all on a single rank (serial), or"
-    " as the variables of the launcher indicate (auto)"
-)
 
 
 def add_comm(parser: Any, default: str | None = "auto") -> None:
     """Add --comm to a command whose configuration does not hold it."""
+    text = help_of("run.comm")
     parser.add_argument(
-        "--comm", type=_comm, default=default, metavar="KIND", help=COMM_HELP
+        "--comm", type=_comm, default=default, metavar="KIND", help=text
     )
 
 
@@ -234,20 +232,25 @@ class Flag(NamedTuple):
     setting : str, the `section.key` that it stands for, or a word without a dot where
         it stands for something else
     group : str, the heading that it is shown under
-    help : str, its meaning, which is that of the setting too, unless this has its own
     options : what argparse needs to know
     common : bool, whether `--help` shows it; `--help-all` shows every flag
     fit : str, the value that `hpcsgd train` takes where no setting of SGD is named, if
         it is another than the default of SGD
+    own_help : str, its meaning, if it is another than that of its setting
     """
 
     name: str
     setting: str
     group: str
-    help: str
     options: Mapping[str, Any] = MappingProxyType({})
     common: bool = False
     fit: str = ""
+    own_help: str = ""
+
+    @property
+    def help(self) -> str:
+        """Return its meaning, which is that of the setting unless it has its own."""
+        return self.own_help or help_of(self.setting)
 
     @property
     def is_setting(self) -> bool:
@@ -515,18 +518,54 @@ def _value(action: argparse.Action) -> str:
     return str(action.metavar or action.dest.upper())
 
 
+# What settings do, and what holds without them: parsers read it from the file that
+# `hpcsgd new` writes, because the declarations of the settings need NumPy.
+
+ONE_OF = "; one of "  # between what a setting does and what it may be
+KEY = re.compile(r'(?P<key>\w+) = .*|# (?P<unset>\w+) = ""(  # .*)?')
+
+
+@cache
+def _defaults_file() -> str:
+    """Return the text of the file of defaults that the package ships."""
+    path = os.path.join(os.path.dirname(hpcsgd.__file__), "defaults.toml")
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 @cache
 def _sgd_defaults() -> dict[str, Any]:
-    """Return the settings' defaults, from the file that the package ships."""
+    """Return section -> key -> the default of a setting."""
     import tomllib
 
-    with open(os.path.join(os.path.dirname(hpcsgd.__file__), "defaults.toml")) as file:
-        return tomllib.loads(file.read())
+    return tomllib.loads(_defaults_file())
 
 
 def _sgd_default(setting: str) -> Any:
     section, _, key = setting.partition(".")
     return _sgd_defaults().get(section, {}).get(key)
+
+
+@cache
+def _helps() -> dict[str, str]:
+    """Return section.key -> the comment above or beside it, without its choices."""
+    texts, section, remarks = {}, "", list[str]()
+    for line in _defaults_file().splitlines():
+        found = KEY.fullmatch(line)
+        if found:
+            key = found["key"] or found["unset"]
+            beside = line.removeprefix("# ").partition("  # ")[2]
+            text = " ".join([*remarks, beside] if beside else remarks)
+            texts[f"{section}.{key}"] = text.partition(ONE_OF)[0]
+        elif line.startswith("["):
+            section = line.strip("[]")
+        remarks = [*remarks, line[2:]] if line.startswith("# ") and not found else []
+    return texts
+
+
+def help_of(setting: str) -> str:
+    """Return what a setting does, "" for a word that is none."""
+    return _helps().get(setting, "")
 
 
 def make_parser(word: str = "") -> Parser:

@@ -1,40 +1,18 @@
-"""A configuration file with all there is to set, written from the dataclasses."""
+"""A configuration file with all there is to set, written from the declarations."""
 
-import ast
 import inspect
-import io
-import tokenize
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from hpcsgd.agreements.averaging import BUFFERS
-from hpcsgd.agreements.codecs.base import DENSE, FEEDBACKS, NORMS
-from hpcsgd.cli.flags import FLAGS
-from hpcsgd.comm import COMMUNICATORS
-from hpcsgd.config import RunConfig
+from hpcsgd.agreements import AUTO
+from hpcsgd.agreements import settings_of as settings_of_agreement
+from hpcsgd.agreements.base import AgreementSettings
+from hpcsgd.cli.parser import ONE_OF
+from hpcsgd.config import METHODS, RunConfig, agreement_settings
 from hpcsgd.files import toml_literal
-from hpcsgd.formats import formats_of
-from hpcsgd.glm.mirror_maps import KINDS
-from hpcsgd.glm.penalties import PLACES
-from hpcsgd.precision import FIELDS, ROUNDINGS, SCALES, Precision
-from hpcsgd.products.base import OVERS, WAYS
+from hpcsgd.settings import declarations
 
 WIDTH = 88
-# settings that no flag has; those of flags know their choices themselves
-CHOICES: dict[str, list[str]] = {
-    "run.comm": ["auto", *COMMUNICATORS],
-    "agreement.momentum": list(BUFFERS),
-    "mirror.kind": list(KINDS),
-    "codec.feedback": list(FEEDBACKS),
-    "codec.dense": list(DENSE),
-    "codec.norm": list(NORMS),
-    "problem.l1_at": list(PLACES),
-    "update.clip": list(WAYS),
-    "update.clip_over": list(OVERS),
-    "precision.scale": list(SCALES),
-    "precision.rounding": list(ROUNDINGS),
-    **{f"precision.{name}": formats_of(name) for name in FIELDS},
-}
 
 
 def template() -> str:
@@ -54,24 +32,49 @@ def settings_of(config: type[RunConfig]) -> dict[str, str]:
     return {
         f"{section.name}.{key}": text
         for section in fields(config)
-        for key, text in _texts(section.name, kinds[section.name]).items()
+        for key, text in texts_of(section.name, kinds[section.name]).items()
     }
 
 
-def _texts(name: str, kind: type[Any]) -> dict[str, str]:
+def declared_in(name: str, kind: type[Any]) -> dict[str, tuple[str, type[Any]]]:
+    """Return key -> the one kind that has it, or "", and the class that declares it.
+
+    [agreement] has the settings of all kinds of agreement.
+    """
+    if name != AgreementSettings.section:
+        return dict.fromkeys(declarations(kind), ("", kind))
+    common = declarations(settings_of_agreement(AUTO))
+    return {
+        key: ("" if key in common else owner, settings)
+        for key, (owner, settings) in agreement_settings().items()
+    }
+
+
+def texts_of(name: str, kind: type[Any]) -> dict[str, str]:
     """Return key -> help of one section."""
-    notes = comments(kind)
-    # The nine fields are explained where they live.
-    notes = comments(Precision) | notes if name == "precision" else notes
-    keys = (field.name for field in fields(kind))
-    return {key: explain(f"{name}.{key}", notes.get(key, "")) for key in keys}
+    texts = {}
+    for key, (owner, settings) in declared_in(name, kind).items():
+        declared = declarations(settings)[key]
+        # The methods are known one floor above the section of agreements.
+        is_method = (name, key) == (AgreementSettings.section, "method")
+        choices = tuple(METHODS) if is_method else declared.known
+        text = explain(declared.help, choices)
+        texts[key] = f"{owner}: {text}" if owner else text
+    return texts
+
+
+def explain(text: str, choices: tuple[Any, ...]) -> str:
+    """Return the help of a setting, with the choices that it does not name itself."""
+    if all(str(choice) in text for choice in choices):
+        return text
+    return f"{text}{ONE_OF}{', '.join(map(str, choices))}"
 
 
 def _section(name: str, kind: type[Any]) -> str:
-    values = kind()
     lines = [*_remarks(inspect.getdoc(kind) or ""), f"[{name}]"]
-    for key, text in _texts(name, kind).items():
-        lines += _key(key, getattr(values, key), text)
+    texts = texts_of(name, kind)
+    for key, (_, settings) in declared_in(name, kind).items():
+        lines += _key(key, getattr(settings(), key), texts[key])
     return "\n".join(lines)
 
 
@@ -96,43 +99,3 @@ def _remarks(text: str) -> list[str]:
             line += f" {word}"
         lines.append(line)
     return lines
-
-
-def explain(setting: str, comment: str) -> str:
-    """Return the help of a setting: its comment or the help of its flag, and choices.
-
-    Choices that the text names are not listed again.
-    """
-    flag = next((flag for flag in FLAGS if flag.setting == setting), None)
-    said = comment or (flag.help if flag else "")
-    choices = (flag.options if flag else {}).get("choices") or CHOICES.get(setting, [])
-    if all(choice in said for choice in choices):
-        return said
-    return f"{said}; one of {', '.join(choices)}"
-
-
-def comments(kind: type[Any]) -> dict[str, str]:
-    """Return field -> the comment above or beside it, none where there is no source."""
-    try:
-        source = inspect.cleandoc("\n" + inspect.getsource(kind))
-    except OSError:
-        return {}
-    notes, found = _notes(source), {}
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign):
-            first = node.lineno
-            while lines[first - 2].lstrip().startswith("#"):
-                first -= 1
-            numbers = range(first, (node.end_lineno or node.lineno) + 1)
-            found[ast.unparse(node.target)] = [notes[n] for n in numbers if n in notes]
-    return {name: " ".join(said) for name, said in found.items() if said}
-
-
-def _notes(source: str) -> dict[int, str]:
-    """Line -> its comment."""
-    return {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }

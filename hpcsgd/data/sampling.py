@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data.checksums import GOLDEN, mix64
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.settings import Settings, setting
 
 # Which rows come when: a function of mode, seed, epoch and replica, nothing else.
 
@@ -17,34 +18,44 @@ MODES = ("shuffle-once", "reshuffle", "replacement", "blocks")
 
 
 @dataclass(frozen=True)
-class SamplingConfig:
+class SamplingConfig(Settings, section="sampling"):
     """How rows are drawn."""
 
-    mode: str = "shuffle-once"
-    seed: int = 0
-    block: int = 1024  # blocks: rows that are read together
-    # blocks: blocks that are shuffled together; more mix better and need more memory
-    window: int = 16
-    hold_out: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(
-                f"[sampling] unknown mode: {self.mode!r}; known: {list(MODES)}"
-            )
-        if self.seed < 0:
-            raise ConfigError(
-                f"[sampling] seed = {self.seed} must be at least 0; 0 will do"
-            )
-        if self.block < 1 or self.window < 1:
-            raise ConfigError(
-                "[sampling] block and window must be at least 1; 1024 and 16 are usual"
-            )
-        if not 0.0 <= self.hold_out < 1.0:
-            raise ConfigError(
-                f"[sampling] hold_out = {self.hold_out!r} must lie in [0, 1); 0 holds"
-                " nothing out, 0.1 is usual"
-            )
+    mode: str = setting(
+        "shuffle-once",
+        "order of the rows: one random order for all epochs (shuffle-once), a new order"
+        " for each epoch (reshuffle), independent draws (replacement), or blocks of"
+        " rows, for data larger than memory (blocks)",
+        choices=MODES,
+    )
+    seed: int = setting(
+        0,
+        "seed of the random order of the rows",
+        at_least=0,
+        remedy="0 will do",
+    )
+    block: int = setting(
+        1024,
+        "blocks: rows that are read together",
+        at_least=1,
+        remedy="1024 is usual",
+        read_if={"sampling.mode": ("blocks",)},
+    )
+    window: int = setting(
+        16,
+        "blocks: blocks that are shuffled together; more mix better and need more"
+        " memory",
+        at_least=1,
+        remedy="16 is usual",
+        read_if={"sampling.mode": ("blocks",)},
+    )
+    hold_out: float = setting(
+        0.0,
+        "share of the rows that are kept for validation and not trained on",
+        at_least=0,
+        below=1,
+        remedy="0 holds nothing out, 0.1 is usual",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Mirror maps: the geometry that weights are averaged in."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import log
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError
+from hpcsgd.settings import Settings, setting
 
 # Mirror descent: a step is taken where the geometry is, and mapped back.
 #
@@ -287,41 +287,48 @@ BOUNDED = ("euclidean", "entropy", "eg")
 
 
 @dataclass(frozen=True)
-class MirrorConfig:
+class MirrorConfig(Settings, section="mirror"):
     """Geometry of the steps of `anybatch` (mirror descent)."""
 
-    kind: str = "euclidean"  # mirror map of the steps: euclidean is ordinary SGD
-    # radius of the ball or simplex that contains the weights; 0 sets no bound, or 1 for
-    # entropy and eg
-    radius: float = 0.0
-    # p-norm: exponent p in (1, 2]; 0 takes 2 ln d / (2 ln d - 1) for d columns
-    p: float = 0.0
-    # diagonal: small number added to the root that steps are divided by
-    epsilon: float = 1e-08
+    kind: str = setting(
+        "euclidean",
+        "mirror map of the steps: euclidean is ordinary SGD",
+        choices=KINDS,
+        read_by="mirror",
+    )
+    radius: float = setting(
+        0.0,
+        "radius of the ball or simplex that contains the weights; 0 sets no bound, or 1"
+        " for entropy and eg",
+        at_least=0,
+        remedy="0 is none, or 1 for entropy and eg",
+        read_by="mirror",
+    )
+    p: float = setting(
+        0.0,
+        "p-norm: exponent p in (1, 2]; 0 takes 2 ln d / (2 ln d - 1) for d columns",
+        read_by="mirror",
+    )
+    epsilon: float = setting(
+        1e-08,
+        "diagonal: small number added to the root that steps are divided by",
+        above=0,
+        remedy="1e-8 is usual",
+        read_by="mirror",
+        read_if={"mirror.kind": ("diagonal",)},
+    )
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(
-                f"[mirror] unknown kind: {self.kind!r}; known: {list(KINDS)}"
-            )
-        if not 0.0 <= self.radius < float("inf"):
-            raise ConfigError(
-                f"[mirror] radius = {self.radius!r} must be finite and at least 0; 0 is"
-                " none, or 1 for entropy and eg"
-            )
+    def conflicts(self) -> Iterator[str]:
+        """Yield what the mirror map of this kind does not have."""
         if self.radius and self.kind not in BOUNDED:
-            raise ConfigError(
+            yield (
                 f"[mirror] kind = {self.kind!r} has no radius; leave it out, or use one"
                 f" of {list(BOUNDED)}"
             )
         if self.p and not (self.kind == "p-norm" and 1.0 < self.p <= 2.0):
-            raise ConfigError(
+            yield (
                 f"[mirror] p = {self.p!r} is for kind = 'p-norm', above 1 and at most"
                 " 2; 0 takes it from the number of columns"
-            )
-        if not 0.0 < self.epsilon < float("inf"):
-            raise ConfigError(
-                f"[mirror] epsilon = {self.epsilon!r} must be above 0; 1e-8 is usual"
             )
 
 

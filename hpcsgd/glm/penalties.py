@@ -1,5 +1,6 @@
 """Penalties and bounds on weights, the problem, and several models at once."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError
+from hpcsgd.settings import Settings, setting
 
 # What is added to the mean loss to keep weights small, few, or within bounds.
 #
@@ -133,38 +134,50 @@ PLACES = (STEP, EXCHANGE)  # behind which of them l1 and bounds act
 Bound = float | tuple[float, ...] | None
 
 
+def families() -> list[str]:
+    """Return the names of all families, also of those that a program added."""
+    from hpcsgd.glm import FAMILIES
+
+    return sorted(FAMILIES)
+
+
 @dataclass(frozen=True)
-class ProblemConfig:
+class ProblemConfig(Settings, section="problem"):
     """The model: its family, its penalties and its bounds."""
 
-    family: str = "logistic"
-    l2: float = 0.0
-    intercept: bool = False
-    l1: float = 0.0
-    # when l1 and the bounds act: after every step, or once for the s steps of an
-    # exchange (exchange), which is approximate
-    l1_at: str = "step"
-    # lower bound of all weights, or a list with one bound for each column
-    lower: Bound = None
-    # upper bound of all weights, or a list with one bound for each column
-    upper: Bound = None
+    family: str = setting(
+        "logistic",
+        "loss family of the generalized linear model",
+        choices=families,
+    )
+    l2: float = setting(
+        0.0,
+        "ridge penalty on the weights (not on the intercept)",
+        at_least=0,
+        remedy="0 is none, 1e-5 is usual",
+    )
+    intercept: bool = setting(False, "fit an intercept, which is never penalised")
+    l1: float = setting(
+        0.0,
+        "lasso penalty on the weights; a larger penalty sets more weights to exactly 0",
+        at_least=0,
+        remedy="0 is none, 1e-5 is usual",
+    )
+    l1_at: str = setting(
+        "step",
+        "when l1 and the bounds act: after every step, or once for the s steps of an"
+        " exchange (exchange), which is approximate",
+        choices=PLACES,
+    )
+    lower: Bound = setting(
+        None, "lower bound of all weights, or a list with one bound for each column"
+    )
+    upper: Bound = setting(
+        None, "upper bound of all weights, or a list with one bound for each column"
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("l2", "l1"):
-            value = getattr(self, name)
-            if not 0.0 <= value < float("inf"):
-                raise ConfigError(
-                    f"[problem] {name} = {value!r} must be finite and at least 0;"
-                    " 0 is none, 1e-5 is usual"
-                )
-        if self.l1_at not in PLACES:
-            raise ConfigError(
-                f"[problem] l1_at = {self.l1_at!r}; known: {', '.join(PLACES)}"
-            )
-        self._check_bounds()
-
-    def _check_bounds(self) -> None:
-        """Some finite number lies between the bounds of every column."""
+    def conflicts(self) -> Iterator[str]:
+        """Yield a sentence if no finite number lies between the bounds of a column."""
         lower, upper = (
             np.atleast_1d(free if bound is None else bound)
             for bound, free in ((self.lower, -np.inf), (self.upper, np.inf))
@@ -173,7 +186,7 @@ class ProblemConfig:
         if not (
             fits and np.all((lower <= upper) & (lower < np.inf) & (upper > -np.inf))
         ):
-            raise ConfigError(
+            yield (
                 "[problem] lower and upper leave some weight no value; give lower <="
                 " upper, one number each, or one for each column"
             )

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError
 from hpcsgd.glm.updates import LinearUpdate
+from hpcsgd.settings import Settings, setting
 
 # The s steps of one exchange, unrolled: every coefficient known before the loop.
 #
@@ -204,23 +204,34 @@ MOST_ROWS = 2048  # of an exchange whose steps are left open
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Settings, section="schedule"):
     """Batch b of a replica, steps s of an exchange, exchanges τ between agreements."""
 
-    batch: int = 32
-    steps: int = 8
-    period: int = 1
-    epochs: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "steps", "period", "epochs"):
-            value = getattr(self, name)
-            least = 0 if name == "steps" else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(
-                    f"[schedule] {name} = {value!r} must be a whole number"
-                    f" of at least 1{', or auto' if name == 'steps' else ''}"
-                )
+    batch: int = setting(
+        32,
+        "rows of one step, per replica; a larger batch means fewer steps in an epoch"
+        " and less noise in each step",
+        is_whole=True,
+        at_least=1,
+    )
+    steps: int = setting(
+        8,
+        "SGD steps s of one exchange, or auto; more steps mean fewer messages and more"
+        " arithmetic (batch x steps of 512 to 1024 rows is usual)",
+        is_whole=True,
+        at_least=1,
+        auto=0,
+    )
+    period: int = setting(
+        1,
+        "exchanges between two agreements; a longer period lets replicas drift further"
+        " apart",
+        is_whole=True,
+        at_least=1,
+    )
+    epochs: int = setting(
+        1, "passes of each replica over its rows", is_whole=True, at_least=1
+    )
 
     @property
     def most_steps(self) -> int:

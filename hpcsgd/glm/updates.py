@@ -1,7 +1,7 @@
 """Step rules (SGD, momentum, Adam, Adagrad, 8-bit states, SVRG) and step sizes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.settings import Settings, setting
 
 # Updates that are affine in the state (w, v), and therefore exact under s steps.
 #
@@ -454,68 +455,82 @@ NORMS = ("rows", "batches")
 
 
 @dataclass(frozen=True)
-class RateConfig:
+class RateConfig(Settings, section="rate"):
     """Learning rate and its schedule."""
 
-    kind: str = "constant"
-    value: float = 0.1
-    # c in the rate schedules 1/(1 + c k) and 1/√(1 + c k) of step k (inverse,
-    # inverse-sqrt)
-    decay: float = 0.0
-    warmup: int = 0  # steps in which the rate grows linearly to its schedule
-    # rows of a step that the value is meant for; the rate scales with the rows of a
-    # step; 0 does not scale it
-    per_batch: int = 0
-    # curvature that an automatic rate is derived from: the longest row (rows), or
-    # sampled batches (batches), which gives larger rates
-    norm: str = "rows"
-    milestones: tuple[float, ...] = ()
-    factor: float = 0.1  # factor of the rate at each milestone
+    kind: str = setting(
+        "constant",
+        "schedule of the learning rate over the steps",
+        choices=tuple(RATES),
+    )
+    value: float = setting(
+        0.1,
+        "learning rate, or auto to derive it from the data; a larger rate learns faster"
+        " until the run diverges",
+        above=0,
+        auto=0.0,
+        remedy="0.1 is a cautious start",
+    )
+    decay: float = setting(
+        0.0,
+        "c in the rate schedules 1/(1 + c k) and 1/√(1 + c k) of step k (inverse,"
+        " inverse-sqrt)",
+        at_least=0,
+        remedy="0 is none",
+        read_if={"rate.kind": ("inverse", "inverse-sqrt")},
+    )
+    warmup: int = setting(
+        0,
+        "steps in which the rate grows linearly to its schedule",
+        at_least=0,
+        remedy="0 is none",
+    )
+    per_batch: int = setting(
+        0,
+        "rows of a step that the value is meant for; the rate scales with the rows of a"
+        " step; 0 does not scale it",
+        at_least=0,
+        remedy="0 leaves the value as it is",
+    )
+    norm: str = setting(
+        "rows",
+        "curvature that an automatic rate is derived from: the longest row (rows), or"
+        " sampled batches (batches), which gives larger rates",
+        choices=NORMS,
+    )
+    milestones: tuple[float, ...] = setting(
+        (),
+        "epochs after which the rate schedule `milestones` multiplies the rate by"
+        " rate.factor",
+        read_if={"rate.kind": ("milestones",)},
+    )
+    factor: float = setting(
+        0.1,
+        "factor of the rate at each milestone",
+        above=0,
+        below=1,
+        remedy="0.1 is usual",
+        read_if={"rate.kind": ("milestones",)},
+    )
 
-    def __post_init__(self) -> None:
-        if self.kind not in RATES:
-            raise ConfigError(
-                f"[rate] unknown kind: {self.kind!r}; known: {list(RATES)}"
-            )
-        if self.norm not in NORMS:
-            raise ConfigError(f"[rate] norm = {self.norm!r}; known: {', '.join(NORMS)}")
-        if not 0.0 <= self.value < float("inf"):
-            raise ConfigError(
-                f"[rate] value = {self.value!r} must be positive and finite,"
-                " or auto; 0.1 is a cautious start"
-            )
-        if not 0.0 <= self.decay < float("inf"):
-            raise ConfigError(
-                f"[rate] decay = {self.decay!r} must be at least 0; 0 is none"
-            )
-        if self.per_batch < 0 or (self.per_batch and self.value == 0.0):
-            raise ConfigError(
+    def conflicts(self) -> Iterator[str]:
+        """Yield what is wrong with the milestones and with the rows of the value."""
+        if self.per_batch and self.is_open:
+            yield (
                 f"[rate] per_batch = {self.per_batch} must be the rows of a step that"
                 " [rate] value is for, and needs one; 0 leaves the value as it is"
             )
-        if self.warmup < 0:
-            raise ConfigError(
-                f"[rate] warmup = {self.warmup!r} must be at least 0; 0 is none"
-            )
-
-        self._check_milestones()
-
-    def _check_milestones(self) -> None:
-        said = list(self.milestones)
-        if any(not 0.0 < m < float("inf") for m in said) or sorted(set(said)) != said:
-            raise ConfigError(
-                f"[rate] milestones = {said} must be positive numbers of epochs in"
+        epochs = list(self.milestones)
+        is_positive = all(0.0 < m < float("inf") for m in epochs)
+        if not is_positive or sorted(set(epochs)) != epochs:
+            yield (
+                f"[rate] milestones = {epochs} must be positive numbers of epochs in"
                 " rising order, as [30, 60, 90]"
             )
-        if self.kind == "milestones" and not said:
-            raise ConfigError(
+        if self.kind == "milestones" and not epochs:
+            yield (
                 "[rate] kind = 'milestones' drops at epochs and was given none; set"
                 " rate.milestones, as --milestones 30,60,90"
-            )
-        if not 0.0 < self.factor < 1.0:
-            raise ConfigError(
-                f"[rate] factor = {self.factor!r} must be above 0 and below 1; 0.1 is"
-                " usual"
             )
 
     @property

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from hpcsgd.comm import communicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.unrolling import MOST_ROWS, Blocks, uniform_blocks
-from hpcsgd.products import KEEPS
+from hpcsgd.products import KEEPS, PRODUCTS
+from hpcsgd.settings import Settings, setting
 
 # What a step costs: the model behind `auto`, in seconds, from what a machine can do.
 #
@@ -246,24 +247,31 @@ STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256
 
 
 @dataclass(frozen=True)
-class ProductsConfig:
+class ProductsConfig(Settings, section="products"):
     """What the members all-reduce so that s steps need one synchronisation."""
 
-    kind: str = "auto"
-    look_ahead: str = "auto"
-    machine: str = ""
-    gram_kernel: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.look_ahead not in ("on", "off", "auto"):
-            raise ConfigError(
-                f"[products] look_ahead = {self.look_ahead!r}; known: on, off, auto"
-            )
-        if self.gram_kernel not in GRAM_KERNELS:
-            raise ConfigError(
-                f"[products] gram_kernel = {self.gram_kernel!r}; known:"
-                f" {', '.join(GRAM_KERNELS)}"
-            )
+    kind: str = setting(
+        "auto",
+        "product, i.e. what the members all-reduce so that s steps need one"
+        " synchronisation; direct is plain SGD, which synchronises in every step",
+        choices=lambda: (*PRODUCTS, "auto"),
+    )
+    look_ahead: str = setting(
+        "auto",
+        "send the Gram matrix of the next exchange while this one is computed",
+        choices=("on", "off", "auto"),
+    )
+    machine: str = setting(
+        "",
+        "TOML file with the measured speed of this machine, which automatic choices"
+        " use; a missing file is measured and written",
+    )
+    gram_kernel: str = setting(
+        "auto",
+        "kernel that computes the Gram matrix on a GPU; auto takes the faster of own"
+        " and cublas",
+        choices=GRAM_KERNELS,
+    )
 
 
 @dataclass(frozen=True)

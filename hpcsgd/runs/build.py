@@ -201,7 +201,7 @@ def _task(
 
 def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     update = config.update
-    clip = make_clip(update.clip, update.limit, update.clip_over)
+    clip = make_clip(update.clip, update.limit)
     if config.agreement.shares_gradients:
         return None  # that of all replicas together is clipped, where they agree
     weights = get_format(backend.precision.weights)

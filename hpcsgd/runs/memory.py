@@ -53,7 +53,7 @@ def of_state(
         hasattr(agreement, "delay_after"),
         max(config.grid.replicas, 1),
     )
-    stage = 2 if is_offload else agreement.stage
+    stage = agreement.zero_stage
     own = -(-held // replicas)
     tile = min(int(config.agreement.bucket * MIB), held * word)
     weights = own if stage == 3 else held
@@ -77,7 +77,7 @@ def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
 def batches_at_once(config: RunConfig) -> int:
     """Return how many batches are one where replicas store slices of their gradient."""
     asked: Any = config.agreement
-    return asked.accumulate if asked.slices and not asked.sums_whole_gradient else 1
+    return asked.accumulate if asked.slices and asked.zero_stage > 1 else 1
 
 
 def of_slow(config: RunConfig, held: int, precision: Precision) -> int:

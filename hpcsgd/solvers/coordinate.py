@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.errors import ConfigError
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.products.base import Scratch
+from hpcsgd.settings import Settings, setting
 
 # The items of a coordinate form, as far as one rank holds them.
 
@@ -274,23 +274,22 @@ FORMS = ("auto", "primal", "dual", "newton")
 
 
 @dataclass(frozen=True)
-class CoordinateConfig:
+class CoordinateConfig(Settings, section="coordinate"):
     """Coordinate descent, [update] kind = "coordinate"."""
 
-    # tolerance of the duality gap, relative to max(|F|, 1e-3 F₀); a smaller one stops
-    # closer to the optimum
-    tol: float = 1e-6
-    # problem that is solved: primal, dual, or Newton models (newton); auto takes the
-    # fastest
-    form: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ConfigError(
-                f"[coordinate] form = {self.form!r}; known: {', '.join(FORMS)}"
-            )
-        if not 0.0 <= self.tol < 1.0:
-            raise ConfigError(
-                f"[coordinate] tol = {self.tol!r} must be at least 0 and below 1; 1e-6"
-                " is usual, 0 takes all epochs"
-            )
+    tol: float = setting(
+        1e-6,
+        "tolerance of the duality gap, relative to max(|F|, 1e-3 F₀); a smaller one"
+        " stops closer to the optimum",
+        at_least=0,
+        below=1,
+        remedy="1e-6 is usual, 0 takes all epochs",
+        read_if={"update.kind": (COORDINATE,)},
+    )
+    form: str = setting(
+        "auto",
+        "problem that is solved: primal, dual, or Newton models (newton); auto takes"
+        " the fastest",
+        choices=FORMS,
+        read_if={"update.kind": (COORDINATE,)},
+    )

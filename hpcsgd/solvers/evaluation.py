@@ -14,9 +14,9 @@ from hpcsgd.agreements.more.infinity.agreement import OnDisk
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.numpy_rows import all_finite
 from hpcsgd.comm.grid import Grid
-from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, Group, State
 from hpcsgd.products.hooks import Hook
+from hpcsgd.settings import Settings, setting
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.full_passes import (
     gap_limit,
@@ -202,28 +202,32 @@ MEASURES = ("loss", "gradient", "gap")  # what an evaluation takes; each has the
 
 
 @dataclass(frozen=True)
-class StopConfig:
+class StopConfig(Settings, section="stop"):
     """Early stop at an evaluation that reaches a goal."""
 
-    # measure that stops the run: norm of the gradient, optimality gap, or decrease of
-    # the loss (loss) or of the loss on held-out rows (validation)
-    on: str = "none"
-    tol: float = 1e-4  # relative tolerance of the measure; a smaller one stops later
-    # evaluations without a decrease after which loss and validation stop the run
-    patience: int = 5
-
-    def __post_init__(self) -> None:
-        if self.on not in GOALS:
-            raise ConfigError(f"[stop] on = {self.on!r}; known: {', '.join(GOALS)}")
-        if not 0.0 <= self.tol < 1.0:
-            raise ConfigError(
-                f"[stop] tol = {self.tol!r} must be at least 0 and below 1; 1e-4 is"
-                " usual"
-            )
-        if self.patience < 1:
-            raise ConfigError(
-                f"[stop] patience = {self.patience} must be at least 1; 5 is usual"
-            )
+    on: str = setting(
+        "none",
+        "measure that stops the run at the first evaluation that reaches the tolerance:"
+        " norm of the gradient (gradient), optimality gap (gap), decrease of the loss"
+        " (loss) or of the loss on the rows of sampling.hold_out (validation)",
+        choices=GOALS,
+    )
+    tol: float = setting(
+        1e-4,
+        "relative tolerance of the measure that stops the run; a smaller tolerance"
+        " stops later",
+        at_least=0,
+        below=1,
+        remedy="1e-4 is usual",
+        read_if={"stop.on": ("gap", "gradient", "loss", "validation")},
+    )
+    patience: int = setting(
+        5,
+        "evaluations without a decrease after which loss and validation stop the run",
+        at_least=1,
+        remedy="5 is usual",
+        read_if={"stop.on": ("loss", "validation")},
+    )
 
     def is_reached(
         self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
@@ -386,26 +390,24 @@ COUNT = "averaged"  # there, too: a run that goes on may have become longer or s
 
 
 @dataclass(frozen=True)
-class AverageConfig:
+class AverageConfig(Settings, section="average"):
     """Averaging of the iterates."""
 
-    # iterates whose mean is the result: none takes the last iterate, tail averages the
-    # last part of the run
-    kind: str = "none"
-    # share of the run that is averaged; a larger one has less noise and more of the
-    # early iterates
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(
-                f"[average] kind = {self.kind!r}; known: {', '.join(KINDS)}"
-            )
-        if not 0.0 < self.share <= 1.0:
-            raise ConfigError(
-                f"[average] share = {self.share!r} must be above 0 and at most 1;"
-                " 0.5 averages the last half of a run"
-            )
+    kind: str = setting(
+        "none",
+        "iterates whose mean is the result: none takes the last iterate, tail averages"
+        " the last part of the run",
+        choices=KINDS,
+    )
+    share: float = setting(
+        0.5,
+        "share of the run that is averaged; a larger one has less noise and more of the"
+        " early iterates",
+        above=0,
+        at_most=1,
+        remedy="0.5 averages the last half of a run",
+        read_if={"average.kind": ("tail",)},
+    )
 
 
 @dataclass

@@ -6,8 +6,8 @@ from enum import Enum
 
 import numpy as np
 
-from hpcsgd.errors import ConfigError
 from hpcsgd.glm.families import least_losses
+from hpcsgd.settings import Settings, setting
 from hpcsgd.solvers.full_passes import (
     LEAST,
     AllRows,
@@ -309,37 +309,41 @@ class Landscape:
 # What is asked of the finisher.
 
 KINDS = ("none", "lbfgs", "newton", "auto")
+REFINES = ("auto", "lbfgs", "newton")  # those that do something
 
 
 @dataclass(frozen=True)
-class PolishConfig:
+class PolishConfig(Settings, section="polish"):
     """Refinement to the optimum after the last step, with gradients of all rows."""
 
-    # method of the refinement: L-BFGS, Newton, or L-BFGS followed by Newton if it is
-    # slow (auto)
-    kind: str = "none"
-    passes: int = 200  # largest number of full gradients; each reads the rows twice
-    # tolerance of the gradient, relative to the residuals; a smaller one refines
-    # further
-    tol: float = 1e-8
-    # end at a certified optimality gap if there is a ridge penalty, for 3 more passes
-    gap: bool = True
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(
-                f"[polish] kind = {self.kind!r}; known: {', '.join(KINDS)}"
-            )
-        if self.passes < 1:
-            raise ConfigError(
-                f"[polish] passes = {self.passes} must be at least 1; 200 is usual,"
-                ' and kind = "none" takes none'
-            )
-        if not 0.0 <= self.tol < 1.0:
-            raise ConfigError(
-                f"[polish] tol = {self.tol!r} must be at least 0 and below 1; 1e-8 is"
-                " usual, 0 goes on to the last digit"
-            )
+    kind: str = setting(
+        "none",
+        "method of the refinement: L-BFGS (lbfgs), Newton (newton), or L-BFGS followed"
+        " by Newton if it is slow (auto)",
+        choices=KINDS,
+    )
+    passes: int = setting(
+        200,
+        "largest number of full gradients; each reads the rows twice",
+        at_least=1,
+        remedy='200 is usual, and kind = "none" takes none',
+        read_if={"polish.kind": REFINES},
+    )
+    tol: float = setting(
+        1e-8,
+        "tolerance of the gradient, relative to the residuals; a smaller one refines"
+        " further",
+        at_least=0,
+        below=1,
+        remedy="1e-8 is usual, 0 goes on to the last digit",
+        read_if={"polish.kind": REFINES},
+    )
+    gap: bool = setting(
+        True,
+        "end at a certified optimality gap if there is a ridge penalty, for 3 more"
+        " passes",
+        read_if={"polish.kind": REFINES},
+    )
 
 
 # Whether weights are at the optimum, by a certified gap.

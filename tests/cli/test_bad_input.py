@@ -51,7 +51,7 @@ WRONG_FLAGS = [
         ["[schedule] unknown: ['step']", "did you mean steps?"],
     ),
     (["--set", "steps=4"], ["section.key=value"]),
-    (["--momentum", "1.5", "--update", "momentum"], ["must lie in [0, 1)"]),
+    (["--momentum", "1.5", "--update", "momentum"], ["must be at least 0 and below 1"]),
     (["--rate", "-1"], ["rate"]),
     (["--rate", "nan"], ["rate"]),
     (["--progress", "nan"], ["--progress", "'nan'", "finite number"]),

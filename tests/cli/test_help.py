@@ -4,16 +4,18 @@ import argparse
 import re
 import shlex
 import tomllib
+from typing import get_type_hints
 
 import pytest
 
 from hpcsgd.cli.flags import FLAGS
 from hpcsgd.cli.names import COMMANDS, GROUPS, LINE_UP
 from hpcsgd.cli.parser import make_menu, make_parser
-from hpcsgd.cli.template import CHOICES, explain, settings_of
+from hpcsgd.cli.template import explain, settings_of
 from hpcsgd.cli.train import configuration
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, did_you_mean, did_you_mean_file, nearest
+from hpcsgd.settings import declarations
 from tests.helpers.command_line import refuse
 
 EXTENDING = ("sweep", "tune", "compare", "precision", "study strong", "study weak")
@@ -146,15 +148,29 @@ def test_a_setting_and_its_flag_have_one_text():
     texts = settings_of(RunConfig)
     flags = {f.setting: f for f in reversed(FLAGS) if f.is_setting}
     own = {s for s, flag in flags.items() if not texts[s].startswith(flag.help)}
-    assert own == {
-        *("polish.kind", "run.fall_back", "run.emulate_members"),
-        *("run.defaults", "run.memory", "stop.on", "stop.tol"),
-    }
+    assert own == {"polish.kind", "run.fall_back", "run.defaults", "run.memory"}
+    assert own == {f.setting for f in FLAGS if f.is_setting and f.own_help}
 
 
-def test_choices_without_a_flag_are_those_of_settings():
-    assert set(CHOICES) <= set(settings_of(RunConfig))
-    assert explain("run.comm", "how").startswith("how; one of auto")
+def test_choices_are_listed_where_the_text_does_not_name_them():
+    assert explain("how", ("auto", "mpi")) == "how; one of auto, mpi"
+    assert explain("how, or auto", ("auto",)) == "how, or auto"
+    texts = settings_of(RunConfig)
+    assert texts["run.comm"].endswith(
+        "as the variables of the launcher indicate (auto)"
+    )
+    assert texts["update.clip"].endswith("; one of none, value, norm, percentile")
+
+
+def test_choices_of_flags_are_those_of_settings():
+    """Each flag takes all names that the declaration of its setting lists."""
+    kinds = get_type_hints(RunConfig)
+    for flag in FLAGS:
+        choices = flag.options.get("choices")
+        if choices and flag.setting != "agreement.method":
+            section, key = flag.setting.split(".")
+            known = declarations(kinds[section])[key].known
+            assert list(choices) == list(known), flag.name
 
 
 # Defaults.

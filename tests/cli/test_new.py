@@ -7,10 +7,11 @@ from functools import cache
 import pytest
 
 from hpcsgd.agreements import AGREEMENTS
-from hpcsgd.cli.template import comments, template
+from hpcsgd.cli.parser import help_of
+from hpcsgd.cli.template import settings_of, template
 from hpcsgd.cli.train import configuration
 from hpcsgd.config import METHODS, RunConfig, read_toml
-from hpcsgd.data.sampling import MODES, SamplingConfig
+from hpcsgd.data.sampling import MODES
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm import FAMILIES, UPDATES
 from hpcsgd.glm.updates import RATES
@@ -138,22 +139,20 @@ def remarks(section, key):
     return " ".join(lines[above : place + 1])
 
 
-def test_comments_come_from_the_source():
-    assert comments(SamplingConfig)["block"].startswith("blocks: rows that are read")
-    assert comments(SamplingConfig)["window"].endswith("need more memory"), "above it"
+def test_comments_come_from_the_declarations():
+    texts = settings_of(RunConfig)
+    assert texts["sampling.block"].startswith("blocks: rows that are read")
+    assert texts["sampling.window"].endswith("need more memory")
     text = template()
     assert "# Batch b of a replica" in text
     assert "storage of A" in text.split("[precision]")[1]
     assert all(len(line) <= 88 for line in text.splitlines())
 
 
-def test_without_source_the_values_remain(monkeypatch):
-    def no_source(kind):
-        raise OSError
-
-    monkeypatch.setattr("hpcsgd.cli.template.inspect.getsource", no_source)
-    assert RunConfig.parse(tomllib.loads(template())) == RunConfig()
-    assert comments(SamplingConfig) == {}
+def test_parsers_find_every_text_in_the_file():
+    """Without its choices, which flags list or leave to `hpcsgd info`."""
+    for setting, text in settings_of(RunConfig).items():
+        assert help_of(setting) == text.partition("; one of ")[0], setting
 
 
 def test_it_does_not_overwrite_unless_told(command, tmp_path):

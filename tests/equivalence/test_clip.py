@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from hpcsgd.config import UpdateConfig
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.products.base import make_clip
 from hpcsgd.studies.verify.replay import open_recorded_run
 from tests.helpers import oracle
 from tests.helpers.harness import config_for, make_problem, relative_error, train_on
@@ -159,14 +159,14 @@ def test_auto_takes_what_can_clip():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (("norm", 0.0, "step"), "above 0"),
-        (("both", 1.0, "step"), "unknown clip"),
-        (("norm", 1.0, "epoch"), "unknown clip_over"),
+        ({"clip": "norm", "clip_at": -1.0}, "clip_at = -1.0 must be at least 0"),
+        ({"clip": "both"}, "clip = 'both' must be one of none, value"),
+        ({"clip_over": "epoch"}, "clip_over = 'epoch' must be one of step, exchange"),
     ],
 )
 def test_what_makes_no_sense(settings, words):
     with pytest.raises(ConfigError, match=words):
-        make_clip(*settings)
+        UpdateConfig(**settings)
 
 
 def test_narrow_weights_are_refused():

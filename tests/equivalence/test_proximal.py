@@ -185,8 +185,8 @@ def test_steps_that_are_left_open_are_one():
 @pytest.mark.parametrize(
     "problem, says",
     [
-        ({"l1": -1.0}, "l1 = -1.0 must be finite"),
-        ({"l1": 0.1, "l1_at": "end"}, "known: step, exchange"),
+        ({"l1": -1.0}, "l1 = -1.0 must be at least 0"),
+        ({"l1": 0.1, "l1_at": "end"}, "must be one of step, exchange"),
         ({"lower": 1.0, "upper": 0.5}, "leave some weight no value"),
         ({"lower": [0.0, 0.0], "upper": [1.0]}, None),
         ({"lower": [0.0, 0.0], "upper": [1.0] * 3}, "leave some weight no value"),

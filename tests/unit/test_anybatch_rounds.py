@@ -304,7 +304,7 @@ REFUSED = [
     ({"agreement": {"rounds": "never"}}, "one of clock, full"),
     ({"agreement": {"deadline": -1.0}}, "deadline = -1.0"),
     ({"agreement": {"replay": "/nowhere"}}, "give the rounds.csv"),
-    ({"mirror": {"kind": "kl"}}, "known: .*entropy"),
+    ({"mirror": {"kind": "kl"}}, "must be one of .*entropy"),
     ({"mirror": {"radius": -1.0}}, "radius = -1.0"),
     ({"mirror": {"kind": "diagonal", "radius": 1.0}}, "has no radius"),
     ({"mirror": {"p": 1.5}}, "is for kind = 'p-norm'"),

@@ -142,7 +142,7 @@ def test_auto_is_a_word_of_the_configuration():
     for wrong in (0, 0.0, -1.0, "automatic"):
         with pytest.raises(ConfigError, match="value"):
             RunConfig.parse({"rate": {"value": wrong}})
-    with pytest.raises(ConfigError, match="known: rows, batches"):
+    with pytest.raises(ConfigError, match="must be one of rows, batches"):
         RateConfig(norm="mean")
     with pytest.raises(ConfigError, match="found by a run"):
         make_rate(config.rate, 3)

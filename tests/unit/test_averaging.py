@@ -215,7 +215,7 @@ def test_every_model_of_a_sweep_has_its_own():
 
 
 def test_settings_are_checked():
-    with pytest.raises(ConfigError, match="known: none, tail"):
+    with pytest.raises(ConfigError, match="must be one of none, tail"):
         AverageConfig(kind="head")
     for share in (0.0, -1.0, 1.5, float("nan")):
         with pytest.raises(ConfigError, match="share"):

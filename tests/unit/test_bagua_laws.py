@@ -6,8 +6,8 @@ Logistic rows sorted by margin, the worst of shards, λ = 0.05, whole shards a s
 import numpy as np
 import pytest
 
+from hpcsgd.agreements import AGREEMENTS
 from hpcsgd.agreements.more.decentralized import MixPairs
-from hpcsgd.runs.agreements import KINDS
 from tests.helpers.averages_laws import CURVATURE, HARD, L2, OPTIMUM, gap, loss
 from tests.helpers.bagua import Ring, config_of
 from tests.helpers.bagua_laws import WithoutFeedback, always_the_same
@@ -36,7 +36,7 @@ def test_pairs_that_never_change_are_worse(monkeypatch):
 
 def test_weights_in_8_bits_are_worse_than_moves(monkeypatch):
     good = gap(LOW, slower=16.0, tau=1, passes=16)
-    monkeypatch.setitem(KINDS, "decentralized-low", WithoutFeedback)
+    monkeypatch.setitem(AGREEMENTS, "decentralized-low", WithoutFeedback)
     assert gap(LOW, slower=16.0, tau=1, passes=16) > 3 * good
 
 

@@ -1,6 +1,7 @@
 """Settings are checked where they are born, and the file says what was meant."""
 
 import tomllib
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from hpcsgd.config import RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
+from hpcsgd.settings import declarations
 
 
 def test_toml_round_trip(tmp_path):
@@ -46,9 +48,9 @@ def test_any_text_comes_back_from_the_file(text):
         ({"schedule": {"steps": -1}}, "steps = -1 must be a whole number"),
         ({"schedule": {"batch": 2.5}}, "must be of type int"),
         ({"schedule": {"batch": True}}, "must be of type int"),
-        ({"problem": {"l2": -1.0}}, "l2 = -1.0 must be finite and at least 0"),
+        ({"problem": {"l2": -1.0}}, "l2 = -1.0 must be at least 0"),
         ({"problem": 3}, "stands outside a section"),
-        ({"products": {"look_ahead": "maybe"}}, "known: on, off, auto"),
+        ({"products": {"look_ahead": "maybe"}}, "must be one of on, off, auto"),
     ],
 )
 def test_wrong_settings_are_one_sentence(tables, sentence):
@@ -101,10 +103,44 @@ def test_a_file_that_is_not_toml_or_not_there(tmp_path):
     "overrides, sentence",
     [
         ({"recipe": "z"}, r"unknown recipe: 'z'; known: \['bf16', 'c', 'd',"),
-        ({"inner": "bf15"}, "inner = 'bf15' is not offered; known there: fp64, fp32"),
-        ({"matrix": "int3"}, "matrix = 'int3' is not offered"),
+        ({"inner": "bf15"}, "inner = 'bf15' must be one of fp64, fp32"),
+        ({"matrix": "int3"}, "matrix = 'int3' must be one of fp64.* int8"),
     ],
 )
 def test_precision_names_what_it_knows(overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
         RunConfig.parse({"precision": overrides}).precision.resolve()
+
+
+def test_all_that_is_wrong_with_a_section_is_refused_at_once():
+    tables = {"run": {"threads": 0, "device": "gpu", "timeout": float("nan")}}
+    with pytest.raises(ConfigError) as raised:
+        RunConfig.parse(tables)
+    first, *others = str(raised.value).splitlines()
+    assert first == "3 settings cannot work:"
+    assert sorted(others) == [
+        "  - [run] device = 'gpu' must be one of cpu, cuda",
+        "  - [run] threads = 0 must be at least 1; 1 is one core a rank",
+        "  - [run] timeout = nan must be at least 0 and finite; 0 waits for ever",
+    ]
+    with pytest.raises(ConfigError, match="2 settings cannot work"):
+        RunConfig.parse({"schedule": {"batch": "3", "steps": 0}})
+
+
+def test_auto_is_no_number_in_a_file():
+    tables = {"schedule": {"steps": "auto"}, "rate": {"value": "auto"}}
+    config = RunConfig.parse(tables)
+    assert (config.schedule.steps, config.rate.value) == (0, 0.0)
+    written = config.tables()
+    assert (written["schedule"]["steps"], written["rate"]["value"]) == ("auto", "auto")
+    for section, key in (("schedule", "steps"), ("rate", "value")):
+        with pytest.raises(ConfigError, match=f'{key} = 0 must be .*, or "auto"'):
+            RunConfig.parse({section: {key: 0}})
+
+
+@pytest.mark.parametrize("section", get_type_hints(RunConfig))
+def test_defaults_are_among_the_values_that_a_setting_takes(section):
+    for key, declared in declarations(get_type_hints(RunConfig)[section]).items():
+        if declared.default is not None:
+            assert declared.takes(declared.default), key
+            assert not declared.known or declared.default in (*declared.known, ""), key

@@ -70,7 +70,7 @@ def test_bytes_of_a_column_are_whole_numbers_of_its_scale():
 def test_bytes_are_for_matrices_alone():
     config = PrecisionConfig(matrix="int8")
     assert config.resolve().matrix == "int8"
-    with pytest.raises(ConfigError, match=r"known there: fp64.*fp8-e5m2$"):
+    with pytest.raises(ConfigError, match=r"must be one of fp64.*fp8-e5m2$"):
         PrecisionConfig(margin="int8").resolve()
 
 

@@ -241,10 +241,10 @@ def test_levels_without_zero_spoil_sparse_gradients(twin):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"bits": 1}, "bits = 1 must be from 2 to 32"),
+        ({"bits": 1}, "bits = 1 must be at least 2 and at most 32"),
         ({"bits": 33}, "bits = 33"),
-        ({"chunk": 0}, "chunk = 0 must be a positive number of words"),
-        ({"norm": "l1"}, "norm = 'l1'; known: max, l2"),
+        ({"chunk": 0}, "chunk = 0 must be at least 1"),
+        ({"norm": "l1"}, "norm = 'l1' must be one of max, l2"),
     ],
 )
 def test_settings_are_checked_at_birth(settings, message):

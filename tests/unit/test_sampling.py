@@ -52,7 +52,7 @@ PINNED = [2, 4, 3, 6, 5, 0, 1, 7]
 
 
 def test_wrong_sampling():
-    with pytest.raises(ConfigError, match="known: "):
+    with pytest.raises(ConfigError, match="must be one of shuffle-once"):
         SamplingConfig("sorted")
     with pytest.raises(ConfigError, match="at least 0"):
         SamplingConfig(seed=-1)

@@ -1,7 +1,8 @@
 """What a codec is: settings, error feedback, chunks, packing."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.settings import READS, Settings, setting
 
 # What all codecs may be told; each reads the keys that it knows.
 
@@ -16,69 +18,129 @@ FEEDBACKS = ("auto", "on", "off")
 DENSE = ("auto", "never")
 NORMS = ("max", "l2")
 BITS = 2, 32
+SPARSE = ("topk", "randomk", "threshold", "wangni", "dgc")
+LEVELS = ("qsgd", "nuqsgd", "alq", "amq")
 
 
 @dataclass(frozen=True)
-class CodecConfig:
+class CodecConfig(Settings, section="codec"):
     """How gradients are compressed."""
 
-    # error feedback: only for biased codecs (auto), always (on) or never (off)
-    feedback: str = "auto"
-    share: float = 0.01  # sparse codecs: share of the words of a bucket that is sent
-    # sparse codecs: epochs in which the share falls from near 1 to its value
-    warm_up: int = 0
-    # sparse codecs: send all words uncompressed if sparse records would be larger
-    # (auto), or never
-    dense: str = "auto"
-    # threshold: smallest absolute value that is sent; 0 derives it from the share
-    threshold: float = 0.0
-    # wangni: bound of the variance, E Σ C(a)² ≤ (1 + budget) Σ a²; 0 derives it from
-    # the share
-    budget: float = 0.0
-    momentum: float = 0.9  # dgc: momentum coefficient of every replica; 0 uses none
-    nesterov: bool = False  # dgc: use Nesterov momentum
-    masking: bool = False  # dgc: reset the momentum of words that were sent
-    # dgc: largest norm of the summed gradient, of which each of R replicas may have
-    # 1/√R; 0 does not clip
-    clip: float = 0.0
-    bits: int = 4  # quantisers: bits of a word, its sign included
-    chunk: int = 1024  # quantisers and byte: words that share one norm
-    # quantisers: norm of a chunk that levels are multiples of, max |v| or l2
-    norm: str = "max"
-    # alq and amq: first exchange in which levels adapt; they adapt again at 20 times
-    # this number and at every multiple of 100 times this number
-    adapt: int = 100
-    rank: int = 1  # powersgd: rank of the matrices that are sent
-    start: int = 10  # powersgd: exchanges at the start that are sent uncompressed
-    # powersgd: send a bucket uncompressed if compression saves less than this factor; 0
-    # always compresses
-    min_rate: float = 2.0
-
-    def __post_init__(self) -> None:
-        lists = (("feedback", FEEDBACKS), ("dense", DENSE), ("norm", NORMS))
-        for name, known in lists:
-            value = getattr(self, name)
-            if value not in known:
-                raise ConfigError(
-                    f"[codec] {name} = {value!r}; known: {', '.join(known)}"
-                )
-        for name, holds, wanted in (
-            ("share", 0.0 < self.share <= 1.0, "above 0 and at most 1"),
-            ("warm_up", self.warm_up >= 0, "at least 0"),
-            ("threshold", 0.0 <= self.threshold < float("inf"), "at least 0, finite"),
-            ("budget", 0.0 <= self.budget < float("inf"), "at least 0, finite"),
-            ("momentum", 0.0 <= self.momentum < 1.0, "in [0, 1)"),
-            ("clip", 0.0 <= self.clip < float("inf"), "at least 0, finite"),
-            ("bits", BITS[0] <= self.bits <= BITS[1], f"from {BITS[0]} to {BITS[1]}"),
-            ("chunk", self.chunk >= 1, "a positive number of words"),
-            ("adapt", self.adapt >= 1, "a positive number of exchanges"),
-            ("rank", self.rank >= 1, "at least 1"),
-            ("start", self.start >= 0, "at least 0"),
-            ("min_rate", self.min_rate >= 0.0, "at least 0"),
-        ):
-            if not holds:
-                value = getattr(self, name)
-                raise ConfigError(f"[codec] {name} = {value!r} must be {wanted}")
+    feedback: str = setting(
+        "auto",
+        "error feedback: only for biased codecs (auto), always (on) or never (off)",
+        choices=FEEDBACKS,
+        read_by="feedback",
+    )
+    share: float = setting(
+        0.01,
+        "sparse codecs: share of the words of a bucket that is sent",
+        above=0,
+        at_most=1,
+        read_if={
+            "agreement.codec": SPARSE,
+            "codec.threshold": (0.0,),
+            "codec.budget": (0.0,),
+        },
+    )
+    warm_up: int = setting(
+        0,
+        "sparse codecs: epochs in which the share falls from near 1 to its value",
+        at_least=0,
+        read_if={
+            "agreement.codec": SPARSE,
+            "codec.threshold": (0.0,),
+            "codec.budget": (0.0,),
+        },
+    )
+    dense: str = setting(
+        "auto",
+        "sparse codecs: send all words uncompressed if sparse records would be larger"
+        " (auto), or never",
+        choices=DENSE,
+        read_if={"agreement.codec": ("topk", "threshold", "wangni", "dgc")},
+    )
+    threshold: float = setting(
+        0.0,
+        "threshold: smallest absolute value that is sent; 0 derives it from the share",
+        at_least=0,
+        read_if={"agreement.codec": ("threshold",)},
+    )
+    budget: float = setting(
+        0.0,
+        "wangni: bound of the variance, E Σ C(a)² ≤ (1 + budget) Σ a²; 0 derives it"
+        " from the share",
+        at_least=0,
+        read_if={"agreement.codec": ("wangni",)},
+    )
+    momentum: float = setting(
+        0.9,
+        "dgc: momentum coefficient of every replica; 0 uses none",
+        at_least=0,
+        below=1,
+        read_if={"agreement.codec": ("dgc",)},
+    )
+    nesterov: bool = setting(
+        False, "dgc: use Nesterov momentum", read_if={"agreement.codec": ("dgc",)}
+    )
+    masking: bool = setting(
+        False,
+        "dgc: reset the momentum of words that were sent",
+        read_if={"agreement.codec": ("dgc",)},
+    )
+    clip: float = setting(
+        0.0,
+        "dgc: largest norm of the summed gradient, of which each of R replicas may have"
+        " 1/√R; 0 does not clip",
+        at_least=0,
+        read_if={"agreement.codec": ("dgc",)},
+    )
+    bits: int = setting(
+        4,
+        "quantisers: bits of a word, its sign included",
+        at_least=BITS[0],
+        at_most=BITS[1],
+        read_if={"agreement.codec": LEVELS},
+    )
+    chunk: int = setting(
+        1024,
+        "quantisers and byte: words that share one norm",
+        at_least=1,
+        read_if={"agreement.codec": (*LEVELS, "byte")},
+    )
+    norm: str = setting(
+        "max",
+        "quantisers: norm of a chunk that levels are multiples of, max |v| or l2",
+        choices=NORMS,
+        read_if={"agreement.codec": LEVELS},
+    )
+    adapt: int = setting(
+        100,
+        "alq and amq: first exchange in which levels adapt; they adapt again at 20"
+        " times this number and at every multiple of 100 times this number",
+        at_least=1,
+        read_if={"agreement.codec": ("alq", "amq")},
+    )
+    rank: int = setting(
+        1,
+        "powersgd: rank of the matrices that are sent",
+        at_least=1,
+        read_if={"agreement.codec": ("powersgd",)},
+    )
+    start: int = setting(
+        10,
+        "powersgd: exchanges at the start that are sent uncompressed",
+        at_least=0,
+        read_if={"agreement.codec": ("powersgd",)},
+    )
+    min_rate: float = setting(
+        2.0,
+        "powersgd: send a bucket uncompressed if compression saves less than this"
+        " factor; 0 always compresses",
+        at_least=0,
+        at_most=math.inf,
+        read_if={"agreement.codec": ("powersgd",)},
+    )
 
 
 # What accordion may be told: what it turns, between which settings, and when.
@@ -97,35 +159,50 @@ BOTH = ("feedback",)  # settings that there is one of, whatever is turned
 
 
 @dataclass(frozen=True)
-class AccordionConfig:
+class AccordionConfig(Settings, section="accordion"):
     """Compression, or batch size, that follows the change of the gradients."""
 
-    codec: str = "powersgd"  # codec whose settings accordion changes
-    # [codec] settings while gradients change, as "rank=2"; empty takes the usual
-    # settings of the codec
-    low: str = ""
-    # [codec] settings while gradients do not change, as "rank=1, min_rate=0"; empty
-    # takes the usual settings of the codec
-    high: str = ""
-    # relative change of the gradient norm that counts as a change; a larger one
-    # compresses more often
-    eta: float = 0.5
-    interval: int = 10  # epochs between two checks; a longer interval reacts later
-    scale_rate: bool = True  # growing: scale the learning rate with the batch
+    codec: str = setting(
+        "powersgd",
+        "codec whose settings accordion changes",
+        read_if={"agreement.codec": ("accordion",)},
+    )
+    low: str = setting(
+        "",
+        '[codec] settings while gradients change, as "rank=2"; empty takes the usual'
+        " settings of the codec",
+        read_if={"agreement.codec": ("accordion",)},
+    )
+    high: str = setting(
+        "",
+        '[codec] settings while gradients do not change, as "rank=1, min_rate=0"; empty'
+        " takes the usual settings of the codec",
+        read_if={"agreement.codec": ("accordion",)},
+    )
+    eta: float = setting(
+        0.5,
+        "relative change of the gradient norm that counts as a change; a larger one"
+        " compresses more often",
+        at_least=0,
+        at_most=math.inf,
+        remedy="0.5 is usual",
+        read_if=({"agreement.codec": ("accordion",)}, {READS: ("accordion",)}),
+    )
+    interval: int = setting(
+        10,
+        "epochs between two checks; a longer interval reacts later",
+        at_least=1,
+        remedy="10 is usual",
+        read_if=({"agreement.codec": ("accordion",)}, {READS: ("accordion",)}),
+    )
+    scale_rate: bool = setting(
+        True, "growing: scale the learning rate with the batch", read_by="accordion"
+    )
 
-    def __post_init__(self) -> None:
+    def conflicts(self) -> Iterator[str]:
+        """Yield a sentence if accordion is to change its own settings."""
         if self.codec == "accordion":
-            raise ConfigError(
-                "[accordion] codec = 'accordion' turns itself; use powersgd or topk"
-            )
-        if not self.eta >= 0.0:
-            raise ConfigError(
-                f"[accordion] eta = {self.eta!r} must be at least 0; 0.5 is usual"
-            )
-        if self.interval < 1:
-            raise ConfigError(
-                f"[accordion] interval = {self.interval} must be at least 1 epoch"
-            )
+            yield ("[accordion] codec = 'accordion' turns itself; use powersgd or topk")
 
     def regimes(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
         """Return [codec] for low and for high compression."""

@@ -186,7 +186,6 @@ class Offload(ShardedAgreement):
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)
-        self.stage = 2
         self.delay = int(means.settings.delay_after)
         self.late: Moment | None = None  # of the gradient that is still to be taken
         self.link: SliceLink = HostLink()

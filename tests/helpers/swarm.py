@@ -115,8 +115,9 @@ class Swarm:
                 group = everybody[first : first + size]
                 self.mean(group, group)
             return
-        switch = int(np.ceil(asked.switch * self.each - 1e-9))
-        early = kind == "postlocal" and number <= switch
+        early = kind == "postlocal" and number <= np.ceil(
+            asked.switch * self.each - 1e-9
+        )
         if last or number % tau == 0 or early:
             of = self.drawn(number) if kind == "fedavg" else everybody
             self.mean(of, everybody)

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import UnionType
@@ -19,7 +20,14 @@ from hpcsgd.comm.network_model import NETWORKS
 from hpcsgd.data.sampling import FoldSplit, SamplingConfig
 from hpcsgd.data.shard import PARTITIONS
 from hpcsgd.errors import ConfigError, did_you_mean, did_you_mean_file
-from hpcsgd.files import numbers, open_entry, parse_toml, toml_literal, toml_value
+from hpcsgd.files import (
+    names_in,
+    numbers,
+    open_entry,
+    parse_toml,
+    toml_literal,
+    toml_value,
+)
 from hpcsgd.glm import ADAPTIVE, UPDATES
 from hpcsgd.glm.mirror_maps import MirrorConfig
 from hpcsgd.glm.penalties import Models, ProblemConfig, SweepModel
@@ -331,6 +339,11 @@ class RunSection(Settings, section="run"):
     )
     profile: bool = setting(
         False, "report how the time divides into phases, over all ranks"
+    )
+    plugins: tuple[str, ...] = setting(
+        (),
+        "modules that every rank imports before the settings are read; they register"
+        " agreements, codecs and families of your own",
     )
 
 
@@ -730,6 +743,7 @@ class RunConfig:
         ConfigError
             If a section, a key or a value is unknown, or has the wrong type.
         """
+        import_plugins(tables.get("run"))
         tables, kinds = with_method(tables), _hints(cls)
         _reject_unknown("sections", tables, kinds)
         sections: dict[str, Any] = {}
@@ -869,6 +883,19 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return _HINTS[kind]
 
 
+def import_plugins(run: Any) -> None:
+    """Import the modules that [run] plugins names, which register what they have."""
+    plugins = run.get("plugins", ()) if isinstance(run, Mapping) else ()
+    for name in names_in("[run] plugins", plugins):
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"[run] plugins names {name!r}, which cannot be imported ({error});"
+                " install it, or add its folder to PYTHONPATH"
+            ) from error
+
+
 @cache
 def shipped_defaults() -> dict[str, dict[str, Any]]:
     """Return the default of every setting, from the file that the package ships."""
@@ -953,6 +980,8 @@ def _typed(section: str, key: str, kind: Any, value: Any, declared: Setting) -> 
         return declared.auto
     if declared.is_count and type(value) is int:
         return str(value)
+    if kind == tuple[str, ...]:
+        return names_in(f"[{section}] {key}", value)
     if get_origin(kind) is tuple:
         return numbers(f"[{section}] {key}", value)
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)

@@ -591,6 +591,15 @@ def toml_literal(value: Any) -> str:
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
+def names_in(place: str, value: Any) -> tuple[str, ...]:
+    """Return a list of names; one name alone is a mistake."""
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(one, str) for one in value
+    ):
+        raise ConfigError(f'{place} = {value!r} must be a list of names, as ["mine"]')
+    return tuple(value)
+
+
 def numbers(place: str, value: Any) -> tuple[float, ...]:
     """A list of numbers; one number alone is a mistake."""
     good = isinstance(value, list | tuple) and all(

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from time import perf_counter
 from typing import Any, ClassVar
 
-from hpcsgd.agreements import AGREEMENTS, AUTO
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.glm import ADAPTIVE, UPDATES
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, State
@@ -43,6 +43,31 @@ class AgreementInputs:
         """The part of all rows that this replica holds."""
         return self.rows[self.grid.replica] / sum(self.rows)
 
+
+# The table of agreements.
+
+AUTO = "auto"  # average where there are several replicas, none where there is one
+# The table of agreements: name -> "module:Class", or a class that was registered.
+AGREEMENTS: dict[str, "str | type[Agreement]"] = {
+    "none": "hpcsgd.agreements.averaging:NoAgreement",
+    "average": "hpcsgd.agreements.averaging:Average",
+    "gradient": "hpcsgd.agreements.gradient:Gradient",
+    "growing": "hpcsgd.agreements.gradient:Growing",
+    "postlocal": "hpcsgd.agreements.averaging:PostLocal",
+    "hierarchical": "hpcsgd.agreements.hierarchical:Hierarchical",
+    "fedavg": "hpcsgd.agreements.averaging:FedAvg",
+    "slowmo": "hpcsgd.agreements.slowmo:SlowMo",
+    "decentralized": "hpcsgd.agreements.more.decentralized:Decentralized",
+    "decentralized-low": "hpcsgd.agreements.more.decentralized:LowPrecision",
+    "async-average": "hpcsgd.agreements.averaging:AsyncAverage",
+    "qadam": "hpcsgd.agreements.more.qadam:QAdam",
+    "anybatch": "hpcsgd.agreements.more.anybatch:Anybatch",
+    "scheduled": "hpcsgd.agreements.more.scheduled:Scheduled",
+    "ticktock": "hpcsgd.agreements.more.tick_tock:TickTock",
+    "sharded": "hpcsgd.agreements.zero:ShardedAgreement",
+    "offload": "hpcsgd.agreements.more.offload:Offload",
+    "infinity": "hpcsgd.agreements.more.infinity.agreement:Infinity",
+}
 
 # What a kind of agreement says of itself: its settings, what it needs, what it lacks.
 
@@ -746,6 +771,63 @@ class Agreement(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release communicators that it opened. Collective."""
+
+
+# Agreements by name.
+
+
+def get_agreement(name: str) -> type[Agreement]:
+    """Return the class of the agreement called `name`; "auto" is that of averages."""
+    place = AGREEMENTS.get("average" if name == AUTO else name)
+    if place is None:
+        hint, known = did_you_mean(name, AGREEMENTS), sorted([*AGREEMENTS, AUTO])
+        raise ConfigError(f"[agreement] unknown kind: {name!r}{hint}; known: {known}")
+    if not isinstance(place, str):
+        return place
+    module, _, attribute = place.partition(":")
+    found: type[Agreement] = getattr(import_module(module), attribute)
+    return found
+
+
+def settings_of(name: str) -> type[AgreementSettings]:
+    """Return the settings class of the agreement called `name`."""
+    return get_agreement(name).settings
+
+
+def register(name: str, kind: type[Agreement]) -> None:
+    """Make a class of your own an agreement, in this process.
+
+    The setting `agreement.kind` then takes its name, and [agreement] the settings of
+    its class attribute `settings`. In a program that runs on several ranks every rank
+    must call this before it trains; `[run] plugins` names modules that each rank
+    imports for that.
+
+    Parameters
+    ----------
+    name : str
+        A name that no agreement has.
+    kind : subclass of Agreement
+        The agreement.
+
+    Raises
+    ------
+    ConfigError
+        If the name is taken.
+
+    Examples
+    --------
+    >>> from hpcsgd import agreements
+    >>> class Rare(agreements.Average):
+    ...     def is_whole(self, exchanges):
+    ...         return exchanges % (10 * self.period) == 0
+    >>> agreements.register("rare", Rare)
+    >>> "rare" in agreements.AGREEMENTS
+    True
+    >>> del agreements.AGREEMENTS["rare"]
+    """
+    if AGREEMENTS.get(name, kind) is not kind:
+        raise ConfigError(f"there is an agreement {name!r} already; take another name")
+    AGREEMENTS[name] = kind
 
 
 # All ranks hold the same plan, or none of them begins.

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.averaging import (
     Average,
     AverageSettings,
@@ -20,6 +19,7 @@ from hpcsgd.agreements.base import (
     AgreementInputs,
     AgreementSettings,
     Supports,
+    get_agreement,
 )
 from hpcsgd.agreements.hierarchical import HierarchicalSettings
 from hpcsgd.data.shard import split_range

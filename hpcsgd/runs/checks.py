@@ -22,7 +22,7 @@ from hpcsgd.comm.network_model import (
     parse_network,
 )
 from hpcsgd.config import GridConfig, RunConfig
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, nearest
 from hpcsgd.formats import get_format
 from hpcsgd.glm import get_family, make_update
 from hpcsgd.glm.families import Family
@@ -153,7 +153,7 @@ FEATURES = {  # fields of Supports
     "averages": Feature(
         "averages of iterates that all replicas agree on",
         _averages,
-        "set average.kind=none",
+        "set average.kind = 'none'",
     ),
     "gradients_of_all_rows": Feature(
         "gradient of all rows",
@@ -245,7 +245,7 @@ def _requirements(config: RunConfig, precision: Precision) -> Iterator[str]:
             f" given; use --products {needs.products[0]}"
         )
     if needs.updates is not None and update not in needs.updates:
-        remedy = f"--update {needs.updates[0]}"
+        remedy = f"--update {nearest(update, needs.updates) or needs.updates[0]}"
         if not config.agreement.shares_gradients:
             remedy += ", or --agreement gradient"
         yield (

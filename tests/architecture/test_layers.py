@@ -1,11 +1,15 @@
 """The map is a test: imports point strictly down, optional packages have one home."""
 
 import ast
+import re
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import hpcsgd
+from hpcsgd.agreements import AGREEMENTS
 
 PACKAGE = Path(__file__).parents[2] / "hpcsgd"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -197,3 +201,56 @@ def test_no_test_is_imported():
         and name.rpartition(".")[2].startswith(("test_", "conftest"))
     ]
     assert offenders == []
+
+
+# Names of agreements that are words of other tables, too.
+COMMON = {"none", "average", "gradient", "hierarchical"}
+
+
+def agreement_names_in(tree):
+    """The names of agreements that a file compares something with, or maps from."""
+    names = set(AGREEMENTS)
+    for node in ast.walk(tree):
+        found = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            found = [part for side in sides for part in ast.walk(side)]
+        elif isinstance(node, ast.Dict):
+            found = [key for key in node.keys if key is not None]
+        elif isinstance(node, ast.MatchValue):
+            found = [node.value]
+        words = {
+            part.value
+            for part in found
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+        mine = words & names
+        # A common word counts beside another name, or where a kind is compared.
+        text = ast.unparse(node) if mine else ""
+        if mine - COMMON or (mine and re.search(r"agreement|\bbase\b", text)):
+            yield from mine
+
+
+def test_the_name_of_an_agreement_stands_in_two_files_at_most():
+    """In its table and in that of methods: else whoever adds one edits many files."""
+    files = defaultdict(set)
+    for path in MODULES:
+        for name in agreement_names_in(ast.parse(path.read_text())):
+            files[name].add(str(path.relative_to(PACKAGE)))
+    assert files, "the search finds nothing"
+    many = {name: sorted(found) for name, found in files.items() if len(found) > 2}
+    assert many == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if config.agreement.kind == "slowmo": pass',
+        'if asked.kind in ("sharded", "offload"): pass',
+        'KINDS = {"ticktock": 1}',
+        'if (name, mode) == ("ticktock", "delayed"): pass',
+        'match kind:\n    case "qadam": pass',
+    ],
+)
+def test_the_search_finds_a_planted_name(text):
+    assert list(agreement_names_in(ast.parse(text)))

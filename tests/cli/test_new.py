@@ -10,7 +10,7 @@ from hpcsgd.agreements import AGREEMENTS
 from hpcsgd.cli.parser import help_of
 from hpcsgd.cli.template import settings_of, template
 from hpcsgd.cli.train import configuration
-from hpcsgd.config import METHODS, RunConfig, read_toml
+from hpcsgd.config import METHODS, RunConfig, agreement_settings, read_toml
 from hpcsgd.data.sampling import MODES
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm import FAMILIES, UPDATES
@@ -81,10 +81,17 @@ def test_it_trains(command, susy):
 
 
 def test_every_key_is_there_and_optional_ones_are_commented_out():
-    for section, table in asdict(RunConfig()).items():
+    for section, table in usual().items():
         for key, value in table.items():
             start = f'\n# {key} = ""' if value is None else f"\n{key} = "
             assert start in body(section), (section, key)
+
+
+def usual():
+    """Section -> key -> default, with the settings of all kinds of agreement."""
+    kinds = {key: settings() for key, (_, settings) in agreement_settings().items()}
+    agreement = {key: getattr(kind, key) for key, kind in kinds.items()}
+    return {**asdict(RunConfig()), "agreement": agreement}
 
 
 @cache
@@ -106,7 +113,7 @@ def test_optional_keys_can_be_switched_on():
     ]
     tables = tomllib.loads("\n".join(lines))
     assert {k: set(v) for k, v in tables.items()} == {
-        k: set(v) for k, v in asdict(RunConfig()).items()
+        k: set(v) for k, v in usual().items()
     }
     RunConfig.parse(tables)
 

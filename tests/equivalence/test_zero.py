@@ -354,13 +354,13 @@ REFUSED = [
     ({"agreement": {"stage": 3}, "products": {"kind": "gather"}}, "use --products"),
     ({"agreement": {"stage": 3}, "run": {"evaluate": "gradient"}}, "as long as w"),
     ({"agreement": {"stage": 3}, "polish": {"kind": "lbfgs"}}, "works on all of it"),
-    ({"agreement": {"codec": "fp16"}}, "knows no codec"),
-    ({"agreement": {"hierarchical": "2"}}, "no leaders of nodes"),
+    ({"agreement": {"codec": "fp16"}}, "supports no codecs"),
+    ({"agreement": {"hierarchical": "2"}}, "supports no sums in two levels"),
     ({"update": {"kind": "nesterov-classic"}}, "use --update nesterov"),
     ({"update": {"kind": "adam", "bits": 8}}, "use update.bits = 32"),
-    ({"precision": {"residual": "fp16"}}, "cannot leave a step out"),
+    ({"precision": {"residual": "fp16"}}, "no residuals that have to be scaled"),
     ({"agreement": {"kind": "average", "stage": 2}}, "use --method zero2"),
-    ({"agreement": {"stage": 4}}, "must be 1, 2 or 3"),
+    ({"agreement": {"stage": 4}}, "must be one of 1, 2, 3"),
     ({"agreement": {"stage": 3}, "average": {"kind": "tail"}}, "stage = 2"),
 ]
 

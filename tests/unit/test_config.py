@@ -64,7 +64,9 @@ def test_a_whole_number_may_stand_for_a_real_one():
 
 @pytest.mark.parametrize("key", ["hierarchical", "groups", "periods"])
 def test_a_number_may_stand_for_a_text_that_counts(key):
-    tables = apply_settings({}, [f"agreement.{key}=2"])
+    kind = "gradient" if key == "hierarchical" else "hierarchical"
+    tables = {"agreement": {"kind": kind}}
+    tables = apply_settings(tables, [f"agreement.{key}=2"])
     assert getattr(RunConfig.parse(tables).agreement, key) == "2"
     for wrong in (True, 2.0, [2]):
         with pytest.raises(ConfigError, match=f"{key} = .* must be of type str"):
@@ -119,7 +121,7 @@ def test_all_that_is_wrong_with_a_section_is_refused_at_once():
     first, *others = str(raised.value).splitlines()
     assert first == "3 settings cannot work:"
     assert sorted(others) == [
-        "  - [run] device = 'gpu' must be one of cpu, cuda",
+        "  - [run] device = 'gpu' must be one of cpu, cuda (did you mean cpu?)",
         "  - [run] threads = 0 must be at least 1; 1 is one core a rank",
         "  - [run] timeout = nan must be at least 0 and finite; 0 waits for ever",
     ]

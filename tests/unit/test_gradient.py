@@ -36,7 +36,7 @@ def test_means_of_means_are_another_method(monkeypatch):
 REFUSED = [
     ({"schedule": {"steps": 4}}, "use --steps 1"),
     ({"schedule": {"period": 2}}, "use --period 1"),
-    ({"products": {"kind": "gram"}}, "use --products direct or gather"),
+    ({"products": {"kind": "gram"}}, "use --products direct"),
     ({"update": {"clip": "norm", "clip_over": "exchange"}}, "leave it out"),
     ({"precision": {"weights": "bf16"}}, "precision.weights=fp32"),
     (

@@ -170,7 +170,7 @@ def is_under_way(agreement):
 )
 def test_sums_by_leaders_are_of_those_that_sum(asked):
     config = config_of(asked["kind"], {**asked, "hierarchical": "2"})
-    with pytest.raises(ConfigError, match="for.*leaders.*leave it out"):
+    with pytest.raises(ConfigError, match="no sums in two levels.*leave it out"):
         train_on(4, config, PROBLEM)
 
 

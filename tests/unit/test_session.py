@@ -83,7 +83,7 @@ def test_the_world_is_as_it_was_after_an_error():
     world = SerialCommunicator()
     world.ledger.record("control", 3, 24, 24.0, 0.0)
     config = config_for(
-        PROBLEM, run={"reproducible": True}, agreement={"kind": "no such"}
+        PROBLEM, run={"reproducible": True}, products={"kind": "no such"}
     )
     with pytest.raises(ConfigError):
         train(config, world=world, **DATA)

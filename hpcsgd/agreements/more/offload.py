@@ -168,6 +168,7 @@ class OffloadSettings(SlicedSettings):
         "exchanges after which steps are applied one exchange late; -1 never delays"
         " them",
         at_least=-1,
+        remedy="-1 for never",
     )
 
     works_alone: ClassVar[bool] = True

@@ -4,7 +4,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, inf, log
 from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
@@ -407,12 +407,14 @@ class ScheduledSettings(GradientSettings):
         4.0,
         "MiB of one message; smaller messages are overtaken more easily",
         above=0,
+        at_most=inf,
         remedy="4 MiB is usual",
     )
     credit: float = setting(
         16.0,
         "MiB that may be in flight; more keep the network busy",
         above=0,
+        at_most=inf,
         remedy="16 MiB is usual",
     )
     order: str = setting(

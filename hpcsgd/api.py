@@ -14,11 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hpcsgd.agreements.more.tick_tock import (
-    Turns,
-    duplicate_communicator,
-    run_alternately,
-)
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
@@ -332,6 +327,12 @@ def tick_tock(
             "tick_tock calls MPI from two threads in turns and this MPI allows one; set"
             " mpi4py.rc.thread_level = 'serialized' or 'multiple' before MPI starts"
         )
+    from hpcsgd.agreements.more.tick_tock import (
+        Turns,
+        duplicate_communicator,
+        run_alternately,
+    )
+
     # One network for both: what travels at the same time shares its bandwidth.
     there = emulate_network(configs[0], comm)
     twins = [duplicate_communicator(there), duplicate_communicator(there)]

@@ -44,6 +44,8 @@ class AgreementInputs:
         return self.rows[self.grid.replica] / sum(self.rows)
 
 
+ROUNDS_FILE = "rounds.csv"  # in the folder of a run whose exchanges are rounds
+
 # The table of agreements.
 
 AUTO = "auto"  # average where there are several replicas, none where there is one

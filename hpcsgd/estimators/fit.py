@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.base import alike, check_same
-from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.api import run_at_stable_rate
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements import settings_of
-from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
 from hpcsgd.products import GATHERS

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.more.infinity.agreement import Infinity
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
@@ -263,8 +263,9 @@ class AssembledRun:
         """Make what a run that begins keeps on disk, if anything; it is gone on from
         there even before the first checkpoint that is due.
         """
-        agreement, engine = self.engine.agreement, self.engine
-        if isinstance(agreement, Infinity) and not agreement.is_open:
+        engine = self.engine
+        agreement: Any = engine.agreement
+        if self.config.agreement.on_disk and not agreement.is_open:
             agreement.open()
             engine.saver.save(self.state, engine.view)
             engine.saver.finish()  # a first step without it could not be found

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.gradient import Gradient
-from hpcsgd.agreements.more.infinity.agreement import Infinity
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.cuda.device import Device
@@ -83,11 +82,12 @@ def first_state(
     holder = _holder(product)
     kind = MirroredState if holder else State
     weights: Any
-    if isinstance(engine.agreement, Infinity):
+    agreement: Any = engine.agreement
+    if config.agreement.on_disk:
         dtype = task.backend.zeros((0, whole[1])).dtype
-        weights = engine.agreement.holds(task, whole[0], dtype)
+        weights = agreement.holds(task, whole[0], dtype)
     else:
-        weights = task.backend.zeros(engine.agreement.shape(*whole))
+        weights = task.backend.zeros(agreement.shape(*whole))
     state = kind(
         weights=weights,
         intercept=intercept if config.problem.intercept else None,
@@ -223,8 +223,9 @@ def _monitor(config: RunConfig, name: str, feed: Feed) -> NoMonitor:
 
 def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Product:
     """For gradients that replicas agree on."""
-    if isinstance(gradient, Infinity):
-        return TiledProduct(task, gradient)
+    if config.agreement.on_disk:
+        reducer: Any = gradient
+        return TiledProduct(task, reducer)
     one = _product(name, False, task)
     return wrap_in_exchanges(one, gradient, config.agreement.batches_together)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import hpcsgd
 from hpcsgd.agreements.base import Agreement
-from hpcsgd.agreements.more.infinity.agreement import RUN, Infinity
+from hpcsgd.agreements.more.infinity import RUN
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import CheckpointConfig, without_retired
@@ -628,8 +628,8 @@ class TiledCapture(Capture):
         return {}
 
     def _document(self, view: View) -> dict[str, Any]:
-        assert isinstance(self.agreement, Infinity)
-        run = {RUN: self.agreement.run}
+        agreement: Any = self.agreement
+        run = {RUN: agreement.run}
         return {**super()._document(view), ON_DISK: True, **run}
 
     def restore(
@@ -640,9 +640,9 @@ class TiledCapture(Capture):
         progress: Callable[[int], tuple[int, int]],
     ) -> None:
         """Restore the state from the files of the tiles. Collective."""
-        assert isinstance(self.agreement, Infinity)
+        agreement: Any = self.agreement
         run = checkpoint.document.get(RUN, "")
-        found, each = self.agreement.reopen(state, run)
+        found, each = agreement.reopen(state, run)
         said = _until(checkpoint.document, found) | {"exchanges_per_epoch": each}
         super().restore(Checkpoint(said, {}), state, view, progress)
 

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from hpcsgd.agreements.more.anybatch import NAME as ROUNDS
-from hpcsgd.agreements.more.anybatch import as_csv
+from hpcsgd.agreements.base import ROUNDS_FILE
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import FolderLock, read_entry_text, reason, write_text
@@ -24,7 +23,7 @@ FILES = (
     NAME,
     CERTIFICATE,
     FOLDER,
-    ROUNDS,
+    ROUNDS_FILE,
     *SWEEP,
     "weights.npy",  # of a run that keeps them on disk
     "tiles",  # and its states
@@ -85,7 +84,7 @@ class RunFolder:
         try:
             result.save(self.path)
             self._complete_history(self.path / HISTORY, result)
-            self._write_rounds(self.path / ROUNDS, result)
+            self._write_rounds(self.path / ROUNDS_FILE, result)
         except UnsavedFile as error:
             return f"{error.cause}; make room or give write access, {self._way_on()}"
         return ""
@@ -107,6 +106,8 @@ class RunFolder:
         rounds = result.report.get("agreement", {}).get("rounds")
         if rounds is not None:
             with saving(path):
+                from hpcsgd.agreements.more.anybatch import as_csv
+
                 write_text(path, as_csv(rounds["chunks"], rounds["rows"]))
 
     def _way_on(self) -> str:

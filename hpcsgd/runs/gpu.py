@@ -4,10 +4,9 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from hpcsgd.agreements.cuda import DeviceGradientAgreement, DeviceOffload, DeviceSharded
 from hpcsgd.agreements.gradient import Gradient
-from hpcsgd.agreements.more.tick_tock import TickTock
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.driver import format_bytes
 from hpcsgd.backends.cuda.gram import allowed, bytes_asked
@@ -22,9 +21,12 @@ from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.cuda import DeviceProduct, make_on_device
-from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
 from hpcsgd.products.direct import MicroBatches
 from hpcsgd.runs.assembled_run import Feed
+
+if TYPE_CHECKING:  # a run without a GPU needs none of these
+    from hpcsgd.agreements.cuda import DeviceSharded
+    from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
 
 # The GPU of this rank, and how arrays on it travel to those of others.
 
@@ -225,8 +227,16 @@ def make_gradient_on_gpu(
     grid: Grid,
     device: Device,
     gradient: Gradient,
-) -> DeviceGradient:
+) -> "DeviceGradient":
     """What sums the gradients that replicas share; called by all ranks."""
+    from hpcsgd.agreements.cuda import (
+        DeviceGradientAgreement,
+        DeviceOffload,
+        DeviceSharded,
+    )
+    from hpcsgd.agreements.more.tick_tock import TickTock
+    from hpcsgd.products.cuda_gradient import DeviceGradient
+
     plans = [(size,) for sizes in feed.plans for size in sizes]
     if isinstance(gradient, DeviceSharded):
         return _make_slices(task, feed, grid, device, gradient)
@@ -242,9 +252,11 @@ def make_gradient_on_gpu(
 
 
 def _make_slices(
-    task: Task, feed: Feed, grid: Grid, device: Device, gradient: DeviceSharded
-) -> DeviceSlices:
+    task: Task, feed: Feed, grid: Grid, device: Device, gradient: "DeviceSharded"
+) -> "DeviceSlices":
     """Batches of an exchange are one where no gradient is whole to add them up in."""
+    from hpcsgd.products.cuda_gradient import DeviceSlices
+
     plans = [(size,) for sizes in feed.plans for size in sizes]
     if gradient.takes_at_once:
         plans = [(sum(sizes),) for sizes in feed.plans]

@@ -7,8 +7,6 @@ from typing import Any
 from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.base import Agreement, AgreementInputs
 from hpcsgd.agreements.gradient import Gradient
-from hpcsgd.agreements.more.infinity.agreement import Infinity
-from hpcsgd.agreements.zero import ShardedAgreement
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig
@@ -128,13 +126,14 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
         loaded.read_exact,
         task.models,
     )
-    on_disk = isinstance(agreement, Infinity)
+    asked = parts.config.agreement
     objective = (
-        TiledObjective(*known, loaded.read_some) if on_disk else Objective(*known)
+        TiledObjective(*known, loaded.read_some) if asked.on_disk else Objective(*known)
     )
     own = loaded.shard.columns if parts.columns.whole else slice(None)
-    if isinstance(agreement, ShardedAgreement) and agreement.stage == 3:
-        objective = SlicedObjective(**vars(objective), tiles=agreement.tiles)
+    if asked.slices_weights:
+        sharded: Any = agreement
+        objective = SlicedObjective(**vars(objective), tiles=sharded.tiles)
     takes = _measure(parts.config, several=task.models is not None)
     return Evaluation(
         objective,
@@ -386,7 +385,7 @@ def _agreement(parts: Parts) -> Agreement:
 def _capture(
     parts: Parts, agreement: Agreement, evaluation: Evaluation, guard: MemberCheck
 ) -> Capture:
-    kind = TiledCapture if isinstance(agreement, Infinity) else Capture
+    kind = TiledCapture if parts.config.agreement.on_disk else Capture
     return kind(
         grid=parts.grid,
         columns=parts.columns,

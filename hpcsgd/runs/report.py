@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 import hpcsgd
-from hpcsgd.agreements.more.infinity.agreement import Infinity, OnDisk
-from hpcsgd.agreements.more.infinity.tiles import disk_full_error
+from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import emulated_fields
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.files import CREATE, check_entry, open_entry
@@ -129,6 +128,8 @@ class ModelFile:
     def finish(self) -> None:
         """Raise what has failed."""
         if self.failure is not None:
+            from hpcsgd.agreements.more.infinity.tiles import disk_full_error
+
             raise disk_full_error(self.path, self.failure, self.path.stat().st_size)
 
 
@@ -177,8 +178,7 @@ def _all(own: Array, pieces: list[slice], columns: Columns, K: int) -> list[Arra
 
 def model_of(live: AssembledRun) -> Array:
     """The weights of all members, on every rank."""
-    agreement = live.engine.agreement
-    assert isinstance(agreement, Infinity)
+    agreement: Any = live.engine.agreement
     weights: Any = live.state.weights
     folder = agreement.store.folder
     path = write_model(weights, live.columns, folder, agreement.height)
@@ -198,7 +198,7 @@ def report(
 ) -> Result:
     """Gather the weights and everything measured; every rank gets the same model."""
     columns = live.task.columns
-    if isinstance(live.engine.agreement, Infinity):
+    if live.config.agreement.on_disk:
         weights = model_of(live)
     else:
         held = live.task.backend.to_host(state.weights[:, :columns])

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.gradient import OF_CODECS
-from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection, is_read
 from hpcsgd.errors import ConfigError, DataError, did_you_mean_file

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcsgd.agreements.base import check_plan, check_same
-from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import emulated
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error

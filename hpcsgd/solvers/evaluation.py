@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.base import Agreement
-from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.numpy_rows import all_finite
 from hpcsgd.comm.grid import Grid

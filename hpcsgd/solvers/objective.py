@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.agreements.more.infinity.agreement import OnDisk
+from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.numpy_rows import exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.shard import Shard

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    ROUNDS_FILE,
     AgreementSettings,
     GradientSettings,
     Requires,
@@ -31,7 +32,6 @@ from hpcsgd.settings import setting
 # The clock is looked at between chunks, never inside of one. What a clock did is
 # written down, chunk by chunk, and a script of it gives the same run, bit for bit.
 
-NAME = "rounds.csv"  # in a run folder
 CHUNKS, ROWS = "chunks_", "rows_"  # before the number of a replica
 
 
@@ -149,13 +149,13 @@ def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> st
 def read_script(path: str, replicas: int, rounds: int, most: int) -> Array:
     """Chunks of every replica and round, (R, rounds), of such a file or its folder."""
     where = Path(path)
-    where = where / NAME if where.is_dir() else where
+    where = where / ROUNDS_FILE if where.is_dir() else where
     try:
         lines = read_entry_text(where).split()
     except OSError as error:
         raise DataError(
             f"cannot read [agreement] replay = {path!r}: {error.strerror}; give the"
-            f" {NAME} of a run, or its folder"
+            f" {ROUNDS_FILE} of a run, or its folder"
         ) from error
     chunks = _columns(lines, str(where), replicas)
     _check_script(chunks, rounds, most, str(where))

@@ -47,19 +47,21 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
 
     The temporary file belongs to this user alone until it has its name.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = temporary_name(path)
     number = open_private(temporary)
     try:
         with open(number, "wb") as file:
             for part in parts:
                 file.write(part)
             file.flush()
-            os.fchmod(number, 0o666 & ~UMASK)
-            os.fsync(number)
-        os.replace(temporary, path)
+            publish(number, temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """Return the name under which this process writes what will be called `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def open_private(path: Path) -> int:
@@ -69,9 +71,17 @@ def open_private(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
-def make_public(path: Path) -> None:
-    """What the user wants new files to be, for one that was private while written."""
-    path.chmod(0o666 & ~UMASK)
+def publish(number: int, temporary: Path, path: Path) -> None:
+    """Flush a complete file to disk, then rename it from `temporary` to `path`.
+
+    `number` is a descriptor of it, to which nothing is left to write. The file gets
+    the permissions that the user wants new files to have, and its name survives a power
+    failure. Where this raises an OSError, what was called `path` before still is.
+    """
+    os.fsync(number)
+    os.fchmod(number, 0o666 & ~UMASK)
+    os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def own_folder(folder: Path, *names: str, make: bool = False) -> Path:
@@ -190,6 +200,15 @@ def check_entry(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     replace_file(path, text.encode())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file, or begin the file; return when it is on disk."""
+    number = open_entry(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with open(number, "ab") as file:
+        file.write(f"{line}\n".encode())
+        file.flush()
+        os.fsync(number)
 
 
 def sync_folder(folder: Path) -> None:

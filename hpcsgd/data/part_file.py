@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.files import UMASK, sync_folder
+from hpcsgd.files import publish
 
 
 class PartFile:
@@ -77,11 +77,8 @@ class PartFile:
         """The final name, in one move, and permissions as of any new file."""
         if self.error is not None:
             raise self.error
-        os.fsync(self.number)
-        os.fchmod(self.number, 0o666 & ~UMASK)
-        os.replace(self.part, self.path)
+        publish(self.number, self.part, self.path)
         self._close()
-        sync_folder(self.path.parent)
 
     def remove(self) -> None:
         """Leave nothing behind."""

@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -82,47 +80,34 @@ class ConversionLines(ConversionMeter):
 
     def at(self, position: int) -> None:
         """Say it when it is time."""
+        from hpcsgd.runs.progress import write_line
+
         super().at(position)
         now = time.monotonic()
         if now - self.last >= self.seconds:
             self.last = now
             share = f"{100 * position / self.size:.0f} %  " if self.size else ""
-            sys.stderr.write(f"hpcsgd: {self.what}  {share}{self.figures()}\n")
-            sys.stderr.flush()
+            write_line(f"{self.what}  {share}{self.figures()}")
 
 
 class ConversionBar(ConversionMeter):
     """A bar that is gone when the work is done."""
 
-    def __init__(self, columns: int | None) -> None:
-        super().__init__()
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+    def __init__(self, columns: int) -> None:
+        from hpcsgd.runs.progress import TerminalBar
 
-        console = Console(
-            stderr=True, width=columns, force_terminal=True if columns else None
-        )
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%  {task.fields[said]}"),
-            console=console,
-            transient=True,
-        )
-        self.job: Any = None
-        self.bar.start()
+        super().__init__()
+        self.bar = TerminalBar(columns, 20)
 
     def begin(self, what: str, size: int) -> None:
         """Draw the next one in the place of the last."""
         super().begin(what, size)
-        if self.job is not None:
-            self.bar.remove_task(self.job)
-        self.job = self.bar.add_task(what, total=size or None, said="")
+        self.bar.begin(size or None, what)
 
     def at(self, position: int) -> None:
         """Move it."""
         super().at(position)
-        self.bar.update(self.job, completed=position, said=self.figures())
+        self.bar.move(position, f" {self.figures()}")
 
     def stop(self) -> None:
         """Take it away."""
@@ -131,13 +116,13 @@ class ConversionBar(ConversionMeter):
 
 def make_meter(quiet: bool, seconds: float = 10.0) -> ConversionMeter:
     """What suits the place that standard error leads to."""
-    from hpcsgd.runs.progress import TERMINAL
-
-    behind = os.environ.get(TERMINAL, "")
     if quiet:
         return ConversionMeter()
-    if sys.stderr.isatty() or behind.isdigit():
-        return ConversionBar(int(behind) if behind.isdigit() else None)
+    from hpcsgd.runs.progress import terminal_columns
+
+    columns = terminal_columns()
+    if columns is not None:
+        return ConversionBar(columns)
     return ConversionLines(seconds) if seconds > 0 else ConversionMeter()
 
 

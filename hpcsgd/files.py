@@ -18,7 +18,7 @@ import socket
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -654,6 +654,34 @@ def numbers(place: str, value: Any) -> tuple[float, ...]:
             f"{place} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
         )
     return tuple(float(one) for one in value)
+
+
+# Sizes of files, messages and memory in sentences.
+
+UNIT_BYTES = {
+    "bytes": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB")
+DECIMAL = ("bytes", "kB", "MB", "GB")
+
+
+def format_bytes(
+    size: float, units: Sequence[str] = BINARY, digits: str = ".3g"
+) -> str:
+    """Format a number of bytes in the largest of `units` that is not larger.
+
+    `digits` is a format specification; single bytes are counted whole.
+    """
+    fitting = [unit for unit in units if UNIT_BYTES[unit] <= size]
+    unit = fitting[-1] if fitting else units[0]
+    return f"{size / UNIT_BYTES[unit]:{'.0f' if unit == 'bytes' else digits}} {unit}"
 
 
 # Where kernels/, slurm/ and data/ are: in a wheel, an editable install, a checkout.

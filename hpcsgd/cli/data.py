@@ -16,6 +16,7 @@ from hpcsgd.cli.interrupts import INTERRUPTED
 from hpcsgd.cli.names import COMMANDS, ELEMENTS, LAYOUTS, SOURCES
 from hpcsgd.cli.parser import add_comm, add_json, not_negative, on_all_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.files import format_bytes
 
 if TYPE_CHECKING:
     from hpcsgd.comm.communicator import Communicator
@@ -583,9 +584,7 @@ def _interruptible(crew: "Crew") -> Iterator[None]:
 
 def _size(count: int) -> str:
     """Bytes, as a person reads them."""
-    if count < 2**20:
-        return f"{count / 2**10:.1f} KiB"
-    return f"{count / 2**20:.1f} MiB"
+    return format_bytes(count, ("KiB", "MiB"), ".1f")
 
 
 def conversion_text(said: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.cuda import kernels
-from hpcsgd.backends.cuda.driver import format_bytes
+from hpcsgd.files import format_bytes
 from hpcsgd.sparse import Csr
 
 CHUNK = 16  # bytes; rows are whole chunks

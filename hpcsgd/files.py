@@ -27,9 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 if TYPE_CHECKING:  # commands write files before NumPy is there
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from hpcsgd.formats import Array
 
 
 def _umask() -> int:

@@ -30,9 +30,9 @@ FLOORS = {
     "comm": 4,
     "glm": 3,
     "precision": 2,
+    "sparse": 2,
+    "files": 2,
     "formats": 1,
-    "sparse": 1,
-    "files": 1,
     "errors": 0,
 }
 HOMES = {

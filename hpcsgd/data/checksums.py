@@ -10,11 +10,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpcsgd.formats import Array
 from hpcsgd.sparse import Csr
 
-Array = NDArray[Any]
 SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X
 ROWS = 2**41  # rows draw from other numbers than columns
 ROWS_AT_ONCE = 4096

@@ -21,13 +21,11 @@ from hpcsgd.data.readers import (
 )
 from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import DataError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.precision import Precision
 from hpcsgd.sparse import Csr, from_scipy, stack
 
 # The block of the data that one rank holds.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

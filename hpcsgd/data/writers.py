@@ -14,12 +14,11 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 from hpcsgd.files import open_private, publish, temporary_name
+from hpcsgd.formats import Array
 
-Array = NDArray[Any]
 CSV_BYTES = 25  # of the longest float64 as text, with what separates it
 
 

@@ -5,9 +5,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 
 # What is added to the mean loss to keep weights small, few, or within bounds.
 #
@@ -18,8 +18,6 @@ from hpcsgd.errors import ConfigError
 #
 #     prox_η(w) = argmin_u ‖u − w‖²/(2η) + l1‖u‖₁, lower ≤ u ≤ upper
 #               = clip(sign(w) max(|w| − η l1, 0), lower, upper)
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

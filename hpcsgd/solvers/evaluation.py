@@ -14,7 +14,8 @@ from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.numpy_rows import all_finite
 from hpcsgd.comm.grid import Grid
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.base import Array, Group, State
+from hpcsgd.formats import Array
+from hpcsgd.products.base import Group, State
 from hpcsgd.products.hooks import Hook
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.full_passes import (

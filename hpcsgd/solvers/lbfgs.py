@@ -7,11 +7,11 @@ from enum import Enum
 import numpy as np
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.glm.families import least_losses
 from hpcsgd.solvers.full_passes import (
     LEAST,
     AllRows,
-    Array,
     Centers,
     WeightedMoments,
     centre,

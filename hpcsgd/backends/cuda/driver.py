@@ -12,7 +12,6 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.cuda import kernels
 from hpcsgd.backends.cuda.kernels import (
@@ -25,6 +24,7 @@ from hpcsgd.backends.cuda.kernels import (
 )
 from hpcsgd.errors import ConfigError, DeviceLost, HpcsgdError, MissingPackage
 from hpcsgd.files import asset_path, format_bytes
+from hpcsgd.formats import Array
 
 # What CuPy raises in our words: a GPU that is full, lost, or never was to be had.
 
@@ -295,7 +295,6 @@ class DeviceCasts:
 # CuPy is loaded when it is asked for and nowhere else, so all that uses this can be run
 # with a layer made of NumPy.
 
-Array = NDArray[Any]
 OLDEST = 12  # CUDA majors that wheels are named after
 NEWEST = 13
 DOWN, UP = "memcpyDeviceToHost", "memcpyHostToDevice"

@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.convert.sources import SourceRows
 from hpcsgd.data.convert.transform import Parts, pack, packed, unpack
@@ -26,9 +25,9 @@ from hpcsgd.data.preparation import Preparation, Scales
 from hpcsgd.data.store import StoredRows, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import own_folder, publish, replace_file
+from hpcsgd.formats import Array
 
 log = logging.getLogger(__name__)
-Array = NDArray[Any]
 SEAL_SECONDS = 5.0  # of work that a kill may cost
 
 

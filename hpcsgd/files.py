@@ -18,7 +18,7 @@ import socket
 import stat
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -27,9 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
 if TYPE_CHECKING:  # commands write files before NumPy is there
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from hpcsgd.formats import Array
 
 
 def _umask() -> int:
@@ -47,19 +45,21 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
 
     The temporary file belongs to this user alone until it has its name.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = temporary_name(path)
     number = open_private(temporary)
     try:
         with open(number, "wb") as file:
             for part in parts:
                 file.write(part)
             file.flush()
-            os.fchmod(number, 0o666 & ~UMASK)
-            os.fsync(number)
-        os.replace(temporary, path)
+            publish(number, temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """Return the name under which this process writes what will be called `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def open_private(path: Path) -> int:
@@ -69,9 +69,17 @@ def open_private(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
-def make_public(path: Path) -> None:
-    """What the user wants new files to be, for one that was private while written."""
-    path.chmod(0o666 & ~UMASK)
+def publish(number: int, temporary: Path, path: Path) -> None:
+    """Flush a complete file to disk, then rename it from `temporary` to `path`.
+
+    `number` is a descriptor of it, to which nothing is left to write. The file gets
+    the permissions that the user wants new files to have, and its name survives a power
+    failure. Where this raises an OSError, what was called `path` before still is.
+    """
+    os.fsync(number)
+    os.fchmod(number, 0o666 & ~UMASK)
+    os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def own_folder(folder: Path, *names: str, make: bool = False) -> Path:
@@ -171,6 +179,11 @@ def _irregular(path: Path) -> Irregular:
     return Irregular(errno.EINVAL, "it is not a regular file", str(path))
 
 
+def open_to_append(path: Path) -> int:
+    """Open a regular file to write at its end, or make it; see `open_entry`."""
+    return open_entry(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
 def read_entry(path: Path) -> bytes:
     """Return the content of a regular file; see `open_entry`."""
     with open(open_entry(path), "rb") as file:
@@ -190,6 +203,15 @@ def check_entry(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     replace_file(path, text.encode())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file, or begin the file; return when it is on disk."""
+    number = open_to_append(path)
+    with open(number, "ab") as file:
+        file.write(f"{line}\n".encode())
+        file.flush()
+        os.fsync(number)
 
 
 def sync_folder(folder: Path) -> None:
@@ -446,10 +468,47 @@ def _with_article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-# One run at a time in a run folder; the system frees it however the run ends.
+# One process at a time: locks on files, which the system frees however a process ends.
 
-NAME = ".in-use"
+NAME = ".in-use"  # in a run folder
 TRIES, PAUSE = 5, 0.02  # to lock it, and seconds between two
+
+
+def open_locked(
+    path: Path,
+    open_file: Callable[[Path], int],
+    tries: int = 1,
+    lock_required: bool = False,
+) -> int:
+    """Open a file and lock it for this process alone, until it is closed.
+
+    Parameters
+    ----------
+    path : the file; its last owner may remove or rename it just then
+    open_file : opens `path`, or makes it, and returns the descriptor
+    tries : attempts to lock it; more than one where others look who has it
+    lock_required : fail on a file system without locks; without, the file is open and
+        not locked there: better unguarded than not at all
+
+    Raises
+    ------
+    BlockingIOError
+        Another process has locked it.
+    OSError
+        The system refuses to open it, or to lock it where a lock is required.
+    """
+    while True:
+        number = open_file(path)
+        try:
+            _lock(number, tries)
+        except OSError as error:
+            if lock_required or isinstance(error, BlockingIOError):
+                os.close(number)
+                raise
+        # Between open and lock the last owner may have removed or renamed the file.
+        if _is_at(number, path):
+            return number
+        os.close(number)
 
 
 class FolderLock:
@@ -461,21 +520,14 @@ class FolderLock:
 
     def take(self) -> None:
         """Refuse where another run has it."""
-        while self.file is None:
-            number = open_entry(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            file = open(number, "a+", encoding="utf-8")  # noqa: SIM115
-            try:
-                _lock(file)
-            except BlockingIOError as error:
-                raise ConfigError(
-                    f"--out {self.path.parent} is in use by {_owner(file)}; choose"
-                    " another folder, or wait until that run has ended"
-                ) from error
-            except OSError:
-                pass  # a file system without locks: better unguarded than not at all
-            # Between open and lock the run before may have removed the file.
-            if _is_at(file, self.path):
-                self.file = file
+        try:
+            number = open_locked(self.path, open_to_append, TRIES)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"--out {self.path.parent} is in use by {_owner(self.path)}; choose"
+                " another folder, or wait until that run has ended"
+            ) from error
+        self.file = open(number, "a", encoding="utf-8")  # noqa: SIM115
         self.file.truncate(0)
         self.file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         self.file.flush()
@@ -493,13 +545,10 @@ class FolderLock:
 def user_of(folder: Path) -> str:
     """Return who trains in `folder`, or "" where nobody does or it cannot be known."""
     try:
-        with open(
-            open_entry(folder / NAME), encoding="utf-8", errors="replace"
-        ) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _owner(file)
+        with open(open_entry(folder / NAME), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(folder / NAME)
     except OSError:
         pass
     return ""
@@ -530,11 +579,11 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _lock(file: IO[str]) -> None:
+def _lock(number: int, tries: int) -> None:
     """Lock it for this process alone, also where `user_of` looks just then."""
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(tries)):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if not left:
@@ -542,14 +591,16 @@ def _lock(file: IO[str]) -> None:
             time.sleep(PAUSE)
 
 
-def _owner(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read().strip() or "another run"
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
+def _owner(path: Path) -> str:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return read_entry_text(path, "replace").strip() or "another run"
+    except OSError:  # its run has just ended
+        return "another run"
+
+
+def _is_at(number: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), path.stat())
     except OSError:
         return False
 
@@ -610,6 +661,34 @@ def numbers(place: str, value: Any) -> tuple[float, ...]:
             f"{place} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
         )
     return tuple(float(one) for one in value)
+
+
+# Sizes of files, messages and memory in sentences.
+
+UNIT_BYTES = {
+    "bytes": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB")
+DECIMAL = ("bytes", "kB", "MB", "GB")
+
+
+def format_bytes(
+    size: float, units: Sequence[str] = BINARY, digits: str = ".3g"
+) -> str:
+    """Format a number of bytes in the largest of `units` that is not larger.
+
+    `digits` is a format specification; single bytes are counted whole.
+    """
+    fitting = [unit for unit in units if UNIT_BYTES[unit] <= size]
+    unit = fitting[-1] if fitting else units[0]
+    return f"{size / UNIT_BYTES[unit]:{'.0f' if unit == 'bytes' else digits}} {unit}"
 
 
 # Where kernels/, slurm/ and data/ are: in a wheel, an editable install, a checkout.

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, MissingPackage
 
+Array = NDArray[Any]  # of any format, and of integers
+
 
 @dataclass(frozen=True)
 class Format:
@@ -93,7 +95,6 @@ def wider(first: str, second: str) -> str:
 # Done with the bits of the values, by operators that every array library has: the same
 # text serves NumPy and CuPy. Nothing is rounded twice, whatever the format.
 
-Array = NDArray[Any]
 # of a carrier: unsigned integers of its size, bits of its fraction, smallest exponent
 BITS = {"float32": ("uint32", 23, -126), "float64": ("uint64", 52, -1022)}
 LEAST_EXPONENT = -126  # 2^126 is the largest power of two that divides nothing away

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import Format, count_lost, get_format
+from hpcsgd.formats import Array, Format, count_lost, get_format
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, PlainSteps, UnrolledSteps
 from hpcsgd.precision import FIELDS, Precision
@@ -18,7 +18,6 @@ from hpcsgd.precision import FIELDS, Precision
 # vanish below the smallest. Every column is stored times 2^e, its largest value as high
 # as the format goes; multiplying by 2^-e gives the rounded values back exactly.
 
-Array = NDArray[Any]
 MOST_EXPONENT = 100  # 2^e and 2^-e are numbers of float32
 
 

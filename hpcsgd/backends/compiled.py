@@ -5,7 +5,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends import compiled_calls, many_models
 from hpcsgd.backends.base import HostPlan, StepBatch, StepSequence
@@ -28,13 +27,12 @@ from hpcsgd.backends.numpy_rows import (
     SparseRows,
 )
 from hpcsgd.data.sparse import ByColumns, Csr
+from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.glm.unrolling import Blocks, PlainSteps, UnrolledSteps
 from hpcsgd.precision import Precision
 
 # The coefficients of an exchange as NumPy takes them, and as the kernels do.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

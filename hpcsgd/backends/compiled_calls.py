@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.base import StepBatch, StepSequence
 from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import load_kernels
+from hpcsgd.formats import Array
 from hpcsgd.glm.families import exp_bound
 from hpcsgd.glm.unrolling import UnrolledSteps
 
 # Calls of compiled kernels: arrays go in as they are and become pointers there.
 
-Array = NDArray[Any]
 Call = Callable[..., None]
 
 try:

@@ -5,13 +5,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import ColumnDraws, HostPlan, LossScale, StepBatch
 from hpcsgd.backends.numpy_rows import HostBackend, Marks, block_rows
 from hpcsgd.data.sparse import Csr
-from hpcsgd.formats import decode, get_format, round_randomly, round_through
+from hpcsgd.formats import Array, decode, get_format, round_randomly, round_through
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.precision import Precision
@@ -23,7 +22,6 @@ from hpcsgd.precision import Precision
 # lie in float32 or float64 meanwhile. Numbers are those of such a machine; times are
 # not.
 
-Array = NDArray[Any]
 TOGETHER = 16  # products that a matrix unit sums before it rounds
 
 

@@ -6,16 +6,15 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.backends.compiled_calls import MATRICES, REALS, Call, door_to
 from hpcsgd.backends.numpy_rows import ManyPlan
+from hpcsgd.formats import Array
 
 # The compiled recurrence of several models: columns with coefficients of their own.
 
-Array = NDArray[Any]
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 VECTOR = 64  # bytes that rows of scratch are rounded up to
 

@@ -6,19 +6,16 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import ColumnExponents, HostPlan, StepBatch, StepSequence
 from hpcsgd.data.sparse import ByColumns, Csr
-from hpcsgd.formats import decode, encode, get_format, round_through, widen_bf16
+from hpcsgd.formats import Array, decode, encode, get_format, round_through, widen_bf16
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, ManyUnrolledSteps, UnrolledSteps
 from hpcsgd.precision import Precision
 
 # The coefficients of an exchange for several models: each column has its own.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

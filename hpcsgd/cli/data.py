@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +16,7 @@ from hpcsgd.cli.interrupts import INTERRUPTED
 from hpcsgd.cli.names import COMMANDS, ELEMENTS, LAYOUTS, SOURCES
 from hpcsgd.cli.parser import add_comm, add_json, not_negative, on_all_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.files import format_bytes
 
 if TYPE_CHECKING:
     from hpcsgd.comm.communicator import Communicator
@@ -82,47 +81,34 @@ class ConversionLines(ConversionMeter):
 
     def at(self, position: int) -> None:
         """Say it when it is time."""
+        from hpcsgd.runs.progress import write_line
+
         super().at(position)
         now = time.monotonic()
         if now - self.last >= self.seconds:
             self.last = now
             share = f"{100 * position / self.size:.0f} %  " if self.size else ""
-            sys.stderr.write(f"hpcsgd: {self.what}  {share}{self.figures()}\n")
-            sys.stderr.flush()
+            write_line(f"{self.what}  {share}{self.figures()}")
 
 
 class ConversionBar(ConversionMeter):
     """A bar that is gone when the work is done."""
 
-    def __init__(self, columns: int | None) -> None:
-        super().__init__()
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+    def __init__(self, columns: int) -> None:
+        from hpcsgd.runs.progress import TerminalBar
 
-        console = Console(
-            stderr=True, width=columns, force_terminal=True if columns else None
-        )
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%  {task.fields[said]}"),
-            console=console,
-            transient=True,
-        )
-        self.job: Any = None
-        self.bar.start()
+        super().__init__()
+        self.bar = TerminalBar(columns, 20)
 
     def begin(self, what: str, size: int) -> None:
         """Draw the next one in the place of the last."""
         super().begin(what, size)
-        if self.job is not None:
-            self.bar.remove_task(self.job)
-        self.job = self.bar.add_task(what, total=size or None, said="")
+        self.bar.begin(size or None, what)
 
     def at(self, position: int) -> None:
         """Move it."""
         super().at(position)
-        self.bar.update(self.job, completed=position, said=self.figures())
+        self.bar.move(position, f" {self.figures()}")
 
     def stop(self) -> None:
         """Take it away."""
@@ -131,13 +117,13 @@ class ConversionBar(ConversionMeter):
 
 def make_meter(quiet: bool, seconds: float = 10.0) -> ConversionMeter:
     """What suits the place that standard error leads to."""
-    from hpcsgd.runs.progress import TERMINAL
-
-    behind = os.environ.get(TERMINAL, "")
     if quiet:
         return ConversionMeter()
-    if sys.stderr.isatty() or behind.isdigit():
-        return ConversionBar(int(behind) if behind.isdigit() else None)
+    from hpcsgd.runs.progress import terminal_columns
+
+    columns = terminal_columns()
+    if columns is not None:
+        return ConversionBar(columns)
     return ConversionLines(seconds) if seconds > 0 else ConversionMeter()
 
 
@@ -598,9 +584,7 @@ def _interruptible(crew: "Crew") -> Iterator[None]:
 
 def _size(count: int) -> str:
     """Bytes, as a person reads them."""
-    if count < 2**20:
-        return f"{count / 2**10:.1f} KiB"
-    return f"{count / 2**20:.1f} MiB"
+    return format_bytes(count, ("KiB", "MiB"), ".1f")
 
 
 def conversion_text(said: dict[str, Any]) -> str:

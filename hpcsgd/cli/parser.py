@@ -21,6 +21,7 @@ from hpcsgd.cli.names import COMMANDS, GROUPS, PARSERS, WORK
 from hpcsgd.comm import open_world
 from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError, did_you_mean
+from hpcsgd.files import BINARY, UNIT_BYTES
 
 if TYPE_CHECKING:
     from hpcsgd.comm.communicator import Communicator
@@ -652,15 +653,13 @@ def run(argv: Sequence[str]) -> int:
 
 # What a flag's text means where it is more than a number or a name.
 
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
 
 def gib(text: str) -> float:
     """GiB of "64MiB", "1.5GiB" or a plain number of GiB."""
     number, unit = text.strip(), 2**30
-    for name, size in UNITS.items():
+    for name in BINARY[1:]:
         if number.endswith(name):
-            number, unit = number.removesuffix(name), size
+            number, unit = number.removesuffix(name), UNIT_BYTES[name]
     try:
         return float(number) * unit / 2**30
     except ValueError as error:

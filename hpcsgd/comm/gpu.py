@@ -8,8 +8,9 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Array, Communicator, Workspace
+from hpcsgd.comm.communicator import Communicator, Workspace
 from hpcsgd.errors import ConfigError, DeviceLost, TransportError
+from hpcsgd.formats import Array
 
 # What transports ask of a GPU; `hpcsgd.backends.cuda.driver` does it through CuPy.
 #

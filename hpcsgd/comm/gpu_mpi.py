@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Array, Communicator
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import Carrier, DeviceCommunicator, Layer, fetched
 from hpcsgd.comm.messages import NarrowPieces, NarrowSum
 from hpcsgd.comm.shared_memory import share
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 
 # transport = mpi-host: device arrays travel through pinned memory of the host.
 #

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Array, Message, Pending, Workspace
+from hpcsgd.comm.communicator import Message, Pending, Workspace
 from hpcsgd.comm.shared_memory import add_in_order, share
 from hpcsgd.files import load_kernels
 from hpcsgd.formats import (
+    Array,
     Format,
     decode,
     encode,

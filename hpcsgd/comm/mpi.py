@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcsgd.comm import communicator
-from hpcsgd.comm.communicator import Array, Arrival, Communicator, Workspace
+from hpcsgd.comm.communicator import Arrival, Communicator, Workspace
 from hpcsgd.comm.launchers import (
     abort_on_uncaught,
     is_loss,
@@ -35,6 +35,7 @@ from hpcsgd.comm.start_limit import (
 )
 from hpcsgd.comm.watchdog import PATIENCE, Watchdog, node, process_state
 from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.formats import Array
 
 # Letters between watchdogs over MPI, from a thread that must never block.
 

@@ -14,11 +14,12 @@ from weakref import WeakSet
 import numpy as np
 
 from hpcsgd.comm import communicator
-from hpcsgd.comm.communicator import Array, Communicator, Pending
+from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import Carrier, DeviceCommunicator, Layer, StreamGraph, is_half
 from hpcsgd.comm.gpu_mpi import rdma_way, version_text
 from hpcsgd.comm.ledger import ThreadLocation
 from hpcsgd.errors import ConfigError, DeviceLost, TransportError
+from hpcsgd.formats import Array
 
 # One communicator of NCCL: what it is handed, when that is done, how it ends.
 #

@@ -14,15 +14,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcsgd.comm import communicator
-from hpcsgd.comm.communicator import (
-    Array,
-    Arrival,
-    Communicator,
-    Workspace,
-    completion_test,
-)
+from hpcsgd.comm.communicator import Arrival, Communicator, Workspace, completion_test
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 
 # A network in two numbers: what it would charge, and how one is written.
 

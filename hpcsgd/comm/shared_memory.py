@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Array, Workspace
+from hpcsgd.comm.communicator import Workspace
+from hpcsgd.formats import Array
 
 if TYPE_CHECKING:
     from hpcsgd.comm.communicator import Communicator

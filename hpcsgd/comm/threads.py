@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcsgd.comm import communicator
-from hpcsgd.comm.communicator import Array, Arrival, Communicator
+from hpcsgd.comm.communicator import Arrival, Communicator
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.watchdog import PATIENCE
 from hpcsgd.errors import TransportError
+from hpcsgd.formats import Array
 
 # Where ranks that are threads leave what they say, and who of them is left.
 

@@ -10,11 +10,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.sparse import Csr
+from hpcsgd.formats import Array
 
-Array = NDArray[Any]
 SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X
 ROWS = 2**41  # rows draw from other numbers than columns
 ROWS_AT_ONCE = 4096

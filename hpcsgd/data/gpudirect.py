@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.hdf5 import check_finished, open_hdf5, shape_of
 from hpcsgd.data.preads import is_plain, places_of
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
-
-Array = NDArray[Any]
+from hpcsgd.formats import Array
 
 
 def need_kvikio() -> Any:

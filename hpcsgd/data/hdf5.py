@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
@@ -23,11 +22,10 @@ from hpcsgd.data.preparation import (
     preparation_from,
 )
 from hpcsgd.errors import ConfigError, DataError, MissingPackage, did_you_mean_file
-from hpcsgd.formats import decode_element, encode_element
+from hpcsgd.formats import Array, decode_element, encode_element
 
 # How a store lies in its file: attributes, element types, tiles and blocks of rows.
 
-Array = NDArray[Any]
 FORMAT, FORMAT_VERSION = "hpcsgd", 2
 COLUMNS = {"y": "<f8", "sample_weight": "<f8", "offset": "<f8", "qid": "<i8"}
 TILE_BYTES = 2**20  # of a chunk: large enough to stream, small enough to cut columns

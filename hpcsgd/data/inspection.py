@@ -5,16 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import issparse
 
 from hpcsgd.data.convert.sources import block_rows
 from hpcsgd.data.convert.transform import ColumnMoments
 from hpcsgd.data.readers import RowReader, categories_of, names_of, preparation_of
 from hpcsgd.data.targets import MOST_CLASSES
+from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 
-Array = NDArray[Any]
 BLOCK_BYTES = 64 * 2**20
 SHOWN_LABELS = 20
 SHOWN_ROWS, SHOWN_COLUMNS = 3, 6

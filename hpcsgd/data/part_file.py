@@ -4,14 +4,13 @@ A write that fails is remembered and said to have been done: HDF5, which takes t
 interpreter down when a disk fills, never hears of it, and the owner checks `error`.
 """
 
-import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.files import UMASK, sync_folder
+from hpcsgd.files import open_locked, publish
 
 
 class PartFile:
@@ -22,7 +21,13 @@ class PartFile:
         self.part = path.with_name(f".{path.name}.part")
         self.place = 0
         self.error: OSError | None = None
-        self.number = _locked(path, self.part)
+        try:
+            self.number = open_locked(self.part, _private, lock_required=True)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"cannot write {path}: another program is writing it; wait for its"
+                " end, or choose another name"
+            ) from error
         os.ftruncate(self.number, 0)
 
     def read(self, size: int) -> bytes:
@@ -77,11 +82,8 @@ class PartFile:
         """The final name, in one move, and permissions as of any new file."""
         if self.error is not None:
             raise self.error
-        os.fsync(self.number)
-        os.fchmod(self.number, 0o666 & ~UMASK)
-        os.replace(self.part, self.path)
+        publish(self.number, self.part, self.path)
         self._close()
-        sync_folder(self.path.parent)
 
     def remove(self) -> None:
         """Leave nothing behind."""
@@ -119,22 +121,3 @@ def _private(path: Path) -> int:
     number = os.open(path, flags, 0o600)
     os.fchmod(number, 0o600)
     return number
-
-
-def _locked(path: Path, part: Path) -> int:
-    """Opened and ours alone, until it is closed or the process ends."""
-    while True:
-        number = _private(part)
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(number)
-            raise ConfigError(
-                f"cannot write {path}: another program is writing it; wait for its"
-                " end, or choose another name"
-            ) from error
-        # Between opening and locking, its last owner may have renamed it.
-        with suppress(FileNotFoundError):
-            if os.fstat(number).st_ino == os.stat(part).st_ino:
-                return number
-        os.close(number)

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.files import load_kernels
+from hpcsgd.formats import Array
 
 # Runs of bytes of a file put straight where the rows of a matrix lie in memory.
 #
 # The system writes each row to its place (`preadv`): nothing is copied a second time,
 # and the interpreter's lock is free meanwhile.
 
-Array = NDArray[Any]
 # Where it begins in the file; where in the array, in bytes; rows; bytes of each; bytes
 # of the file before and after each that are passed over.
 Run = tuple[int, int, int, int, int, int]

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, issparse
 
 from hpcsgd.data.checksums import GOLDEN, mix64
+from hpcsgd.formats import Array
 
-Array = NDArray[Any]
 MEANS, SCALES = "column_means", "column_scales"  # data sets of a store, of a result
 NAMES = "column_names"  # data set of a store
 CATEGORIES = "categories"  # data set of a store: levels of columns that were text

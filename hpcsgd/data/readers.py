@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.preparation import RAW, Preparation
 from hpcsgd.data.sparse import from_scipy
 from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import DataError
+from hpcsgd.formats import Array
 
 # Where rows come from, and how a rank's block is read and checked.
 
-Array = NDArray[Any]
 CHUNK_BYTES = 64 * 2**20  # read at once: bounds the memory beside the shard
 # What narrow storages hold before they round to inf: bf16, just below float32.
 NARROW_MAX = 3.38e38

@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.checksums import GOLDEN, mix64
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.formats import Array
 from hpcsgd.settings import Settings, setting
 
 # Which rows come when: a function of mode, seed, epoch and replica, nothing else.
 
-Array = NDArray[Any]
 MODES = ("shuffle-once", "reshuffle", "replacement", "blocks")
 
 

@@ -22,12 +22,10 @@ from hpcsgd.data.readers import (
 from hpcsgd.data.sparse import Csr, from_scipy, stack
 from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import DataError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.precision import Precision
 
 # The block of the data that one rank holds.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from hpcsgd.formats import Array
+
 MOST_INT32 = 2**31 - 1
 
 

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
@@ -22,10 +21,9 @@ from hpcsgd.data.hdf5 import COLUMNS, FEW, PIECE, Hdf5Reader, StoreLayout
 from hpcsgd.data.part_file import open_part
 from hpcsgd.data.preparation import CATEGORIES, MEANS, NAMES, SCALES
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.formats import Array
 
 # Rows as a store holds them: bytes that its writer has only to put in place.
-
-Array = NDArray[Any]
 
 
 class StoredCsr:

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.gpudirect import DirectReader, has_gds
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.errors import DataError, MissingPackage
+from hpcsgd.formats import Array
 
 # A matrix that stays in its file: read in pieces, for whoever holds it elsewhere.
 
-Array = NDArray[Any]
 log = logging.getLogger(__name__)
 PIECE = 64 * 2**20  # bytes that are read together past the host
 

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 
 # Rows drawn around planted weights, in blocks that any rank can make alone.
 
-Array = NDArray[Any]
 BLOCK = 2048  # rows drawn by one generator: the first rows of any two sizes agree
 
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.errors import DataError
+from hpcsgd.formats import Array
 
-Array = NDArray[Any]
 LABELLED = ("binary", "signed", "classes")
 MOST_CLASSES = 1000  # more distinct labels than this are no classes but numbers
 

@@ -14,12 +14,11 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
-from hpcsgd.files import make_public, open_private
+from hpcsgd.files import open_private, publish, temporary_name
+from hpcsgd.formats import Array
 
-Array = NDArray[Any]
 CSV_BYTES = 25  # of the longest float64 as text, with what separates it
 
 
@@ -34,7 +33,7 @@ class ColumnWriter(ABC):
         self.path, self.rows, self.names = path, rows, names
         self.attributes = attributes
         self.done = 0
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self.temporary = temporary_name(path)
         self.shape = (rows,) if len(names) == 1 else (rows, len(names))
         if path.is_dir():
             raise ConfigError(f"cannot write {path}: it is a folder; name a file")
@@ -73,9 +72,7 @@ class ColumnWriter(ABC):
         try:
             self._close()
             with open(self.temporary, "rb") as written:
-                os.fsync(written.fileno())
-            make_public(self.temporary)
-            os.replace(self.temporary, self.path)
+                publish(written.fileno(), self.temporary, self.path)
         except (OSError, RuntimeError) as error:  # h5py's close raises either
             raise self._unwritten(error) from error
 

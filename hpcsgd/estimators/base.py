@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -48,6 +47,7 @@ from hpcsgd.estimators.saved import (
     save,
     total_offset,
 )
+from hpcsgd.formats import Array
 from hpcsgd.runs.defaults import FitSettings, overlay_tables
 from hpcsgd.runs.figures import (
     coefficient_rows,
@@ -59,7 +59,6 @@ from hpcsgd.runs.result import Result, asks_for_history
 
 # What a fit was given: checked as scikit-learn does it, on all ranks together.
 
-Array = NDArray[Any]
 T = TypeVar("T")
 D = TypeVar("D", bound=Callable[..., Any])
 # The first is what whole numbers become; float32 stays as it is, without a copy.

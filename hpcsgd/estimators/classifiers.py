@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 
 from hpcsgd.estimators.base import Learner, documented
-
-Array = NDArray[Any]
+from hpcsgd.formats import Array
 
 
 class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]

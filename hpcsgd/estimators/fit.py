@@ -27,7 +27,7 @@ from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.estimators.inputs import FitData, open_data
 from hpcsgd.estimators.sweep import race_on
-from hpcsgd.products.base import Array
+from hpcsgd.formats import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.defaults import RACE, FitSettings, grid_on

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score
 from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
@@ -14,11 +13,10 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.base import Learner, check_targets, documented
 from hpcsgd.estimators.regressors import explained
 from hpcsgd.estimators.saved import LOG_LINK, PROBABLE
+from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 
 # What generic estimators have in common: they are what their family is.
-
-Array = NDArray[Any]
 
 
 def _labels(model: Generic) -> bool:

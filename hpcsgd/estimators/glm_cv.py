@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.model_selection import check_cv
 
 from hpcsgd.api import SLOWER, TRIES
@@ -23,6 +22,7 @@ from hpcsgd.estimators.fit import make_start
 from hpcsgd.estimators.glm import Generic
 from hpcsgd.estimators.inputs import open_data
 from hpcsgd.estimators.sweep import Sweep, with_sweep
+from hpcsgd.formats import Array
 from hpcsgd.runs.defaults import EPOCHS, FitSettings, overlay_tables
 from hpcsgd.runs.session import Session
 from hpcsgd.solvers.callbacks import Callback
@@ -30,7 +30,6 @@ from hpcsgd.solvers.evaluation import StopConfig
 
 # Folds of a cross-validation, as scikit-learn's splitters say them or by number.
 
-Array = NDArray[Any]
 LEAST = 2
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import place_on_grid
@@ -24,6 +23,7 @@ from hpcsgd.data.readers import (
 from hpcsgd.data.shard import split_by_weight, split_range
 from hpcsgd.data.sparse import Csr, from_scipy, index_dtype, stack
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.formats import Array
 from hpcsgd.precision import AUTO
 from hpcsgd.runs.coordinate import grid_of
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -34,7 +34,6 @@ from hpcsgd.solvers.coordinate import COORDINATE
 # columns of its member. The rows of a rank travel in rounds of at most `ROUND` bytes,
 # so that two such buffers are what is held beside the old and the new block.
 
-Array = NDArray[Any]
 ROUND = 64 * 2**20  # bytes of one rank's rows that travel together
 
 

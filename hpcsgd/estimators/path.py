@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.base import check_same
 from hpcsgd.backends.blas_threads import one_thread
@@ -19,6 +19,7 @@ from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.fit import answers_other_names, fit, ranks_of, timeout_in
 from hpcsgd.estimators.inputs import FitData, open_data
+from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
 from hpcsgd.runs.coordinate import along, best_form, fastest_form, fits
@@ -38,7 +39,6 @@ from hpcsgd.solvers.full_passes import level, open_rows
 
 # The penalties of a path, given or chosen from the data.
 
-Array = NDArray[Any]
 NAMED = 6  # coefficients of a picture that have a name and a colour
 LEAST_RATIO = 1e-3  # of l1, where the largest alpha is chosen: ridge alone has none
 BEYOND = 1 + 1e-12  # so that rounding leaves no weight at the largest alpha

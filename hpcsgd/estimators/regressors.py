@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import xlogy
 from sklearn.base import RegressorMixin
 
@@ -22,6 +21,7 @@ from hpcsgd.estimators.base import (
     passes_of,
 )
 from hpcsgd.estimators.saved import Formula
+from hpcsgd.formats import Array
 
 # The part of the deviance that a regressor explains, for models with offsets too.
 #
@@ -29,8 +29,6 @@ from hpcsgd.estimators.saved import Formula
 #
 # μ₀ is the best model without columns: an intercept, and the same offsets. Without
 # offsets this is scikit-learn's score: R² for squared errors, D² for the others.
-
-Array = NDArray[Any]
 
 
 def explained(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_expit, log_ndtr, log_softmax
 
 from hpcsgd import __version__
@@ -25,6 +24,7 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators import __all__ as KNOWN
 from hpcsgd.estimators import has_sklearn
 from hpcsgd.files import check_schema, is_sealed, read_sealed, write_sealed
+from hpcsgd.formats import Array
 from hpcsgd.glm import FAMILIES, get_family
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.runs.predict import KINDS, TrainedModel, block_scores, blocks_of, rows_for
@@ -36,7 +36,6 @@ from hpcsgd.runs.result import KIND as RESULT
 # Scores are t = X w + intercept + offset in float64, made block by block: rows of
 # float32 are never copied as a whole.
 
-Array = NDArray[Any]
 BLOCK_BYTES = 2**23  # of rows in float64 that are held at once
 LOG_LINK = ("poisson", "gamma")  # families that know an exposure
 PROBABLE = ("logistic", "probit", "softmax")  # labelled ones that know probabilities

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hpcsgd.api import Config, open_data, parse_settings
 from hpcsgd.backends.blas_threads import one_thread
@@ -27,6 +27,7 @@ from hpcsgd.config import RunConfig, SweepConfig, check_read
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import own_folder, write_text
+from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Models, SweepModel
 from hpcsgd.precision import AUTO
 from hpcsgd.products.base import State
@@ -54,7 +55,6 @@ from hpcsgd.solvers.lbfgs import PolishConfig
 
 # What a sweep leaves behind: every model a result of its own, and which is best.
 
-Array = NDArray[Any]
 COLUMNS = ("model", "l2", "rate", "fold", "status", "loss", "held", "mean_held")
 
 

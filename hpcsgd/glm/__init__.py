@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError, NameTable, nearest
+from hpcsgd.formats import Array
 from hpcsgd.glm.families import SYNONYMS, Family
 from hpcsgd.glm.unrolling import UnrolledSteps, unroll
 from hpcsgd.glm.updates import (
@@ -77,7 +77,6 @@ def get_family(name: str) -> Family:
 
 # A family of the caller's own, and the check that it is complete.
 
-Array = NDArray[Any]
 # targets -> some that a family of this kind must take.
 PROBES = {
     "real": (-2.0, 0.0, 0.5, 3.0),

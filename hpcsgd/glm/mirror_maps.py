@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpcsgd.formats import Array
 from hpcsgd.settings import Settings, setting
 
 # Mirror descent: a step is taken where the geometry is, and mapped back.
@@ -18,8 +18,6 @@ from hpcsgd.settings import Settings, setting
 # Every one of the K columns of the weights (one a class) is a point of its own. A map
 # that needs sums over all d rows of a column asks for what other members have: `gather`
 # gives the words of all of them, in rank order, so that all add them up alike.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

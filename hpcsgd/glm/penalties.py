@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpcsgd.formats import Array
 from hpcsgd.settings import Settings, setting
 
 # What is added to the mean loss to keep weights small, few, or within bounds.
@@ -19,8 +19,6 @@ from hpcsgd.settings import Settings, setting
 #
 #     prox_η(w) = argmin_u ‖u − w‖²/(2η) + l1‖u‖₁, lower ≤ u ≤ upper
 #               = clip(sign(w) max(|w| − η l1, 0), lower, upper)
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

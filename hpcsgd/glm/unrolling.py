@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpcsgd.formats import Array
 from hpcsgd.glm.updates import LinearUpdate
 from hpcsgd.settings import Settings, setting
 
@@ -18,8 +17,6 @@ from hpcsgd.settings import Settings, setting
 #     t_j    = Σ_k lead[j, k] (Y_j x_k) + Σ_{i<j} couple[j][i] G_ji r_i
 #     lead_j = qᵀ Φ_{j,0}        couple_ji = qᵀ Φ_{j,i+1} u_i
 #     x      ← Φ_{s,0} x + Σ_i Φ_{s,i+1} u_i Y_iᵀ r_i
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.settings import Settings, setting
 
 # Updates that are affine in the state (w, v), and therefore exact under s steps.
 #
 # Step k takes the state x to  M_k x + u_k A_kᵀ r_k  and reads its scores at q·x,
 # where r_k is summed over b rows, η is the rate, λ the ridge penalty, h = η/b.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.errors import ConfigError, TransportError
-from hpcsgd.files import open_entry, own_folder, parse_json, read_entry_text
+from hpcsgd.files import append_line, own_folder, parse_json, read_entry_text
 
 # Slurm's own programs: asked, and read.
 
@@ -203,13 +203,8 @@ def add_record(folder: Path, event: str, **said: Any) -> dict[str, Any]:
     """Append one line to the jobs of a folder, whole and flushed to disk."""
     at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     record = {"schema": SCHEMA, "event": event, "at": at, **said}
-    line = json.dumps(record, ensure_ascii=False) + "\n"
     try:
-        number = open_entry(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with open(number, "a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(folder / LOG, json.dumps(record, ensure_ascii=False))
     except OSError as error:
         job = f", and job {said['job']} is not noted there" if "job" in said else ""
         raise ConfigError(

@@ -13,6 +13,7 @@ from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
+from hpcsgd.files import DECIMAL, format_bytes
 from hpcsgd.products import GATHERS
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.auto_rate import ignores_length, resolve_rate
@@ -637,7 +638,7 @@ def cost(result: Result) -> str:
     sent = result.ledger["products"]["bytes"] + result.ledger["agreement"]["bytes"]
     return (
         f"{done}, of which {100 * waiting(result):.0f} % waiting for the network;"
-        f" {_size(sent)} sent per rank"
+        f" {format_bytes(sent, DECIMAL)} sent per rank"
     )
 
 
@@ -666,15 +667,6 @@ def _about_coordinates(result: Result) -> str:
     if waiting(result) > DOMINATES:
         return "the network dominates: larger --steps, for fewer messages"
     return "nothing stands out: keep these settings"
-
-
-def _size(count: float) -> str:
-    """Bytes as a person says them."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 # Methods that begin as another one, and runs that are over before that changes.

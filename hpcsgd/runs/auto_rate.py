@@ -21,17 +21,16 @@ from math import floor, log10
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig, UpdateConfig
 from hpcsgd.errors import DataError
+from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.glm.families import Family
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.solvers.objective import block_rows
 
-Array = NDArray[Any]
 log = logging.getLogger(__name__)
 SAMPLED = 1024  # rows of a replica from which batches are made
 SAMPLED_VALUES = 2**21  # of these rows, where they are very wide

@@ -32,7 +32,8 @@ from hpcsgd.files import (
     unreadable,
     write_sealed,
 )
-from hpcsgd.products.base import Array, State
+from hpcsgd.formats import Array
+from hpcsgd.products.base import State
 from hpcsgd.runs.recording import MemberCheck
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation

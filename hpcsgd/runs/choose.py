@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import StepSequence
@@ -26,7 +25,7 @@ from hpcsgd.data.shard import Shard, split_range, take
 from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import parse_json, write_text
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import Blocks, uniform_blocks
 from hpcsgd.products import GATHERS, KEEPS
@@ -258,7 +257,6 @@ def narrowed(shard: Shard, width: int) -> Shard:
 # Every rank measures the same things in the same order, so that the sums in between
 # meet; the slowest of them counts, since ranks wait for each other.
 
-Array = NDArray[Any]
 STEPS = 8  # of what is timed
 LONG = 2**16  # words of a long message
 PASS = 2**20  # bytes of rows that passes are timed on, where there are as many

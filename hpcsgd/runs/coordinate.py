@@ -21,7 +21,7 @@ from hpcsgd.data.sampling import make_sampler, plan_groups
 from hpcsgd.data.shard import Shard
 from hpcsgd.data.sparse import Csr, index_dtype
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.penalties import Penalty, ProblemConfig
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import AUTO, Precision
@@ -38,7 +38,7 @@ from hpcsgd.runs.report import machine_facts, named
 from hpcsgd.runs.result import Result, Status, judge_rise
 from hpcsgd.runs.session import Session, borrow_world, check_settings
 from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
-from hpcsgd.solvers.coordinate import COORDINATE, Array, CoordinatePoint, Exchanges
+from hpcsgd.solvers.coordinate import COORDINATE, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
 from hpcsgd.solvers.evaluation import Columns
 from hpcsgd.solvers.full_passes import (

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends.cuda.device import Device
-from hpcsgd.backends.cuda.driver import format_bytes
 from hpcsgd.backends.cuda.gram import allowed, bytes_asked
 from hpcsgd.backends.cuda.kernels import build_of
 from hpcsgd.backends.cuda.memory import DeviceNeed, device_need, grams_bytes, rows_bytes
@@ -18,6 +17,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.files import format_bytes
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.cuda import DeviceProduct, make_on_device

@@ -43,7 +43,7 @@ from hpcsgd.data.sparse import Csr
 from hpcsgd.data.stream import Route, StreamedMatrix, Unheld
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.families import Family
 from hpcsgd.precision import Precision
 
@@ -95,7 +95,6 @@ def report_rounding_loss(
 
 # Dense rows that stay in their file, of which not even one is ever there whole.
 
-Array = NDArray[Any]
 NARROW_FORMATS = 4096  # columns of a file that are looked at together
 LOOKED = 2**20  # bytes of them
 

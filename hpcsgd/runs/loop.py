@@ -11,7 +11,8 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
-from hpcsgd.products.base import NO_MONITOR, Array, Group, NoMonitor, Product, State
+from hpcsgd.formats import Array
+from hpcsgd.products.base import NO_MONITOR, Group, NoMonitor, Product, State
 from hpcsgd.products.hooks import NO_HOOKS, HookList
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter

@@ -25,6 +25,7 @@ from hpcsgd.data.readers import CHUNK_BYTES, RowReader, element_of, is_sparse, s
 from hpcsgd.data.shard import lengths
 from hpcsgd.data.stream import WINDOWS
 from hpcsgd.errors import ConfigError
+from hpcsgd.files import format_bytes
 from hpcsgd.formats import ENCODED, get_format
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
@@ -943,7 +944,7 @@ def _remedy(parts: dict[str, int], config: RunConfig, shared: bool) -> str:
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:.3g} GiB"
+    return format_bytes(size, ("GiB",))
 
 
 # Whether a run fits into memory, predicted from sizes before anything is allocated.

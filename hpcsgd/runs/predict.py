@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
@@ -32,6 +32,7 @@ from hpcsgd.data.readers import (
 from hpcsgd.data.shard import load_csr, split_range
 from hpcsgd.data.targets import LABELLED, Targets, encode_known
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError
+from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 from hpcsgd.glm.families import Family, least_losses
 from hpcsgd.glm.penalties import Penalty
@@ -42,7 +43,6 @@ from hpcsgd.runs.result import Result
 #
 # t_i = a_i·w + intercept + offset_i, in float64; the rest is the family's.
 
-Array = NDArray[Any]
 log = logging.getLogger(__name__)
 TRAINING = "train.h5"  # how a remedy names the file of the training, if nobody knows it
 

@@ -225,17 +225,82 @@ def _seconds(seconds: float) -> str:
 TERMINAL = "HPCSGD_TERMINAL"  # columns of the terminal at the other end of mpiexec
 
 
+def terminal_columns() -> int | None:
+    """Return the width of the terminal behind standard error; None without a terminal.
+
+    0 where the terminal can be asked itself, and may change its width. mpiexec puts a
+    pipe between the ranks and the terminal; whoever started it passes on the width.
+    """
+    behind = os.environ.get(TERMINAL, "")
+    if behind.isdigit():
+        return int(behind)
+    return 0 if sys.stderr.isatty() else None
+
+
+def write_line(text: str) -> None:
+    """Write one plain line to standard error, so that a log file stays readable."""
+    sys.stderr.write(f"hpcsgd: {text}\n")
+    sys.stderr.flush()
+
+
+class TerminalBar:
+    """A text, a bar, a percentage and a second text in a line that `stop` removes.
+
+    Parameters
+    ----------
+    columns : width of the terminal; 0 asks the terminal
+    width : columns of the bar itself
+    room : columns of a terminal below which the bar itself is left out
+    """
+
+    def __init__(self, columns: int, width: int, room: int = 0) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = Console(
+            stderr=True,
+            width=columns or None,
+            force_terminal=True if columns else None,
+        )
+        self.is_wide = console.width >= room
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            *((BarColumn(bar_width=width),) if self.is_wide else ()),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[after]}"),
+            console=console,
+            transient=True,
+        )
+        self.task: Any = None
+        self.progress.start()
+
+    def begin(self, total: float | None, text: str = "") -> None:
+        """Draw an empty bar in the place of the last one; None: of unknown length."""
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+        self.task = self.progress.add_task(text, total=total, after="")
+
+    def move(self, completed: float, after: str, text: str | None = None) -> None:
+        """Fill the bar as far as `completed`, with `after` behind and `text` before."""
+        self.progress.update(
+            self.task, completed=completed, description=text, after=after
+        )
+
+    def stop(self) -> None:
+        """Remove the line."""
+        self.progress.stop()
+
+
 def make_progress(seconds: float) -> list[Callback]:
     """A bar when standard error is a terminal, else a line every `seconds`.
 
-    A notebook has a line that is written over. mpiexec puts a pipe between the ranks
-    and the terminal; whoever started it says what is at the other end.
+    A notebook has a line that is written over.
     """
     if in_notebook():
         return [NotebookProgress()]
-    behind = os.environ.get(TERMINAL, "")
-    if sys.stderr.isatty() or behind.isdigit():
-        return [ProgressBar(int(behind) if behind.isdigit() else None)]
+    columns = terminal_columns()
+    if columns is not None:
+        return [ProgressBar(columns)]
     return [ProgressLines(seconds)] if seconds > 0 else []
 
 
@@ -274,7 +339,7 @@ class ProgressDisplay(Callback):
 
 
 class ProgressLines(ProgressDisplay):
-    """One plain line every so often, so that a log file stays readable."""
+    """One plain line every so often."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -283,9 +348,7 @@ class ProgressLines(ProgressDisplay):
     def show(self, view: View, said: str) -> None:
         """Say where the run stands, and how long it will still take."""
         share = 100 * view.exchanges / max(view.exchanges_planned, 1)
-        line = f"hpcsgd: {share:.0f} %  {said}  {self.forecast.left(view)}\n"
-        sys.stderr.write(line)
-        sys.stderr.flush()
+        write_line(f"{share:.0f} %  {said}  {self.forecast.left(view)}")
 
 
 def in_notebook() -> bool:
@@ -345,43 +408,22 @@ class ProgressBar(ProgressDisplay):
     every = 0.1  # seconds between redraws: more would cost the run, not help the eye
     ROOM = 120  # columns from which everything fits beside a bar
 
-    def __init__(self, columns: int | None = None) -> None:
+    def __init__(self, columns: int = 0) -> None:
         super().__init__()
-        self.columns = columns  # of a terminal that is not ours to ask
+        self.columns = columns  # of a terminal that is not ours to ask, or 0
         self.bar: Any = None
-        self.job: Any = None
 
     def on_start(self, view: View) -> None:
         """Draw it."""
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-
         super().on_start(view)
-        console = Console(
-            stderr=True,
-            width=self.columns,
-            force_terminal=True if self.columns else None,
-        )
-        self.wide = console.width >= self.ROOM
-        bar = (BarColumn(bar_width=10),) if self.wide else ()
-        self.bar = Bar(
-            TextColumn("{task.fields[said]}"),
-            *bar,
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-            transient=True,
-        )
-        planned = view.exchanges_planned
-        self.job = self.bar.add_task("", total=planned, said="", left="")
-        self.bar.start()
+        self.bar = TerminalBar(self.columns, 10, self.ROOM)
+        self.wide = self.bar.is_wide
+        self.bar.begin(view.exchanges_planned)
         self.last = -math.inf  # the first exchange is shown at once
 
     def show(self, view: View, said: str) -> None:
         """Move it."""
-        left = self.forecast.left(view)
-        self.bar.update(self.job, completed=view.exchanges, said=said, left=left)
+        self.bar.move(view.exchanges, self.forecast.left(view), said)
 
     def on_end(self, view: View) -> None:
         """Take it away."""

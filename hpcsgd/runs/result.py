@@ -16,7 +16,6 @@ from textwrap import shorten
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.config import without_retired
 from hpcsgd.data.preparation import Preparation, preparation_from
@@ -29,6 +28,7 @@ from hpcsgd.files import (
     write_sealed,
     write_text,
 )
+from hpcsgd.formats import Array
 from hpcsgd.runs.figures import (
     coefficient_rows,
     html,
@@ -41,7 +41,6 @@ from hpcsgd.runs.figures import (
 #
 # They may be larger than memory: a view of the file is all that anybody holds.
 
-Array = NDArray[Any]
 WORDS_AT_ONCE = 2**16  # of weights that may be a view of a file
 HASH = "weights_sha256"  # of those, in the document of a result
 ON_FILE = "weights_file"  # in its report: the name of the file

@@ -18,8 +18,8 @@ from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import FIT, RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DeviceLost
+from hpcsgd.formats import Array
 from hpcsgd.products import KEEPS
-from hpcsgd.products.base import Array
 from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build

@@ -6,17 +6,16 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
+from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.products.base import Scratch
 from hpcsgd.settings import Settings, setting
 
 # The items of a coordinate form, as far as one rank holds them.
 
-Array = NDArray[Any]
 AT_ONCE = 2**20  # values that are widened together
 
 

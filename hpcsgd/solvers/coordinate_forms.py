@@ -13,9 +13,10 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.data.shard import Shard
 from hpcsgd.data.sparse import Csr
 from hpcsgd.files import load_kernels
+from hpcsgd.formats import Array
 from hpcsgd.glm.families import least_losses
 from hpcsgd.glm.penalties import Penalty
-from hpcsgd.solvers.coordinate import Array, CoordinatePoint, Items, SampledItems
+from hpcsgd.solvers.coordinate import CoordinatePoint, Items, SampledItems
 from hpcsgd.solvers.full_passes import bends, gap_of, level, open_rows
 from hpcsgd.solvers.objective import BLOCK_ROWS, Objective, Slope
 

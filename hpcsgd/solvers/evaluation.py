@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.numpy_rows import all_finite
 from hpcsgd.comm.grid import Grid
-from hpcsgd.products.base import Array, Group, State
+from hpcsgd.formats import Array
+from hpcsgd.products.base import Group, State
 from hpcsgd.products.hooks import Hook
 from hpcsgd.settings import Settings, setting
 from hpcsgd.solvers.callbacks import View
@@ -195,6 +195,15 @@ def numbers(values: Array) -> list[float | None]:
     return [float(one) if math.isfinite(one) else None for one in values]
 
 
+def held_out_loss(record: Mapping[str, Any]) -> float:
+    """Return the loss of a record on held-out rows; infinity where it is no number.
+
+    NaN would make the least of several losses depend on their order.
+    """
+    found = record.get("held")
+    return float(found) if found is not None and math.isfinite(found) else math.inf
+
+
 # When to stop: what an evaluation has to say for a run to have reached its goal.
 
 GOALS = ("none", "gradient", "gap", "loss", "validation")
@@ -241,7 +250,7 @@ class StopConfig(Settings, section="stop"):
         if self.on == "loss":
             return self._falls_no_more([float(one["loss"]) for one in history])
         if self.on == "validation":
-            return self._falls_no_more([_held_goal(one) for one in history])
+            return self._falls_no_more([held_out_loss(one) for one in history])
         found = history[-1].get(self.on)
         return found is not None and float(found) <= self.limit(history, null_excess)
 
@@ -287,12 +296,6 @@ class StopConfig(Settings, section="stop"):
             remedy,
             extra=ONCE,
         )
-
-
-def _held_goal(record: Mapping[str, Any]) -> float:
-    """The loss of rows that are not trained on."""
-    found = record.get("held")
-    return math.inf if found is None else float(found)
 
 
 # The weights that rows which were held out liked best: what an early stop returns.
@@ -364,15 +367,12 @@ class BestWeights(Hook):
         """The first record with the least loss on held-out rows, as rank 0 sees it:
         sums need not give all ranks the same last bits, and all must keep one model.
         """
-        losses = [_held(record) for record in self.history]
-        own = int(np.argmin(losses)) if min(losses, default=inf) < inf else None
+        losses = [held_out_loss(record) for record in self.history]
+        own = (
+            int(np.argmin(losses)) if min(losses, default=math.inf) < math.inf else None
+        )
         number = self.evaluation.objective.grid.world.exchange_objects(own)[0]
         return None if number is None else self.history[number]
-
-
-def _held(record: Mapping[str, Any]) -> float:
-    found = record.get("held")
-    return float(found) if found is not None and isfinite(found) else inf
 
 
 # The mean of the last iterates: less noise than any of them, at no message.

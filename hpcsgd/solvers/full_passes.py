@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.numpy_rows import exact_scores
 from hpcsgd.comm.grid import Grid
+from hpcsgd.formats import Array
 from hpcsgd.glm.families import SQUARED, Family, least_losses
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.objective import Objective, block_rows
@@ -17,8 +17,6 @@ from hpcsgd.solvers.objective import Objective, block_rows
 #
 # Each is one pass over the rows of this rank. Scores are summed over members, gradients
 # over replicas; both are booked as "evaluate", as every look at all rows is.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

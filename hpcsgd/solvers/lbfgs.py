@@ -6,12 +6,12 @@ from enum import Enum
 
 import numpy as np
 
+from hpcsgd.formats import Array
 from hpcsgd.glm.families import least_losses
 from hpcsgd.settings import Settings, setting
 from hpcsgd.solvers.full_passes import (
     LEAST,
     AllRows,
-    Array,
     Centers,
     WeightedMoments,
     centre,

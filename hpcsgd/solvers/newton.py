@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.comm.ledger import Entry
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.products.base import State
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
@@ -34,8 +34,6 @@ from hpcsgd.solvers.lbfgs import (
     RefinementPoint,
     StopReason,
 )
-
-Array = NDArray[Any]
 
 # ∇²F in the scaled variables, of few columns: each rank adds up some of the rows.
 #

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.numpy_rows import exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.shard import Shard
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import Models, Penalty
 
@@ -22,7 +22,6 @@ from hpcsgd.glm.penalties import Models, Penalty
 # A matrix stored low is not asked: the rows are read again, so that a loss says the
 # same of every precision.
 
-Array = NDArray[Any]
 BLOCK_ROWS = 4096  # rows of scores summed over members in one message, at most
 BLOCK_VALUES = 2**20  # of the whole width: wide rows are read fewer at a time
 

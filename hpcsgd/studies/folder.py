@@ -32,6 +32,7 @@ from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import (
     FolderLock,
+    append_line,
     check_entry,
     open_entry,
     own_folder,
@@ -113,15 +114,8 @@ class StudyFolder:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """One whole line, on disk before this returns."""
-        text = json.dumps(finite(line), allow_nan=False) + "\n"
         try:
-            number = open_entry(
-                self.path / POINTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            )
-            with open(number, "ab") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
+            append_line(self.path / POINTS, json.dumps(finite(line), allow_nan=False))
         except OSError as error:
             raise DataError(
                 f"{self.path / POINTS} cannot be written ({error.strerror});"

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.emulated import TOGETHER
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import Format, get_format, round_through, wider
+from hpcsgd.formats import Array, Format, get_format, round_through, wider
 from hpcsgd.precision import FIELDS, Precision
 from hpcsgd.tuning.exact_exchange import ROOM, ExactExchange
 
@@ -53,8 +51,6 @@ class Term:
 #                ≤ ‖δ_j‖² + ρh ‖√l e‖² / (2 (1 − θ)),
 #
 # which grows like √s, the sum of norms like s.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

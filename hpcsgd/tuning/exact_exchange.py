@@ -6,17 +6,15 @@ Everything here is float64: rows, weights before, and what s steps make of them.
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.glm import make_update, unroll
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of
 
-Array = NDArray[Any]
 SMALL = 512  # rows or columns up to which a spectral norm is computed
 ROOM = 0.5  # how far a score may be off where the curvature of the loss has no bound
 

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.agreements import AUTO, settings_of
 from hpcsgd.backends import make_backend
@@ -36,7 +35,7 @@ from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.data.shard import split_range
 from hpcsgd.data.targets import LABELLED, MOST_CLASSES, encode_targets
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format, round_through
+from hpcsgd.formats import Array, get_format, round_through
 from hpcsgd.glm import get_family
 from hpcsgd.glm.updates import make_rate
 from hpcsgd.precision import FIELDS, RECIPES, Precision, PrecisionConfig
@@ -53,7 +52,6 @@ from hpcsgd.tuning.exact_exchange import ExactExchange
 # in float64 and once for each precision that is asked about. How the gap of a long run
 # follows from that of a short one is explained in docs/trust/precision.md.
 
-Array = NDArray[Any]
 ROWS = 4096  # at most, as long as an epoch has `EXCHANGES`
 BYTES = 64 * 2**20  # of rows in float64
 SLICES = 32  # places of the file from which they come

@@ -6,13 +6,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader, is_sparse, stored_in
 from hpcsgd.data.targets import LABELLED, MOST_CLASSES
+from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Task
@@ -290,8 +290,6 @@ class TimeBudget:
 
 
 # The first rows of a file as a file of its own: what is timed on instead of all.
-
-Array = NDArray[Any]
 
 
 class FirstRows:

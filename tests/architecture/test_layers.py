@@ -34,9 +34,9 @@ FLOORS = {
     "comm": 4,
     "glm": 3,
     "precision": 2,
-    "formats": 1,
+    "files": 2,
     "settings": 1,
-    "files": 1,
+    "formats": 1,
     "errors": 0,
 }
 HOMES = {

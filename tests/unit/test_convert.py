@@ -219,7 +219,8 @@ def test_parts_that_have_no_room_are_given_up(source, tmp_path, monkeypatch):
         convert(source, tmp_path / "a.h5", Recipe(), Quiet())
     monkeypatch.undo()
     monkeypatch.setattr(sink_module, "SEAL_SECONDS", 0.0)
-    monkeypatch.setattr(sink_module, "sync_folder", full)
+    publish = sink_module.publish
+    monkeypatch.setattr(sink_module, "publish", lambda *file: full(publish(*file)))
     convert(source, tmp_path / "a.h5", Recipe(), Quiet())
     assert (content(tmp_path / "a.h5")[0] == source.X).all()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "source"]

@@ -74,7 +74,7 @@ def test_a_bar_says_the_same(clock, capsys):
         drawn.at(0)
         clock.now = 2.0
         drawn.at(20_000_000)
-        drawn.bar.refresh()
+        drawn.bar.progress.refresh()
     shown = capsys.readouterr().err
     assert "10.0 MB/s, 8 s left" in shown and "20%" in shown
 

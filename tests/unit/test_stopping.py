@@ -234,3 +234,14 @@ def test_small_falls_of_the_loss_are_none():
     history = [{"loss": 2.0 * 0.999**k} for k in range(9)]
     assert StopConfig(on="loss", tol=0.01, patience=3).is_reached(history)
     assert not StopConfig(on="loss", tol=1e-4, patience=3).is_reached(history)
+
+
+@pytest.mark.parametrize("none", [None, float("nan"), float("inf")])
+def test_a_held_out_loss_that_is_no_number_is_no_fall(none):
+    """In whatever order it comes: NaN would hide, or be, the least of some losses."""
+    stop = StopConfig(on="validation", tol=0.0, patience=2)
+    falls = [{"held": one} for one in (3.0, 2.0, 1.0)]
+    rises = [{"held": one} for one in (1.0, 2.0, 3.0)]
+    for at in range(1, 4):
+        assert not stop.is_reached([*falls[:at], {"held": none}, *falls[at:]])
+        assert stop.is_reached([*rises[:at], {"held": none}, *rises[at:]])

@@ -7,7 +7,6 @@ from hpcsgd.agreements.codecs.base import (
     ERROR,
     FIRST,
     AccordionConfig,
-    Array,
     Bucket,
     BucketChannel,
     Codec,
@@ -21,6 +20,7 @@ from hpcsgd.agreements.codecs.base import (
     unpack,
 )
 from hpcsgd.errors import ConfigError, did_you_mean
+from hpcsgd.formats import Array
 
 CODECS = {
     "identity": "hpcsgd.agreements.codecs.base:Identity",

@@ -19,7 +19,6 @@ from hpcsgd.agreements.codecs.base import (
     LOWS,
     MODE_BYTES,
     AccordionConfig,
-    Array,
     Bucket,
     BucketChannel,
     Codec,
@@ -29,6 +28,7 @@ from hpcsgd.agreements.codecs.base import (
     Moment,
     Regime,
 )
+from hpcsgd.formats import Array
 
 TOTAL = "accumulated"  # the name of G among what is saved
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.settings import READS, Settings, setting
 
 # What all codecs may be told; each reads the keys that it knows.
@@ -259,7 +260,6 @@ def _value(key: str, item: str, kind: Any, value: str) -> Any:
 # order. One instance serves one
 # bucket, so what it keeps between exchanges belongs to that bucket.
 
-Array = NDArray[Any]
 ALL = 0  # whose dice: those that all replicas throw alike; replica p has 1 + p
 
 

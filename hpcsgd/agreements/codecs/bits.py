@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from hpcsgd.agreements.codecs.base import (
     SCALE_BYTES,
-    Array,
     Bucket,
     BucketChannel,
     Chunks,
@@ -24,7 +23,7 @@ from hpcsgd.agreements.codecs.base import (
     rounded_up,
     unpack,
 )
-from hpcsgd.formats import exponent_for, get_format, round_through
+from hpcsgd.formats import Array, exponent_for, get_format, round_through
 
 # Fewer bits a word: bf16, fp16, fp8.
 #

@@ -10,7 +10,6 @@ from scipy.special import ndtr
 
 from hpcsgd.agreements.codecs.base import (
     SCALE_BYTES,
-    Array,
     Bucket,
     BucketChannel,
     Chunks,
@@ -23,6 +22,7 @@ from hpcsgd.agreements.codecs.base import (
     unpack,
 )
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.formats import Array
 
 # Stochastic rounding to levels: what the quantisers have in common.
 #

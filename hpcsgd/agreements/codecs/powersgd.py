@@ -6,7 +6,6 @@ from math import ceil, isqrt
 import numpy as np
 
 from hpcsgd.agreements.codecs.base import (
-    Array,
     Bucket,
     BucketChannel,
     Codec,
@@ -15,6 +14,7 @@ from hpcsgd.agreements.codecs.base import (
     Finish,
     Moment,
 )
+from hpcsgd.formats import Array
 
 # Gram-Schmidt that gives the same bits to the same columns, on every machine alike.
 #

@@ -8,7 +8,6 @@ import numpy as np
 
 from hpcsgd.agreements.codecs.base import (
     COUNT_BYTES,
-    Array,
     Bucket,
     BucketChannel,
     Codec,
@@ -18,6 +17,7 @@ from hpcsgd.agreements.codecs.base import (
     Moment,
 )
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 
 # Codecs that say some of the words; all of them where records would be larger.
 #

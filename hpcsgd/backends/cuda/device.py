@@ -7,14 +7,13 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.cuda.driver import Cublas, DeviceLayer, check_arch, guard, guarded
 from hpcsgd.backends.cuda.kernels import Build
+from hpcsgd.formats import Array
 
 # What the work of a GPU is asked for: memory, copies, launches, in one order.
 
-Array = NDArray[Any]
 # grid, block, arguments: device arrays, NumPy scalars of the very size, None for NULL.
 Launch = Callable[..., None]
 

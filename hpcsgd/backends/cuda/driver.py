@@ -12,9 +12,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpcsgd import files
 from hpcsgd.backends.cuda import kernels
 from hpcsgd.backends.cuda.kernels import (
     FOLDER,
@@ -25,6 +23,8 @@ from hpcsgd.backends.cuda.kernels import (
     options,
 )
 from hpcsgd.errors import ConfigError, DeviceLost, HpcsgdError, MissingPackage
+from hpcsgd.files import asset_path, format_bytes
+from hpcsgd.formats import Array
 
 # What CuPy raises in our words: a GPU that is full, lost, or never was to be had.
 
@@ -34,15 +34,6 @@ SMALLER = (
     "use more members (--grid), --precision c where the matrix is fp32, or a smaller"
     " --steps or --batch"
 )
-
-
-def format_bytes(size: float) -> str:
-    """Format a number of bytes with its binary unit."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} bytes"
-        size /= 1024
-    return f"{size:.3g} GiB" if size < 1024 else f"{size / 1024:.3g} TiB"
 
 
 class Faults:
@@ -192,7 +183,7 @@ class RawKernels:
         return launch
 
     def _function(self, build: Build) -> Any:
-        folder = files.asset_path(f"kernels/{FOLDER}")
+        folder = asset_path(f"kernels/{FOLDER}")
         text = ascii_of(folder / f"{build.source}.cu")
         given = (*options(build, str(folder)), _headers(folder))
         try:
@@ -304,7 +295,6 @@ class DeviceCasts:
 # CuPy is loaded when it is asked for and nowhere else, so all that uses this can be run
 # with a layer made of NumPy.
 
-Array = NDArray[Any]
 OLDEST = 12  # CUDA majors that wheels are named after
 NEWEST = 13
 DOWN, UP = "memcpyDeviceToHost", "memcpyHostToDevice"

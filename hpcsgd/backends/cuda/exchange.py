@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.cuda import kernels
 from hpcsgd.backends.cuda.device import PIECE, Device
@@ -22,14 +21,13 @@ from hpcsgd.backends.cuda.matrix import (
 )
 from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.glm.unrolling import Blocks, PlainSteps
 from hpcsgd.precision import Precision
 
 # Products of the rows of one exchange on a device: Gram, margins, update.
 
-Array = NDArray[Any]
 THREADS = 256  # of margin and update
 ROWS_A_BLOCK = 8  # of margin: a warp a row
 

@@ -1,12 +1,12 @@
 """The table of CUDA kernels, and how each is launched."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import UnrolledSteps
 
 # Which text serves a kernel on which GPU, and the options it is compiled with.
@@ -211,7 +211,6 @@ def options(build: Build, folder: str) -> tuple[str, ...]:
 # Everything here depends on sizes and on the GPU's number of processors alone: the
 # order of every sum, and so its bits, are those of the next run.
 
-Array = NDArray[Any]
 STAGES = 3  # as in gram.cu; more hide more latency and take more shared memory
 STAGE_BYTES = 16384
 RESIDENT = 2  # blocks that every processor has room for

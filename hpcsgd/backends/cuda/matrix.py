@@ -6,17 +6,16 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.cuda import kernels
 from hpcsgd.backends.cuda.device import PIECE, Device
 from hpcsgd.backends.cuda.kernels import build_of, coefficients
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
 
 # A member's block as a device holds it: rows of whole 16-byte chunks.
 
-Array = NDArray[Any]
 CHUNK = 16  # bytes that a thread reads at once
 ELEMENTS = ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "tf32")
 TF32 = "tf32"  # values in fp32, of which a product of tensor cores loses nothing

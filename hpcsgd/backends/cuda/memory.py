@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.cuda import kernels
-from hpcsgd.backends.cuda.driver import format_bytes
 from hpcsgd.data.sparse import Csr
+from hpcsgd.files import format_bytes
 
 CHUNK = 16  # bytes; rows are whole chunks
 COLUMNS = 3  # of every row: its target, weight, offset

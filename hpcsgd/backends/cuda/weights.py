@@ -5,19 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.exchange import DenseProducts, GramTiles, Widths
 from hpcsgd.backends.cuda.kernels import average, build_of, words
 from hpcsgd.backends.cuda.matrix import DeviceMatrix, sent
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.glm.updates import Adagrad, Adam, LinearRule, Rule, Turn
 
 # x ← M x + u g on a device: the kernel of updates, for a matrix of one row.
 
-Array = NDArray[Any]
 ONE = blocks_of((1,))  # row
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.convert import parsers
 from hpcsgd.data.convert.parsers import (
@@ -34,10 +33,10 @@ from hpcsgd.data.convert.text import (
 )
 from hpcsgd.data.convert.transform import ColumnMoments, Like, Parts
 from hpcsgd.errors import ConfigError, DataError, did_you_mean
+from hpcsgd.formats import Array
 
 # The first lines of delimited text: delimiter, header, which column is what.
 
-Array = NDArray[Any]
 Column = str | int | None
 DELIMITERS = {"comma": b",", "tab": b"\t", "semicolon": b";", "whitespace": SPACED}
 AUTO = "auto"  # label column: the one whose name says so

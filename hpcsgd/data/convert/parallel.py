@@ -9,7 +9,6 @@ from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.convert.sink import StoreFile, held
 from hpcsgd.data.convert.sources import SourceRows
@@ -18,6 +17,7 @@ from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.preparation import count_test
 from hpcsgd.data.store import StoredCsr, StoredRows, encode_rows
 from hpcsgd.errors import HpcsgdError
+from hpcsgd.formats import Array
 
 # How many tasks of a round each rank gets.
 #
@@ -87,7 +87,6 @@ def part_of_rank(
 # What goes wrong on any rank, and a wish to stop, is told to all: the first fault in
 # that order is raised on every rank, the same one however many share the work.
 
-Array = NDArray[Any]
 Made = TypeVar("Made")
 Fault = HpcsgdError | KeyboardInterrupt
 BEAT = 2.0  # seconds after which those that only wait hear from rank 0

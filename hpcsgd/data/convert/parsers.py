@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.convert.text import Fault, Kind
 from hpcsgd.files import load_kernels
+from hpcsgd.formats import Array
 
 # Text to numbers where kernels/cpu/parse.c is not compiled: same values, slowly.
 
-Array = NDArray[Any]
 NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 NUMERIC = b"0123456789+-.eE"  # what float() takes of these bytes, NUMBER takes
 TOKEN = re.compile(rb"[^ \t\r\v\f]+")

@@ -66,10 +66,9 @@ from hpcsgd.data.preparation import (
     unit_rows,
 )
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError, TransportError
+from hpcsgd.formats import Array
 
 # The first pass: how much there is, and what its columns are like.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.convert.sources import SourceRows
 from hpcsgd.data.convert.transform import Parts, pack, packed, unpack
@@ -25,10 +24,10 @@ from hpcsgd.data.hdf5 import COLUMNS
 from hpcsgd.data.preparation import Preparation, Scales
 from hpcsgd.data.store import StoredRows, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.files import own_folder, replace_file, sync_folder
+from hpcsgd.files import own_folder, publish, replace_file
+from hpcsgd.formats import Array
 
 log = logging.getLogger(__name__)
-Array = NDArray[Any]
 SEAL_SECONDS = 5.0  # of work that a kill may cost
 
 
@@ -152,10 +151,9 @@ class SealedParts:
         try:
             self._file.truncate(self._end)
             self._file.flush()
-            os.fsync(self._file.fileno())
+            number, part = self._file.fileno(), self._path(self.count)
+            publish(number, self.folder / "unsealed", part)
             self._close()
-            os.replace(self.folder / "unsealed", self._path(self.count))
-            sync_folder(self.folder)
         except OSError as error:
             self._give_up(error)
         self.count += 1

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hpcsgd.data.hdf5 import (
@@ -25,10 +24,9 @@ from hpcsgd.data.hdf5 import (
 from hpcsgd.data.preparation import NAMES, RAW, SCALES, Preparation
 from hpcsgd.data.readers import row_words
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
+from hpcsgd.formats import Array
 
 # Where rows to convert come from: text, arrays, files of other kinds.
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import issparse
 
 from hpcsgd.data.convert.sources import Outline, SourceRows
 from hpcsgd.data.preparation import Preparation, Scales
 from hpcsgd.data.readers import differing, non_finite, other_columns
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.formats import Array
 
 # A file that others are converted like: its columns, their scales, its layout.
 
-Array = NDArray[Any]
 INDEX_BASE = "index_base"  # attribute of a store that was LIBSVM text
 
 

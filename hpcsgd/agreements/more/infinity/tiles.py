@@ -1,7 +1,6 @@
 """Files of tiles: plan, checksums, stamps, locks."""
 
 import errno
-import fcntl
 import json
 import os
 import zlib
@@ -11,14 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.files import CREATE, open_entry, read_entry
+from hpcsgd.files import (
+    CREATE,
+    open_entry,
+    open_locked,
+    open_to_append,
+    read_entry,
+)
 
 # Which columns are a tile, and which part of each tile a replica keeps.
 #
@@ -470,33 +475,26 @@ class TileLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file: IO[bytes] | None = None
+        self.number = -1  # descriptor of the file
 
     def take(self) -> None:
         """Refuse where another run has it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            number = open_entry(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            file = open(number, "ab")  # noqa: SIM115
+            self.number = open_locked(self.path, open_to_append)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"{self.path.parent} is in use by another run; choose another"
+                " [agreement] store, or wait until that run has ended"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"{self.path.parent} cannot be written ({error.strerror}); choose"
                 " another [agreement] store, a folder that can be"
             ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            raise ConfigError(
-                f"{self.path.parent} is in use by another run; choose another"
-                " [agreement] store, or wait until that run has ended"
-            ) from error
-        except OSError:
-            pass  # a file system without locks: better unguarded than not at all
-        self.file = file
 
     def release(self) -> None:
         """Let the next one in."""
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+        if self.number >= 0:
+            os.close(self.number)
+            self.number = -1

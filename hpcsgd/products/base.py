@@ -1,7 +1,7 @@
 """What every product works with: the task, the state, the rows of an exchange."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend, StepBatch
 from hpcsgd.comm.communicator import Communicator, Message
-from hpcsgd.comm.ledger import Clock
-from hpcsgd.comm.messages import open_message
+from hpcsgd.comm.ledger import Clock, SentWords
+from hpcsgd.comm.messages import open_message, sent_for_sum
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
@@ -314,6 +314,59 @@ class Group:
 # Sampled rows are an array, or what the backend has for sparse ones: both have a length
 # and give slices of rows.
 Rows = Any
+
+
+@dataclass(frozen=True)
+class ExchangeMessage:
+    """What a member gives to others in one step of an exchange, before formats.
+
+    `field` names the field of a `Precision` whose format the words travel in. A column
+    number of `index` bytes goes with each word of sparse rows.
+    """
+
+    words: int
+    field: str
+    is_gathered: bool = False  # else it is summed
+    index: int = 0
+
+    def sent(
+        self, precision: Precision, members: int, reproducible: bool
+    ) -> Iterator[SentWords]:
+        """Yield the collectives that member 0 sends it in."""
+        name = getattr(precision, self.field)
+        if not self.is_gathered:
+            yield from sent_for_sum(self.words, name, members, reproducible)
+        elif members > 1:
+            value = get_format(name).dtype.itemsize
+            piece = min(value, 2) if self.index else value
+            size = self.words * (self.index + value)
+            yield SentWords(size // piece, size)
+
+
+@dataclass(frozen=True)
+class ExchangeShape:
+    """The sizes that decide what member 0 sends in one exchange."""
+
+    sizes: tuple[int, ...]  # rows of each batch
+    scores: int = 1  # K, columns of weights
+    states: int = 1  # 1, or 2 with momentum
+    local_columns: int = 0  # of member 0
+    stored: int | None = None  # values of sparse rows in these columns
+    one_message: bool = True  # G and z travel together
+    monitor_words: int = 0  # of the recurrence monitor, behind the margins
+    epoch: int = 0
+    is_kept: bool = False  # the product has met these rows before
+
+    @property
+    def gram(self) -> ExchangeMessage:
+        """The packed Gram."""
+        return ExchangeMessage(blocks_of(self.sizes).gram_words, "gram_wire")
+
+    @property
+    def margins(self) -> ExchangeMessage:
+        """The margins of all rows, and the words of the monitor behind them."""
+        words = sum(self.sizes) * self.scores * self.states + self.monitor_words
+        return ExchangeMessage(words, "margin_sum")
 
 
 class Product(Protocol):

@@ -1,12 +1,23 @@
 """`gather` and `gather-once`: s steps after the sampled rows are gathered."""
 
+from collections.abc import Iterator
 from itertools import accumulate
 
 import numpy as np
 
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.data.sparse import Csr, edges_of, index_dtype, side_by_side
-from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, batch_of
+from hpcsgd.products.base import (
+    Array,
+    ExchangeMessage,
+    ExchangeShape,
+    Group,
+    Rows,
+    Scratch,
+    State,
+    Task,
+    batch_of,
+)
 from hpcsgd.products.direct import run_plain_steps
 from hpcsgd.products.gram import same_rows
 
@@ -110,6 +121,16 @@ class Gather:
         self._numbers: Array = np.empty(0, dtype=np.int64)
         self.sparse = SparseGather(task, widths) if task.shard.is_sparse else None
 
+    @staticmethod
+    def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
+        """Yield a gather of the values of m rows; of sparse rows also their columns."""
+        if shape.stored is None:
+            words = sum(shape.sizes) * shape.local_columns
+            yield ExchangeMessage(words, "matrix", is_gathered=True)
+        else:
+            index = index_dtype(shape.local_columns).itemsize
+            yield ExchangeMessage(shape.stored, "matrix", is_gathered=True, index=index)
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows of all columns, then plain steps on them."""
         rows = self.for_products(self.gather(group))
@@ -183,6 +204,12 @@ class GatherOnce:
         self._dtype = np.dtype(task.shard.matrix.dtype)
         self._all: Array | None = None
         self._filled = 0  # rows of it
+
+    @staticmethod
+    def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
+        """Yield what `gather` sends for rows that are not kept yet."""
+        if not shape.is_kept:
+            yield from Gather.messages(shape)
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Look the rows up, or gather them and keep them; then plain steps."""

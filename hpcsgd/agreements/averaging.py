@@ -7,11 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import Agreement, AgreementInputs, Overlap
+from hpcsgd.agreements.base import (
+    Agreement,
+    AgreementInputs,
+    AgreementShape,
+    Overlap,
+)
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.products.base import Array, State
 
 # Local SGD: replicas average their state every τ exchanges.
@@ -81,6 +87,21 @@ class Average(Agreement):
         if self.momentum == "reset":
             clear_momentum(state, self.classes)
 
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether all replicas average after so many exchanges."""
+        return exchanges % shape.period == 0
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return one average of all replicas where it is due."""
+        return sent_for_average(shape) if cls.agrees(shape, exchanges) else []
+
+    @classmethod
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return one average, unless the last exchange had one of all replicas."""
+        return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
+
     def _average_all(
         self, state: State, share: float, group: Communicator, purpose: str
     ) -> None:
@@ -93,6 +114,33 @@ class Average(Agreement):
         # order of that sum may differ in the last bit, and members must not.
         if intercept is not None and group.size > 2 and self.grid.members.size > 1:
             self.grid.members.broadcast(intercept, 0, purpose)
+
+
+def sent_for_average(shape: AgreementShape, replicas: int = 0) -> list[SentWords]:
+    """Return what rank 0 sends for an average of so many replicas, of all by default.
+
+    A sum of w words of state, those of the intercept among them; behind a sum of more
+    than two replicas of several members the intercept is broadcast. Momentum that is
+    kept or reset does not travel.
+    """
+    replicas = replicas or shape.replicas
+    return sent_for_mean(shape, words_averaged(shape), replicas)
+
+
+def words_averaged(shape: AgreementShape) -> int:
+    """Return the words of a column that travel in an average."""
+    travels = shape.settings.momentum == "average"
+    return shape.classes * (shape.states if travels else 1)
+
+
+def sent_for_mean(shape: AgreementShape, wide: int, replicas: int) -> list[SentWords]:
+    """Return the same of so many words of each column, and of the intercept."""
+    if replicas == 1:
+        return []
+    sent = shape.sum((shape.local_columns + shape.intercept) * wide)
+    if shape.intercept and replicas > 2 and shape.members > 1:
+        sent.append(shape.sent(wide, 8))
+    return sent
 
 
 def positions(state: State, classes: int) -> State:
@@ -147,6 +195,17 @@ class PostLocal(Average):
     def is_whole(self, exchanges: int) -> bool:
         """The period counts from the start of the run, as in every other row."""
         return exchanges <= self.switch or exchanges % self.period == 0
+
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether the run has not switched, or a period is over."""
+        switch = exchanges_in(shape.settings.switch, shape.each)
+        return exchanges <= switch or super().agrees(shape, exchanges)
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return one average of all replicas where it is due."""
+        return super().messages(shape, exchanges)
 
 
 def exchanges_in(epochs: float, each: int) -> int:
@@ -225,6 +284,11 @@ class FedAvg(Average):
         share = self.weight(exchanges)
         self.average(state, share, self.grid.replicas, purpose)
 
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return one sum a round, to which replicas that rest give zeros."""
+        return super().messages(shape, exchanges)
+
 
 def client_count(replicas: int, fraction: float) -> int:
     """Return the number of clients m, one at least."""
@@ -246,6 +310,11 @@ class NoAgreement(Agreement):
 
     def agree(self, state: State, purpose: str) -> None:
         """Nothing to say."""
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return nothing."""
+        return []
 
 
 # Weights and intercept without momentum, in one row that can travel.
@@ -434,3 +503,25 @@ class AsyncAverage(Average):
     def _says_all(self, state: State) -> bool:
         width = state.host_array("weights").shape[1]
         return self.momentum == "average" or width <= self.classes
+
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether all are one: only where nothing is done meanwhile."""
+        return shape.settings.delay == 0 and super().agrees(shape, exchanges)
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return the sum that sets out; the intercept of one that is applied now.
+
+        An average that would be applied after the last exchange is let go.
+        """
+        if shape.replicas == 1:
+            return []
+        wide, sent = words_averaged(shape), []
+        since = exchanges - shape.settings.delay
+        if exchanges % shape.period == 0:
+            sent = shape.sum((shape.local_columns + shape.intercept) * wide)
+        is_applied = since > 0 and since % shape.period == 0
+        if is_applied and shape.intercept and shape.shares_tail:
+            sent.append(shape.sent(shape.classes * shape.states, 8))
+        return sent

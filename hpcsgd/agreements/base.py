@@ -8,11 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
+from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, State
 
@@ -515,6 +518,49 @@ class Agreement(ABC):
             Where the ledger counts the messages; passed to every collective.
         """
 
+    @classmethod
+    def messages(
+        cls, shape: "AgreementShape", exchanges: int
+    ) -> Sequence[SentWords] | None:
+        """Return what rank 0 sends after an exchange, from sizes and settings alone.
+
+        `hpcsgd verify` and the tables of studies compare the sum of these with the
+        ledger of a run. What a subclass inherits is not used: it may send something
+        else.
+
+        Parameters
+        ----------
+        shape : AgreementShape
+            Sizes and settings of a run.
+        exchanges : int
+            Number of exchanges that are done.
+
+        Returns
+        -------
+        sequence of SentWords or None
+            None where the data, the time or the place of ranks decide.
+        """
+        return None
+
+    @classmethod
+    def last_messages(
+        cls, shape: "AgreementShape", exchanges: int
+    ) -> Sequence[SentWords]:
+        """Return what rank 0 sends at the end of a run, behind its last exchange.
+
+        Parameters
+        ----------
+        shape : AgreementShape
+            Sizes and settings of a run.
+        exchanges : int
+            Number of exchanges that are done.
+
+        Returns
+        -------
+        sequence of SentWords
+        """
+        return ()
+
     def release(self) -> None:  # noqa: B027
         """Release files and threads, however the run ended."""
 
@@ -759,3 +805,60 @@ class Overlap:
             "hidden_share": self.hidden / self.transfer if self.transfer else 0.0,
             "transfer_by": "clock" if self.replicas.charged is None else "network",
         }
+
+
+# What rank 0 sends to other replicas, from sizes and settings alone.
+
+
+@dataclass(frozen=True, eq=False)
+class AgreementShape:
+    """The sizes and settings that decide what rank 0 sends in order to agree."""
+
+    settings: Any  # the section [agreement]
+    replicas: int
+    members: int
+    local_columns: int  # of rank 0
+    classes: int  # K
+    intercept: bool
+    states: int = 1  # 1, or 2 with momentum
+    itemsize: int = 8  # bytes of a word of weights
+    reproducible: bool = False
+    period: int = 1  # exchanges
+    each: int = 1  # exchanges of an epoch
+    rows: int = 0  # of the replica of rank 0
+    batch: int = 1
+    seed: int = 0
+    circles: tuple[int, ...] = ()  # sizes of the nested groups of rank 0
+    buckets: int = 1  # of gradient, or tiles of slices
+    unit: int = 1  # columns that buckets begin at multiples of
+    tile_columns: int = 1  # of weights on disk
+    flagged: bool = False  # gradients travel with a word on overflow
+    codec: Any = None  # the section [codec]
+    mirror: str = ""  # the mirror map of any-batch rounds
+
+    @property
+    def tail(self) -> int:
+        """Words that go with a gradient: of the intercept, a flag, the rows."""
+        return self.classes * self.intercept + self.flagged + 1
+
+    @cached_property
+    def tiles(self) -> list[int]:
+        """Words of the gradient in each bucket, those of the first columns first."""
+        units = -(-self.local_columns // self.unit)
+        parts = (split_range(units, self.buckets, k) for k in range(self.buckets))
+        ends = ((part.start * self.unit, part.stop * self.unit) for part in parts)
+        heights = [min(last, self.local_columns) - first for first, last in ends]
+        return [height * self.classes for height in heights if height > 0]
+
+    @property
+    def shares_tail(self) -> bool:
+        """Whether members compare notes: sums of their own may differ in a bit."""
+        return self.replicas > 2 and self.members > 1
+
+    def sent(self, words: int, itemsize: int = 0) -> SentWords:
+        """One collective of so many words, of those of weights where none are named."""
+        return SentWords(words, words * (itemsize or self.itemsize))
+
+    def sum(self, words: int, itemsize: int = 0) -> list[SentWords]:
+        """A sum, which takes two collectives where it is reproducible."""
+        return [self.sent(words, itemsize)] * (2 if self.reproducible else 1)

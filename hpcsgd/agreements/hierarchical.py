@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.averaging import Average
-from hpcsgd.agreements.base import AgreementInputs, Overlap
+from hpcsgd.agreements.averaging import Average, sent_for_average
+from hpcsgd.agreements.base import AgreementInputs, AgreementShape, Overlap
 from hpcsgd.agreements.buckets import PURPOSE, Buffer, Sender, Tile
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.comm.communicator import Address, Communicator, own_address
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, State
 
@@ -191,11 +192,32 @@ class Hierarchical(Average):
         if due and due[-1].size > 1:
             self.average(state, due[-1].share, due[-1].group, "agreement")
 
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether the last of the periods is over."""
+        return exchanges % _periods(shape)[-1] == 0
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return an average of the widest group that is due, which may be one replica.
+
+        The sizes of the groups are those that rank 0 was in.
+        """
+        sizes = zip(shape.circles, _periods(shape), strict=True)
+        due = [size for size, period in sizes if exchanges % period == 0]
+        return sent_for_average(shape, due[-1]) if due else []
+
     def close(self) -> None:
         """The groups that were split off."""
         for circle in self.circles:
             if circle.group is not self.grid.replicas:
                 circle.group.close()
+
+
+def _periods(shape: AgreementShape) -> list[int]:
+    """Of the nested groups; without any, as `plan_levels` has them."""
+    asked = shape.settings.periods
+    return _numbers(asked) if asked else [1, shape.period]
 
 
 def places(grid: Grid) -> list[Address]:

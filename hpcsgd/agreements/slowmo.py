@@ -1,14 +1,22 @@
 """SlowMo: slow momentum on averaged weights (Wang et al., 2020)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.averaging import Average, FedAvg, PostLocal, clear_momentum
-from hpcsgd.agreements.base import Agreement, AgreementInputs
+from hpcsgd.agreements.averaging import (
+    Average,
+    FedAvg,
+    PostLocal,
+    clear_momentum,
+    sent_for_average,
+    words_averaged,
+)
+from hpcsgd.agreements.base import Agreement, AgreementInputs, AgreementShape
 from hpcsgd.agreements.hierarchical import Hierarchical
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.data.shard import split_range
 from hpcsgd.products.base import Array, State
 
@@ -243,6 +251,44 @@ class SlowMo(Agreement):
     def close(self) -> None:
         """What the base opened."""
         self.base.close()
+
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether the base agrees, or a slow step has been taken."""
+        base = BASES[shape.settings.base]
+        return cls.steps_slowly(shape, exchanges) or base.agrees(shape, exchanges)
+
+    @classmethod
+    def steps_slowly(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether a slow step is due."""
+        period = shape.settings.slow_period
+        if period:
+            return bool(exchanges % period == 0)
+        return BASES[shape.settings.base].agrees(shape, exchanges)
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sequence[SentWords]:
+        """Return what the base sends; one full average where a slow step is due.
+
+        With a slow state in parts that is an exchange of pieces, in which the intercept
+        travels R times, and a gather.
+        """
+        if not cls.steps_slowly(shape, exchanges):
+            return BASES[shape.settings.base].messages(shape, exchanges)
+        if shape.replicas == 1 or not shape.settings.slow_sharded:
+            return sent_for_average(shape)
+        wide = words_averaged(shape)
+        own = split_range(shape.local_columns, shape.replicas, 0).stop
+        more = shape.replicas * wide * shape.intercept
+        pieces = shape.sent(shape.local_columns * wide + more)
+        return [pieces, shape.sent(own * wide)]
+
+    @classmethod
+    def last_messages(
+        cls, shape: AgreementShape, exchanges: int
+    ) -> Sequence[SentWords]:
+        """Return one average, unless the last exchange had one of all replicas."""
+        return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 
     def _own(self, rows: Array) -> Array:
         """The rows that this replica keeps of one row a column held."""

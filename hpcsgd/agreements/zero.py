@@ -1,18 +1,19 @@
 """State in slices over replicas: ZeRO stages 1 to 3."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.base import AgreementShape, Overlap
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.shaping import GradientFacts
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.updates import ColumnViews
@@ -631,6 +632,23 @@ class ShardedAgreement(SlicedState):
             self.grid.members.broadcast(tail, 0, PURPOSE)
         return tail
 
+    @classmethod
+    def messages(
+        cls, shape: AgreementShape, exchanges: int
+    ) -> Sequence[SentWords] | None:
+        """Return a sum of each tile in parts, the tail ahead of them, and a gather.
+
+        In stage 3 weights are gathered before scores are read, else after the step.
+        """
+        if shape.replicas == 1:
+            return []
+        shared = shape.intercept and shape.shares_tail
+        return [
+            *sent_for_sums(shape),
+            *sent_for_weights(shape),
+            *([shape.sent(shape.tail, 8)] if shared else []),
+        ]
+
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
         shaped = [shaper.facts() for shaper in self.means.shapers]
@@ -649,3 +667,22 @@ class ShardedAgreement(SlicedState):
             "hidden_seconds": hidden,
             "hidden_share": hidden / transfer if transfer else 0.0,
         }
+
+
+# What rank 0 sends of slices, from sizes and settings alone.
+
+
+def sent_for_sums(shape: AgreementShape) -> list[SentWords]:
+    """Return a sum of the tail, and one of each tile of the gradient in parts."""
+    tiles = [shape.sent(cut.height * shape.classes) for cut in _cuts_of(shape)]
+    return [*shape.sum(shape.tail), *tiles]
+
+
+def sent_for_weights(shape: AgreementShape) -> list[SentWords]:
+    """Return the gathers to which rank 0 gives its slice of each tile of weights."""
+    return [shape.sent(cut.heights[0] * shape.classes) for cut in _cuts_of(shape)]
+
+
+def _cuts_of(shape: AgreementShape) -> Cuts:
+    sizes = shape.local_columns, shape.classes, shape.buckets, shape.replicas
+    return Cuts(*sizes, replica=0, unit=shape.unit)

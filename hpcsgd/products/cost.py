@@ -141,7 +141,7 @@ class _Exchange:
     def _message(self, message: ExchangeMessage) -> float:
         """One message; G has no latency of its own where it travels with z."""
         members, machine = self.job.members, self.machine
-        size: float = getattr(self.job, message.field)
+        size = getattr(self.job, message.field)
         if message.is_gathered:
             wire_bytes = communicator.gather_bytes(int(message.words * size), members)
             return machine.latency + machine.per_byte * wire_bytes

@@ -32,7 +32,7 @@ class Gram:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.scratch = Scratch()
-        self.messages: dict[tuple[Blocks, int], list[Message]] = {}
+        self.opened: dict[tuple[Blocks, int], list[Message]] = {}
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
@@ -58,9 +58,9 @@ class Gram:
         """Packed G and z of `group`, summed over members."""
         task, blocks = self.task, group.blocks
         key = (group.blocks, task.monitor.words)
-        messages = self.messages.get(key)
+        messages = self.opened.get(key)
         if messages is None:
-            messages = self.messages[key] = self._messages(group)
+            messages = self.opened[key] = self._messages(group)
         written = [message.array for message in messages]
         gram, margins, more = self._parts(group, written)
         task.monitor.post(more)

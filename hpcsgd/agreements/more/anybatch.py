@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcsgd.agreements.base import AgreementShape
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import read_entry_text
 from hpcsgd.glm.mirror_maps import MirrorMap, ReplicaViews, log_sum
@@ -676,3 +678,39 @@ class Anybatch(Gradient):
             "rows_by_replica": rows.sum(axis=1).tolist(),
             "rounds": {CHUNK_TABLE: chunks.tolist(), ROW_TABLE: rows.tolist()},
         }
+
+    # ------------------------------------------------------------- what it sends
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return what travels to neighbours in each iteration of a round.
+
+        Rounds last by the clock; what is mixed behind them does not depend on it.
+        """
+        if shape.replicas == 1:
+            return []
+        asked, has_logs = shape.settings, shape.mirror in ("entropy", "eg")
+        words = shape.classes * (shape.local_columns + shape.intercept) + asked.weighted
+        if shape.mirror == "eg":  # both signs, and the slack
+            words += shape.classes * (shape.local_columns + 1)
+        if asked.graph == "full" and not has_logs:
+            sent = shape.sum(words)
+            if shape.intercept and shape.shares_tail:
+                sent.append(shape.sent(shape.classes, 8))
+            return sent
+        graph = ReplicaGraph(asked.graph, shape.replicas, shape.seed)
+        iterations = 1 if asked.graph == "full" else asked.mixing
+        first = (exchanges - 1) * iterations
+        peers = [len(graph.row(0, first + k)) - 1 for k in range(iterations)]
+        return [shape.sent(words)] * sum(peers)
+
+    @classmethod
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return the weighted mean, unless all have heard all."""
+        if shape.replicas == 1 or shape.settings.graph == "full":
+            return []
+        words = shape.classes * (shape.local_columns + shape.intercept) + 1
+        sent = shape.sum(words)
+        if shape.intercept and shape.members > 1:
+            sent.append(shape.sent(shape.classes, 8))
+        return sent

@@ -12,14 +12,16 @@ from hpcsgd.agreements.averaging import (
     Average,
     flat_positions,
     put_flat_positions,
+    sent_for_mean,
     share_intercept,
 )
-from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.base import AgreementShape, Overlap
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.glm.updates import ColumnViews, LinearRule, Turn
 from hpcsgd.products.base import Array, Rows, State, Task
 
@@ -106,6 +108,11 @@ class OwnSteps(Gradient, ABC):
         """For the report of a run."""
         return {**self.overlap.facts(), **self.buffer.facts()}
 
+    @classmethod
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return the mean of all replicas, momentum included."""
+        return sent_for_mean(shape, shape.classes * shape.states, shape.replicas)
+
     @abstractmethod
     def _depart(self, state: State) -> None:
         """Send what the others need, before the gradient is computed."""
@@ -161,6 +168,18 @@ class Decentralized(OwnSteps):
         """Whom they mix with."""
         return {"peers": self.means.settings.peers, **super().facts()}
 
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return weights and intercept, in a sum of all or a swap with one replica."""
+        if shape.replicas == 1:
+            return []
+        words = _words_of(shape)
+        is_sum = shape.settings.peers == "all"
+        sent = shape.sum(words) if is_sum else [shape.sent(words)]
+        if shape.intercept and shape.shares_tail:
+            sent.append(shape.sent(shape.classes * shape.states, 8))
+        return sent
+
     def _depart(self, state: State) -> None:
         if self.grid.replicas.size > 1:
             words = flat_positions(state, self.columns)
@@ -176,6 +195,11 @@ class Decentralized(OwnSteps):
             put_flat_positions(state, mixed, self.columns)
             share_intercept(state, self.grid)
         self._descend(state)
+
+
+def _words_of(shape: AgreementShape) -> int:
+    """Words of weights and intercept, without momentum."""
+    return shape.classes * (shape.local_columns + shape.intercept)
 
 
 class NeighbourMixer(Protocol):
@@ -376,6 +400,19 @@ class LowPrecision(OwnSteps):
 
     def _chunks(self) -> Chunks:
         return Chunks(self.words, self.words)
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return two records, of a byte a word, and now and then the weights twice."""
+        if shape.replicas == 1:
+            return []
+        tail = shape.classes * shape.intercept * shape.itemsize
+        record = HEAD + shape.local_columns * shape.classes + tail
+        sent = [shape.sent(record, 1)] * 2
+        resync = shape.settings.resync
+        if resync and exchanges % resync == 0:
+            sent += [shape.sent(_words_of(shape))] * 2
+        return sent
 
     def facts(self) -> dict[str, Any]:
         """Bytes of a message to one neighbour."""

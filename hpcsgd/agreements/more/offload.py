@@ -1,7 +1,7 @@
 """ZeRO-Offload: optimizer state on the host, steps beside the GPU."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,12 +10,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcsgd.agreements.base import AgreementShape
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import GradientParts
-from hpcsgd.agreements.zero import Cut, ShardedAgreement
+from hpcsgd.agreements.zero import (
+    Cut,
+    ShardedAgreement,
+    sent_for_sums,
+    sent_for_weights,
+)
 from hpcsgd.comm.gpu import Layer
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.products.base import Array, State, Task
 
 # The way between a device and its host, for slices of gradient and of weights.
@@ -349,6 +356,31 @@ class Offload(ShardedAgreement):
             "host_seconds": worker.seconds,
             "hidden_host_seconds": hidden,
         }
+
+    @classmethod
+    def messages(
+        cls, shape: AgreementShape, exchanges: int
+    ) -> Sequence[SentWords] | None:
+        """Return what slices take; where steps are late, weights of the step before."""
+        late = shape.settings.delay_after
+        if not 0 <= late < exchanges:
+            return super().messages(shape, exchanges)
+        if shape.replicas == 1:
+            return []
+        sent = sent_for_sums(shape)
+        if exchanges > late + 1:
+            sent += sent_for_weights(shape)
+        if shape.shares_tail:
+            sent.append(shape.sent(shape.tail, 8))
+        return sent
+
+    @classmethod
+    def last_messages(
+        cls, shape: AgreementShape, exchanges: int
+    ) -> Sequence[SentWords]:
+        """Return the weights of the step that was late."""
+        is_late = 0 <= shape.settings.delay_after < exchanges
+        return sent_for_weights(shape) if is_late and shape.replicas > 1 else []
 
     def release(self) -> None:
         """The thread ends."""

@@ -1,13 +1,15 @@
 """QAdam of BAGUA: Adam whose momentum is what travels."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcsgd.agreements.base import AgreementShape
 from hpcsgd.agreements.buckets import PlainSender, Sender, Tile
-from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.gradient import Gradient, GradientParts, sent_for_gradient
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.glm.updates import Adam, ColumnViews, Turn
 from hpcsgd.products.base import Array, State
 
@@ -81,6 +83,15 @@ class QAdam(Gradient):
         if hasattr(self, "coded"):  # not yet, where others have refused
             self.sender = self.coded
         super().close()
+
+    @classmethod
+    def messages(
+        cls, shape: AgreementShape, exchanges: int
+    ) -> Sequence[SentWords] | None:
+        """Return a gradient as it is; after the warm-up momentum by the codec."""
+        if exchanges <= shape.settings.warmup_steps:
+            return sent_for_gradient(shape)
+        return super().messages(shape, exchanges)
 
     def _begin(self, number: int) -> None:
         super()._begin(number)

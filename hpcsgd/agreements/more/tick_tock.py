@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from hpcsgd.agreements.base import AgreementShape
 from hpcsgd.agreements.buckets import Buffer, PlainSender, Tile
 from hpcsgd.agreements.codecs.base import Moment
-from hpcsgd.agreements.gradient import Gradient
+from hpcsgd.agreements.gradient import Gradient, sent_for_gradient, sent_in_place
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
-from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.ledger import Ledger, SentWords
 from hpcsgd.products.base import Array, Rows, State, Task
 
 # A work item of tick-tock: its own buffer, sender and communicator.
@@ -161,6 +162,25 @@ class TickTock(Gradient):
         for item in () if is_alone else getattr(self, "items", ()):
             item.sender.replicas.close()
 
+    @classmethod
+    def messages(
+        cls, shape: AgreementShape, exchanges: int
+    ) -> Sequence[SentWords] | None:
+        """Return a gradient of the tick and one of the tock, or one of both at once.
+
+        None of a delayed gradient whose tail members are told: every evaluation of the
+        state asks for that, too.
+        """
+        asked = shape.settings
+        if asked.mode == "delayed":
+            return None if shape.shares_tail else _sent_by_item(shape)
+        if shape.rows <= shape.batch * asked.accumulate:
+            return sent_for_gradient(shape)
+        sent = 2 * _sent_by_item(shape)
+        if shape.shares_tail:
+            sent.append(shape.sent(shape.tail, 8))
+        return sent
+
     def _begin(self, number: int) -> None:
         self._moment = self.steps.moment(number)
         self._done, self._seen = number, 0
@@ -213,6 +233,11 @@ class TickTock(Gradient):
             self.steps.take_intercept(state, count[:-1] / count[-1], self._moment)
         if task is not None:
             task.clock.lap("update")
+
+
+def _sent_by_item(shape: AgreementShape) -> list[SentWords]:
+    """Return the sums of the tick, or of the tock."""
+    return sent_in_place(shape) if shape.replicas > 1 else []
 
 
 class AsOne(Gradient):

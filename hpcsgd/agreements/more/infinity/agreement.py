@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.base import AgreementShape, Overlap
 from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.more.infinity.store import (
@@ -29,6 +29,7 @@ from hpcsgd.agreements.more.infinity.tiles import (
     PAGE,
     Stamp,
     TileLock,
+    TilePlan,
     columns_for,
     step_bytes,
     unreadable,
@@ -36,6 +37,7 @@ from hpcsgd.agreements.more.infinity.tiles import (
 from hpcsgd.agreements.zero import TileWorkspace
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.errors import DataError
 from hpcsgd.files import own_folder
 from hpcsgd.glm.updates import ColumnViews
@@ -558,6 +560,26 @@ class Infinity(Gradient):
     def memory(self, state: State) -> dict[str, Array]:
         """Nothing that a checkpoint would have to hold: it is on disk."""
         return {}
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+        """Return a gather of the own part of each tile of w, a sum of G, the tail.
+
+        The height of a tile is that of the run.
+        """
+        if shape.replicas == 1:
+            return []
+        plan = TilePlan(shape.local_columns, shape.tile_columns, shape.replicas)
+        sent = shape.sum(shape.tail, 8)
+        for number in plan:
+            own, *others = plan.sizes(number)
+            sent += [
+                shape.sent(own * shape.classes),
+                shape.sent(sum([own, *others]) * shape.classes),
+            ]
+        if shape.shares_tail:
+            sent.append(shape.sent(shape.tail, 8))
+        return sent
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""

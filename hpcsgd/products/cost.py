@@ -11,7 +11,7 @@ from hpcsgd.comm import communicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.unrolling import MOST_ROWS, uniform_blocks
 from hpcsgd.products import KEEPS, get_product
-from hpcsgd.products.base import ExchangeMessage, ExchangeShape
+from hpcsgd.products.base import ExchangeMessage, ExchangeShape, MemoryShape
 
 # What a step costs: the model behind `auto`, in seconds, from what a machine can do.
 #
@@ -97,12 +97,14 @@ def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> floa
 
 def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
     """What a member keeps from the first epoch on."""
-    if product == "gather-once":
-        return int(job.rows * job.columns * job.matrix)
-    if product == "cached":
-        words = job.rows * job.batch * (steps - 1) // 2
-        return words * max(job.gram_wire, COMPUTED)
-    return 0
+    shape = MemoryShape(
+        columns=job.columns,
+        matrix=job.matrix,
+        gram_size=max(job.gram_wire, COMPUTED),
+        all_rows=job.rows,
+        all_gram_words=job.rows * job.batch * (steps - 1) // 2,
+    )
+    return int(dict(get_product(product).holds(shape)).get("kept", 0))
 
 
 @dataclass(frozen=True)

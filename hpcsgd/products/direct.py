@@ -16,6 +16,7 @@ from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,
     Group,
+    MemoryShape,
     Planner,
     Product,
     Rows,
@@ -75,6 +76,12 @@ class Direct:
         """Yield a sum of b·K words for each step: momentum is read at one point."""
         for rows in shape.sizes:
             yield ExchangeMessage(rows * shape.scores, "margin_sum")
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of what an exchange holds."""
+        yield "rows", shape.own_rows()
+        yield shape.vectors()
 
     def _message(self, rows: int) -> Message:
         """Of the scores of these rows, for the members to sum."""

@@ -12,6 +12,7 @@ from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,
     Group,
+    MemoryShape,
     Rows,
     Scratch,
     State,
@@ -131,6 +132,17 @@ class Gather:
             index = index_dtype(shape.local_columns).itemsize
             yield ExchangeMessage(shape.stored, "matrix", is_gathered=True, index=index)
 
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield rows as they are stored, as they come from all members, and widened."""
+        if shape.density is not None:
+            yield "rows", shape.sampled(shape.columns)
+        else:
+            received = shape.columns * (2 * shape.matrix + shape.working)
+            own = shape.local_columns * shape.matrix
+            yield "rows", int(shape.rows * (own + received))
+        yield shape.vectors()
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows of all columns, then plain steps on them."""
         rows = self.for_products(self.gather(group))
@@ -210,6 +222,12 @@ class GatherOnce:
         """Yield what `gather` sends for rows that are not kept yet."""
         if not shape.is_kept:
             yield from Gather.messages(shape)
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield what `gather` holds, and all rows, which are kept."""
+        yield from Gather.holds(shape)
+        yield "kept", int(shape.all_rows * shape.columns * shape.matrix)
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Look the rows up, or gather them and keep them; then plain steps."""

@@ -10,6 +10,7 @@ from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,
     Group,
+    MemoryShape,
     Rows,
     Scratch,
     State,
@@ -42,6 +43,13 @@ class Gram:
             yield replace(margins, words=gram.words + margins.words)
         else:
             yield from (gram, margins)
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of what an exchange holds."""
+        yield "rows", shape.own_rows()
+        yield shape.message()
+        yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
@@ -167,6 +175,12 @@ class CachedGram:
         if shape.is_kept or shape.epoch:
             yield shape.margins
 
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield what `gram` holds, and the Grams that are kept."""
+        yield from Gram.holds(shape)
+        yield "kept", shape.all_gram_words * shape.gram_size
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Look the Gram up, or sum it and keep it."""
         rows = gather_rows(self.task, self.scratch, "rows", group)
@@ -229,6 +243,13 @@ class LookAheadGram:
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
         """Yield a sum of z and one of G, which begins in the exchange before."""
         yield from (shape.margins, shape.gram)
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield what two exchanges hold, of which one is under way."""
+        yield "rows", shape.own_rows() * (1 if shape.density is not None else 2)
+        yield shape.message(ahead=True)
+        yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Post the margins, begin the next Gram, then iterate on this one."""

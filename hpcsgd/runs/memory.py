@@ -4,10 +4,11 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.cuda.device import PIECE
 from hpcsgd.backends.numpy_rows import HEAVY
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.messages import bytes_of_word
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, element_of, is_sparse, stored_in
 from hpcsgd.data.shard import lengths
@@ -28,7 +28,8 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import ENCODED, get_format
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
-from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.products import GATHERS, KEEPS, RECURS, get_product
+from hpcsgd.products.base import MemoryShape
 from hpcsgd.products.cost import CACHE_BUDGET
 from hpcsgd.runs.load import SCANNED
 from hpcsgd.solvers.lbfgs import depth_for
@@ -383,8 +384,6 @@ def _field(path: Path, name: str) -> int | None:
 #     bytes = max(held(m) + workspace(m), held(m) + held(rest) + workspace(rest))
 
 COLUMN = 4  # bytes of a column number
-COPIES = 8  # of sampled sparse values, with their columns and places, in words
-VECTORS = 4  # margins, residuals, scaled ones, targets: words of a row and state
 # Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
 # rounds in place.
 ROUNDED, ROUNDED_IN_PLACE = 6, 3
@@ -401,9 +400,11 @@ class ExchangeSizes:
     rows_of_gram: int  # m, of the batches of one recurrence
     rest: int  # rows of the last exchange of an epoch, where they are fewer
     count: int  # exchanges of all epochs
+    all_rows: int  # of an epoch
     cols: int  # of this member
     columns: int  # of all members
     states: int
+    density: float | None  # of sparse rows
 
     @classmethod
     def of(
@@ -415,6 +416,7 @@ class ExchangeSizes:
         cols: int,
         columns: int,
         states: int,
+        density: float | None,
     ) -> "ExchangeSizes":
         """The exchange of a rank that has so many local rows and columns."""
         schedule = config.schedule
@@ -428,9 +430,11 @@ class ExchangeSizes:
             rows_of_gram=of_gram,
             rest=rows % m,
             count=schedule.epochs * -(-rows // m),
+            all_rows=rows,
             cols=cols,
             columns=columns,
             states=states,
+            density=density,
         )
 
     @property
@@ -439,33 +443,49 @@ class ExchangeSizes:
         every = self.config.run.gap_every
         return self._has_gram and 0 < every <= self.count
 
-    @property
-    def gram(self) -> int:
-        """Bytes of one packed Gram."""
-        word = get_format(self.precision.gram_wire).carrier.itemsize
-        return self._words(self.rows_of_gram) * word
+    def held(self, marked: int) -> int:
+        """Bytes of the exchanges of an epoch, of m rows and of those that remain.
 
-    def of_dense(self) -> int:
-        """Bytes of an exchange of dense rows."""
-        return self._of_both(self._dense_rows, self._workspace)
-
-    def of_sparse(self, density: float, marked: int) -> int:
-        """Bytes of an exchange of sparse rows that touch some of `marked` columns."""
+        Sparse rows touch some of `marked` columns.
+        """
+        first = self._held(self.rows)
+        peak = first + self._workspace(self.rows)
+        if self.rest:
+            rest = self._held(self.rest) + self._workspace(self.rest)
+            peak = max(peak, first + rest)
+        if self.is_monitored:
+            # A check repeats the recurrence in float64, a block row at a time.
+            peak += self._words(self.rows_of_gram) * self._gram_size * 3 // 2
         # A mark for each column and its place among those that are touched.
-        marks = marked * (1 + COLUMN)
-        return marks + self._of_both(
-            lambda m: self._sparse_rows(m, density),
-            lambda m: self._sparse_workspace(m, density),
+        return peak + (0 if self.density is None else marked * (1 + COLUMN))
+
+    def kept(self, product: str) -> int:
+        """Bytes that a product keeps from the first epoch on."""
+        held = dict(get_product(product).holds(self.shape(self.rows)))
+        return int(held.get("kept", 0))
+
+    def shape(self, m: int) -> MemoryShape:
+        """The sizes of an exchange of m rows, and of all exchanges of an epoch."""
+        form, of_gram = self.precision, self.rows_of_gram
+        return MemoryShape(
+            rows=m,
+            local_columns=self.cols,
+            columns=self.columns,
+            states=self.states,
+            members=self.members,
+            working=form.working.itemsize,
+            matrix=_bytes(form.matrix),
+            density=self.density,
+            gram_words=self._words(min(m, of_gram)),
+            gram_size=self._gram_size,
+            gram_wire=form.gram_wire,
+            all_rows=self.all_rows,
+            all_gram_words=self._words(of_gram) * -(-self.all_rows // of_gram),
         )
 
-    def sampled(self, density: float) -> int:
-        """Stored values of the sampled rows."""
-        return self._stored(self.rows, density)
-
     @property
-    def _gathers(self) -> bool:
-        """True where every member receives all columns of the sampled rows."""
-        return self.config.products.kind in GATHERS
+    def _gram_size(self) -> int:
+        return get_format(self.precision.gram_wire).carrier.itemsize
 
     @property
     def _is_open(self) -> bool:
@@ -482,11 +502,22 @@ class ExchangeSizes:
         return kind in RECURS or self._is_open or (kind == "auto" and on_gpu)
 
     @property
-    def _looks_ahead(self) -> bool:
-        """True where the next exchange may be prepared while one is under way."""
-        products = self.config.products
-        is_open = self._is_open and products.look_ahead == "auto"
-        return products.look_ahead == "on" or is_open
+    def _products(self) -> Iterator[Any]:
+        """The products of which one will hold the exchange.
+
+        Sparse rows that may be gathered are counted as those of the own columns.
+        """
+        kind, ahead = self.config.products.kind, self.config.products.look_ahead
+        if kind != "auto":
+            yield get_product(kind, kind == "gram" and ahead == "on")
+        elif not self._has_gram:
+            yield get_product("direct")
+        else:
+            yield get_product(
+                "gram", ahead == "on" or self._is_open and ahead == "auto"
+            )
+            if self._is_open and self.density is None:
+                yield get_product("gather")
 
     @property
     def _has_sparse_kernels(self) -> bool:
@@ -496,53 +527,25 @@ class ExchangeSizes:
         fits = is_narrow and form.matrix in ("fp32", "bf16")
         return fits and compiled_calls.available()
 
-    def _of_both(
-        self, rows_of: Callable[[int], int], workspace: Callable[[int], int]
-    ) -> int:
-        """Bytes of the exchanges of an epoch, of m rows and of those that remain."""
-
-        def held(m: int) -> int:
-            return rows_of(m) + self._messages(m) + self._vectors(m)
-
-        first = held(self.rows)
-        peak = first + workspace(self.rows)
-        if self.rest:
-            peak = max(peak, first + held(self.rest) + workspace(self.rest))
-        # A look repeats the recurrence in float64, a block row of the Gram at a time.
-        return peak + self.is_monitored * self.gram * 3 // 2
-
     def _words(self, m: int) -> int:
         """Words of the packed Gram of m rows."""
         if not self._has_gram:
             return 0
         return m * max(m - self.config.schedule.batch, 0) // 2
 
-    def _messages(self, m: int) -> int:
-        """Bytes of what members sum, as far as this rank touches them."""
-        wire = self.precision.gram_wire
-        word = float(bytes_of_word(wire, self.members))
-        ahead = 2 * word if self._looks_ahead else 0.0
-        if self.members > 1 and word == get_format(wire).carrier.itemsize:
-            # In memory that ranks of a node share: this rank's slot, the total, and a
-            # slice of the slots of all others.
-            word *= 3 - 1 / self.members
-        return int(self._words(min(m, self.rows_of_gram)) * max(word, ahead))
-
-    def _vectors(self, m: int) -> int:
-        return VECTORS * m * self.states * self.precision.working.itemsize
-
-    def _dense_rows(self, m: int) -> int:
-        """Bytes of m sampled rows: as they are stored, as received, and widened."""
-        stored = get_format(self.precision.matrix).dtype.itemsize
-        wide = self.precision.working.itemsize
-        own = self.cols * (wide + (stored if stored < wide else 0))
-        own *= 2 if self._looks_ahead else 1
-        gathered = self.cols * stored + self.columns * (2 * stored + wide)
-        if self._gathers:
-            return m * gathered
-        return m * (max(own, gathered) if self._is_open else own)
+    def _held(self, m: int) -> int:
+        """Bytes of an exchange of m rows; of each part that of the largest product."""
+        parts = [dict(kind.holds(self.shape(m))) for kind in self._products]
+        names = ("rows", "messages", "vectors")
+        return sum(max(part.get(name, 0) for part in parts) for name in names)
 
     def _workspace(self, m: int) -> int:
+        """Bytes that multiplying m rows takes for a moment."""
+        if self.density is None:
+            return self._dense_workspace(m)
+        return self._sparse_workspace(m, self.density)
+
+    def _dense_workspace(self, m: int) -> int:
         """Bytes that a Gram of m dense rows takes beside its own.
 
         It is made by halves, squares of m/2, m/4, ... rows, or by a kernel for bf16
@@ -567,11 +570,6 @@ class ExchangeSizes:
         on_gpu = self.config.run.device == "cuda"
         return compiled_calls.pair_room_bytes(m) if is_for_pairs and not on_gpu else 0
 
-    def _sparse_rows(self, m: int, density: float) -> int:
-        """Bytes of the stored values of m sampled rows, their columns and places."""
-        stored = self._stored(m, density)
-        return 2 * COPIES * stored * self.precision.working.itemsize
-
     def _sparse_workspace(self, m: int, density: float) -> int:
         """Bytes that a Gram of m sparse rows takes beside its own.
 
@@ -584,13 +582,10 @@ class ExchangeSizes:
         if not self._words(m) or self._has_sparse_kernels:
             return 0
         # A heavy column has at least HEAVY·m values, which bounds how many there are.
-        panel = min(int(self._stored(m, density) / HEAVY), m * self.cols) * wide
+        stored = int(m * self.cols * density)
+        panel = min(int(stored / HEAVY), m * self.cols) * wide
         light = max(m * m * wide, m * m * (2 * wide + COLUMN) // 3)
-        return panel + max(self._workspace(m), light)
-
-    def _stored(self, m: int, density: float) -> int:
-        """Stored values of m sampled rows."""
-        return int(m * (self.columns if self._gathers else self.cols) * density)
+        return panel + max(self._dense_workspace(m), light)
 
 
 # What reading rows holds beside them: pieces of the file, rounded ones, and copies.
@@ -740,19 +735,18 @@ def predict(
     rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
     cols = lengths(reader.cols, grid.members.size)[grid.member]
     working, word = precision.working.itemsize, _bytes(precision.matrix)
+    density = None
+    if is_sparse(reader):
+        density = stored_in(reader) / (reader.rows * reader.cols)
     exchange = ExchangeSizes.of(
-        config, precision, grid, rows, cols, reader.cols, states
+        config, precision, grid, rows, cols, reader.cols, states, density
     )
     kind = config.products.kind
     held = reader.cols if kind in GATHERS else cols
     again = config.sampling.mode == "shuffle-once" and schedule.epochs > 1
-    keeps = {
-        "cached": exchange.gram * -(-rows // exchange.rows_of_gram),
-        "gather-once": rows * reader.cols * word,
-    }
-    kept = keeps.get(kind, 0)
+    kept = 0 if kind == "auto" else exchange.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
-        kept = min(max(keeps.values()), CACHE_BUDGET)
+        kept = min(max(map(exchange.kept, KEEPS)), CACHE_BUDGET)
     # Good states, the one that a checkpoint is made of, and the walk of a look.
     copies = 2 + 4 * config.run.fall_back + 3 * exchange.is_monitored
     copies += of_gradients(config)
@@ -760,7 +754,7 @@ def predict(
         process=process_bytes(),
         matrix=0 if is_shared(reader, cols, precision) else rows * cols * word,
         columns=rows * (3 * working + 8),
-        exchange=0,
+        exchange=exchange.held(tile_of(config, held, precision)),
         kept=kept,
         weights=of_state(config, held, states, copies, precision)
         + 2 * reader.cols * states * 8
@@ -770,20 +764,20 @@ def predict(
         losses=losses_of(reader, rows, cols, precision),
         finisher=_of_finisher(config, rows, cols, reader.cols),
     )
-    if not is_sparse(reader):
-        return _by_tiles(replace(need, exchange=exchange.of_dense()), config, 0)
-    density = stored_in(reader) / (reader.rows * reader.cols)
+    if is_on_disk(config.agreement.kind):  # of sparse rows there are those of a tile
+        sampled = exchange.shape(exchange.rows).sampled(held)
+        tile = int(config.agreement.tile * MIB)
+        need = replace(need, weights=tile, exchange=sampled)
+    if density is None:
+        return need
     own = int(rows * cols * density)
     matrix = own * (word + COLUMN) + 8 * rows
-    marked = tile_of(config, held, precision)
-    need = replace(
+    return replace(
         need,
         matrix=matrix,
-        exchange=exchange.of_sparse(density, marked),
         reading=reading_of_sparse(matrix, own, rows),
         losses=int(losses_of(reader, rows, cols, precision) * density),
     )
-    return _by_tiles(need, config, exchange.sampled(density) * working)
 
 
 def streamed(
@@ -811,14 +805,6 @@ def streamed(
         matrix = WINDOWS * sampling.block * sampling.window * cols * word
         losses += sampling.block * cols * (8 + word)
     return replace(need, matrix=matrix, reading=reading, losses=losses)
-
-
-def _by_tiles(need: MemoryNeed, config: RunConfig, sampled: int) -> MemoryNeed:
-    """The same where weights are on disk, and `sampled` bytes of stored values here."""
-    if not is_on_disk(config.agreement.kind):
-        return need
-    tile = int(config.agreement.tile * MIB)
-    return replace(need, weights=tile, exchange=2 * COPIES * sampled)
 
 
 def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:

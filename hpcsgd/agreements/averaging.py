@@ -17,7 +17,7 @@ from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.products.base import Array, State
 
 # Local SGD: replicas average their state every τ exchanges.
@@ -93,12 +93,12 @@ class Average(Agreement):
         return exchanges % shape.period == 0
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return one average of all replicas where it is due."""
         return sent_for_average(shape) if cls.agrees(shape, exchanges) else []
 
     @classmethod
-    def last_messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return one average, unless the last exchange had one of all replicas."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 
@@ -202,11 +202,6 @@ class PostLocal(Average):
         switch = exchanges_in(shape.settings.switch, shape.each)
         return exchanges <= switch or super().agrees(shape, exchanges)
 
-    @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
-        """Return one average of all replicas where it is due."""
-        return super().messages(shape, exchanges)
-
 
 def exchanges_in(epochs: float, each: int) -> int:
     """So many epochs of `each` exchanges, a part of one rounded up."""
@@ -284,11 +279,6 @@ class FedAvg(Average):
         share = self.weight(exchanges)
         self.average(state, share, self.grid.replicas, purpose)
 
-    @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
-        """Return one sum a round, to which replicas that rest give zeros."""
-        return super().messages(shape, exchanges)
-
 
 def client_count(replicas: int, fraction: float) -> int:
     """Return the number of clients m, one at least."""
@@ -312,7 +302,7 @@ class NoAgreement(Agreement):
         """Nothing to say."""
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return nothing."""
         return []
 
@@ -510,13 +500,11 @@ class AsyncAverage(Average):
         return shape.settings.delay == 0 and super().agrees(shape, exchanges)
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return the sum that sets out; the intercept of one that is applied now.
 
         An average that would be applied after the last exchange is let go.
         """
-        if shape.replicas == 1:
-            return []
         wide, sent = words_averaged(shape), []
         since = exchanges - shape.settings.delay
         if exchanges % shape.period == 0:

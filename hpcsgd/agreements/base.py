@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, State
@@ -519,14 +519,12 @@ class Agreement(ABC):
         """
 
     @classmethod
-    def messages(
-        cls, shape: "AgreementShape", exchanges: int
-    ) -> Sequence[SentWords] | None:
-        """Return what rank 0 sends after an exchange, from sizes and settings alone.
+    def messages(cls, shape: "AgreementShape", exchanges: int) -> Sent | None:
+        """Return what rank 0 of several replicas sends after an exchange.
 
-        `hpcsgd verify` and the tables of studies compare the sum of these with the
-        ledger of a run. What a subclass inherits is not used: it may send something
-        else.
+        It follows from sizes and settings alone. `hpcsgd verify` and the tables of
+        studies compare the sum of these with the ledger of a run. What a class of your
+        own inherits is not used: it may send something else.
 
         Parameters
         ----------
@@ -543,9 +541,7 @@ class Agreement(ABC):
         return None
 
     @classmethod
-    def last_messages(
-        cls, shape: "AgreementShape", exchanges: int
-    ) -> Sequence[SentWords]:
+    def last_messages(cls, shape: "AgreementShape", exchanges: int) -> Sent:
         """Return what rank 0 sends at the end of a run, behind its last exchange.
 
         Parameters

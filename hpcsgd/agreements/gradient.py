@@ -24,7 +24,7 @@ from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.glm.unrolling import UnrolledSteps, blocks_of
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.products.base import Array, Rows, State, Task
@@ -391,9 +391,7 @@ class Gradient(BatchRequest, Agreement):
         }
 
     @classmethod
-    def messages(
-        cls, shape: AgreementShape, exchanges: int
-    ) -> Sequence[SentWords] | None:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
         """Return what one mean gradient takes.
 
         None where a codec leaves its bytes to the data, or groups are those of nodes.
@@ -553,8 +551,6 @@ def sent_for_gradient(
 
     `partition`: MiB of the pieces that buckets are summed in, where they are not coded.
     """
-    if shape.replicas == 1:
-        return []
     asked, inside = shape.settings.hierarchical, 1
     if asked in ("node", "rack"):
         return None

@@ -13,7 +13,7 @@ from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.comm.communicator import Address, Communicator, own_address
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import Array, State
 
@@ -198,7 +198,7 @@ class Hierarchical(Average):
         return exchanges % _periods(shape)[-1] == 0
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return an average of the widest group that is due, which may be one replica.
 
         The sizes of the groups are those that rank 0 was in.

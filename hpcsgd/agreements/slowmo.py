@@ -1,6 +1,6 @@
 """SlowMo: slow momentum on averaged weights (Wang et al., 2020)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from hpcsgd.agreements.averaging import (
 )
 from hpcsgd.agreements.base import Agreement, AgreementInputs, AgreementShape
 from hpcsgd.agreements.hierarchical import Hierarchical
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.data.shard import split_range
 from hpcsgd.products.base import Array, State
 
@@ -267,7 +267,7 @@ class SlowMo(Agreement):
         return BASES[shape.settings.base].agrees(shape, exchanges)
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sequence[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return what the base sends; one full average where a slow step is due.
 
         With a slow state in parts that is an exchange of pieces, in which the intercept
@@ -275,7 +275,7 @@ class SlowMo(Agreement):
         """
         if not cls.steps_slowly(shape, exchanges):
             return BASES[shape.settings.base].messages(shape, exchanges)
-        if shape.replicas == 1 or not shape.settings.slow_sharded:
+        if not shape.settings.slow_sharded:
             return sent_for_average(shape)
         wide = words_averaged(shape)
         own = split_range(shape.local_columns, shape.replicas, 0).stop
@@ -284,9 +284,7 @@ class SlowMo(Agreement):
         return [pieces, shape.sent(own * wide)]
 
     @classmethod
-    def last_messages(
-        cls, shape: AgreementShape, exchanges: int
-    ) -> Sequence[SentWords]:
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return one average, unless the last exchange had one of all replicas."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 

@@ -1,6 +1,6 @@
 """State in slices over replicas: ZeRO stages 1 to 3."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.shaping import GradientFacts
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.updates import ColumnViews
@@ -633,15 +633,11 @@ class ShardedAgreement(SlicedState):
         return tail
 
     @classmethod
-    def messages(
-        cls, shape: AgreementShape, exchanges: int
-    ) -> Sequence[SentWords] | None:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
         """Return a sum of each tile in parts, the tail ahead of them, and a gather.
 
         In stage 3 weights are gathered before scores are read, else after the step.
         """
-        if shape.replicas == 1:
-            return []
         shared = shape.intercept and shape.shares_tail
         return [
             *sent_for_sums(shape),

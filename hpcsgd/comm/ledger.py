@@ -1,6 +1,6 @@
 """Everything that crosses ranks, counted by purpose."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -100,6 +100,9 @@ class SentWords:
 
     words: int | None
     bytes: int
+
+
+Sent = Sequence[SentWords]  # one after the other
 
 
 def totals(sent: Iterable[SentWords]) -> dict[str, int]:

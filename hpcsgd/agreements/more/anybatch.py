@@ -13,7 +13,7 @@ from hpcsgd.agreements.base import AgreementShape
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import read_entry_text
 from hpcsgd.glm.mirror_maps import MirrorMap, ReplicaViews, log_sum
@@ -682,13 +682,11 @@ class Anybatch(Gradient):
     # ------------------------------------------------------------- what it sends
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return what travels to neighbours in each iteration of a round.
 
         Rounds last by the clock; what is mixed behind them does not depend on it.
         """
-        if shape.replicas == 1:
-            return []
         asked, has_logs = shape.settings, shape.mirror in ("entropy", "eg")
         words = shape.classes * (shape.local_columns + shape.intercept) + asked.weighted
         if shape.mirror == "eg":  # both signs, and the slack
@@ -705,9 +703,9 @@ class Anybatch(Gradient):
         return [shape.sent(words)] * sum(peers)
 
     @classmethod
-    def last_messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return the weighted mean, unless all have heard all."""
-        if shape.replicas == 1 or shape.settings.graph == "full":
+        if shape.settings.graph == "full":
             return []
         words = shape.classes * (shape.local_columns + shape.intercept) + 1
         sent = shape.sum(words)

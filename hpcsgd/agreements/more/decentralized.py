@@ -21,7 +21,7 @@ from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.glm.updates import ColumnViews, LinearRule, Turn
 from hpcsgd.products.base import Array, Rows, State, Task
 
@@ -109,7 +109,7 @@ class OwnSteps(Gradient, ABC):
         return {**self.overlap.facts(), **self.buffer.facts()}
 
     @classmethod
-    def last_messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return the mean of all replicas, momentum included."""
         return sent_for_mean(shape, shape.classes * shape.states, shape.replicas)
 
@@ -169,10 +169,8 @@ class Decentralized(OwnSteps):
         return {"peers": self.means.settings.peers, **super().facts()}
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return weights and intercept, in a sum of all or a swap with one replica."""
-        if shape.replicas == 1:
-            return []
         words = _words_of(shape)
         is_sum = shape.settings.peers == "all"
         sent = shape.sum(words) if is_sum else [shape.sent(words)]
@@ -402,10 +400,8 @@ class LowPrecision(OwnSteps):
         return Chunks(self.words, self.words)
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return two records, of a byte a word, and now and then the weights twice."""
-        if shape.replicas == 1:
-            return []
         tail = shape.classes * shape.intercept * shape.itemsize
         record = HEAD + shape.local_columns * shape.classes + tail
         sent = [shape.sent(record, 1)] * 2

@@ -1,7 +1,7 @@
 """ZeRO-Offload: optimizer state on the host, steps beside the GPU."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from hpcsgd.agreements.zero import (
 )
 from hpcsgd.comm.gpu import Layer
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.products.base import Array, State, Task
 
 # The way between a device and its host, for slices of gradient and of weights.
@@ -358,15 +358,11 @@ class Offload(ShardedAgreement):
         }
 
     @classmethod
-    def messages(
-        cls, shape: AgreementShape, exchanges: int
-    ) -> Sequence[SentWords] | None:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
         """Return what slices take; where steps are late, weights of the step before."""
         late = shape.settings.delay_after
         if not 0 <= late < exchanges:
             return super().messages(shape, exchanges)
-        if shape.replicas == 1:
-            return []
         sent = sent_for_sums(shape)
         if exchanges > late + 1:
             sent += sent_for_weights(shape)
@@ -375,12 +371,10 @@ class Offload(ShardedAgreement):
         return sent
 
     @classmethod
-    def last_messages(
-        cls, shape: AgreementShape, exchanges: int
-    ) -> Sequence[SentWords]:
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return the weights of the step that was late."""
         is_late = 0 <= shape.settings.delay_after < exchanges
-        return sent_for_weights(shape) if is_late and shape.replicas > 1 else []
+        return sent_for_weights(shape) if is_late else []
 
     def release(self) -> None:
         """The thread ends."""

@@ -1,6 +1,6 @@
 """QAdam of BAGUA: Adam whose momentum is what travels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from hpcsgd.agreements.buckets import PlainSender, Sender, Tile
 from hpcsgd.agreements.gradient import Gradient, GradientParts, sent_for_gradient
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.glm.updates import Adam, ColumnViews, Turn
 from hpcsgd.products.base import Array, State
 
@@ -85,9 +85,7 @@ class QAdam(Gradient):
         super().close()
 
     @classmethod
-    def messages(
-        cls, shape: AgreementShape, exchanges: int
-    ) -> Sequence[SentWords] | None:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
         """Return a gradient as it is; after the warm-up momentum by the codec."""
         if exchanges <= shape.settings.warmup_steps:
             return sent_for_gradient(shape)

@@ -23,7 +23,7 @@ from hpcsgd.agreements.gradient import Gradient, Made, is_coded, sent_for_gradie
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.products.direct import probed
 
@@ -544,9 +544,7 @@ class Scheduled(Gradient):
         }
 
     @classmethod
-    def messages(
-        cls, shape: AgreementShape, exchanges: int
-    ) -> Sequence[SentWords] | None:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
         """Return the gradient in pieces, the tail with the first tile.
 
         None where pieces are tuned: then time decides how many there are.

@@ -14,7 +14,7 @@ from hpcsgd.agreements.gradient import Gradient, sent_for_gradient, sent_in_plac
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
-from hpcsgd.comm.ledger import Ledger, SentWords
+from hpcsgd.comm.ledger import Ledger, Sent
 from hpcsgd.products.base import Array, Rows, State, Task
 
 # A work item of tick-tock: its own buffer, sender and communicator.
@@ -163,9 +163,7 @@ class TickTock(Gradient):
             item.sender.replicas.close()
 
     @classmethod
-    def messages(
-        cls, shape: AgreementShape, exchanges: int
-    ) -> Sequence[SentWords] | None:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
         """Return a gradient of the tick and one of the tock, or one of both at once.
 
         None of a delayed gradient whose tail members are told: every evaluation of the
@@ -173,10 +171,10 @@ class TickTock(Gradient):
         """
         asked = shape.settings
         if asked.mode == "delayed":
-            return None if shape.shares_tail else _sent_by_item(shape)
+            return None if shape.shares_tail else sent_in_place(shape)
         if shape.rows <= shape.batch * asked.accumulate:
             return sent_for_gradient(shape)
-        sent = 2 * _sent_by_item(shape)
+        sent = 2 * sent_in_place(shape)
         if shape.shares_tail:
             sent.append(shape.sent(shape.tail, 8))
         return sent
@@ -233,11 +231,6 @@ class TickTock(Gradient):
             self.steps.take_intercept(state, count[:-1] / count[-1], self._moment)
         if task is not None:
             task.clock.lap("update")
-
-
-def _sent_by_item(shape: AgreementShape) -> list[SentWords]:
-    """Return the sums of the tick, or of the tock."""
-    return sent_in_place(shape) if shape.replicas > 1 else []
 
 
 class AsOne(Gradient):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsgd.agreements import AGREEMENTS, Agreement, FedAvg
+from hpcsgd.agreements import AGREEMENTS, Agreement, FedAvg, Growing
 from hpcsgd.agreements.averaging import client_count, draw
 from hpcsgd.agreements.base import (
     SHARDED,
@@ -76,9 +76,9 @@ class TrafficShape:
     @property
     def is_at_once(self) -> bool:
         """Whether the batches of an exchange of gradients are one for products."""
-        kind, stage = self.settings.kind, self.settings.stage
-        slices = kind in SHARDED and (kind == "offload" or stage > 1)
-        return slices or is_on_disk(kind)
+        kind = self.settings.kind
+        slices = kind == "sharded" and self.settings.stage > 1
+        return slices or kind == "offload" or is_on_disk(kind)
 
     def groups(self) -> list[tuple[int, ...]]:
         """The batch sizes of each exchange of an epoch of replica 0, for products."""
@@ -148,7 +148,11 @@ class TrafficShape:
 def kind_of(settings: Any) -> type[Agreement] | None:
     """The agreement of a run, None where nobody has written down what it sends."""
     kind = AGREEMENTS.get("average" if settings.kind == "auto" else settings.kind)
-    return kind if kind is not None and "messages" in vars(kind) else None
+    if kind is None:
+        return None
+    # What a class of a user inherits is that of another one.
+    is_own = kind.__module__.startswith("hpcsgd.") or "messages" in vars(kind)
+    return kind if is_own else None
 
 
 def base_of(settings: Any) -> type[Agreement] | None:
@@ -186,6 +190,8 @@ def _agreement(shape: TrafficShape, leg: Leg, at_end: bool) -> list[SentWords] |
     kind = kind_of(shape.settings)
     if kind is None:
         return None
+    if shape.replicas == 1 and kind is not Growing:  # which asks members
+        return []
     sizes = shape.agreement(leg)
     found: list[SentWords] = []
     for number in range(leg["first"] + 1, leg["last"] + 1):
@@ -193,7 +199,9 @@ def _agreement(shape: TrafficShape, leg: Leg, at_end: bool) -> list[SentWords] |
         if sent is None:
             return None
         found += sent
-    return [*found, *kind.last_messages(sizes, leg["last"])] if at_end else found
+    if at_end:
+        found += kind.last_messages(sizes, leg["last"])
+    return found
 
 
 def _products(shape: TrafficShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:

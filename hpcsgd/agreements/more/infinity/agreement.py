@@ -37,7 +37,7 @@ from hpcsgd.agreements.more.infinity.tiles import (
 from hpcsgd.agreements.zero import TileWorkspace
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import SentWords
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import DataError
 from hpcsgd.files import own_folder
 from hpcsgd.glm.updates import ColumnViews
@@ -562,13 +562,11 @@ class Infinity(Gradient):
         return {}
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> list[SentWords]:
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return a gather of the own part of each tile of w, a sum of G, the tail.
 
         The height of a tile is that of the run.
         """
-        if shape.replicas == 1:
-            return []
         plan = TilePlan(shape.local_columns, shape.tile_columns, shape.replicas)
         sent = shape.sum(shape.tail, 8)
         for number in plan:

@@ -1,5 +1,6 @@
 """Weights that are averaged: local SGD, post-local SGD, FedAvg, async averages."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -12,6 +13,7 @@ from hpcsgd.agreements.base import (
     AgreementInputs,
     AgreementShape,
     Overlap,
+    StateShape,
 )
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.comm.communicator import Communicator, Pending
@@ -346,6 +348,7 @@ def share_intercept(state: State, grid: Grid) -> None:
 # of at times: every run is the same. A delay of 0 is `average`, to the bit. Averages
 # have a communicator of their own: what else replicas say does not queue behind them.
 
+ASIDE = 6  # vectors: what was said, the sum, both saved, and copies of these
 MEAN, OWN, SINCE = "async_mean", "async_own", "async_since"
 
 
@@ -513,3 +516,9 @@ class AsyncAverage(Average):
         if is_applied and shape.intercept and shape.shares_tail:
             sent.append(shape.sent(shape.classes * shape.states, 8))
         return sent
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield states, and averages that come late."""
+        yield from super().holds(shape)
+        yield "averages under way", ASIDE * shape.vector

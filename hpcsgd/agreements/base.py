@@ -557,6 +557,21 @@ class Agreement(ABC):
         """
         return ()
 
+    @classmethod
+    def holds(cls, shape: "StateShape") -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of what a rank keeps: states, and what lies beside them.
+
+        Parameters
+        ----------
+        shape : StateShape
+            Sizes and settings of a run.
+
+        Yields
+        ------
+        tuple of (str, int)
+        """
+        yield "states", shape.copies * shape.state
+
     def release(self) -> None:  # noqa: B027
         """Release files and threads, however the run ended."""
 
@@ -858,3 +873,35 @@ class AgreementShape:
     def sum(self, words: int, itemsize: int = 0) -> list[SentWords]:
         """A sum, which takes two collectives where it is reproducible."""
         return [self.sent(words, itemsize)] * (2 if self.reproducible else 1)
+
+
+# What a rank keeps for its agreement, from sizes and settings alone.
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """The sizes and settings that decide what a rank keeps between exchanges."""
+
+    settings: Any  # the section [agreement]
+    replicas: int
+    columns: int  # that this rank holds
+    states: int = 1  # words of a column
+    itemsize: int = 8  # bytes of a word
+    moments: int = 0  # arrays that a rule keeps beside the weights
+    is_packed: bool = False  # in eight bits a word
+    copies: int = 2  # of the state
+    snapshots: int = 0  # of what is kept beside the state, for a run that falls back
+    sparse: bool = False
+    codec: Any = None  # the section [codec]
+    accordion: Any = None  # the section [accordion]
+    mirror: str = ""  # the mirror map of any-batch rounds
+
+    @property
+    def vector(self) -> int:
+        """Bytes of one word a column."""
+        return self.columns * self.itemsize
+
+    @property
+    def state(self) -> int:
+        """Bytes of one state."""
+        return self.vector * self.states

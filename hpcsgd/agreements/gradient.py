@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from hpcsgd.agreements.base import Agreement, AgreementShape, ReplicaCheck
-from hpcsgd.agreements.buckets import Buffer, Sender, Tile, pieces_of
-from hpcsgd.agreements.codecs import make_codec
+from hpcsgd.agreements.base import Agreement, AgreementShape, ReplicaCheck, StateShape
+from hpcsgd.agreements.buckets import Buffer, Sender, Tile, bucket_count, pieces_of
+from hpcsgd.agreements.codecs import kept_bytes, make_codec
 from hpcsgd.agreements.codecs.base import (
     FIRST,
     HIGHS,
@@ -25,6 +25,7 @@ from hpcsgd.agreements.shaping import GradientFacts, Shaper
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
+from hpcsgd.data.shard import lengths
 from hpcsgd.glm.unrolling import UnrolledSteps, blocks_of
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.products.base import Array, Rows, State, Task
@@ -398,6 +399,20 @@ class Gradient(BatchRequest, Agreement):
         """
         return sent_for_gradient(shape, is_coded(shape))
 
+    @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of moments and gradient, and of what codecs send."""
+        moments = 1 if shape.is_packed else shape.moments
+        return moments + (1 if shape.settings.codec == "identity" else 3)
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield states, gradient and moments, and what codecs keep, with all copies."""
+        yield from super().holds(shape)
+        yield "gradient", cls.vectors(shape) * shape.state
+        if shape.replicas > 1:
+            yield "codecs", (2 + shape.snapshots) * _kept_by_codecs(shape)
+
     def close(self) -> None:
         """The groups of leaders, where there are some."""
         sender = getattr(self, "sender", None)
@@ -607,6 +622,18 @@ def _sent_coded(shape: AgreementShape, ranks: int) -> list[SentWords] | None:
     return sent
 
 
+def _kept_by_codecs(shape: StateShape) -> int:
+    """Bytes that the codecs of all buckets keep between exchanges."""
+    asked, count = shape.settings, 1
+    if not shape.sparse:
+        count = bucket_count(shape.columns, 1, shape.itemsize, asked.bucket)
+    kept, dtype = 0, np.dtype(f"f{shape.itemsize}")
+    for number, columns in enumerate(lengths(shape.columns, count)):
+        bucket = Bucket(number, columns, 1, dtype)
+        kept += kept_bytes(asked.codec, bucket, shape.codec, shape.accordion)
+    return kept
+
+
 # Batches that grow where gradients have settled (Accordion's second form).
 #
 # An exchange is up to A batches. While gradients change, each of them is a message and
@@ -691,6 +718,13 @@ class Growing(Gradient):
     def messages(cls, shape: AgreementShape, exchanges: int) -> None:
         """Return None: gradients decide when batches grow."""
         return
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield what every gradient takes, and the sum of those that are watched."""
+        yield from super().holds(shape)
+        if shape.replicas > 1:
+            yield "watched gradients", (2 + shape.snapshots) * shape.vector
 
     def _begin(self, number: int) -> None:
         self._step_in = 0

@@ -1,6 +1,6 @@
 """SlowMo: slow momentum on averaged weights (Wang et al., 2020)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,12 @@ from hpcsgd.agreements.averaging import (
     sent_for_average,
     words_averaged,
 )
-from hpcsgd.agreements.base import Agreement, AgreementInputs, AgreementShape
+from hpcsgd.agreements.base import (
+    Agreement,
+    AgreementInputs,
+    AgreementShape,
+    StateShape,
+)
 from hpcsgd.agreements.hierarchical import Hierarchical
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.data.shard import split_range
@@ -287,6 +292,14 @@ class SlowMo(Agreement):
     def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return one average, unless the last exchange had one of all replicas."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield states; x_old and v with their copies, put together in checkpoints."""
+        yield from super().holds(shape)
+        parts = shape.replicas if shape.settings.slow_sharded else 1
+        own = shape.vector * (1 + shape.snapshots) // parts
+        yield "slow state", 2 * (own + shape.vector)
 
     def _own(self, rows: Array) -> Array:
         """The rows that this replica keeps of one row a column held."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementShape, Overlap
-from hpcsgd.agreements.buckets import PURPOSE
+from hpcsgd.agreements.base import AgreementShape, Overlap, StateShape
+from hpcsgd.agreements.buckets import MIB, PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.shaping import GradientFacts
@@ -644,6 +644,30 @@ class ShardedAgreement(SlicedState):
             *sent_for_weights(shape),
             *([shape.sent(shape.tail, 8)] if shared else []),
         ]
+
+    @classmethod
+    def stage_of(cls, shape: StateShape) -> int:
+        """Return what is in slices: 2 is the gradient, too, and 3 the weights."""
+        return int(shape.settings.stage)
+
+    @classmethod
+    def beside(cls, shape: StateShape) -> int:
+        """Return the vectors of a slice that are kept elsewhere."""
+        return 0
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield weights, slices of the rule's state, gradient, tiles, good states."""
+        stage, own = cls.stage_of(shape), -(-shape.columns // shape.replicas)
+        weights = own if stage == 3 else shape.columns
+        kept = own * (shape.states - 1 + shape.moments + cls.beside(shape))
+        gradient = shape.columns if stage == 1 else own
+        yield "weights", shape.itemsize * weights
+        yield "slices", shape.itemsize * kept
+        yield "gradient", shape.itemsize * gradient
+        good = weights + shape.snapshots * (weights + kept)
+        yield "good states", shape.itemsize * good
+        yield "tiles", 4 * min(int(shape.settings.bucket * MIB), shape.vector)
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""

@@ -85,7 +85,7 @@ def first_state(
     weights: Any
     if isinstance(engine.agreement, Infinity):
         dtype = task.backend.zeros((0, whole[1])).dtype
-        weights = engine.agreement.holds(task, whole[0], dtype)
+        weights = engine.agreement.open_weights(task, whole[0], dtype)
     else:
         weights = task.backend.zeros(engine.agreement.shape(*whole))
     state = kind(

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import SHARDED, is_on_disk, takes_gradients
+from hpcsgd.agreements import AGREEMENTS
+from hpcsgd.agreements.base import SHARDED, StateShape, is_on_disk
 from hpcsgd.agreements.buckets import MIB, bucket_count
-from hpcsgd.agreements.codecs import kept_bytes
-from hpcsgd.agreements.codecs.base import Bucket
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.cuda.device import PIECE
 from hpcsgd.backends.numpy_rows import HEAVY
@@ -37,31 +36,24 @@ from hpcsgd.solvers.objective import block_rows
 
 # What agreements and their codecs hold: states, and what lies beside them.
 
-# Words a weight of what is sent, what comes, and what neighbours are.
-MIXED = {"decentralized": 2, "decentralized-low": 8}
-ASIDE = 6  # of an average that comes late: what was said, the sum, and both saved
 
-
-def of_state(
-    config: RunConfig, held: int, states: int, copies: int, precision: Precision
-) -> int:
-    """Weights with what steps keep beside them, copies of both, and the gradient."""
-    word = get_format(precision.weights).carrier.itemsize
-    if config.agreement.kind not in SHARDED:
-        return held * states * word * copies
-    is_offload = config.agreement.kind == "offload"
-    stage, replicas = config.agreement.stage, max(config.grid.replicas, 1)
-    stage = 2 if is_offload else stage
-    own = -(-held // replicas)
-    tile = min(int(config.agreement.bucket * MIB), held * word)
-    weights = own if stage == 3 else held
-    kept = own * (states - 1 + ADAPTIVE.get(config.update.kind, 0))
-    # The host's weights and the gradient there, and one that is late.
-    kept += is_offload * own * (2 + (config.agreement.delay_after >= 0))
-    gradient = held if stage == 1 else own
-    # The last good weights; good states that a run falls back to.
-    beside = weights + 4 * config.run.fall_back * (weights + kept)
-    return word * (weights + kept + gradient + beside) + 4 * tile
+def state_shape(
+    config: RunConfig, held: int, states: int, precision: Precision
+) -> StateShape:
+    """The sizes of what a rank keeps that holds so many columns."""
+    return StateShape(
+        settings=config.agreement,
+        replicas=max(config.grid.replicas, 1),
+        columns=held,
+        states=states,
+        itemsize=get_format(precision.weights).carrier.itemsize,
+        moments=ADAPTIVE.get(config.update.kind, 0),
+        is_packed=config.update.bits == 8,
+        snapshots=4 * config.run.fall_back,
+        codec=config.codec,
+        accordion=config.accordion,
+        mirror=config.mirror.kind,
+    )
 
 
 def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
@@ -77,69 +69,6 @@ def batches_at_once(config: RunConfig) -> int:
     asked = config.agreement
     is_whole = asked.kind == "sharded" and asked.stage == 1
     return asked.accumulate if asked.kind in SHARDED and not is_whole else 1
-
-
-def of_slow(config: RunConfig, held: int, precision: Precision) -> int:
-    """Slow momentum's x_old and u with their copies; averages that come late."""
-    asked = config.agreement
-    each = held * get_format(precision.weights).carrier.itemsize
-    if asked.kind == "async-average":
-        return ASIDE * each
-    if asked.kind != "slowmo":
-        return 0
-    parts = config.grid.replicas if asked.slow_sharded else 1
-    # Parts are put together where a checkpoint is made.
-    return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
-
-
-def of_gradients(config: RunConfig) -> int:
-    """The buffer that gradients are summed in; with a codec what is said and heard.
-
-    Rules that keep moments have them beside it.
-    """
-    if not takes_gradients(config.agreement.kind):
-        return 0
-    if config.agreement.kind == "anybatch":
-        return _of_mixing(config)
-    codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
-    if config.update.bits == 8:  # a quarter of a word each, momentum too
-        moments = 1
-    moments += MIXED.get(config.agreement.kind, 0)
-    if config.agreement.kind == "ticktock":
-        return moments + 2 + (config.agreement.mode == "delayed")
-    return moments + (1 if codec == "identity" else 3)
-
-
-def codec_bytes(
-    config: RunConfig, grid: Grid, held: int, precision: Precision, sparse: bool
-) -> int:
-    """Return the bytes of codec states in all buckets, copies in snapshots and
-    checkpoints included.
-    """
-    asked, copies = config.agreement, 2 + 4 * config.run.fall_back
-    if not takes_gradients(asked.kind) or grid.replicas.size == 1:
-        return 0
-    dtype = get_format(precision.weights).carrier
-    count = 1 if sparse else bucket_count(held, 1, dtype.itemsize, asked.bucket)
-    kept = 0
-    for number, columns in enumerate(lengths(held, count)):
-        bucket = Bucket(number, columns, 1, dtype)
-        kept += kept_bytes(asked.codec, bucket, config.codec, config.accordion)
-    if asked.kind == "growing":
-        kept += held * dtype.itemsize
-    return kept * copies
-
-
-def _of_mixing(config: RunConfig) -> int:
-    """What a map keeps, the gradient, and words of neighbours, mixed in float64."""
-    travels = {"entropy": 1, "eg": 2}.get(config.mirror.kind, 0)
-    kept = 2 if config.mirror.kind == "diagonal" else travels
-    few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
-    peers = config.grid.replicas - 1
-    if travels:  # logarithms have no sum: all peers of a full graph
-        del few["full"]
-    peers = min(peers, few.get(config.agreement.graph, peers))
-    return 1 + kept + max(travels, 1) * (3 * peers + 5)
 
 
 # What the system leaves of memory, and which ranks have to share it.
@@ -731,7 +660,7 @@ def predict(
 
     Stored values of a sparse matrix are taken to lie evenly over its rows and columns.
     """
-    schedule = config.schedule
+    schedule, asked = config.schedule, config.agreement
     rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
     cols = lengths(reader.cols, grid.members.size)[grid.member]
     working, word = precision.working.itemsize, _bytes(precision.matrix)
@@ -747,27 +676,28 @@ def predict(
     kept = 0 if kind == "auto" else exchange.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
         kept = min(max(map(exchange.kept, KEEPS)), CACHE_BUDGET)
-    # Good states, the one that a checkpoint is made of, and the walk of a look.
-    copies = 2 + 4 * config.run.fall_back + 3 * exchange.is_monitored
-    copies += of_gradients(config)
+    agreement = AGREEMENTS["average" if asked.kind == "auto" else asked.kind]
+    shape = replace(
+        state_shape(config, held, states, precision),
+        sparse=is_sparse(reader),
+        # Good states, the one that a checkpoint is made of, and the walk of a check.
+        copies=2 + 4 * config.run.fall_back + 3 * exchange.is_monitored,
+    )
+    beside = 0 if is_on_disk(asked.kind) else 2 * reader.cols * states * 8
     need = MemoryNeed(
         process=process_bytes(),
         matrix=0 if is_shared(reader, cols, precision) else rows * cols * word,
         columns=rows * (3 * working + 8),
         exchange=exchange.held(tile_of(config, held, precision)),
         kept=kept,
-        weights=of_state(config, held, states, copies, precision)
-        + 2 * reader.cols * states * 8
-        + of_slow(config, held, precision)
-        + codec_bytes(config, grid, held, precision, is_sparse(reader)),
+        weights=beside + sum(size for _, size in agreement.holds(shape)),
         reading=reading_of_dense(reader, rows, cols, precision),
         losses=losses_of(reader, rows, cols, precision),
         finisher=_of_finisher(config, rows, cols, reader.cols),
     )
     if is_on_disk(config.agreement.kind):  # of sparse rows there are those of a tile
         sampled = exchange.shape(exchange.rows).sampled(held)
-        tile = int(config.agreement.tile * MIB)
-        need = replace(need, weights=tile, exchange=sampled)
+        need = replace(need, exchange=sampled)
     if density is None:
         return need
     own = int(rows * cols * density)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementShape
+from hpcsgd.agreements.base import AgreementShape, StateShape
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
@@ -712,3 +712,15 @@ class Anybatch(Gradient):
         if shape.intercept and shape.members > 1:
             sent.append(shape.sent(shape.classes, 8))
         return sent
+
+    @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of a map, the gradient, and neighbours, in float64."""
+        travels = {"entropy": 1, "eg": 2}.get(shape.mirror, 0)
+        kept = 2 if shape.mirror == "diagonal" else travels
+        few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
+        others = shape.replicas - 1
+        if travels:  # logarithms have no sum: all peers of a full graph
+            del few["full"]
+        peers = min(others, few.get(shape.settings.graph, others))
+        return 1 + kept + max(travels, 1) * (3 * peers + 5)

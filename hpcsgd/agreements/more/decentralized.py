@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from hpcsgd.agreements.averaging import (
     sent_for_mean,
     share_intercept,
 )
-from hpcsgd.agreements.base import AgreementShape, Overlap
+from hpcsgd.agreements.base import AgreementShape, Overlap, StateShape
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
@@ -108,6 +108,13 @@ class OwnSteps(Gradient, ABC):
         """For the report of a run."""
         return {**self.overlap.facts(), **self.buffer.facts()}
 
+    others: ClassVar[int]  # vectors of what is sent, what comes, what neighbours are
+
+    @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of gradient and moments, and those of neighbours."""
+        return super().vectors(shape) + cls.others
+
     @classmethod
     def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
         """Return the mean of all replicas, momentum included."""
@@ -159,6 +166,8 @@ class OwnSteps(Gradient, ABC):
 
 class Decentralized(OwnSteps):
     """Mixes with one replica or with all, while the gradient is computed."""
+
+    others: ClassVar[int] = 2
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)
@@ -295,6 +304,8 @@ HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
 
 class LowPrecision(OwnSteps):
     """The own model and replicas of both neighbours'; codes travel through a step."""
+
+    others: ClassVar[int] = 8
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)

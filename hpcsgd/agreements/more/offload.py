@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementShape
+from hpcsgd.agreements.base import AgreementShape, StateShape
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import GradientParts
@@ -375,6 +375,16 @@ class Offload(ShardedAgreement):
         """Return the weights of the step that was late."""
         is_late = 0 <= shape.settings.delay_after < exchanges
         return sent_for_weights(shape) if is_late else []
+
+    @classmethod
+    def stage_of(cls, shape: StateShape) -> int:
+        """Return 2: gradients are in slices."""
+        return 2
+
+    @classmethod
+    def beside(cls, shape: StateShape) -> int:
+        """Return the host's weights and gradient, and one that is late."""
+        return 2 + int(shape.settings.delay_after >= 0)
 
     def release(self) -> None:
         """The thread ends."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementShape
+from hpcsgd.agreements.base import AgreementShape, StateShape
 from hpcsgd.agreements.buckets import Buffer, PlainSender, Tile
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import Gradient, sent_for_gradient, sent_in_place
@@ -178,6 +178,12 @@ class TickTock(Gradient):
         if shape.shares_tail:
             sent.append(shape.sent(shape.tail, 8))
         return sent
+
+    @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of moments, both items, and a gradient that is late."""
+        moments = 1 if shape.is_packed else shape.moments
+        return moments + 2 + int(shape.settings.mode == "delayed")
 
     def _begin(self, number: int) -> None:
         self._moment = self.steps.moment(number)

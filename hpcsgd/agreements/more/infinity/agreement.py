@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementShape, Overlap
-from hpcsgd.agreements.buckets import Buffer
+from hpcsgd.agreements.base import AgreementShape, Overlap, StateShape
+from hpcsgd.agreements.buckets import MIB, Buffer
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.more.infinity.store import (
     CHECKSUMS,
@@ -465,7 +465,7 @@ class Infinity(Gradient):
         self.kept: int | None = None  # a copy that the weights went back to
         self._task: Task | None = None
 
-    def holds(self, task: Task, columns: int, dtype: np.dtype[Any]) -> OnDisk:
+    def open_weights(self, task: Task, columns: int, dtype: np.dtype[Any]) -> OnDisk:
         """The weights of a run, which nobody holds in memory."""
         self._task = task
         shape = columns, task.states * task.columns
@@ -578,6 +578,11 @@ class Infinity(Gradient):
         if shape.shares_tail:
             sent.append(shape.sent(shape.tail, 8))
         return sent
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield all tiles that are in memory at a time."""
+        yield "tiles", int(shape.settings.tile * MIB)
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -703,6 +704,7 @@ def sent_for_weights(shape: AgreementShape) -> list[SentWords]:
     return [shape.sent(cut.heights[0] * shape.classes) for cut in _cuts_of(shape)]
 
 
+@lru_cache(maxsize=4)
 def _cuts_of(shape: AgreementShape) -> Cuts:
     sizes = shape.local_columns, shape.classes, shape.buckets, shape.replicas
     return Cuts(*sizes, replica=0, unit=shape.unit)

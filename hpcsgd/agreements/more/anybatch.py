@@ -241,6 +241,9 @@ class ReplicaGraph:
         return found | {rank: float(weights[rank])} if rank not in found else found
 
 
+_known_graph = lru_cache(maxsize=4)(ReplicaGraph)
+
+
 def metropolis(edges: Array) -> Array:
     """W of a symmetric (R, R) array of booleans, whose diagonal is not looked at."""
     linked = edges & ~np.eye(len(edges), dtype=bool)
@@ -696,7 +699,7 @@ class Anybatch(Gradient):
             if shape.intercept and shape.shares_tail:
                 sent.append(shape.sent(shape.classes, 8))
             return sent
-        graph = ReplicaGraph(asked.graph, shape.replicas, shape.seed)
+        graph = _known_graph(asked.graph, shape.replicas, shape.seed)
         iterations = 1 if asked.graph == "full" else asked.mixing
         first = (exchanges - 1) * iterations
         peers = [len(graph.row(0, first + k)) - 1 for k in range(iterations)]

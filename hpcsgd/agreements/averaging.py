@@ -12,13 +12,16 @@ from hpcsgd.agreements.base import (
     Agreement,
     AgreementInputs,
     AgreementSettings,
+    AgreementShape,
     Overlap,
+    StateShape,
     Supports,
 )
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, State
 from hpcsgd.settings import setting
@@ -106,6 +109,21 @@ class Average(Agreement):
         if self.momentum == "reset":
             clear_momentum(state, self.classes)
 
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether all replicas average after so many exchanges."""
+        return exchanges % shape.period == 0
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return one average of all replicas where it is due."""
+        return sent_for_average(shape) if cls.agrees(shape, exchanges) else []
+
+    @classmethod
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return one average, unless the last exchange had one of all replicas."""
+        return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
+
     def _average_all(
         self, state: State, share: float, group: Communicator, purpose: str
     ) -> None:
@@ -118,6 +136,33 @@ class Average(Agreement):
         # order of that sum may differ in the last bit, and members must not.
         if intercept is not None and group.size > 2 and self.grid.members.size > 1:
             self.grid.members.broadcast(intercept, 0, purpose)
+
+
+def sent_for_average(shape: AgreementShape, replicas: int = 0) -> list[SentWords]:
+    """Return what rank 0 sends for an average of so many replicas, of all by default.
+
+    A sum of w words of state, those of the intercept among them; behind a sum of more
+    than two replicas of several members the intercept is broadcast. Momentum that is
+    kept or reset does not travel.
+    """
+    replicas = replicas or shape.replicas
+    return sent_for_mean(shape, words_averaged(shape), replicas)
+
+
+def words_averaged(shape: AgreementShape) -> int:
+    """Return the words of a column that travel in an average."""
+    travels = shape.settings.momentum == "average"
+    return shape.classes * (shape.states if travels else 1)
+
+
+def sent_for_mean(shape: AgreementShape, wide: int, replicas: int) -> list[SentWords]:
+    """Return the same of so many words of each column, and of the intercept."""
+    if replicas == 1:
+        return []
+    sent = shape.sum((shape.local_columns + shape.intercept) * wide)
+    if shape.intercept and replicas > 2 and shape.members > 1:
+        sent.append(shape.sent(wide, 8))
+    return sent
 
 
 def positions(state: State, classes: int) -> State:
@@ -185,6 +230,12 @@ class PostLocal(Average):
     def is_whole(self, exchanges: int) -> bool:
         """The period counts from the start of the run, as in every other row."""
         return exchanges <= self.switch or exchanges % self.period == 0
+
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether the run has not switched, or a period is over."""
+        switch = exchanges_in(shape.settings.switch, shape.each)
+        return exchanges <= switch or super().agrees(shape, exchanges)
 
 
 def exchanges_in(epochs: float, each: int) -> int:
@@ -317,6 +368,11 @@ class NoAgreement(Agreement):
     def agree(self, state: State, purpose: str) -> None:
         """Nothing to say."""
 
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return nothing."""
+        return []
+
 
 # Weights and intercept without momentum, in one row that can travel.
 
@@ -357,6 +413,7 @@ def share_intercept(state: State, grid: Grid) -> None:
 # of at times: every run is the same. A delay of 0 is `average`, to the bit. Averages
 # have a communicator of their own: what else replicas say does not queue behind them.
 
+ASIDE = 6  # vectors: what was said, the sum, both saved, and copies of these
 MEAN, OWN, SINCE = "async_mean", "async_own", "async_since"
 
 
@@ -535,3 +592,29 @@ class AsyncAverage(Average):
     def _says_all(self, state: State) -> bool:
         width = state.host_array("weights").shape[1]
         return self.momentum == "average" or width <= self.classes
+
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether all are one: only where nothing is done meanwhile."""
+        return shape.settings.delay == 0 and super().agrees(shape, exchanges)
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return the sum that sets out; the intercept of one that is applied now.
+
+        An average that would be applied after the last exchange is let go.
+        """
+        wide, sent = words_averaged(shape), []
+        since = exchanges - shape.settings.delay
+        if exchanges % shape.period == 0:
+            sent = shape.sum((shape.local_columns + shape.intercept) * wide)
+        is_applied = since > 0 and since % shape.period == 0
+        if is_applied and shape.intercept and shape.shares_tail:
+            sent.append(shape.sent(shape.classes * shape.states, 8))
+        return sent
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield states, and averages that come late."""
+        yield from super().holds(shape)
+        yield "averages under way", ASIDE * shape.vector

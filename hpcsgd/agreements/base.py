@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from time import perf_counter
 from typing import Any, ClassVar
@@ -15,6 +16,8 @@ from typing import Any, ClassVar
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent, SentWords
+from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.glm import ADAPTIVE, UPDATES
 from hpcsgd.precision import Precision
@@ -207,6 +210,8 @@ class AgreementSettings(Settings, section="agreement"):
     # Its steps and its state are those of `gradient`: a run may go on as another of
     # these kinds.
     steps_of_gradient: ClassVar[bool] = False
+    # Members of one replica, too, have something to agree on.
+    asks_members: ClassVar[bool] = False
     # An exchange is a round of any number of rows.
     takes_rounds: ClassVar[bool] = False
     # The settings of other sections that it reads.
@@ -237,6 +242,16 @@ class AgreementSettings(Settings, section="agreement"):
     def slices_weights(self) -> bool:
         """Whether no replica holds all weights of its members' columns."""
         return False
+
+    @property
+    def zero_stage(self) -> int:
+        """What ZeRO divides: states (1), also gradients (2), also weights (3), or 0."""
+        return 0
+
+    @property
+    def averaging_kind(self) -> str:
+        """The kind whose averages these are."""
+        return self.kind
 
     @property
     def states_folder(self) -> str:
@@ -768,6 +783,60 @@ class Agreement(ABC):
             Where the ledger counts the messages; passed to every collective.
         """
 
+    @classmethod
+    def messages(cls, shape: "AgreementShape", exchanges: int) -> Sent | None:
+        """Return what rank 0 of several replicas sends after an exchange.
+
+        It follows from sizes and settings alone. `hpcsgd verify` and the tables of
+        studies compare the sum of these with the ledger of a run. What a class of your
+        own inherits is not used: it may send something else.
+
+        Parameters
+        ----------
+        shape : AgreementShape
+            Sizes and settings of a run.
+        exchanges : int
+            Number of exchanges that are done.
+
+        Returns
+        -------
+        sequence of SentWords or None
+            None where the data, the time or the place of ranks decide.
+        """
+        return None
+
+    @classmethod
+    def last_messages(cls, shape: "AgreementShape", exchanges: int) -> Sent:
+        """Return what rank 0 sends at the end of a run, behind its last exchange.
+
+        Parameters
+        ----------
+        shape : AgreementShape
+            Sizes and settings of a run.
+        exchanges : int
+            Number of exchanges that are done.
+
+        Returns
+        -------
+        sequence of SentWords
+        """
+        return ()
+
+    @classmethod
+    def holds(cls, shape: "StateShape") -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of what a rank keeps: states, and what lies beside them.
+
+        Parameters
+        ----------
+        shape : StateShape
+            Sizes and settings of a run.
+
+        Yields
+        ------
+        tuple of (str, int)
+        """
+        yield "states", shape.copies * shape.state
+
     def release(self) -> None:  # noqa: B027
         """Release files and threads, however the run ended."""
 
@@ -1019,3 +1088,92 @@ class Overlap:
             "hidden_share": self.hidden / self.transfer if self.transfer else 0.0,
             "transfer_by": "clock" if self.replicas.charged is None else "network",
         }
+
+
+# What rank 0 sends to other replicas, from sizes and settings alone.
+
+
+@dataclass(frozen=True, eq=False)
+class AgreementShape:
+    """The sizes and settings that decide what rank 0 sends in order to agree."""
+
+    settings: Any  # the section [agreement]
+    replicas: int
+    members: int
+    local_columns: int  # of rank 0
+    classes: int  # K
+    intercept: bool
+    states: int = 1  # 1, or 2 with momentum
+    itemsize: int = 8  # bytes of a word of weights
+    reproducible: bool = False
+    period: int = 1  # exchanges
+    each: int = 1  # exchanges of an epoch
+    rows: int = 0  # of the replica of rank 0
+    batch: int = 1
+    seed: int = 0
+    circles: tuple[int, ...] = ()  # sizes of the nested groups of rank 0
+    buckets: int = 1  # of gradient, or tiles of slices
+    unit: int = 1  # columns that buckets begin at multiples of
+    tile_columns: int = 1  # of weights on disk
+    flagged: bool = False  # gradients travel with a word on overflow
+    codec: Any = None  # the section [codec]
+    mirror: str = ""  # the mirror map of any-batch rounds
+
+    @property
+    def tail(self) -> int:
+        """Words that go with a gradient: of the intercept, a flag, the rows."""
+        return self.classes * self.intercept + self.flagged + 1
+
+    @cached_property
+    def tiles(self) -> list[int]:
+        """Words of the gradient in each bucket, those of the first columns first."""
+        units = -(-self.local_columns // self.unit)
+        parts = (split_range(units, self.buckets, k) for k in range(self.buckets))
+        ends = ((part.start * self.unit, part.stop * self.unit) for part in parts)
+        heights = [min(last, self.local_columns) - first for first, last in ends]
+        return [height * self.classes for height in heights if height > 0]
+
+    @property
+    def shares_tail(self) -> bool:
+        """Whether members compare notes: sums of their own may differ in a bit."""
+        return self.replicas > 2 and self.members > 1
+
+    def sent(self, words: int, itemsize: int = 0) -> SentWords:
+        """One collective of so many words, of those of weights where none are named."""
+        return SentWords(words, words * (itemsize or self.itemsize))
+
+    def sum(self, words: int, itemsize: int = 0) -> list[SentWords]:
+        """A sum, which takes two collectives where it is reproducible."""
+        return [self.sent(words, itemsize)] * (2 if self.reproducible else 1)
+
+
+# What a rank keeps for its agreement, from sizes and settings alone.
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """The sizes and settings that decide what a rank keeps between exchanges."""
+
+    settings: Any  # the section [agreement]
+    replicas: int
+    columns: int  # that this rank holds
+    states: int = 1  # words of a column
+    itemsize: int = 8  # bytes of a word
+    moments: int = 0  # arrays that a rule keeps beside the weights
+    is_packed: bool = False  # in eight bits a word
+    copies: int = 2  # of the state
+    snapshots: int = 0  # of what is kept beside the state, for a run that falls back
+    sparse: bool = False
+    codec: Any = None  # the section [codec]
+    accordion: Any = None  # the section [accordion]
+    mirror: str = ""  # the mirror map of any-batch rounds
+
+    @property
+    def vector(self) -> int:
+        """Bytes of one word a column."""
+        return self.columns * self.itemsize
+
+    @property
+    def state(self) -> int:
+        """Bytes of one state."""
+        return self.vector * self.states

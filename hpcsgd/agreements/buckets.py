@@ -29,6 +29,13 @@ def bucket_count(columns: int, width: int, itemsize: int, cap: float) -> int:
     return max(min(ceil(size / (cap * MIB)), columns), 1)
 
 
+def pieces_of(words: int, itemsize: int, partition: float) -> list[slice]:
+    """Return where each piece of so many words lies; `partition` in MiB."""
+    most = max(int(min(partition * MIB, words * itemsize)) // itemsize, 1)
+    count = -(-words // most)
+    return [split_range(words, count, part) for part in range(count)]
+
+
 @dataclass(frozen=True)
 class Tile:
     """One bucket: some columns of the gradient, and where it lies in the buffer."""

@@ -1,7 +1,9 @@
 """Gradients that are summed before a step (DDP), and batches that grow."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -9,15 +11,19 @@ import numpy as np
 from hpcsgd.agreements.base import (
     Agreement,
     AgreementSettings,
+    AgreementShape,
     GradientSettings,
     ReplicaCheck,
+    StateShape,
 )
-from hpcsgd.agreements.buckets import Buffer, Sender, Tile
+from hpcsgd.agreements.buckets import Buffer, Sender, Tile, bucket_count, pieces_of
+from hpcsgd.agreements.codecs import kept_bytes, make_codec
 from hpcsgd.agreements.codecs.base import (
     FIRST,
     HIGHS,
     LOWS,
     AccordionConfig,
+    Bucket,
     Moment,
     Regime,
 )
@@ -25,6 +31,8 @@ from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent, SentWords
+from hpcsgd.data.shard import lengths
 from hpcsgd.glm.unrolling import UnrolledSteps, blocks_of
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.precision import Precision
@@ -434,6 +442,28 @@ class Gradient(BatchRequest, Agreement):
             **self.buffer.facts(),
         }
 
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+        """Return what one mean gradient takes.
+
+        None where a codec leaves its bytes to the data, or groups are those of nodes.
+        """
+        return sent_for_gradient(shape, is_coded(shape))
+
+    @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of moments and gradient, and of what codecs send."""
+        moments = 1 if shape.is_packed else shape.moments
+        return moments + (1 if shape.settings.codec == "identity" else 3)
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield states, gradient and moments, and what codecs keep, with all copies."""
+        yield from super().holds(shape)
+        yield "gradient", cls.vectors(shape) * shape.state
+        if shape.replicas > 1:
+            yield "codecs", (2 + shape.snapshots) * _kept_by_codecs(shape)
+
     def close(self) -> None:
         """The groups of leaders, where there are some."""
         sender = getattr(self, "sender", None)
@@ -562,6 +592,99 @@ class Gradient(BatchRequest, Agreement):
         return tail
 
 
+# What rank 0 sends for one mean gradient, from sizes and settings alone.
+#
+# The d_0·K words of the gradient in buckets of whole columns, and the tail: K words of
+# the intercept, the count of rows. As they are, they are summed in place, the tail with
+# the first bucket. A codec sends what it says of each bucket, behind a float64 sum of
+# the tail; one that clips has members sum one word before that. Members whose sums may
+# differ in a bit are told the tail of one of them.
+#
+# In groups of n replicas the buckets and the tail are first reduced inside, and what
+# leaders then have is broadcast there.
+
+
+def is_coded(shape: AgreementShape) -> bool:
+    """Return whether gradients do not travel as they are."""
+    return bool(shape.settings.codec != "identity" or shape.codec.feedback == "on")
+
+
+@lru_cache(maxsize=4)
+def sent_for_gradient(
+    shape: AgreementShape, coded: bool = False, partition: float = inf
+) -> Sequence[SentWords] | None:
+    """Return the collectives of rank 0; None where sizes and settings do not decide.
+
+    `partition`: MiB of the pieces that buckets are summed in, where they are not coded.
+    """
+    asked, inside = shape.settings.hierarchical, 1
+    if asked in ("node", "rack"):
+        return None
+    if asked != "off":
+        inside = min(int(asked), shape.replicas)
+    leaders = -(-shape.replicas // inside)
+    shares_tail = shape.intercept and shape.shares_tail
+    if shape.flagged and (inside > 1 or shares_tail):
+        return None  # what overflows has no tail that anybody asks for
+    tail, tiles = shape.tail, shape.tiles
+    sent: list[SentWords] = []
+    if inside > 1:
+        sent += [shape.sent(tail), *(2 * [shape.sent(words) for words in tiles])]
+        sent += [shape.sent(tail, 8)] * shape.intercept
+    if leaders > 1:
+        between = (
+            _sent_coded(shape, leaders) if coded else sent_in_place(shape, partition)
+        )
+        if between is None:
+            return None
+        sent += between
+    if shares_tail:
+        sent.append(shape.sent(tail, 8))
+    return sent
+
+
+def sent_in_place(shape: AgreementShape, partition: float = inf) -> list[SentWords]:
+    """Return the sums of all buckets, or of their pieces; one takes the tail along."""
+    first, *others = shape.tiles
+    return [
+        sent
+        for words in (first + shape.tail, *others)
+        for piece in pieces_of(words, shape.itemsize, partition)
+        for sent in shape.sum(piece.stop - piece.start)
+    ]
+
+
+def _sent_coded(shape: AgreementShape, ranks: int) -> list[SentWords] | None:
+    """What so many replicas, or leaders of their groups, say by a codec."""
+    if shape.reproducible:
+        return None  # a codec may gather or sum: how often is its own affair
+    sent, wants_norm = [shape.sent(shape.tail, 8)], False
+    for number, words in enumerate(shape.tiles):
+        height, dtype = words // shape.classes, np.dtype(f"f{shape.itemsize}")
+        bucket = Bucket(number, height, shape.classes, dtype)
+        codec = make_codec(shape.settings.codec, bucket, shape.codec)
+        payload = codec.payload_bytes(ranks, 0)
+        if payload is None:
+            return None
+        sent.append(SentWords(None, payload))
+        wants_norm = codec.wants_norm
+    if wants_norm and shape.members > 1:
+        sent.append(shape.sent(1, 8))
+    return sent
+
+
+def _kept_by_codecs(shape: StateShape) -> int:
+    """Bytes that the codecs of all buckets keep between exchanges."""
+    asked, count = shape.settings, 1
+    if not shape.sparse:
+        count = bucket_count(shape.columns, 1, shape.itemsize, asked.bucket)
+    kept, dtype = 0, np.dtype(f"f{shape.itemsize}")
+    for number, columns in enumerate(lengths(shape.columns, count)):
+        bucket = Bucket(number, columns, 1, dtype)
+        kept += kept_bytes(asked.codec, bucket, shape.codec, shape.accordion)
+    return kept
+
+
 # Batches that grow where gradients have settled (Accordion's second form).
 #
 # An exchange is up to A batches. While gradients change, each of them is a message and
@@ -582,6 +705,7 @@ class GrowingSettings(GradientSettings):
     """Batches that grow when gradients change little."""
 
     works_alone: ClassVar[bool] = True
+    asks_members: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = GradientSettings.reads | {"accordion"}
 
     @property
@@ -664,6 +788,18 @@ class Growing(Gradient):
         record = self.regime.record
         counts = {"small_steps": int(record[LOWS]), "large_steps": int(record[HIGHS])}
         return super().facts() | counts
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> None:
+        """Return None: gradients decide when batches grow."""
+        return
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield what every gradient takes, and the sum of those that are watched."""
+        yield from super().holds(shape)
+        if shape.replicas > 1:
+            yield "watched gradients", (2 + shape.snapshots) * shape.vector
 
     def _begin(self, number: int) -> None:
         self._step_in = 0

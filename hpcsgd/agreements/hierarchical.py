@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.averaging import Average, AverageSettings
+from hpcsgd.agreements.averaging import Average, AverageSettings, sent_for_average
 from hpcsgd.agreements.base import (
     AgreementInputs,
     AgreementSettings,
+    AgreementShape,
     Overlap,
     Supports,
 )
@@ -18,6 +19,7 @@ from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.comm.communicator import Address, Communicator, own_address
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, State
@@ -228,11 +230,32 @@ class Hierarchical(Average):
         if due and due[-1].size > 1:
             self.average(state, due[-1].share, due[-1].group, "agreement")
 
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether the last of the periods is over."""
+        return exchanges % _periods(shape)[-1] == 0
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return an average of the widest group that is due, which may be one replica.
+
+        The sizes of the groups are those that rank 0 was in.
+        """
+        sizes = zip(shape.circles, _periods(shape), strict=True)
+        due = [size for size, period in sizes if exchanges % period == 0]
+        return sent_for_average(shape, due[-1]) if due else []
+
     def close(self) -> None:
         """The groups that were split off."""
         for circle in self.circles:
             if circle.group is not self.grid.replicas:
                 circle.group.close()
+
+
+def _periods(shape: AgreementShape) -> list[int]:
+    """Of the nested groups; without any, as `plan_levels` has them."""
+    asked = shape.settings.periods
+    return _numbers(asked) if asked else [1, shape.period]
 
 
 def places(grid: Grid) -> list[Address]:

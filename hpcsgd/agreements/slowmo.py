@@ -13,15 +13,20 @@ from hpcsgd.agreements.averaging import (
     FedAvgSettings,
     PostLocalSettings,
     clear_momentum,
+    sent_for_average,
+    words_averaged,
 )
 from hpcsgd.agreements.base import (
     Agreement,
     AgreementInputs,
     AgreementSettings,
+    AgreementShape,
+    StateShape,
     Supports,
     get_agreement,
 )
 from hpcsgd.agreements.hierarchical import HierarchicalSettings
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.data.shard import split_range
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, State
@@ -152,6 +157,11 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
     supports: ClassVar[Supports] = AverageSettings.supports
 
     @property
+    def averaging_kind(self) -> str:
+        """The base."""
+        return self.base
+
+    @property
     def of_base(self) -> type[AgreementSettings]:
         """The settings class of the base."""
         return get_agreement(self.base).settings
@@ -173,6 +183,13 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
                 " know; use base = 'average'"
             )
         yield from self.of_base.misfits(self, config, precision)
+
+
+def base_of(shape: AgreementShape) -> type[Average]:
+    """Return the agreement below the slow momentum of a run."""
+    base: Any = get_agreement(shape.settings.averaging_kind)
+    found: type[Average] = base
+    return found
 
 
 class SlowMo(Agreement):
@@ -311,6 +328,51 @@ class SlowMo(Agreement):
     def close(self) -> None:
         """What the base opened."""
         self.base.close()
+
+    @classmethod
+    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether the base agrees, or a slow step has been taken."""
+        if cls.steps_slowly(shape, exchanges):
+            return True
+        return base_of(shape).agrees(shape, exchanges)
+
+    @classmethod
+    def steps_slowly(cls, shape: AgreementShape, exchanges: int) -> bool:
+        """Return whether a slow step is due."""
+        period = shape.settings.slow_period
+        if period:
+            return bool(exchanges % period == 0)
+        return base_of(shape).agrees(shape, exchanges)
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return what the base sends; one full average where a slow step is due.
+
+        With a slow state in parts that is an exchange of pieces, in which the intercept
+        travels R times, and a gather.
+        """
+        if not cls.steps_slowly(shape, exchanges):
+            return base_of(shape).messages(shape, exchanges)
+        if not shape.settings.slow_sharded:
+            return sent_for_average(shape)
+        wide = words_averaged(shape)
+        own = split_range(shape.local_columns, shape.replicas, 0).stop
+        more = shape.replicas * wide * shape.intercept
+        pieces = shape.sent(shape.local_columns * wide + more)
+        return [pieces, shape.sent(own * wide)]
+
+    @classmethod
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return one average, unless the last exchange had one of all replicas."""
+        return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield states; x_old and v with their copies, put together in checkpoints."""
+        yield from super().holds(shape)
+        parts = shape.replicas if shape.settings.slow_sharded else 1
+        own = shape.vector * (1 + shape.snapshots) // parts
+        yield "slow state", 2 * (own + shape.vector)
 
     def _own(self, rows: Array) -> Array:
         """The rows that this replica keeps of one row a column held."""

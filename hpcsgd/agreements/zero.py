@@ -2,23 +2,27 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hpcsgd.agreements.base import (
     AgreementSettings,
+    AgreementShape,
     GradientSettings,
     Overlap,
     Requires,
+    StateShape,
     Supports,
 )
-from hpcsgd.agreements.buckets import PURPOSE
+from hpcsgd.agreements.buckets import MIB, PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.shaping import GradientFacts
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm import ADAPTIVE
@@ -708,6 +712,43 @@ class ShardedAgreement(SlicedState):
             self.grid.members.broadcast(tail, 0, PURPOSE)
         return tail
 
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+        """Return a sum of each tile in parts, the tail ahead of them, and a gather.
+
+        In stage 3 weights are gathered before scores are read, else after the step.
+        """
+        shared = shape.intercept and shape.shares_tail
+        return [
+            *sent_for_sums(shape),
+            *sent_for_weights(shape),
+            *([shape.sent(shape.tail, 8)] if shared else []),
+        ]
+
+    @classmethod
+    def stage_of(cls, shape: StateShape) -> int:
+        """Return what is in slices: 2 is the gradient, too, and 3 the weights."""
+        return int(shape.settings.stage)
+
+    @classmethod
+    def beside(cls, shape: StateShape) -> int:
+        """Return the vectors of a slice that are kept elsewhere."""
+        return 0
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield weights, slices of the rule's state, gradient, tiles, good states."""
+        stage, own = cls.stage_of(shape), -(-shape.columns // shape.replicas)
+        weights = own if stage == 3 else shape.columns
+        kept = own * (shape.states - 1 + shape.moments + cls.beside(shape))
+        gradient = shape.columns if stage == 1 else own
+        yield "weights", shape.itemsize * weights
+        yield "slices", shape.itemsize * kept
+        yield "gradient", shape.itemsize * gradient
+        good = weights + shape.snapshots * (weights + kept)
+        yield "good states", shape.itemsize * good
+        yield "tiles", 4 * min(int(shape.settings.bucket * MIB), shape.vector)
+
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
         shaped = [shaper.facts() for shaper in self.means.shapers]
@@ -726,3 +767,23 @@ class ShardedAgreement(SlicedState):
             "hidden_seconds": hidden,
             "hidden_share": hidden / transfer if transfer else 0.0,
         }
+
+
+# What rank 0 sends of slices, from sizes and settings alone.
+
+
+def sent_for_sums(shape: AgreementShape) -> list[SentWords]:
+    """Return a sum of the tail, and one of each tile of the gradient in parts."""
+    tiles = [shape.sent(cut.height * shape.classes) for cut in _cuts_of(shape)]
+    return [*shape.sum(shape.tail), *tiles]
+
+
+def sent_for_weights(shape: AgreementShape) -> list[SentWords]:
+    """Return the gathers to which rank 0 gives its slice of each tile of weights."""
+    return [shape.sent(cut.heights[0] * shape.classes) for cut in _cuts_of(shape)]
+
+
+@lru_cache(maxsize=4)
+def _cuts_of(shape: AgreementShape) -> Cuts:
+    sizes = shape.local_columns, shape.classes, shape.buckets, shape.replicas
+    return Cuts(*sizes, replica=0, unit=shape.unit)

@@ -1,6 +1,6 @@
 """Everything that crosses ranks, counted by purpose."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -88,6 +88,35 @@ class Entry:
     bytes: int = 0  # of the send buffers, exact
     wire_bytes: float = 0.0  # what a ring would move, a model
     seconds: float = 0.0  # spent in the calls
+
+
+@dataclass(frozen=True)
+class SentWords:
+    """What one rank sends in one collective, as a ledger counts it.
+
+    Formulas yield it from sizes alone. `words` is None where they know bytes, and not
+    in how many collectives these are sent.
+    """
+
+    words: int | None
+    bytes: int
+
+
+Sent = Sequence[SentWords]  # one after the other
+
+
+def totals(sent: Iterable[SentWords]) -> dict[str, int]:
+    """Return calls, words and bytes of all of them; bytes alone where words are not
+    known.
+    """
+    calls = size = 0
+    words: int | None = 0
+    for each in sent:
+        calls, size = calls + 1, size + each.bytes
+        words = None if words is None or each.words is None else words + each.words
+    if words is None:
+        return {"bytes": size}
+    return {"calls": calls, "words": words, "bytes": size}
 
 
 class Ledger:

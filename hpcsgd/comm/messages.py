@@ -1,7 +1,7 @@
 """Messages in narrow formats: packing, conversion, and sums in a fixed order."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcsgd.comm.communicator import Message, Pending, Workspace
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.comm.shared_memory import add_in_order, share
 from hpcsgd.files import load_kernels
 from hpcsgd.formats import (
@@ -269,6 +270,25 @@ class NarrowPieces:
 def _length(words: int, ranks: int, rank: int) -> int:
     piece = share(words, ranks, rank)
     return int(piece.stop - piece.start)
+
+
+def sent_for_sum(
+    words: int, name: str, ranks: int, reproducible: bool
+) -> Iterator[SentWords]:
+    """Yield what rank 0 of a group sends for a sum of `words` in format `name`.
+
+    A reproducible sum is a reduction and a broadcast of all words. A sum in 16 or 8
+    bits is an exchange of pieces and a gather, reproducible or not.
+    """
+    if ranks == 1:
+        return
+    form = get_format(name)
+    counts = [words] * (2 if reproducible else 1)
+    if is_narrow(form):
+        head = int(form.wants_scale)
+        counts = [words + ranks * head, _length(words, ranks, 0) + head]
+    for count in counts:
+        yield SentWords(count, count * form.dtype.itemsize)
 
 
 # What all ranks of a group would hold after a sum, computed by one of them.

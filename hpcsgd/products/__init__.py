@@ -32,10 +32,11 @@ RECURS = ("gram", "cached")  # with a recurrence, which a monitor can look at
 KEEPS = ("gather-once", "cached")  # what one epoch needed is used in all later ones
 
 
-def get_product(name: str) -> Any:
-    """The class of the product called `name`."""
+def get_product(name: str, look_ahead: bool = False) -> Any:
+    """The class of the product called `name`, or of `gram` that looks ahead."""
     if name not in PRODUCTS:
         known = [*PRODUCTS, "auto"]
         raise ConfigError(f"[products] unknown kind: {name!r}; known: {known}")
-    module, attribute = PRODUCTS[name].split(":")
+    where = "hpcsgd.products.gram:LookAheadGram" if look_ahead else PRODUCTS[name]
+    module, attribute = where.split(":")
     return getattr(import_module(module), attribute)

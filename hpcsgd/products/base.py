@@ -1,7 +1,7 @@
 """What every product works with: the task, the state, the rows of an exchange."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend, StepBatch
 from hpcsgd.comm.communicator import Communicator, Message
-from hpcsgd.comm.ledger import Clock
-from hpcsgd.comm.messages import open_message
+from hpcsgd.comm.ledger import Clock, SentWords
+from hpcsgd.comm.messages import bytes_of_word, open_message, sent_for_sum
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
@@ -305,6 +305,111 @@ class Group:
 # Sampled rows are an array, or what the backend has for sparse ones: both have a length
 # and give slices of rows.
 Rows = Any
+
+
+@dataclass(frozen=True)
+class ExchangeMessage:
+    """What a member gives to others in one step of an exchange, before formats.
+
+    `field` names the field of a `Precision` whose format the words travel in. A column
+    number of `index` bytes goes with each word of sparse rows.
+    """
+
+    words: int
+    field: str
+    is_gathered: bool = False  # else it is summed
+    index: int = 0
+
+    def sent(
+        self, precision: Precision, members: int, reproducible: bool
+    ) -> Iterator[SentWords]:
+        """Yield the collectives that member 0 sends it in."""
+        name = getattr(precision, self.field)
+        if not self.is_gathered:
+            yield from sent_for_sum(self.words, name, members, reproducible)
+        elif members > 1:
+            value = get_format(name).dtype.itemsize
+            piece = min(value, 2) if self.index else value
+            size = self.words * (self.index + value)
+            yield SentWords(size // piece, size)
+
+
+@dataclass(frozen=True)
+class ExchangeShape:
+    """The sizes that decide what member 0 sends in one exchange."""
+
+    sizes: tuple[int, ...]  # rows of each batch
+    scores: int = 1  # K, columns of weights
+    states: int = 1  # 1, or 2 with momentum
+    local_columns: int = 0  # of member 0
+    stored: int | None = None  # values of sparse rows in these columns
+    one_message: bool = True  # G and z travel together
+    monitor_words: int = 0  # of the recurrence monitor, behind the margins
+    epoch: int = 0
+    is_kept: bool = False  # the product has met these rows before
+
+    @property
+    def gram(self) -> ExchangeMessage:
+        """The packed Gram."""
+        return ExchangeMessage(blocks_of(self.sizes).gram_words, "gram_wire")
+
+    @property
+    def margins(self) -> ExchangeMessage:
+        """The margins of all rows, and the words of the monitor behind them."""
+        words = sum(self.sizes) * self.scores * self.states + self.monitor_words
+        return ExchangeMessage(words, "margin_sum")
+
+
+COPIES = 8  # of sampled sparse values, with their columns and places, in words
+VECTORS = 4  # margins, residuals, scaled ones, targets: words of a row and state
+
+
+@dataclass(frozen=True)
+class MemoryShape:
+    """The sizes that decide what a member holds for its exchanges."""
+
+    rows: int = 0  # m, of one exchange
+    local_columns: int = 0
+    columns: int = 0  # of all members
+    states: int = 1
+    members: int = 1
+    working: int = 4  # bytes of a value that is computed with
+    matrix: float = 4  # bytes of a value as it is stored
+    density: float | None = None  # share of the values that sparse rows store
+    gram_words: int = 0
+    gram_size: int = 4  # bytes of a word of Gram that is computed with
+    gram_wire: str = "fp32"  # format in which members sum it
+    # Of all exchanges of an epoch:
+    all_rows: int = 0
+    all_gram_words: int = 0
+
+    def sampled(self, columns: int) -> int:
+        """Bytes of sparse rows in so many columns, with what is worked out of them."""
+        stored = int(self.rows * columns * (self.density or 0.0))
+        return 2 * COPIES * stored * self.working
+
+    def own_rows(self) -> int:
+        """Bytes of sampled rows in the own columns, as they are stored and widened."""
+        if self.density is not None:
+            return self.sampled(self.local_columns)
+        narrow = self.matrix if self.matrix < self.working else 0
+        return int(self.rows * self.local_columns * (self.working + narrow))
+
+    def vectors(self) -> tuple[str, int]:
+        """Margins and what follows from them, by name."""
+        return "vectors", VECTORS * self.rows * self.states * self.working
+
+    def message(self, ahead: bool = False) -> tuple[str, int]:
+        """The Gram in messages, by name; `ahead`: the next one is under way, too.
+
+        In memory that ranks of a node share that is the slot of this rank, the total,
+        and a slice of the slots of all others.
+        """
+        word = float(bytes_of_word(self.gram_wire, self.members))
+        second = 2 * word if ahead else 0.0
+        if self.members > 1 and word == self.gram_size:
+            word *= 3 - 1 / self.members
+        return "messages", int(self.gram_words * max(word, second))
 
 
 class Product(Protocol):

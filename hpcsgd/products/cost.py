@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from hpcsgd.comm import communicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.glm.unrolling import MOST_ROWS, Blocks, uniform_blocks
-from hpcsgd.products import KEEPS, PRODUCTS
+from hpcsgd.glm.unrolling import MOST_ROWS, uniform_blocks
+from hpcsgd.products import KEEPS, PRODUCTS, get_product
+from hpcsgd.products.base import ExchangeMessage, ExchangeShape, MemoryShape
 from hpcsgd.settings import Settings, setting
 
 # What a step costs: the model behind `auto`, in seconds, from what a machine can do.
@@ -97,12 +98,14 @@ def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> floa
 
 def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
     """What a member keeps from the first epoch on."""
-    if product == "gather-once":
-        return int(job.rows * job.columns * job.matrix)
-    if product == "cached":
-        words = job.rows * job.batch * (steps - 1) // 2
-        return words * max(job.gram_wire, COMPUTED)
-    return 0
+    shape = MemoryShape(
+        columns=job.columns,
+        matrix=job.matrix,
+        gram_size=max(job.gram_wire, COMPUTED),
+        all_rows=job.rows,
+        all_gram_words=job.rows * job.batch * (steps - 1) // 2,
+    )
+    return int(dict(get_product(product).holds(shape)).get("kept", 0))
 
 
 @dataclass(frozen=True)
@@ -118,35 +121,40 @@ class _Exchange:
         return self.steps * self.job.batch
 
     @property
-    def blocks(self) -> Blocks:
-        return uniform_blocks(self.job.batch, self.steps)
+    def gram_words(self) -> int:
+        return uniform_blocks(self.job.batch, self.steps).gram_words
 
     @property
     def first_share(self) -> float:
         """The part of the exchanges in which nothing is kept yet."""
         return 1.0 / self.job.epochs if self.job.comes_again else 1.0
 
-    def calls(self, size: int) -> int:
-        """Collectives of a sum in words of so many bytes."""
-        return 2 if size < COMPUTED else 1
-
-    def moved(self, words: int, size: int) -> float:
-        """A sum of words of so many bytes, but for its latency."""
-        wire_bytes = communicator.sum_bytes(words * size, self.job.members)
-        casts = CAST * words if size < COMPUTED else 0.0
-        return self.machine.per_byte * wire_bytes + casts
-
-    def margins(self, rows: int) -> float:
-        """The sum of z."""
+    def messages(self, product: str, is_kept: bool = False) -> float:
+        """All that one exchange sends."""
         job = self.job
-        words, size = rows * job.scores * job.states, job.margin_sum
-        return self.calls(size) * self.machine.latency + self.moved(words, size)
+        shape = ExchangeShape(
+            sizes=(job.batch,) * self.steps,
+            scores=job.scores * job.states,
+            local_columns=job.columns,  # what is gathered is that of all members
+            one_message=False,  # the two formats are paid for apart
+            is_kept=is_kept,
+        )
+        return sum(map(self._message, get_product(product).messages(shape)))
 
-    def gram(self) -> float:
-        """What the sum of G adds to that of z."""
-        size = self.job.gram_wire
-        calls = self.calls(size) if self.job.apart else 0
-        return calls * self.machine.latency + self.moved(self.blocks.gram_words, size)
+    def _message(self, message: ExchangeMessage) -> float:
+        """One message; G has no latency of its own where it travels with z."""
+        members, machine = self.job.members, self.machine
+        size = getattr(self.job, message.field)
+        if message.is_gathered:
+            wire_bytes = communicator.gather_bytes(int(message.words * size), members)
+            return machine.latency + machine.per_byte * wire_bytes
+        is_narrow = size < COMPUTED
+        wire_bytes = communicator.sum_bytes(message.words * size, members)
+        calls = 2 if is_narrow else 1
+        if message.field == "gram_wire" and not self.job.apart:
+            calls = 0
+        casts = CAST * message.words if is_narrow else 0.0
+        return calls * machine.latency + machine.per_byte * wire_bytes + casts
 
     def passes(self, columns: int, rate: float) -> float:
         """One pass over the sampled rows at `rate`, as arithmetic or memory allows."""
@@ -174,7 +182,7 @@ class _Exchange:
 
     def inner(self, rate: float) -> float:
         """The recurrence, its Gram read at so many bytes a second."""
-        words = self.blocks.gram_words
+        words = self.gram_words
         work = words * self.job.scores / self.machine.inner
         return max(work, words * max(self.job.gram_wire, COMPUTED) / rate)
 
@@ -183,32 +191,30 @@ def _direct(x: _Exchange) -> float:
     steps = x.plain(x.job.local_columns) + x.machine.exchange
     if x.job.members == 1:
         return steps + x.steps * x.machine.alone
-    return steps + x.steps * (x.margins(x.job.batch) + x.machine.step)
+    return steps + x.messages("direct") + x.steps * x.machine.step
 
 
-def _later(x: _Exchange, rate: float) -> float:
-    """An exchange that needs z alone."""
-    machine = x.machine
-    around = machine.exchange + x.steps * machine.turn
-    return x.margins(x.rows) + x.twice(x.job.local_columns) + x.inner(rate) + around
+def _recurrence(x: _Exchange, rate: float) -> float:
+    """Both passes and the recurrence, without messages."""
+    around = x.machine.exchange + x.steps * x.machine.turn
+    return x.twice(x.job.local_columns) + x.inner(rate) + around
 
 
 def _gram(x: _Exchange) -> float:
-    flops = x.blocks.gram_words * x.job.local_columns
-    return _later(x, x.machine.again) + x.gram() + flops / x.machine.gram
+    flops = x.gram_words * x.job.local_columns
+    sent = x.messages("gram")
+    return sent + _recurrence(x, x.machine.again) + flops / x.machine.gram
 
 
 def _cached(x: _Exchange) -> float:
-    first = x.first_share
-    return first * _gram(x) + (1 - first) * _later(x, x.machine.read)
+    first, sent = x.first_share, x.messages("cached", is_kept=True)
+    return first * _gram(x) + (1 - first) * (sent + _recurrence(x, x.machine.read))
 
 
 def _gather(x: _Exchange) -> float:
-    job, machine = x.job, x.machine
-    size = x.rows * job.columns * job.matrix
-    sent = machine.per_byte * communicator.gather_bytes(int(size), job.members)
-    moved = 2 * size / machine.read  # picked, and put side by side
-    return machine.latency + sent + moved + _once(x)
+    size = x.rows * x.job.columns * x.job.matrix
+    moved = 2 * size / x.machine.read  # picked, and put side by side
+    return x.messages("gather") + moved + _once(x)
 
 
 def _once(x: _Exchange) -> float:

@@ -1,6 +1,6 @@
 """`direct`: plain SGD, one sum of margins a step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
@@ -13,7 +13,10 @@ from hpcsgd.data.sampling import Sampler
 from hpcsgd.products.base import (
     Array,
     ExchangeCoefficients,
+    ExchangeMessage,
+    ExchangeShape,
     Group,
+    MemoryShape,
     Planner,
     Product,
     Rows,
@@ -67,6 +70,18 @@ class Direct:
                 message = self._message(after)
             between(j, total, message.array)
             clock.lap("steps")
+
+    @staticmethod
+    def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
+        """Yield a sum of b·K words for each step: momentum is read at one point."""
+        for rows in shape.sizes:
+            yield ExchangeMessage(rows * shape.scores, "margin_sum")
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of what an exchange holds."""
+        yield "rows", shape.own_rows()
+        yield shape.vectors()
 
     def _message(self, rows: int) -> Message:
         """Of the scores of these rows, for the members to sum."""

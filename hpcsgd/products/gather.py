@@ -1,12 +1,24 @@
 """`gather` and `gather-once`: s steps after the sampled rows are gathered."""
 
+from collections.abc import Iterator
 from itertools import accumulate
 
 import numpy as np
 
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.data.sparse import Csr, edges_of, index_dtype, side_by_side
-from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, batch_of
+from hpcsgd.products.base import (
+    Array,
+    ExchangeMessage,
+    ExchangeShape,
+    Group,
+    MemoryShape,
+    Rows,
+    Scratch,
+    State,
+    Task,
+    batch_of,
+)
 from hpcsgd.products.direct import run_plain_steps
 from hpcsgd.products.gram import same_rows
 
@@ -110,6 +122,27 @@ class Gather:
         self._numbers: Array = np.empty(0, dtype=np.int64)
         self.sparse = SparseGather(task, widths) if task.shard.is_sparse else None
 
+    @staticmethod
+    def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
+        """Yield a gather of the values of m rows; of sparse rows also their columns."""
+        if shape.stored is None:
+            words = sum(shape.sizes) * shape.local_columns
+            yield ExchangeMessage(words, "matrix", is_gathered=True)
+        else:
+            index = index_dtype(shape.local_columns).itemsize
+            yield ExchangeMessage(shape.stored, "matrix", is_gathered=True, index=index)
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield rows as they are stored, as they come from all members, and widened."""
+        if shape.density is not None:
+            yield "rows", shape.sampled(shape.columns)
+        else:
+            received = shape.columns * (2 * shape.matrix + shape.working)
+            own = shape.local_columns * shape.matrix
+            yield "rows", int(shape.rows * (own + received))
+        yield shape.vectors()
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows of all columns, then plain steps on them."""
         rows = self.for_products(self.gather(group))
@@ -183,6 +216,18 @@ class GatherOnce:
         self._dtype = np.dtype(task.shard.matrix.dtype)
         self._all: Array | None = None
         self._filled = 0  # rows of it
+
+    @staticmethod
+    def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
+        """Yield what `gather` sends for rows that are not kept yet."""
+        if not shape.is_kept:
+            yield from Gather.messages(shape)
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield what `gather` holds, and all rows, which are kept."""
+        yield from Gather.holds(shape)
+        yield "kept", int(shape.all_rows * shape.columns * shape.matrix)
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Look the rows up, or gather them and keep them; then plain steps."""

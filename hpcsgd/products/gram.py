@@ -1,12 +1,16 @@
 """`gram`, `cached` and look-ahead: s steps after one sum of a Gram."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from hpcsgd.comm.communicator import Message, Pending
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.products.base import (
     Array,
+    ExchangeMessage,
+    ExchangeShape,
     Group,
+    MemoryShape,
     Rows,
     Scratch,
     State,
@@ -29,7 +33,23 @@ class Gram:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.scratch = Scratch()
-        self.messages: dict[tuple[Blocks, int], list[Message]] = {}
+        self.opened: dict[tuple[Blocks, int], list[Message]] = {}
+
+    @staticmethod
+    def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
+        """Yield one sum of G and z, or two where their formats differ."""
+        gram, margins = shape.gram, shape.margins
+        if shape.one_message:
+            yield replace(margins, words=gram.words + margins.words)
+        else:
+            yield from (gram, margins)
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of what an exchange holds."""
+        yield "rows", shape.own_rows()
+        yield shape.message()
+        yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
@@ -46,9 +66,9 @@ class Gram:
         """Packed G and z of `group`, summed over members."""
         task, blocks = self.task, group.blocks
         key = (group.blocks, task.monitor.words)
-        messages = self.messages.get(key)
+        messages = self.opened.get(key)
         if messages is None:
-            messages = self.messages[key] = self._messages(group)
+            messages = self.opened[key] = self._messages(group)
         written = [message.array for message in messages]
         gram, margins, more = self._parts(group, written)
         task.monitor.post(more)
@@ -65,19 +85,22 @@ class Gram:
 
     def _messages(self, group: Group) -> list[Message]:
         """What is sent: Gram and margins together where their formats are equal."""
-        task, blocks = self.task, group.blocks
-        words = margin_words(task, group) + task.monitor.words
-        precision = task.precision
-        if precision.one_message:
-            sizes = {"products": (blocks.gram_words + words, precision.margin_sum)}
-        else:
-            sizes = {
-                "gram": (blocks.gram_words, precision.gram_wire),
-                "margins": (words, precision.margin_sum),
-            }
+        task, precision = self.task, self.task.precision
+        shape = ExchangeShape(
+            sizes=group.blocks.sizes,
+            scores=task.columns,
+            states=task.states,
+            one_message=precision.one_message,
+            monitor_words=task.monitor.words,
+        )
         return [
-            self.scratch.message(task.members, name, *size)
-            for name, size in sizes.items()
+            self.scratch.message(
+                task.members,
+                message.field,
+                message.words,
+                getattr(precision, message.field),
+            )
+            for message in Gram.messages(shape)
         ]
 
     def _parts(self, group: Group, arrays: list[Array]) -> tuple[Array, Array, Array]:
@@ -140,6 +163,24 @@ class CachedGram:
         self.scratch = self.first.scratch
         self.kept: dict[int, tuple[Array, Array]] = {}  # exchange -> its rows, its G
 
+    @staticmethod
+    def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
+        """Yield what `gram` sends for new rows, else a sum of z alone.
+
+        Where a run goes on behind the first epoch, new rows take both.
+        """
+        if not shape.is_kept:
+            yield from Gram.messages(shape)
+            shape = replace(shape, monitor_words=0)
+        if shape.is_kept or shape.epoch:
+            yield shape.margins
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield what `gram` holds, and the Grams that are kept."""
+        yield from Gram.holds(shape)
+        yield "kept", shape.all_gram_words * shape.gram_size
+
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Look the Gram up, or sum it and keep it."""
         rows = gather_rows(self.task, self.scratch, "rows", group)
@@ -197,6 +238,18 @@ class LookAheadGram:
         self.scratches = (Scratch(), Scratch())
         self.turn = 0
         self.prepared: AheadGroup | None = None
+
+    @staticmethod
+    def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
+        """Yield a sum of z and one of G, which begins in the exchange before."""
+        yield from (shape.margins, shape.gram)
+
+    @staticmethod
+    def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
+        """Yield what two exchanges hold, of which one is under way."""
+        yield "rows", shape.own_rows() * (1 if shape.density is not None else 2)
+        yield shape.message(ahead=True)
+        yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Post the margins, begin the next Gram, then iterate on this one."""

@@ -34,7 +34,6 @@ from hpcsgd.products.base import (
 from hpcsgd.products.cuda import DeviceProduct
 from hpcsgd.products.cuda_gradient import DeviceGradient
 from hpcsgd.products.cuda_state import MirroredState
-from hpcsgd.products.gram import LookAheadGram
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.products.tiled import TiledProduct
 from hpcsgd.runs.agreements import (
@@ -85,7 +84,7 @@ def first_state(
     agreement: Any = engine.agreement
     if config.agreement.on_disk:
         dtype = task.backend.zeros((0, whole[1])).dtype
-        weights = agreement.holds(task, whole[0], dtype)
+        weights = agreement.open_weights(task, whole[0], dtype)
     else:
         weights = task.backend.zeros(agreement.shape(*whole))
     state = kind(
@@ -231,15 +230,10 @@ def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Pr
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:
-    if look_ahead:
-        return LookAheadGram(task)
-    product: Product
+    kind: Callable[..., Product] = get_product(name, look_ahead)
     if name in GATHERS:
-        widths = tuple(part.stop - part.start for part in task.shard.parts)
-        product = get_product(name)(task, widths)
-    else:
-        product = get_product(name)(task)
-    return product
+        return kind(task, tuple(part.stop - part.start for part in task.shard.parts))
+    return kind(task)
 
 
 def _feed(

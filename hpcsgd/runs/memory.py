@@ -4,7 +4,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreements.base import StateShape, get_agreement
 from hpcsgd.agreements.buckets import MIB, bucket_count
-from hpcsgd.agreements.codecs import kept_bytes
-from hpcsgd.agreements.codecs.base import Bucket
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.cuda.device import PIECE
 from hpcsgd.backends.numpy_rows import HEAVY
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.messages import bytes_of_word
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, element_of, is_sparse, stored_in
 from hpcsgd.data.shard import lengths
@@ -29,7 +27,8 @@ from hpcsgd.files import format_bytes
 from hpcsgd.formats import ENCODED, get_format
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
-from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.products import GATHERS, KEEPS, RECURS, get_product
+from hpcsgd.products.base import MemoryShape
 from hpcsgd.products.cost import CACHE_BUDGET
 from hpcsgd.runs.load import SCANNED
 from hpcsgd.solvers.lbfgs import depth_for
@@ -37,34 +36,24 @@ from hpcsgd.solvers.objective import block_rows
 
 # What agreements and their codecs hold: states, and what lies beside them.
 
-# Words a weight of what is sent, what comes, and what neighbours are.
-MIXED = {"decentralized": 2, "decentralized-low": 8}
-ASIDE = 6  # of an average that comes late: what was said, the sum, and both saved
 
-
-def of_state(
-    config: RunConfig, held: int, states: int, copies: int, precision: Precision
-) -> int:
-    """Weights with what steps keep beside them, copies of both, and the gradient."""
-    word = get_format(precision.weights).carrier.itemsize
-    agreement: Any = config.agreement
-    if not agreement.slices:
-        return held * states * word * copies
-    is_offload, replicas = (
-        hasattr(agreement, "delay_after"),
-        max(config.grid.replicas, 1),
+def state_shape(
+    config: RunConfig, held: int, states: int, precision: Precision
+) -> StateShape:
+    """The sizes of what a rank keeps that holds so many columns."""
+    return StateShape(
+        settings=config.agreement,
+        replicas=max(config.grid.replicas, 1),
+        columns=held,
+        states=states,
+        itemsize=get_format(precision.weights).carrier.itemsize,
+        moments=ADAPTIVE.get(config.update.kind, 0),
+        is_packed=config.update.bits == 8,
+        snapshots=4 * config.run.fall_back,
+        codec=config.codec,
+        accordion=config.accordion,
+        mirror=config.mirror.kind,
     )
-    stage = agreement.zero_stage
-    own = -(-held // replicas)
-    tile = min(int(config.agreement.bucket * MIB), held * word)
-    weights = own if stage == 3 else held
-    kept = own * (states - 1 + ADAPTIVE.get(config.update.kind, 0))
-    # The host's weights and the gradient there, and one that is late.
-    kept += is_offload * own * (2 + agreement.steps_late)
-    gradient = held if stage == 1 else own
-    # The last good weights; good states that a run falls back to.
-    beside = weights + 4 * config.run.fall_back * (weights + kept)
-    return int(word * (weights + kept + gradient + beside) + 4 * tile)
 
 
 def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
@@ -79,70 +68,6 @@ def batches_at_once(config: RunConfig) -> int:
     """Return how many batches are one where replicas store slices of their gradient."""
     asked: Any = config.agreement
     return asked.accumulate if asked.slices and asked.zero_stage > 1 else 1
-
-
-def of_slow(config: RunConfig, held: int, precision: Precision) -> int:
-    """Slow momentum's x_old and u with their copies; averages that come late."""
-    asked: Any = config.agreement
-    each = held * get_format(precision.weights).carrier.itemsize
-    if asked.kind == "async-average":
-        return ASIDE * each
-    if asked.kind != "slowmo":
-        return 0
-    parts = config.grid.replicas if asked.slow_sharded else 1
-    # Parts are put together where a checkpoint is made.
-    return 2 * (each * (1 + 4 * config.run.fall_back) // parts + each)
-
-
-def of_gradients(config: RunConfig) -> int:
-    """The buffer that gradients are summed in; with a codec what is said and heard.
-
-    Rules that keep moments have them beside it.
-    """
-    if not config.agreement.shares_gradients:
-        return 0
-    if config.agreement.kind == "anybatch":
-        return _of_mixing(config)
-    codec, moments = config.agreement.codec, ADAPTIVE.get(config.update.kind, 0)
-    if config.update.bits == 8:  # a quarter of a word each, momentum too
-        moments = 1
-    moments += MIXED.get(config.agreement.kind, 0)
-    if config.agreement.kind == "ticktock":
-        return moments + 2 + config.agreement.steps_late
-    return moments + (1 if codec == "identity" else 3)
-
-
-def codec_bytes(
-    config: RunConfig, grid: Grid, held: int, precision: Precision, sparse: bool
-) -> int:
-    """Return the bytes of codec states in all buckets, copies in snapshots and
-    checkpoints included.
-    """
-    asked, copies = config.agreement, 2 + 4 * config.run.fall_back
-    if not asked.shares_gradients or grid.replicas.size == 1:
-        return 0
-    dtype = get_format(precision.weights).carrier
-    count = 1 if sparse else bucket_count(held, 1, dtype.itemsize, asked.bucket)
-    kept = 0
-    for number, columns in enumerate(lengths(held, count)):
-        bucket = Bucket(number, columns, 1, dtype)
-        kept += kept_bytes(asked.codec, bucket, config.codec, config.accordion)
-    if asked.kind == "growing":
-        kept += held * dtype.itemsize
-    return kept * copies
-
-
-def _of_mixing(config: RunConfig) -> int:
-    """What a map keeps, the gradient, and words of neighbours, mixed in float64."""
-    travels = {"entropy": 1, "eg": 2}.get(config.mirror.kind, 0)
-    kept = 2 if config.mirror.kind == "diagonal" else travels
-    few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
-    peers = config.grid.replicas - 1
-    if travels:  # logarithms have no sum: all peers of a full graph
-        del few["full"]
-    agreement: Any = config.agreement
-    peers = min(peers, few.get(agreement.graph, peers))
-    return 1 + kept + max(travels, 1) * (3 * peers + 5)
 
 
 # What the system leaves of memory, and which ranks have to share it.
@@ -387,8 +312,6 @@ def _field(path: Path, name: str) -> int | None:
 #     bytes = max(held(m) + workspace(m), held(m) + held(rest) + workspace(rest))
 
 COLUMN = 4  # bytes of a column number
-COPIES = 8  # of sampled sparse values, with their columns and places, in words
-VECTORS = 4  # margins, residuals, scaled ones, targets: words of a row and state
 # Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
 # rounds in place.
 ROUNDED, ROUNDED_IN_PLACE = 6, 3
@@ -405,9 +328,11 @@ class ExchangeSizes:
     rows_of_gram: int  # m, of the batches of one recurrence
     rest: int  # rows of the last exchange of an epoch, where they are fewer
     count: int  # exchanges of all epochs
+    all_rows: int  # of an epoch
     cols: int  # of this member
     columns: int  # of all members
     states: int
+    density: float | None  # of sparse rows
 
     @classmethod
     def of(
@@ -419,6 +344,7 @@ class ExchangeSizes:
         cols: int,
         columns: int,
         states: int,
+        density: float | None,
     ) -> "ExchangeSizes":
         """The exchange of a rank that has so many local rows and columns."""
         schedule = config.schedule
@@ -432,9 +358,11 @@ class ExchangeSizes:
             rows_of_gram=of_gram,
             rest=rows % m,
             count=schedule.epochs * -(-rows // m),
+            all_rows=rows,
             cols=cols,
             columns=columns,
             states=states,
+            density=density,
         )
 
     @property
@@ -443,33 +371,49 @@ class ExchangeSizes:
         every = self.config.run.gap_every
         return self._has_gram and 0 < every <= self.count
 
-    @property
-    def gram(self) -> int:
-        """Bytes of one packed Gram."""
-        word = get_format(self.precision.gram_wire).carrier.itemsize
-        return self._words(self.rows_of_gram) * word
+    def held(self, marked: int) -> int:
+        """Bytes of the exchanges of an epoch, of m rows and of those that remain.
 
-    def of_dense(self) -> int:
-        """Bytes of an exchange of dense rows."""
-        return self._of_both(self._dense_rows, self._workspace)
-
-    def of_sparse(self, density: float, marked: int) -> int:
-        """Bytes of an exchange of sparse rows that touch some of `marked` columns."""
+        Sparse rows touch some of `marked` columns.
+        """
+        first = self._held(self.rows)
+        peak = first + self._workspace(self.rows)
+        if self.rest:
+            rest = self._held(self.rest) + self._workspace(self.rest)
+            peak = max(peak, first + rest)
+        if self.is_monitored:
+            # A check repeats the recurrence in float64, a block row at a time.
+            peak += self._words(self.rows_of_gram) * self._gram_size * 3 // 2
         # A mark for each column and its place among those that are touched.
-        marks = marked * (1 + COLUMN)
-        return marks + self._of_both(
-            lambda m: self._sparse_rows(m, density),
-            lambda m: self._sparse_workspace(m, density),
+        return peak + (0 if self.density is None else marked * (1 + COLUMN))
+
+    def kept(self, product: str) -> int:
+        """Bytes that a product keeps from the first epoch on."""
+        held = dict(get_product(product).holds(self.shape(self.rows)))
+        return int(held.get("kept", 0))
+
+    def shape(self, m: int) -> MemoryShape:
+        """The sizes of an exchange of m rows, and of all exchanges of an epoch."""
+        form, of_gram = self.precision, self.rows_of_gram
+        return MemoryShape(
+            rows=m,
+            local_columns=self.cols,
+            columns=self.columns,
+            states=self.states,
+            members=self.members,
+            working=form.working.itemsize,
+            matrix=_bytes(form.matrix),
+            density=self.density,
+            gram_words=self._words(min(m, of_gram)),
+            gram_size=self._gram_size,
+            gram_wire=form.gram_wire,
+            all_rows=self.all_rows,
+            all_gram_words=self._words(of_gram) * -(-self.all_rows // of_gram),
         )
 
-    def sampled(self, density: float) -> int:
-        """Stored values of the sampled rows."""
-        return self._stored(self.rows, density)
-
     @property
-    def _gathers(self) -> bool:
-        """True where every member receives all columns of the sampled rows."""
-        return self.config.products.kind in GATHERS
+    def _gram_size(self) -> int:
+        return get_format(self.precision.gram_wire).carrier.itemsize
 
     @property
     def _is_open(self) -> bool:
@@ -486,11 +430,22 @@ class ExchangeSizes:
         return kind in RECURS or self._is_open or (kind == "auto" and on_gpu)
 
     @property
-    def _looks_ahead(self) -> bool:
-        """True where the next exchange may be prepared while one is under way."""
-        products = self.config.products
-        is_open = self._is_open and products.look_ahead == "auto"
-        return products.look_ahead == "on" or is_open
+    def _products(self) -> Iterator[Any]:
+        """The products of which one will hold the exchange.
+
+        Sparse rows that may be gathered are counted as those of the own columns.
+        """
+        kind, ahead = self.config.products.kind, self.config.products.look_ahead
+        if kind != "auto":
+            yield get_product(kind, kind == "gram" and ahead == "on")
+        elif not self._has_gram:
+            yield get_product("direct")
+        else:
+            yield get_product(
+                "gram", ahead == "on" or self._is_open and ahead == "auto"
+            )
+            if self._is_open and self.density is None:
+                yield get_product("gather")
 
     @property
     def _has_sparse_kernels(self) -> bool:
@@ -500,53 +455,25 @@ class ExchangeSizes:
         fits = is_narrow and form.matrix in ("fp32", "bf16")
         return fits and compiled_calls.available()
 
-    def _of_both(
-        self, rows_of: Callable[[int], int], workspace: Callable[[int], int]
-    ) -> int:
-        """Bytes of the exchanges of an epoch, of m rows and of those that remain."""
-
-        def held(m: int) -> int:
-            return rows_of(m) + self._messages(m) + self._vectors(m)
-
-        first = held(self.rows)
-        peak = first + workspace(self.rows)
-        if self.rest:
-            peak = max(peak, first + held(self.rest) + workspace(self.rest))
-        # A look repeats the recurrence in float64, a block row of the Gram at a time.
-        return peak + self.is_monitored * self.gram * 3 // 2
-
     def _words(self, m: int) -> int:
         """Words of the packed Gram of m rows."""
         if not self._has_gram:
             return 0
         return m * max(m - self.config.schedule.batch, 0) // 2
 
-    def _messages(self, m: int) -> int:
-        """Bytes of what members sum, as far as this rank touches them."""
-        wire = self.precision.gram_wire
-        word = float(bytes_of_word(wire, self.members))
-        ahead = 2 * word if self._looks_ahead else 0.0
-        if self.members > 1 and word == get_format(wire).carrier.itemsize:
-            # In memory that ranks of a node share: this rank's slot, the total, and a
-            # slice of the slots of all others.
-            word *= 3 - 1 / self.members
-        return int(self._words(min(m, self.rows_of_gram)) * max(word, ahead))
-
-    def _vectors(self, m: int) -> int:
-        return VECTORS * m * self.states * self.precision.working.itemsize
-
-    def _dense_rows(self, m: int) -> int:
-        """Bytes of m sampled rows: as they are stored, as received, and widened."""
-        stored = get_format(self.precision.matrix).dtype.itemsize
-        wide = self.precision.working.itemsize
-        own = self.cols * (wide + (stored if stored < wide else 0))
-        own *= 2 if self._looks_ahead else 1
-        gathered = self.cols * stored + self.columns * (2 * stored + wide)
-        if self._gathers:
-            return m * gathered
-        return m * (max(own, gathered) if self._is_open else own)
+    def _held(self, m: int) -> int:
+        """Bytes of an exchange of m rows; of each part that of the largest product."""
+        parts = [dict(kind.holds(self.shape(m))) for kind in self._products]
+        names = ("rows", "messages", "vectors")
+        return sum(max(part.get(name, 0) for part in parts) for name in names)
 
     def _workspace(self, m: int) -> int:
+        """Bytes that multiplying m rows takes for a moment."""
+        if self.density is None:
+            return self._dense_workspace(m)
+        return self._sparse_workspace(m, self.density)
+
+    def _dense_workspace(self, m: int) -> int:
         """Bytes that a Gram of m dense rows takes beside its own.
 
         It is made by halves, squares of m/2, m/4, ... rows, or by a kernel for bf16
@@ -571,11 +498,6 @@ class ExchangeSizes:
         on_gpu = self.config.run.device == "cuda"
         return compiled_calls.pair_room_bytes(m) if is_for_pairs and not on_gpu else 0
 
-    def _sparse_rows(self, m: int, density: float) -> int:
-        """Bytes of the stored values of m sampled rows, their columns and places."""
-        stored = self._stored(m, density)
-        return 2 * COPIES * stored * self.precision.working.itemsize
-
     def _sparse_workspace(self, m: int, density: float) -> int:
         """Bytes that a Gram of m sparse rows takes beside its own.
 
@@ -588,13 +510,10 @@ class ExchangeSizes:
         if not self._words(m) or self._has_sparse_kernels:
             return 0
         # A heavy column has at least HEAVY·m values, which bounds how many there are.
-        panel = min(int(self._stored(m, density) / HEAVY), m * self.cols) * wide
+        stored = int(m * self.cols * density)
+        panel = min(int(stored / HEAVY), m * self.cols) * wide
         light = max(m * m * wide, m * m * (2 * wide + COLUMN) // 3)
-        return panel + max(self._workspace(m), light)
-
-    def _stored(self, m: int, density: float) -> int:
-        """Stored values of m sampled rows."""
-        return int(m * (self.columns if self._gathers else self.cols) * density)
+        return panel + max(self._dense_workspace(m), light)
 
 
 # What reading rows holds beside them: pieces of the file, rounded ones, and copies.
@@ -740,54 +659,54 @@ def predict(
 
     Stored values of a sparse matrix are taken to lie evenly over its rows and columns.
     """
-    schedule = config.schedule
+    schedule, asked = config.schedule, config.agreement
     rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
     cols = lengths(reader.cols, grid.members.size)[grid.member]
     working, word = precision.working.itemsize, _bytes(precision.matrix)
+    density = None
+    if is_sparse(reader):
+        density = stored_in(reader) / (reader.rows * reader.cols)
     exchange = ExchangeSizes.of(
-        config, precision, grid, rows, cols, reader.cols, states
+        config, precision, grid, rows, cols, reader.cols, states, density
     )
     kind = config.products.kind
     held = reader.cols if kind in GATHERS else cols
     again = config.sampling.mode == "shuffle-once" and schedule.epochs > 1
-    keeps = {
-        "cached": exchange.gram * -(-rows // exchange.rows_of_gram),
-        "gather-once": rows * reader.cols * word,
-    }
-    kept = keeps.get(kind, 0)
+    kept = 0 if kind == "auto" else exchange.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
-        kept = min(max(keeps.values()), CACHE_BUDGET)
-    # Good states, the one that a checkpoint is made of, and the walk of a look.
-    copies = 2 + 4 * config.run.fall_back + 3 * exchange.is_monitored
-    copies += of_gradients(config)
+        kept = min(max(map(exchange.kept, KEEPS)), CACHE_BUDGET)
+    agreement = get_agreement(asked.kind)
+    shape = replace(
+        state_shape(config, held, states, precision),
+        sparse=is_sparse(reader),
+        # Good states, the one that a checkpoint is made of, and the walk of a check.
+        copies=2 + 4 * config.run.fall_back + 3 * exchange.is_monitored,
+    )
+    beside = 0 if asked.on_disk else 2 * reader.cols * states * 8
     need = MemoryNeed(
         process=process_bytes(),
         matrix=0 if is_shared(reader, cols, precision) else rows * cols * word,
         columns=rows * (3 * working + 8),
-        exchange=0,
+        exchange=exchange.held(tile_of(config, held, precision)),
         kept=kept,
-        weights=of_state(config, held, states, copies, precision)
-        + 2 * reader.cols * states * 8
-        + of_slow(config, held, precision)
-        + codec_bytes(config, grid, held, precision, is_sparse(reader)),
+        weights=beside + sum(size for _, size in agreement.holds(shape)),
         reading=reading_of_dense(reader, rows, cols, precision),
         losses=losses_of(reader, rows, cols, precision),
         finisher=_of_finisher(config, rows, cols, reader.cols),
     )
-    if not is_sparse(reader):
-        return _by_tiles(replace(need, exchange=exchange.of_dense()), config, 0)
-    density = stored_in(reader) / (reader.rows * reader.cols)
+    if config.agreement.on_disk:  # of sparse rows there are those of a tile
+        sampled = exchange.shape(exchange.rows).sampled(held)
+        need = replace(need, exchange=sampled)
+    if density is None:
+        return need
     own = int(rows * cols * density)
     matrix = own * (word + COLUMN) + 8 * rows
-    marked = tile_of(config, held, precision)
-    need = replace(
+    return replace(
         need,
         matrix=matrix,
-        exchange=exchange.of_sparse(density, marked),
         reading=reading_of_sparse(matrix, own, rows),
         losses=int(losses_of(reader, rows, cols, precision) * density),
     )
-    return _by_tiles(need, config, exchange.sampled(density) * working)
 
 
 def streamed(
@@ -815,15 +734,6 @@ def streamed(
         matrix = WINDOWS * sampling.block * sampling.window * cols * word
         losses += sampling.block * cols * (8 + word)
     return replace(need, matrix=matrix, reading=reading, losses=losses)
-
-
-def _by_tiles(need: MemoryNeed, config: RunConfig, sampled: int) -> MemoryNeed:
-    """The same where weights are on disk, and `sampled` bytes of stored values here."""
-    if not config.agreement.on_disk:
-        return need
-    agreement: Any = config.agreement
-    tile = int(agreement.tile * MIB)
-    return replace(need, weights=tile, exchange=2 * COPIES * sampled)
 
 
 def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:

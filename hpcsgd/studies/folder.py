@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from hpcsgd.agreements import settings_of
+from hpcsgd.agreements.codecs import CodecConfig
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.hdf5 import COLUMNS
@@ -44,17 +45,13 @@ from hpcsgd.files import (
     write_text,
 )
 from hpcsgd.glm.unrolling import Schedule
+from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.runs.report import processor
 from hpcsgd.runs.result import finite
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
-from hpcsgd.studies.verify.traffic import (
-    TrafficShape,
-    expected,
-    gradient_traffic,
-    slices_traffic,
-)
+from hpcsgd.studies.verify.traffic import TrafficShape, expected
 
 # A study on disk: its plan, one line for each run, and the folders of the runs.
 
@@ -233,56 +230,37 @@ def read_plan(folder: Path) -> dict[str, Any]:
 # What a run must have said on the wire, by formula, from what ran.
 
 Report = Mapping[str, Any]
-BUCKETED = ("gradient", "scheduled")  # every word once, in so many messages
 
 
 def expected_traffic(report: Report) -> dict[str, int] | None:
     """Calls, words and bytes of rank 0 for products and agreement.
 
     `report` is a run's JSON document. None where no formula holds: a run that did not
-    get to its end, was resumed or fell back, whose gradients were encoded, or whose
-    members hold unlike numbers of stored values.
+    get to its end, was resumed or fell back, whose members hold unlike numbers of
+    stored values, or in which the data or the time decide what is sent.
     """
     is_whole = report["status"] in ("completed", "worse")
     if not is_whole or report["resumes"] or report["events"]:
         return None
-    if report["sparse"] and not _is_even(report):
-        return None
-    asked = report["config"]["agreement"]
-    says_gradients = settings_of(asked["kind"]).shares_gradients
-    known = (*BUCKETED, "sharded")
-    if says_gradients and (asked["kind"] not in known or asked["tune_schedule"]):
+    if report["sparse"] and not _is_even(report) or _asks_members(report):
         return None
     shape = _shape(report)
-    counts = expected(shape, [_leg(report, shape)])
-    if says_gradients:
-        told = report["agreement"]
-        if shape.agreement.get("hierarchical", "off") != "off":
-            return None
-        if told["codec"] != "identity" or report["config"]["codec"]["feedback"] == "on":
-            return None
-        counts |= gradient_traffic(
-            shape,
-            epochs=report["schedule"]["epochs"],
-            members=report["grid"]["members"],
-            product=report["products"],
-            buckets=told.get("messages", told["buckets"]),
-            twice=report["config"]["run"]["reproducible"],
-        )
-    if shape.agreement["kind"] == "sharded":
-        counts |= slices_traffic(
-            shape,
-            epochs=report["schedule"]["epochs"],
-            members=report["grid"]["members"],
-            product=report["products"],
-            tiles=report["agreement"]["buckets"],
-            twice=report["config"]["run"]["reproducible"],
-        )
-    by_purpose = counts.values()
-    return {
-        figure: sum(count[figure] for count in by_purpose)
-        for figure in ("calls", "words", "bytes")
-    }
+    by_purpose = expected(shape, [_leg(report, shape)])
+    figures = "calls", "words", "bytes"
+    if "calls" not in by_purpose.get("agreement", {}):
+        return None
+    return {f: sum(count[f] for count in by_purpose.values()) for f in figures}
+
+
+def _asks_members(report: Report) -> bool:
+    """Whether gradients are shaped by sums of their own, or a clock deals the rows."""
+    config, members = report["config"], report["grid"]["members"]
+    update, kind = config["update"], settings_of(config["agreement"]["kind"])
+    is_alone = members == 1 and not kind.slices
+    sums = (update["clip"] in ("norm", "percentile"), update["normalise"])
+    has_sums = any(sums) or update["centre"] == "columns"
+    is_of_all = has_sums and not is_alone
+    return is_of_all or update["kind"] == "svrg" or kind.takes_rounds and members > 1
 
 
 def _is_even(report: Report) -> bool:
@@ -299,7 +277,7 @@ def _circles(report: Report) -> list[int]:
 
 
 def _shape(report: Report) -> TrafficShape:
-    config, schedule = report["config"], report["schedule"]
+    config, schedule, told = report["config"], report["schedule"], report["agreement"]
     return TrafficShape(
         schedule=Schedule(*(schedule[k] for k in ("batch", "steps", "period"))),
         precision=Precision(**report["precision"]),
@@ -309,15 +287,21 @@ def _shape(report: Report) -> TrafficShape:
         states=1 if config["update"]["kind"] == "sgd" else 2,
         intercept=config["problem"]["intercept"],
         replicas=report["grid"]["replicas"],
+        settings=RunConfig.parse({"agreement": config["agreement"]}).agreement,
+        codec=CodecConfig(**config["codec"]),
+        mirror=config["mirror"]["kind"],
         seed=config["sampling"]["seed"],
-        agreement=config["agreement"],
+        sparse=report["sparse"],
+        unit=BLOCK if config["update"]["bits"] == 8 else 1,
+        tiles=told.get("buckets", 0) if "stage" in told else 0,
+        tile_columns=told.get("tile_columns", 1),
     )
 
 
 def _leg(report: Report, shape: TrafficShape) -> dict[str, Any]:
     """The whole run, from its start to the end of its last epoch."""
-    run, exchanges = report["config"]["run"], len(shape.groups())
-    total = exchanges * report["schedule"]["epochs"]
+    run = report["config"]["run"]
+    total = shape.each() * report["schedule"]["epochs"]
     is_watched = report["products"] in RECURS and not run["emulate_members"]
     return {
         "first": 0,

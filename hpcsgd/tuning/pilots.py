@@ -39,7 +39,9 @@ from hpcsgd.formats import Array, get_format, round_through
 from hpcsgd.glm import get_family
 from hpcsgd.glm.updates import make_rate
 from hpcsgd.precision import FIELDS, RECIPES, Precision, PrecisionConfig
+from hpcsgd.products.base import ExchangeShape
 from hpcsgd.products.cost import ProductsConfig
+from hpcsgd.products.gram import Gram
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import Session
 from hpcsgd.solvers.evaluation import StopConfig
@@ -524,16 +526,16 @@ def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
     0 for fields whose values never leave the processor.
     """
     m, width = len(exchange.rows), exchange.parts[0].stop - exchange.parts[0].start
-    scores = m * exchange.before.shape[1]
-    many = len(exchange.parts) > 1
+    scores = exchange.before.shape[1]
     words = {
         "matrix": m * width,
-        "margin": scores,
-        "margin_sum": scores if many else 0,
-        "gram_wire": exchange.blocks.gram_words if many else 0,
-        "residual": scores,
-        "weights": 2 * width * exchange.before.shape[1],
+        "margin": m * scores,
+        "residual": m * scores,
+        "weights": 2 * width * scores,
     }
+    if len(exchange.parts) > 1:
+        shape = ExchangeShape(exchange.blocks.sizes, scores, one_message=False)
+        words |= {sent.field: sent.words for sent in Gram.messages(shape)}
     return {
         name: words.get(name, 0) * get_format(getattr(precision, name)).dtype.itemsize
         for name in FIELDS

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd import sweep
+from hpcsgd.agreements import AGREEMENTS
 from hpcsgd.agreements.averaging import client_count, draw, exchanges_in
 from hpcsgd.agreements.hierarchical import GroupLevel, label, plan_levels
 from hpcsgd.api import train
@@ -14,7 +15,7 @@ from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import Precision
 from hpcsgd.runs.build import build
-from hpcsgd.runs.memory import of_slow
+from hpcsgd.runs.memory import state_shape
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status
 from tests.helpers.averages import CHANGING, ROWS, SLOW, config_of, error_of
@@ -376,10 +377,12 @@ def test_parts_of_the_slow_state_take_less_memory():
 
 def test_memory_is_asked_for_the_slow_state():
     problem = make_problem("logistic", n=58, d=1000)
-    whole, parts, none = (
-        of_slow(config_of(problem, row), 1000, Precision())
-        for row in ("slowmo", "sharded", "average")
-    )
+    held = []
+    for row in ("slowmo", "sharded", "average"):
+        config = config_of(problem, row)
+        shape = state_shape(config, 1000, 1, Precision())
+        held.append(dict(AGREEMENTS[config.agreement.kind].holds(shape)))
+    whole, parts, none = (kept.get("slow state", 0) for kept in held)
     assert none == 0 < parts < whole
     assert whole == 2 * 6 * 1000 * 4
 

@@ -1,7 +1,7 @@
 """Sparse codecs: records, the switch to all words, and what is their own."""
 
 import tracemalloc
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from hpcsgd.agreements.codecs.sparse import (
     unpack_indices,
 )
 from hpcsgd.errors import ConfigError
-from hpcsgd.runs.memory import codec_bytes
+from hpcsgd.runs.memory import state_shape
 from tests.helpers.contracts.codec import (
     ROWS,
     Alone,
@@ -427,9 +427,7 @@ def test_memory_counts_the_arrays_of_a_run(name, monkeypatch):
 
     monkeypatch.setattr(Gradient, "prepare", known)
     on_all(3, config, problem)
-    grid = SimpleNamespace(replicas=SimpleNamespace(size=3))
-    form = config.precision.resolve()
-    said = codec_bytes(config, grid, 101, form, False)
-    assert set(held) == {said // 2} and said > 0
-    alone = SimpleNamespace(replicas=SimpleNamespace(size=1))
-    assert codec_bytes(config, alone, 101, form, False) == 0
+    shape = state_shape(config, 101, 1, config.precision.resolve())
+    said = dict(Gradient.holds(shape))
+    assert set(held) == {said["codecs"] // 2} and said["codecs"] > 0
+    assert "codecs" not in dict(Gradient.holds(replace(shape, replicas=1)))

@@ -10,6 +10,8 @@ from hpcsgd.cli.verify import table
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import DataError
 from hpcsgd.products import GATHERS, KEEPS
+from hpcsgd.products.base import State
+from hpcsgd.products.gram import Gram
 from hpcsgd.runs.recording import NAME, read_recording, write_recording
 from hpcsgd.runs.result import load_result
 from hpcsgd.studies.verify import certify
@@ -388,6 +390,37 @@ def test_a_wrong_ledger(tmp_path, purpose, key):
     result.ledger[purpose][key] += 1
     result.save(tmp_path)
     assert failing(tmp_path, reader) == ["traffic"]
+
+
+def test_a_sum_too_many(tmp_path, monkeypatch):
+    """Members add up a word that nobody needs."""
+    sums = Gram.sum_products
+
+    def more(self, state, group, rows):
+        self.task.members.sum(np.zeros(1), "products")
+        return sums(self, state, group, rows)
+
+    monkeypatch.setattr(Gram, "sum_products", more)
+    reader = train(tmp_path)
+    assert failing(tmp_path, reader) == ["traffic"]
+
+
+def test_a_word_too_few(tmp_path, monkeypatch):
+    """Replicas average their weights, and not their intercepts."""
+    portion = State.portion
+
+    def shorter(self, share, group):
+        return portion(dataclasses.replace(self, intercept=None), share, group)
+
+    def become(self, total):
+        self.weights[...] = total.reshape(self.weights.shape)
+        return self.intercept
+
+    monkeypatch.setattr(State, "portion", shorter)
+    monkeypatch.setattr(State, "become", become)
+    grid = {"replicas": 2, "members": 1}
+    reader = train(tmp_path, grid=grid, problem={"intercept": True})
+    assert "traffic" in failing(tmp_path, reader)
 
 
 @pytest.mark.parametrize("recipe", ["fp64", "fp32"])

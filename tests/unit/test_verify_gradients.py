@@ -241,6 +241,29 @@ def test_an_intercept_that_codecs_would_have_spoilt_is_found(tmp_path, monkeypat
     assert len(found.failed) == 6 and all("exchange" in n for n in found.failed)
 
 
+def test_a_word_that_does_not_travel_is_found(tmp_path, monkeypatch):
+    """The first of a gradient is left to each replica."""
+    with_tail = Buffer.with_tail
+    monkeypatch.setattr(Buffer, "with_tail", lambda *args: with_tail(*args)[1:])
+    problem, config = plain()
+    names, found = kinds(tmp_path, train(tmp_path, config, problem))
+    assert names["traffic"] is False
+
+
+def test_a_sum_too_many_is_found(tmp_path, monkeypatch):
+    """Replicas say their gradients twice."""
+    receive = Gradient.add_gradient
+
+    def twice(self, gradient, rows, residuals):
+        receive(self, gradient, rows, residuals)
+        self.grid.replicas.sum(np.zeros(3), "agreement")
+
+    monkeypatch.setattr(Gradient, "add_gradient", twice)
+    problem, config = plain(schedule={"batch": 9})  # as many batches on all
+    names, found = kinds(tmp_path, train(tmp_path, config, problem))
+    assert found.failed == ["traffic"]
+
+
 @pytest.mark.parametrize("name, key", [("identity", "words"), ("bf16", "bytes")])
 def test_a_word_more_in_the_ledger_is_found(tmp_path, name, key):
     problem = make_problem("softmax")

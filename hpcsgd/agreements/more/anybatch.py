@@ -12,13 +12,16 @@ import numpy as np
 from hpcsgd.agreements.base import (
     ROUNDS_FILE,
     AgreementSettings,
+    AgreementShape,
     GradientSettings,
     Requires,
+    StateShape,
     Supports,
 )
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import read_entry_text
 from hpcsgd.glm.mirror_maps import MirrorMap, ReplicaViews, log_sum
@@ -245,6 +248,9 @@ class ReplicaGraph:
         weights = self.at(time)[rank]
         found = {int(r): float(weights[r]) for r in np.flatnonzero(weights)}
         return found | {rank: float(weights[rank])} if rank not in found else found
+
+
+_known_graph = lru_cache(maxsize=4)(ReplicaGraph)
 
 
 def metropolis(edges: Array) -> Array:
@@ -744,3 +750,49 @@ class Anybatch(Gradient):
             "rows_by_replica": rows.sum(axis=1).tolist(),
             "rounds": {CHUNK_TABLE: chunks.tolist(), ROW_TABLE: rows.tolist()},
         }
+
+    # ------------------------------------------------------------- what it sends
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return what travels to neighbours in each iteration of a round.
+
+        Rounds last by the clock; what is mixed behind them does not depend on it.
+        """
+        asked, has_logs = shape.settings, shape.mirror in ("entropy", "eg")
+        words = shape.classes * (shape.local_columns + shape.intercept) + asked.weighted
+        if shape.mirror == "eg":  # both signs, and the slack
+            words += shape.classes * (shape.local_columns + 1)
+        if asked.graph == "full" and not has_logs:
+            sent = shape.sum(words)
+            if shape.intercept and shape.shares_tail:
+                sent.append(shape.sent(shape.classes, 8))
+            return sent
+        graph = _known_graph(asked.graph, shape.replicas, shape.seed)
+        iterations = 1 if asked.graph == "full" else asked.mixing
+        first = (exchanges - 1) * iterations
+        peers = [len(graph.row(0, first + k)) - 1 for k in range(iterations)]
+        return [shape.sent(words)] * sum(peers)
+
+    @classmethod
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return the weighted mean, unless all have heard all."""
+        if shape.settings.graph == "full":
+            return []
+        words = shape.classes * (shape.local_columns + shape.intercept) + 1
+        sent = shape.sum(words)
+        if shape.intercept and shape.members > 1:
+            sent.append(shape.sent(shape.classes, 8))
+        return sent
+
+    @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of a map, the gradient, and neighbours, in float64."""
+        travels = {"entropy": 1, "eg": 2}.get(shape.mirror, 0)
+        kept = 2 if shape.mirror == "diagonal" else travels
+        few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
+        others = shape.replicas - 1
+        if travels:  # logarithms have no sum: all peers of a full graph
+            del few["full"]
+        peers = min(others, few.get(shape.settings.graph, others))
+        return 1 + kept + max(travels, 1) * (3 * peers + 5)

@@ -12,12 +12,15 @@ from hpcsgd.agreements.averaging import (
     Average,
     flat_positions,
     put_flat_positions,
+    sent_for_mean,
     share_intercept,
 )
 from hpcsgd.agreements.base import (
     AgreementSettings,
+    AgreementShape,
     GradientSettings,
     Overlap,
+    StateShape,
     Supports,
 )
 from hpcsgd.agreements.buckets import PURPOSE
@@ -25,6 +28,7 @@ from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.glm.updates import ColumnViews, LinearRule, Turn
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, Rows, State, Task
@@ -130,6 +134,18 @@ class OwnSteps(Gradient, ABC):
         """For the report of a run."""
         return {**self.overlap.facts(), **self.buffer.facts()}
 
+    others: ClassVar[int]  # vectors of what is sent, what comes, what neighbours are
+
+    @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of gradient and moments, and those of neighbours."""
+        return super().vectors(shape) + cls.others
+
+    @classmethod
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return the mean of all replicas, momentum included."""
+        return sent_for_mean(shape, shape.classes * shape.states, shape.replicas)
+
     @abstractmethod
     def _depart(self, state: State) -> None:
         """Send what the others need, before the gradient is computed."""
@@ -199,6 +215,7 @@ class Decentralized(OwnSteps):
     """Mixes with one replica or with all, while the gradient is computed."""
 
     settings: ClassVar[type[AgreementSettings]] = DecentralizedSettings
+    others: ClassVar[int] = 2
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)
@@ -207,6 +224,16 @@ class Decentralized(OwnSteps):
     def facts(self) -> dict[str, Any]:
         """Whom they mix with."""
         return {"peers": self.means.settings.peers, **super().facts()}
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return weights and intercept, in a sum of all or a swap with one replica."""
+        words = _words_of(shape)
+        is_sum = shape.settings.peers == "all"
+        sent = shape.sum(words) if is_sum else [shape.sent(words)]
+        if shape.intercept and shape.shares_tail:
+            sent.append(shape.sent(shape.classes * shape.states, 8))
+        return sent
 
     def _depart(self, state: State) -> None:
         if self.grid.replicas.size > 1:
@@ -223,6 +250,11 @@ class Decentralized(OwnSteps):
             put_flat_positions(state, mixed, self.columns)
             share_intercept(state, self.grid)
         self._descend(state)
+
+
+def _words_of(shape: AgreementShape) -> int:
+    """Words of weights and intercept, without momentum."""
+    return shape.classes * (shape.local_columns + shape.intercept)
 
 
 class NeighbourMixer(Protocol):
@@ -333,6 +365,7 @@ class LowPrecision(OwnSteps):
     """The own model and replicas of both neighbours'; codes travel through a step."""
 
     settings: ClassVar[type[AgreementSettings]] = LowPrecisionSettings
+    others: ClassVar[int] = 8
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)
@@ -436,6 +469,17 @@ class LowPrecision(OwnSteps):
 
     def _chunks(self) -> Chunks:
         return Chunks(self.words, self.words)
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return two records, of a byte a word, and now and then the weights twice."""
+        tail = shape.classes * shape.intercept * shape.itemsize
+        record = HEAD + shape.local_columns * shape.classes + tail
+        sent = [shape.sent(record, 1)] * 2
+        resync = shape.settings.resync
+        if resync and exchanges % resync == 0:
+            sent += [shape.sent(_words_of(shape))] * 2
+        return sent
 
     def facts(self) -> dict[str, Any]:
         """Bytes of a message to one neighbour."""

@@ -10,13 +10,20 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementSettings
+from hpcsgd.agreements.base import AgreementSettings, AgreementShape, StateShape
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import GradientParts
-from hpcsgd.agreements.zero import Cut, ShardedAgreement, SlicedSettings
+from hpcsgd.agreements.zero import (
+    Cut,
+    ShardedAgreement,
+    SlicedSettings,
+    sent_for_sums,
+    sent_for_weights,
+)
 from hpcsgd.comm.gpu import Layer
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.products.base import Array, State, Task
 from hpcsgd.settings import setting
 
@@ -373,6 +380,35 @@ class Offload(ShardedAgreement):
             "host_seconds": worker.seconds,
             "hidden_host_seconds": hidden,
         }
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+        """Return what slices take; where steps are late, weights of the step before."""
+        late = shape.settings.delay_after
+        if not 0 <= late < exchanges:
+            return super().messages(shape, exchanges)
+        sent = sent_for_sums(shape)
+        if exchanges > late + 1:
+            sent += sent_for_weights(shape)
+        if shape.shares_tail:
+            sent.append(shape.sent(shape.tail, 8))
+        return sent
+
+    @classmethod
+    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return the weights of the step that was late."""
+        is_late = 0 <= shape.settings.delay_after < exchanges
+        return sent_for_weights(shape) if is_late else []
+
+    @classmethod
+    def stage_of(cls, shape: StateShape) -> int:
+        """Return 2: gradients are in slices."""
+        return 2
+
+    @classmethod
+    def beside(cls, shape: StateShape) -> int:
+        """Return the host's weights and gradient, and one that is late."""
+        return 2 + int(shape.settings.delay_after >= 0)
 
     def release(self) -> None:
         """The thread ends."""

@@ -5,14 +5,16 @@ from typing import ClassVar
 
 from hpcsgd.agreements.base import (
     AgreementSettings,
+    AgreementShape,
     GradientSettings,
     Requires,
     Supports,
 )
 from hpcsgd.agreements.buckets import PlainSender, Sender, Tile
-from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.gradient import Gradient, GradientParts, sent_for_gradient
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.glm.updates import Adam, ColumnViews, Turn
 from hpcsgd.products.base import Array, State
 from hpcsgd.settings import setting
@@ -111,6 +113,13 @@ class QAdam(Gradient):
         if hasattr(self, "coded"):  # not yet, where others have refused
             self.sender = self.coded
         super().close()
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+        """Return a gradient as it is; after the warm-up momentum by the codec."""
+        if exchanges <= shape.settings.warmup_steps:
+            return sent_for_gradient(shape)
+        return super().messages(shape, exchanges)
 
     def _begin(self, number: int) -> None:
         super()._begin(number)

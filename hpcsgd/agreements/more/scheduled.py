@@ -10,13 +10,20 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementSettings, GradientSettings
-from hpcsgd.agreements.buckets import MIB, PURPOSE, Buffer, PlainSender, Sender, Tile
-from hpcsgd.agreements.gradient import Gradient, Made
+from hpcsgd.agreements.base import AgreementSettings, AgreementShape, GradientSettings
+from hpcsgd.agreements.buckets import (
+    PURPOSE,
+    Buffer,
+    PlainSender,
+    Sender,
+    Tile,
+    pieces_of,
+)
+from hpcsgd.agreements.gradient import Gradient, Made, is_coded, sent_for_gradient
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
-from hpcsgd.data.shard import split_range
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.products.direct import probed
 from hpcsgd.settings import setting
@@ -163,10 +170,8 @@ class OrderedTiles(Buffer):
 
 def cut(priority: int, words: Array, partition: float) -> Iterator[TilePiece]:
     """⌈bytes / partition⌉ messages of nearly equal length; `partition` in MiB."""
-    most = max(int(min(partition * MIB, words.nbytes)) // words.itemsize, 1)
-    count = -(-words.size // most)
-    for part in range(count):
-        yield TilePiece(priority, part, words[split_range(words.size, count, part)])
+    for part, piece in enumerate(pieces_of(words.size, words.itemsize, partition)):
+        yield TilePiece(priority, part, words[piece])
 
 
 class AsTheyAre:
@@ -567,6 +572,19 @@ class Scheduled(Gradient):
             "most_in_flight": self.queue.most,
             **tuned,
         }
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+        """Return the gradient in pieces, the tail with the first tile.
+
+        None where pieces are tuned: then time decides how many there are.
+        """
+        asked = shape.settings
+        if asked.tune_schedule:
+            return None
+        if is_coded(shape) or asked.hierarchical != "off":
+            return super().messages(shape, exchanges)
+        return sent_for_gradient(shape, partition=asked.partition)
 
     def _begin(self, number: int) -> None:
         super()._begin(number)

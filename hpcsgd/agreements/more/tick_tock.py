@@ -7,14 +7,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementSettings, GradientSettings, Supports
+from hpcsgd.agreements.base import (
+    AgreementSettings,
+    AgreementShape,
+    GradientSettings,
+    StateShape,
+    Supports,
+)
 from hpcsgd.agreements.buckets import Buffer, PlainSender, Tile
 from hpcsgd.agreements.codecs.base import Moment
-from hpcsgd.agreements.gradient import Gradient
+from hpcsgd.agreements.gradient import Gradient, sent_for_gradient, sent_in_place
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
-from hpcsgd.comm.ledger import Ledger
+from hpcsgd.comm.ledger import Ledger, Sent
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Array, Rows, State, Task
 from hpcsgd.settings import setting
@@ -209,6 +215,29 @@ class TickTock(Gradient):
         is_alone = self.grid.replicas.size == 1
         for item in () if is_alone else getattr(self, "items", ()):
             item.sender.replicas.close()
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+        """Return a gradient of the tick and one of the tock, or one of both at once.
+
+        None of a delayed gradient whose tail members are told: every evaluation of the
+        state asks for that, too.
+        """
+        asked = shape.settings
+        if asked.mode == "delayed":
+            return None if shape.shares_tail else sent_in_place(shape)
+        if shape.rows <= shape.batch * asked.accumulate:
+            return sent_for_gradient(shape)
+        sent = 2 * sent_in_place(shape)
+        if shape.shares_tail:
+            sent.append(shape.sent(shape.tail, 8))
+        return sent
+
+    @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of moments, both items, and a gradient that is late."""
+        moments = 1 if shape.is_packed else shape.moments
+        return moments + 2 + int(shape.settings.mode == "delayed")
 
     def _begin(self, number: int) -> None:
         self._moment = self.steps.moment(number)

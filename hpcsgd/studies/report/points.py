@@ -659,7 +659,7 @@ def _expected(document: Mapping[str, Any]) -> dict[str, int] | None:
     """By formula; None for a document that is older than the formula, or no run's."""
     try:
         return expected_traffic(document)
-    except (KeyError, TypeError, ValueError, HpcsgdError):
+    except (AttributeError, KeyError, TypeError, ValueError, HpcsgdError):
         return None
 
 

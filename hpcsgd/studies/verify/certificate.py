@@ -38,7 +38,6 @@ from hpcsgd.studies.verify.replay import (
     open_recorded_run,
     open_source,
 )
-from hpcsgd.studies.verify.traffic import KIND, KNOWN, expected_of
 
 # The objective on all rows in longdouble, and how far float64 may be from it.
 #
@@ -302,14 +301,10 @@ def _traffic(scene: RecordedRun, source: RecordedSource | None) -> VerifiedItem:
     if gap:
         return VerifiedItem("traffic", None, {}, gap)
     asked = scene.config.agreement.kind
-    if asked not in (*KNOWN, KIND):
+    if traffic.kind_of(scene.config.agreement) is None:
         why = f"there is no formula for what agreement = {asked!r} sends"
         return VerifiedItem("traffic", None, {}, why)
-    if scene.agrees_on_gradients:
-        is_stored = bool(report.get("sparse"))
-        expected = expected_of(shape, scene.config, legs, is_stored)
-    else:
-        expected = traffic.expected(shape, legs)
+    expected = traffic.expected(shape, legs)
     found = {
         purpose: {key: scene.result.ledger.get(purpose, {}).get(key) for key in entry}
         for purpose, entry in expected.items()

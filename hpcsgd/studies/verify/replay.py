@@ -40,7 +40,7 @@ from hpcsgd.studies.verify.allowance import (
     residual,
     step,
 )
-from hpcsgd.studies.verify.traffic import KIND, TrafficShape, is_lossless
+from hpcsgd.studies.verify.traffic import TrafficShape
 
 # Plain mini-batch SGD in longdouble, step by step: what an exchange must equal.
 #
@@ -55,6 +55,7 @@ from hpcsgd.studies.verify.traffic import KIND, TrafficShape, is_lossless
 # An exchange is decided where no more than `DECISIVE` of a step is allowed: a result
 # that is wrong by more than that cannot pass.
 
+GRADIENT = "gradient"  # the one agreement on gradients whose steps are replayed
 DECISIVE = 1 / 50  # of a step: what may be allowed where an exchange is decided
 CHOSEN = 5  # doubtful margins of which both numbers are tried
 GROUPS = {"w": ("w", "b"), "b": ("w", "b"), "v": ("v", "bv"), "bv": ("v", "bv")}
@@ -426,8 +427,11 @@ class RecordedRun:
             states=1 if update == "sgd" else 2,
             intercept=self.config.problem.intercept,
             replicas=report["grid"]["replicas"],
+            settings=self.config.agreement,
+            codec=self.config.codec,
+            mirror=self.config.mirror.kind,
             seed=self.config.sampling.seed,
-            agreement=vars(self.config.agreement),
+            sparse=bool(report.get("sparse")),
         )
 
     def model(self) -> tuple[Array, Array]:
@@ -471,14 +475,13 @@ class RecordedRun:
     @property
     def agrees_on_gradients(self) -> bool:
         """Whether all replicas take one step together."""
-        return self.config.agreement.kind == KIND
+        return self.config.agreement.kind == GRADIENT
 
     @property
     def replayed(self) -> tuple[str, ...]:
         """What of an exchange can be: what codecs made of the weights' part cannot."""
-        if self.agrees_on_gradients and not is_lossless(
-            self.config, self.shape.replicas
-        ):
+        is_exact = self.config.agreement.codec == "identity" or self.shape.replicas == 1
+        if self.agrees_on_gradients and not is_exact:
             return ("b", "bv") if self.shape.intercept else ()
         return PARTS
 
@@ -579,7 +582,7 @@ def _check_replayable(folder: Path, result: Result) -> None:
             " with hpcsgd train and verify that run",
         ),
         (
-            settings_of(kind).shares_gradients and kind != KIND and not is_recorded,
+            settings_of(kind).shares_gradients and kind != GRADIENT and not is_recorded,
             f"is of --agreement {kind}, whose steps are not recorded; hpcsgd evaluate"
             " takes its loss again",
         ),

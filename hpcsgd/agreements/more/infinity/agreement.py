@@ -14,12 +14,14 @@ import numpy as np
 
 from hpcsgd.agreements.base import (
     AgreementSettings,
+    AgreementShape,
     GradientSettings,
     Overlap,
     Requires,
+    StateShape,
     Supports,
 )
-from hpcsgd.agreements.buckets import Buffer
+from hpcsgd.agreements.buckets import MIB, Buffer
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.more.infinity import RUN, OnDisk
 from hpcsgd.agreements.more.infinity.store import (
@@ -36,6 +38,7 @@ from hpcsgd.agreements.more.infinity.tiles import (
     PAGE,
     Stamp,
     TileLock,
+    TilePlan,
     columns_for,
     step_bytes,
     unreadable,
@@ -43,6 +46,7 @@ from hpcsgd.agreements.more.infinity.tiles import (
 from hpcsgd.agreements.zero import TileWorkspace
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import DataError
 from hpcsgd.files import own_folder
 from hpcsgd.glm.updates import ColumnViews
@@ -473,7 +477,7 @@ class Infinity(Gradient):
         self.kept: int | None = None  # a copy that the weights went back to
         self._task: Task | None = None
 
-    def holds(self, task: Task, columns: int, dtype: np.dtype[Any]) -> OnDisk:
+    def open_weights(self, task: Task, columns: int, dtype: np.dtype[Any]) -> OnDisk:
         """The weights of a run, which nobody holds in memory."""
         self._task = task
         shape = columns, task.states * task.columns
@@ -568,6 +572,29 @@ class Infinity(Gradient):
     def memory(self, state: State) -> dict[str, Array]:
         """Nothing that a checkpoint would have to hold: it is on disk."""
         return {}
+
+    @classmethod
+    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+        """Return a gather of the own part of each tile of w, a sum of G, the tail.
+
+        The height of a tile is that of the run.
+        """
+        plan = TilePlan(shape.local_columns, shape.tile_columns, shape.replicas)
+        sent = shape.sum(shape.tail, 8)
+        for number in plan:
+            own, *others = plan.sizes(number)
+            sent += [
+                shape.sent(own * shape.classes),
+                shape.sent(sum([own, *others]) * shape.classes),
+            ]
+        if shape.shares_tail:
+            sent.append(shape.sent(shape.tail, 8))
+        return sent
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield all tiles that are in memory at a time."""
+        yield "tiles", int(shape.settings.tile * MIB)
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""

@@ -1,0 +1,191 @@
+"""Every method sends what its card says, and what its `messages` add up to."""
+
+import pytest
+
+from hpcsgd.config import METHODS
+from hpcsgd.precision import Precision
+from hpcsgd.studies.verify.traffic import TrafficShape, expected
+from tests.helpers.contracts.codec import ROWS as CODEC_ROWS
+from tests.helpers.contracts.codec import sections_of
+from tests.helpers.harness import config_for, train_on
+from tests.helpers.problems import make_problem
+from tests.helpers.traffic_formulas import (
+    AGREEMENTS,
+    CODECS,
+    DECIDED_BY_DATA,
+    Sizes,
+    counted,
+    gradient,
+    in_groups,
+    late_steps,
+    products,
+    scheduled,
+    slices,
+    slow_parts,
+)
+
+ROWS, COLUMNS = 53, 7
+GRIDS = [(2, 1), (2, 2), (4, 1), (4, 2)]
+# Few enough exchanges for a short run to meet all that a method does.
+SETTINGS = {
+    "qadam": {"agreement": {"warmup_steps": 3}},
+    "async-average": {"agreement": {"delay": 1}, "schedule": {"period": 3}},
+    "bytescheduler": {"agreement": {"partition": 16 * 8 / 2**20}},
+    "local": {"schedule": {"period": 2}},
+    "postlocal": {"agreement": {"switch": 0.5}, "schedule": {"period": 3}},
+    "hierarchical": {"agreement": {"periods": "1,3"}, "schedule": {"period": 1}},
+    "fedavg": {"agreement": {"fraction": 1.0}, "schedule": {"period": 2}},
+    "slowmo": {"schedule": {"period": 2}},
+    "anybatch": {"agreement": {"rounds": "full", "accumulate": 1}},
+    "accordion-batch": {"agreement": {"accumulate": 2}},
+}
+
+
+def trained(method, grid, folder, family="softmax", **more):
+    """The ledger of a run of this method, what it should be, and its sizes."""
+    replicas, members = grid
+    problem = make_problem(family, n=ROWS, d=COLUMNS)
+    tables = {
+        "problem": {"intercept": True, "l2": 0.01},
+        "schedule": {"steps": 1},
+        "products": {"kind": "direct"},
+        "grid": {"replicas": replicas, "members": members},
+        "agreement": {"method": method},
+        "rate": {"value": 0.1 * problem.rate},
+    }
+    if method == "hierarchical":
+        tables["agreement"]["groups"] = f"{replicas // 2},{replicas}"
+    if method == "infinity":
+        tables["agreement"]["store"] = str(folder)
+    codec = CODEC_ROWS[method].rough if method in CODEC_ROWS else {}
+    for changes in (SETTINGS.get(method, {}), sections_of(codec), more):
+        for section, table in changes.items():
+            tables[section] = {**tables.get(section, {}), **table}
+    config = config_for(problem, **tables)
+    result = train_on(replicas * members, config, problem)
+    sizes = Sizes(ROWS, COLUMNS, replicas, members, 4 if family == "softmax" else 1)
+    return result.ledger, summed_messages(config, result), sizes
+
+
+def summed_messages(config, result):
+    """Purpose -> what `messages` of all exchanges add up to."""
+    report, told = result.as_dict(), result.report["agreement"]
+    shape = TrafficShape(
+        schedule=config.schedule,
+        precision=Precision(**report["precision"]),
+        rows=ROWS,
+        columns=COLUMNS,
+        classes=report["classes"],
+        states=1,
+        intercept=True,
+        replicas=config.grid.replicas,
+        settings=config.agreement,
+        codec=config.codec,
+        tile_columns=told.get("tile_columns", 1),
+    )
+    leg = {
+        "first": 0,
+        "last": result.exchanges,
+        "planned": result.exchanges,
+        "members": config.grid.members,
+        "product": "direct",
+        "look_ahead": False,
+        "reproducible": config.run.reproducible,
+        "circles": told.get("circles", ()),
+    }
+    return expected(shape, [leg])
+
+
+def figures(entry, like):
+    return {name: entry[name] for name in like}
+
+
+def test_every_method_has_a_formula_here():
+    assert {*AGREEMENTS, *DECIDED_BY_DATA} == set(METHODS)
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("method", AGREEMENTS)
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_the_ledger_of_every_method(method, grid, reproducible, tmp_path):
+    """To the word; of codecs to the byte."""
+    is_coded = method in (*CODECS, "bagua", "qadam")
+    if is_coded and reproducible:
+        pytest.skip("a codec decides how often a sum is said")
+    run = {"run": {"reproducible": reproducible}}
+    ledger, sums, sizes = trained(method, grid, tmp_path, **run)
+    card = counted(AGREEMENTS[method](sizes), reproducible)
+    if is_coded:
+        card = {"bytes": card["bytes"]}
+    assert figures(ledger["agreement"], card) == card
+    if method in ("alq", "amq"):  # which adapt as gradients are
+        assert "agreement" not in sums
+    else:
+        assert sums["agreement"] == card
+    card = counted(products(sizes), reproducible)
+    assert figures(ledger["products"], card) == card
+    assert sums["products"] == card
+
+
+@pytest.mark.parametrize("method", DECIDED_BY_DATA)
+def test_what_data_decide_has_no_formula(method, tmp_path):
+    ledger, sums, _ = trained(method, (2, 2), tmp_path)
+    assert "agreement" not in sums
+    assert ledger["agreement"]["bytes"] > 0
+
+
+VARIANTS = {
+    "parts of a slow state": ("slowmo", {"slow_sharded": True}, slow_parts),
+    "buckets": (
+        "ddp",
+        {"bucket": 2 * 4 * 8 / 2**20},
+        lambda sizes: gradient(sizes, buckets=-(-sizes.own // 2)),
+    ),
+    "batches that travel together": (
+        "ddp",
+        {"accumulate": 2},
+        lambda sizes: gradient(sizes, together=2),
+    ),
+    "groups of two": ("ddp", {"hierarchical": "2"}, in_groups),
+    "one tile a message": ("bytescheduler", {"partition": 4.0}, gradient),
+    "small pieces": ("bytescheduler", {"partition": 1e-9}, lambda s: scheduled(s, 1)),
+    "slices of two batches": (
+        "zero3",
+        {"accumulate": 2},
+        lambda sizes: slices(sizes, together=2),
+    ),
+    "steps that are late": ("offload", {"delay_after": 2}, late_steps),
+}
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_ledger_of_other_settings(name, grid, tmp_path):
+    method, agreement, formula = VARIANTS[name]
+    ledger, sums, sizes = trained(method, grid, tmp_path, agreement=agreement)
+    card = counted(formula(sizes))
+    assert figures(ledger["agreement"], card) == card
+    assert sums["agreement"] == card
+
+
+def test_nodes_and_tuned_pieces_have_no_formula(tmp_path):
+    """Where ranks are and what time they take decide."""
+    for method, agreement in (
+        ("ddp", {"hierarchical": "node"}),
+        ("bytescheduler", {"tune_schedule": True}),
+    ):
+        _, sums, _ = trained(method, (2, 1), tmp_path, agreement=agreement)
+        assert "agreement" not in sums
+
+
+@pytest.mark.parametrize(
+    "purpose, figure", [("agreement", "calls"), ("products", "words")]
+)
+def test_a_message_too_many_is_not_what_is_expected(purpose, figure, tmp_path):
+    """The comparison can fail: a planted sum, a missing word."""
+    ledger, sums, sizes = trained("ddp", (2, 2), tmp_path)
+    assert figures(ledger[purpose], sums[purpose]) == sums[purpose]
+    ledger[purpose][figure] += 1 if figure == "calls" else -1
+    assert figures(ledger[purpose], sums[purpose]) != sums[purpose]

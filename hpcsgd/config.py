@@ -924,15 +924,16 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
     """
     name = table.get("kind", AUTO)
     kind = settings_of(name if isinstance(name, str) else AUTO)
-    own = {key: v for key, v in table.items() if key in declarations(kind)}
-    others = {key: v for key, v in table.items() if key not in own or key == FOREIGN}
+    known = declarations(kind).keys() - {FOREIGN}
+    own = {key: value for key, value in table.items() if key in known}
+    others = {key: value for key, value in table.items() if key not in known}
     found: AgreementSettings = _section("agreement", kind, own)
     usual = shipped_defaults()["agreement"]
     foreign = {k: v for k, v in others.items() if k not in usual or v != usual[k]}
     if not foreign:
         return found
     owners = agreement_settings()
-    _reject_unknown("[agreement]", others, {*owners, *own})
+    _reject_unknown("[agreement]", others, {*owners, *known})
     for key, value in foreign.items():
         foreign[key] = getattr(_section("agreement", owners[key][1], {key: value}), key)
     return replace(found, foreign=tuple(foreign.items()))

@@ -22,8 +22,9 @@ from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
+from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, State
+from hpcsgd.products.base import State
 from hpcsgd.settings import setting
 
 # Local SGD: replicas average their state every τ exchanges.

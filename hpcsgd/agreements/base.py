@@ -19,9 +19,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError, did_you_mean
+from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE, UPDATES
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, State
+from hpcsgd.products.base import State
 from hpcsgd.settings import Condition, Settings, setting
 
 # What is known where an agreement is made; every row takes what it needs of it.

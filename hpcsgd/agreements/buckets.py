@@ -13,7 +13,7 @@ from hpcsgd.agreements.codecs.base import Codec, Feedback, Finish, Moment
 from hpcsgd.comm.communicator import Communicator, Message, Pending
 from hpcsgd.comm.messages import open_message
 from hpcsgd.data.shard import split_range
-from hpcsgd.products.base import Array
+from hpcsgd.formats import Array
 
 # One flat buffer [gradient | Σr | count], and its tiles of columns.
 #

@@ -18,8 +18,9 @@ from hpcsgd.backends.cuda.weights import DeviceAdd, DeviceRules, WordRange
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
+from hpcsgd.formats import Array
 from hpcsgd.glm.updates import LinearRule, Turn
-from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.products.cuda_gradient import DeviceRowViews
 from hpcsgd.products.cuda_state import MirroredMemory, MirroredState
 

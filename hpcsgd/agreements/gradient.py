@@ -33,10 +33,11 @@ from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import lengths
+from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import UnrolledSteps, blocks_of
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.base import Rows, State, Task
 
 # The step that replicas take together, once they know the mean gradient.
 

@@ -21,8 +21,9 @@ from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, State
+from hpcsgd.products.base import State
 from hpcsgd.settings import setting
 
 # Nested groups of replicas: from words or sizes to who speaks to whom.

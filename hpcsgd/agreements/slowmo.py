@@ -28,8 +28,9 @@ from hpcsgd.agreements.base import (
 from hpcsgd.agreements.hierarchical import HierarchicalSettings
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.data.shard import split_range
+from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, State
+from hpcsgd.products.base import State
 from hpcsgd.settings import Condition, declarations, setting
 
 # An average whose result is made in parts, one on each replica, and put together.

@@ -25,11 +25,12 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.glm.updates import ColumnViews
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
-from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.settings import setting
 
 # Columns cut into tiles, and every tile over all replicas.

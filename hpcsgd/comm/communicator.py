@@ -11,14 +11,12 @@ from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.comm.ledger import Ledger, ThreadLocation
 from hpcsgd.errors import HpcsgdError, TransportError
+from hpcsgd.formats import Array
 
 # What a transport has to supply: nothing here is timed, booked or shortcut.
-
-Array = NDArray[Any]
 
 
 class TransportHooks(ABC):

@@ -11,17 +11,15 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import erfcx, expit, log_ndtr, ndtr, xlogy
 
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array
 
 # The protocol of a family: one GLM in its score t.
 #
 # Scores t and residuals are (m, K), targets y and losses (m, 1); K = 1 but for softmax.
 # Everything keeps the dtype it is given.
-
-Array = NDArray[Any]
 
 
 class Family(Protocol):

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.backends.base import Backend, StepBatch
 from hpcsgd.comm.communicator import Communicator, Message
@@ -15,7 +14,7 @@ from hpcsgd.comm.ledger import Clock, SentWords
 from hpcsgd.comm.messages import bytes_of_word, open_message, sent_for_sum
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import unroll
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import Models
@@ -33,8 +32,6 @@ from hpcsgd.glm.updates import LinearUpdate
 from hpcsgd.precision import Precision
 
 # What watches the products from inside: here nobody does, `gap` has one who does.
-
-Array = NDArray[Any]
 
 
 class NoMonitor:

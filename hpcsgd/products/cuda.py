@@ -27,14 +27,14 @@ from hpcsgd.backends.cuda.matrix import (
     put_matrix,
     whole_matrix,
 )
-from hpcsgd.comm.communicator import Array, Message, Pending
+from hpcsgd.comm.communicator import Message, Pending
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.gpu_mpi import DeviceNarrowSum
 from hpcsgd.data.sparse import Csr
 from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.unrolling import Blocks, blocks_of
 from hpcsgd.products import GATHERS
 from hpcsgd.products.base import Group, Scratch, State, Task

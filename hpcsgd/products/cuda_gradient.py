@@ -10,8 +10,9 @@ from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.exchange import DenseProducts, DeviceExchange, SparseProducts
 from hpcsgd.backends.cuda.kernels import blend, build_of
 from hpcsgd.backends.cuda.matrix import sent
+from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import UnrolledSteps
-from hpcsgd.products.base import Array, Group, State, Task
+from hpcsgd.products.base import Group, State, Task
 from hpcsgd.products.cuda import Cycle, DeviceDirect
 from hpcsgd.products.cuda_state import MirroredState
 from hpcsgd.products.direct import probed

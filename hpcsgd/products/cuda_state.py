@@ -12,7 +12,8 @@ from hpcsgd.backends.cuda.weights import DeviceAverage
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.data.stream import Unheld
-from hpcsgd.products.base import Array, Group, Rows, Scratch, State, Task, gather_rows
+from hpcsgd.formats import Array
+from hpcsgd.products.base import Group, Rows, Scratch, State, Task, gather_rows
 
 # The state of a run whose weights live on a device between exchanges.
 #

@@ -10,8 +10,8 @@ import numpy as np
 from hpcsgd.backends.base import StepBatch, StepSequence
 from hpcsgd.comm.communicator import Message
 from hpcsgd.data.sampling import Sampler
+from hpcsgd.formats import Array
 from hpcsgd.products.base import (
-    Array,
     ExchangeCoefficients,
     ExchangeMessage,
     ExchangeShape,

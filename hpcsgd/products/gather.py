@@ -7,8 +7,8 @@ import numpy as np
 
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.data.sparse import Csr, edges_of, index_dtype, side_by_side
+from hpcsgd.formats import Array
 from hpcsgd.products.base import (
-    Array,
     ExchangeMessage,
     ExchangeShape,
     Group,

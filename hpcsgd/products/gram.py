@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hpcsgd.comm.communicator import Message, Pending
+from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.products.base import (
-    Array,
     ExchangeMessage,
     ExchangeShape,
     Group,

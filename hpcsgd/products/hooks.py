@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Penalty
-from hpcsgd.products.base import Array, Group, State
+from hpcsgd.products.base import Group, State
 
 # What may touch the state between exchanges: proximal steps, averages, snapshots.
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
 from hpcsgd.precision import FIELDS, Precision
 from hpcsgd.products.base import (
-    Array,
     Group,
     ManyCoefficients,
     NoMonitor,

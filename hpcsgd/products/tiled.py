@@ -7,8 +7,8 @@ import numpy as np
 
 from hpcsgd.data.sparse import ByColumns, Csr
 from hpcsgd.data.stream import Unheld
+from hpcsgd.formats import Array
 from hpcsgd.products.base import (
-    Array,
     ExchangeCoefficients,
     GradientReducer,
     Group,

@@ -41,12 +41,12 @@ from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.shard import lengths, split_range
 from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
 from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
-from hpcsgd.products.base import Array, Product, State, Task
+from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
 from hpcsgd.runs.assembled_run import Feed, ResolvedNames, RoundFeed
 from hpcsgd.runs.gpu import BY_HOST

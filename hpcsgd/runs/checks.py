@@ -23,14 +23,13 @@ from hpcsgd.comm.network_model import (
 )
 from hpcsgd.config import GridConfig, RunConfig
 from hpcsgd.errors import ConfigError, nearest
-from hpcsgd.formats import get_format
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import get_family, make_update
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import STEP, Models, Penalty, ProblemConfig
 from hpcsgd.glm.updates import RateConfig, make_rate
 from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products import GATHERS, get_product
-from hpcsgd.products.base import Array
 from hpcsgd.products.hooks import Hook, Proximal
 from hpcsgd.runs.assembled_run import ResolvedNames
 from hpcsgd.runs.auto_rate import ignores_length

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd import sweep
-from hpcsgd.agreements import AGREEMENTS
+from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.averaging import client_count, draw, exchanges_in
 from hpcsgd.agreements.hierarchical import GroupLevel, label, plan_levels
 from hpcsgd.api import train
@@ -381,7 +381,7 @@ def test_memory_is_asked_for_the_slow_state():
     for row in ("slowmo", "sharded", "average"):
         config = config_of(problem, row)
         shape = state_shape(config, 1000, 1, Precision())
-        held.append(dict(AGREEMENTS[config.agreement.kind].holds(shape)))
+        held.append(dict(get_agreement(config.agreement.kind).holds(shape)))
     whole, parts, none = (kept.get("slow state", 0) for kept in held)
     assert none == 0 < parts < whole
     assert whole == 2 * 6 * 1000 * 4

@@ -2,7 +2,7 @@
 
 import itertools
 import tracemalloc
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -149,7 +149,7 @@ def test_a_process_answers_for_itself_alone(monkeypatch):
     """What each rank needs fits below `ulimit -v`, what all of them need does not."""
     problem = make_problem("logistic", n=2000, d=50)
     config, numbers = config_for(problem), itertools.count()
-    free = 2 * need(2000, 13, **asdict(config)).claim
+    free = 2 * need(2000, 13, **config.tables()).claim
 
     def alone():
         holder = f"process {next(numbers)}"  # ranks here are threads of one

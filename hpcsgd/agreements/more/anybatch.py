@@ -24,9 +24,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import read_entry_text
+from hpcsgd.formats import Array
 from hpcsgd.glm.mirror_maps import MirrorMap, ReplicaViews, log_sum
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.products.direct import Stream
 from hpcsgd.settings import setting
 

@@ -29,9 +29,10 @@ from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
+from hpcsgd.formats import Array
 from hpcsgd.glm.updates import ColumnViews, LinearRule, Turn
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.settings import setting
 
 # Replicas that take steps of their own, and mix weights in every one of them.

@@ -24,7 +24,8 @@ from hpcsgd.agreements.zero import (
 from hpcsgd.comm.gpu import Layer
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
-from hpcsgd.products.base import Array, State, Task
+from hpcsgd.formats import Array
+from hpcsgd.products.base import State, Task
 from hpcsgd.settings import setting
 
 # The way between a device and its host, for slices of gradient and of weights.

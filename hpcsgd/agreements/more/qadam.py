@@ -15,8 +15,9 @@ from hpcsgd.agreements.gradient import Gradient, GradientParts, sent_for_gradien
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
+from hpcsgd.formats import Array
 from hpcsgd.glm.updates import Adam, ColumnViews, Turn
-from hpcsgd.products.base import Array, State
+from hpcsgd.products.base import State
 from hpcsgd.settings import setting
 
 # QAdam: Adam whose momentum travels in few bits, once its variances are known.

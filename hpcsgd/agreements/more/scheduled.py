@@ -24,7 +24,8 @@ from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Sent
-from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.formats import Array
+from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.products.direct import probed
 from hpcsgd.settings import setting
 

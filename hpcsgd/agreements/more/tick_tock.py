@@ -21,8 +21,9 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Ledger, Sent
+from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.settings import setting
 
 # A work item of tick-tock: its own buffer, sender and communicator.

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.shard import split_range
-from hpcsgd.formats import get_format, round_through
-from hpcsgd.glm.families import Array, Family, exp_bound
+from hpcsgd.formats import Array, get_format, round_through
+from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.precision import FIELDS, Precision
 
 # One exchange of a run, and one step of SGD from the textbook, in longdouble.

@@ -15,7 +15,8 @@ from hpcsgd.config import split_of
 from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
 from hpcsgd.files import parse_json, read_entry_text, write_text
-from hpcsgd.glm.families import Array, Family
+from hpcsgd.formats import Array
+from hpcsgd.glm.families import Family
 from hpcsgd.products import GATHERS
 from hpcsgd.runs.folder import CERTIFICATE
 from hpcsgd.runs.result import finite

@@ -20,9 +20,9 @@ from hpcsgd.data.shard import column_peaks, sparse_pieces, split_range
 from hpcsgd.data.sparse import Csr
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import DataError
-from hpcsgd.formats import decode, encode, get_format
+from hpcsgd.formats import Array, decode, encode, get_format
 from hpcsgd.glm import ADAPTIVE, get_family
-from hpcsgd.glm.families import Array, Family
+from hpcsgd.glm.families import Family
 from hpcsgd.glm.updates import make_rate
 from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.products import GATHERS

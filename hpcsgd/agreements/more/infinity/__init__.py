@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.products.base import Array
+from hpcsgd.formats import Array
 
 RUN = "run"  # in stamps and in checkpoints: which run these states are of
 

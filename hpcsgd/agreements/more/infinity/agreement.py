@@ -49,9 +49,10 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import DataError
 from hpcsgd.files import own_folder
+from hpcsgd.formats import Array
 from hpcsgd.glm.updates import ColumnViews
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Array, Rows, State, Task
+from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.products.direct import probed
 from hpcsgd.settings import setting
 

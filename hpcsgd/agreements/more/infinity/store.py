@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.agreements.more.infinity import tiles
 from hpcsgd.agreements.more.infinity.tiles import (
@@ -28,6 +27,7 @@ from hpcsgd.agreements.more.infinity.tiles import (
 )
 from hpcsgd.errors import DataError
 from hpcsgd.files import own_folder
+from hpcsgd.formats import Array
 
 # Tiles on their way: read(j + 1) | step(j) | write(j − 1), checksum(j − 1).
 #
@@ -35,7 +35,6 @@ from hpcsgd.files import own_folder
 # buffers is all that is ever held. What fails is kept until it is asked for: ranks that
 # are in the middle of a step finish it together, and leave together.
 
-Array = NDArray[Any]
 Words = dict[str, Array]  # of a tile, by state
 AHEAD = 1  # tiles that are read before they are wanted
 RING = AHEAD + 2  # and the one in use, and the one that is written

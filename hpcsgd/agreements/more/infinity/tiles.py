@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError, DataError
@@ -24,6 +23,7 @@ from hpcsgd.files import (
     open_to_append,
     read_entry,
 )
+from hpcsgd.formats import Array
 
 # Which columns are a tile, and which part of each tile a replica keeps.
 #
@@ -162,7 +162,6 @@ def step_bytes(
 # all of the new half is there. All of the file is claimed when it is made: a full disk
 # is found before the first step.
 
-Array = NDArray[Any]
 MAGIC = "hpcsgd state 1"
 REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 

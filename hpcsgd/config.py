@@ -43,6 +43,7 @@ from hpcsgd.settings import (
     Settings,
     declarations,
     refuse,
+    refuse_together,
     setting,
 )
 from hpcsgd.solvers.coordinate import COORDINATE, CoordinateConfig
@@ -747,16 +748,21 @@ class RunConfig:
         tables, kinds = with_method(tables), _hints(cls)
         _reject_unknown("sections", tables, kinds)
         sections: dict[str, Any] = {}
+        wrong: list[ConfigError] = []
         for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise ConfigError(
                     f"{name} = {table!r} stands outside a section; write it below"
                     f" the one it belongs to: {sorted(kinds)}"
                 )
-            if name == AgreementSettings.section:
-                sections[name] = _agreement(table)
-            else:
-                sections[name] = _section(name, kinds[name], table)
+            try:
+                if name == AgreementSettings.section:
+                    sections[name] = _agreement(table)
+                else:
+                    sections[name] = _section(name, kinds[name], table)
+            except ConfigError as error:
+                wrong.append(error)
+        refuse_together(wrong)
         return cls(**sections)
 
     def tables(self) -> dict[str, dict[str, Any]]:
@@ -920,7 +926,7 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
     """Return the section [agreement] as its kind declares it.
 
     Keys of other kinds may stand in it. Their defaults are no choice; what has another
-    value is kept beside the section, for `check_read` to refuse.
+    value is kept beside the section, for `unread_settings` to name.
     """
     name = table.get("kind", AUTO)
     kind = settings_of(name if isinstance(name, str) else AUTO)

@@ -220,11 +220,34 @@ def declarations(kind: type[Any]) -> dict[str, Setting]:
     return _DECLARED[kind]
 
 
+class Refusals(ConfigError):
+    """Several settings that cannot work.
+
+    Attributes
+    ----------
+    sentences : list of str
+        One for each of them.
+    """
+
+    def __init__(self, sentences: list[str]) -> None:
+        self.sentences = sentences
+        lines = "".join(f"\n  - {sentence}" for sentence in sentences)
+        super().__init__(f"{len(sentences)} settings cannot work:{lines}")
+
+
 def refuse(sentences: Iterable[str]) -> None:
     """Raise one ConfigError for all of these sentences; none for no sentence."""
     found = list(dict.fromkeys(sentences))
     if len(found) == 1:
         raise ConfigError(found[0])
     if found:
-        lines = "".join(f"\n  - {sentence}" for sentence in found)
-        raise ConfigError(f"{len(found)} settings cannot work:{lines}")
+        raise Refusals(found)
+
+
+def refuse_together(errors: Iterable[ConfigError]) -> None:
+    """Raise one ConfigError for all that these errors say; none for no error."""
+    refuse(
+        sentence
+        for error in errors
+        for sentence in getattr(error, "sentences", [str(error)])
+    )

@@ -315,12 +315,12 @@ def add_sweep_parser(commands: Any) -> None:
 
 def run_sweep(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Check the configuration, then train here or under mpiexec."""
-    from hpcsgd.config import check_read
+    from hpcsgd.runs.checks import check_configuration
 
     config = sweep_configuration(arguments)
     check_data(config)
     launch.check_readable(config.data.path)
-    check_read(config)
+    check_configuration(config)
     if launch.must_relaunch(arguments.ranks):
         shrinks = config.run.on_failure == "shrink"
         keeps = bool(config.run.out)

@@ -23,7 +23,7 @@ from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock, Ledger
-from hpcsgd.config import RunConfig, SweepConfig, check_read
+from hpcsgd.config import RunConfig, SweepConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import own_folder, write_text
@@ -34,7 +34,7 @@ from hpcsgd.products.base import State
 from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.auto_rate import resolve_rate
 from hpcsgd.runs.build import OpenedRun, assemble_run, open_all
-from hpcsgd.runs.checks import check_many, resolve_grid
+from hpcsgd.runs.checks import check_configuration, resolve_grid
 from hpcsgd.runs.figures import COLOURS, html, new_axes, to_frame
 from hpcsgd.runs.folder import SWEEP
 from hpcsgd.runs.result import (
@@ -569,7 +569,7 @@ def sweep(
     config = parse_settings(config)
     asked = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
     config = with_sweep(config, asked)
-    check_read(config)
+    check_configuration(config)
     reader = open_data(config, X, y, sample_weight, offset)
     run = config.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
@@ -600,7 +600,6 @@ def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
             "a sweep of one model: give several --l2 or --rates, or --folds; hpcsgd"
             " train trains one"
         )
-    check_many(config)
     return config
 
 

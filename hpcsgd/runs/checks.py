@@ -1,7 +1,7 @@
 """What a configuration may not ask for, each refusal in one sentence."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from hpcsgd.comm.network_model import (
     EmulatedCommunicator,
     parse_network,
 )
-from hpcsgd.config import GridConfig, RunConfig
+from hpcsgd.config import GridConfig, RunConfig, is_in, unread_settings
 from hpcsgd.errors import ConfigError, nearest
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import get_family, make_update
@@ -182,21 +182,65 @@ FEATURES = {  # fields of Supports
 }
 
 
-def check(config: RunConfig, precision: Precision) -> None:
-    """Refuse, all at once, what the agreement of a run cannot be combined with."""
-    agreement = config.agreement
-    get_codec(agreement.codec)
-    if agreement.shares_gradients:
-        check_groups(agreement.hierarchical)
-        # One replica encodes nothing, and is told of settings that no grid could run.
-        make_codec(agreement.codec, ONE_WORD, config.codec, config.accordion)
-    refuse(agreement_refusals(config, precision))
+def check_configuration(
+    config: RunConfig, given: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Refuse, all at once, what a run would not read and what does not go together.
+
+    Parameters
+    ----------
+    config : RunConfig
+        All settings of a run.
+    given : mapping of mappings or None
+        The settings that somebody gave, where others have laid theirs below.
+
+    Raises
+    ------
+    ConfigError
+        If there is anything to refuse. Its message has a sentence for each thing.
+    """
+    unread = unread_settings(config)
+    sentences = [unread[n] for n in unread if given is None or is_in(n, given)]
+    if config.update.kind != COORDINATE:
+        sentences += refusals(config)
+    refuse(sentences)
 
 
-def agreement_refusals(config: RunConfig, precision: Precision) -> Iterator[str]:
+def refusals(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for each thing in a configuration that does not go together."""
+    if config.update.kind == COORDINATE:
+        yield (
+            f"--update {COORDINATE} takes no steps of SGD, which this is about; use"
+            " hpcsgd train for it, or another --update"
+        )
+        return
+    yield from _of_steps(config)
+    yield from _of_svrg(config)
+    if config.products.kind != "auto":
+        yield from _raised_by(lambda: get_product(config.products.kind))
+    yield from _of_agreement(config, config.precision.resolve())
+    yield from _of_sweep(config)
+
+
+def _raised_by(call: Callable[[], Any]) -> Iterator[str]:
+    """Yield the sentence with which a call refuses something."""
+    try:
+        call()
+    except ConfigError as error:
+        yield str(error)
+
+
+def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
     """Yield a sentence for each thing that the agreement of a run does not go with."""
     agreement = config.agreement
     subject = f"[agreement] kind = {agreement.kind!r}"
+    if agreement.shares_gradients:
+        yield from _raised_by(lambda: check_groups(agreement.hierarchical))
+        # One replica encodes nothing, and is told of settings that no grid could run.
+        codec = agreement.codec, ONE_WORD, config.codec, config.accordion
+        yield from _raised_by(lambda: make_codec(*codec))
+    else:
+        yield from _raised_by(lambda: get_codec(agreement.codec))
     for ending in _requirements(config, precision):
         yield f"{subject} {ending}"
     for field, feature in FEATURES.items():
@@ -383,8 +427,8 @@ def many_models(config: RunConfig, scores: int) -> Models | None:
     return config.sweep.models(config.problem.l2, config.rate.value, scores)
 
 
-def check_many(config: RunConfig) -> None:
-    """Refuse what is not offered for several models, before any data is read."""
+def _of_sweep(config: RunConfig) -> Iterator[str]:
+    """Yield what is not offered for several models."""
     if not config.sweep.is_many:
         return
     residual = config.precision.resolve().residual
@@ -416,7 +460,7 @@ def check_many(config: RunConfig) -> None:
     )
     for is_asked, sentence in refused:
         if is_asked:
-            raise ConfigError(f"[sweep] is not offered here: {sentence}")
+            yield f"[sweep] is not offered here: {sentence}"
 
 
 def rates_of(
@@ -457,16 +501,16 @@ def takes_one_step(config: RunConfig) -> bool:
     return bent and config.update.kind != COORDINATE
 
 
-def check_steps(config: RunConfig) -> None:
-    """Refuse l1 and bounds where no step's end is known."""
+def _of_steps(config: RunConfig) -> Iterator[str]:
+    """Yield why l1 and bounds cannot act: no step's end is known."""
     steps = config.schedule.steps
     if config.sweep.is_many and not config.problem.is_smooth:
-        raise ConfigError(
+        yield (
             "the models of a sweep have ridge penalties alone; use hpcsgd.path for l1"
             " and bounds, or leave them out"
         )
     if takes_one_step(config) and steps > 1:
-        raise ConfigError(
+        yield (
             f"l1 and bounds act behind every step, and --steps {steps} takes so many"
             " together; use --steps 1, which is exact, or --set"
             " problem.l1_at=exchange, an approximation that acts once an exchange"
@@ -498,8 +542,8 @@ def proximal_hooks(
 KIND = "svrg"
 
 
-def check_svrg(config: RunConfig) -> None:
-    """Refuse what would not be SVRG, before any data is read."""
+def _of_svrg(config: RunConfig) -> Iterator[str]:
+    """Yield what would not be SVRG."""
     if config.update.kind != KIND:
         return
     refused = (
@@ -521,7 +565,7 @@ def check_svrg(config: RunConfig) -> None:
     )
     for is_asked, sentence in refused:
         if is_asked:
-            raise ConfigError(f"--update svrg: {sentence}")
+            yield f"--update svrg: {sentence}"
 
 
 def snapshot_hooks(
@@ -542,22 +586,12 @@ def snapshot_hooks(
 
 def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
     """Look every name up; what is unknown or does not fit is refused here."""
-    check_steps(config)
-    if config.update.kind == COORDINATE:
-        raise ConfigError(
-            f"--update {COORDINATE} takes no steps of SGD, which this is about; use"
-            " hpcsgd train for it, or another --update"
-        )
-    check_svrg(config)
+    refuse(refusals(config))
     world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
     check_size(world.size, replicas, members)
     warn_of_one_replica(config, replicas, world.size)
-    if config.products.kind != "auto":
-        get_product(config.products.kind)
     precision, update = config.precision.resolve(), config.update
-    check(config, precision)
-    check_many(config)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"

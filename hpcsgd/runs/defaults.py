@@ -16,7 +16,6 @@ from hpcsgd.config import (
     FIT,
     SGD,
     RunConfig,
-    check_read,
     chosen_settings,
     get_method,
     read_toml,
@@ -25,6 +24,7 @@ from hpcsgd.config import (
 from hpcsgd.data.frames import is_wide
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import AUTO
+from hpcsgd.runs.checks import check_configuration
 from hpcsgd.runs.coordinate import fastest_form
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import FINEST
@@ -203,7 +203,9 @@ class FitSettings:
         config = RunConfig.parse(overlay_tables(tables, self.config))
         config = replace(config, run=replace(config.run, defaults=FIT))
         # The rest is as others want it, which the caller may have turned off.
-        check_read(config, overlay_tables({"update": {"momentum": 0.0}}, self.config))
+        check_configuration(
+            config, overlay_tables({"update": {"momentum": 0.0}}, self.config)
+        )
         return config
 
     def _leave_to_method(self, tables: Tables) -> None:
@@ -472,12 +474,12 @@ def resolve_defaults(
         keeps the defaults that it was made with, and its rate
     """
     if isinstance(request, RunConfig):
-        check_read(request)
+        check_configuration(request)
         return request
     named = RunConfig.parse(request)
     then = None if saved is None else saved.get("run", {}).get("defaults", SGD)
     if (requested_defaults(request) or then or FIT) == SGD:
-        check_read(named)
+        check_configuration(named)
         return named
     config = _as_fit(request, named, wide, ranks)
     if then != FIT or not config.rate.is_open:

@@ -3,8 +3,10 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,3 +269,18 @@ def test_a_run_that_ends_above_its_start_fails_in_one_sentence(hpcsgd, susy):
 def test_help_has_the_rule_and_the_way_out(hpcsgd):
     said = " ".join(hpcsgd("train", "--help").stdout.split())
     assert "names a setting of SGD" in said and "--plain" in said
+
+
+def test_ranks_train_with_an_agreement_of_a_plugin(interpreter, susy, tmp_path):
+    """A module beside the configuration, imported by every rank."""
+    example = Path(__file__).parents[2] / "examples" / "extending" / "trimmed.py"
+    shutil.copy(example, tmp_path)
+    (tmp_path / "run.toml").write_text(
+        '[run]\nplugins = ["trimmed"]\ndefaults = "sgd"\n'
+        '[agreement]\nkind = "trimmed"\ntrim = 0\n[schedule]\nperiod = 4\n'
+    )
+    done = interpreter("train", "run.toml", "--data", susy, "--ranks", 2, "--json")
+    said = only_json(done)
+    assert said["grid"]["replicas"] == 2
+    assert said["config"]["agreement"]["kind"] == "trimmed"
+    assert said["ledger"]["agreement"]["calls"] == -(-said["exchanges"] // 4)

@@ -25,10 +25,11 @@ from hpcsgd.glm import ADAPTIVE, FAMILIES, UPDATES, get_family
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import Launcher, Limits, NodeResources
 from hpcsgd.precision import RECIPES
+from hpcsgd.runs import checks
 from hpcsgd.runs.checkpoint import NAME as CHECKPOINT
-from hpcsgd.runs.checks import check
 from hpcsgd.runs.folder import FILES
 from hpcsgd.runs.result import Status
+from hpcsgd.settings import refuse
 from hpcsgd.tuning.machine import LEVEL, RANK
 from tests.helpers.codec_formulas import FORMULAS
 
@@ -150,7 +151,7 @@ def is_refused(method, setting):
         tables["run"] = {"out": "somewhere"}
     try:
         config = RunConfig.parse(apply_settings(tables, [setting]))
-        check(config, config.precision.resolve())
+        refuse(checks.refusals(config))
     except ConfigError:
         return True
     return False

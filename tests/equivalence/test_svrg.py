@@ -256,10 +256,10 @@ def test_what_it_is_not_offered_with(sections, remedy):
 
 
 def test_several_models_have_no_common_snapshot():
-    from hpcsgd.runs.checks import check_svrg
+    from hpcsgd.runs.checks import check_configuration
 
     with pytest.raises(ConfigError, match="one by one"):
-        check_svrg(asked(make_problem("logistic"), sweep={"l2": [0.1, 0.2]}))
+        check_configuration(asked(make_problem("logistic"), sweep={"l2": [0.1, 0.2]}))
 
 
 def test_replicas_do_not_average_what_they_hold_alike():

@@ -2,6 +2,8 @@
 
 import shutil
 import sys
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,11 @@ from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.agreements.codecs.base import Identity
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import State
+from hpcsgd.runs.checks import check_configuration
+from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import BUCKET_LAWS, RUN_LAWS, Row, coded, on_all
 from tests.helpers.gradients import agreed, in_folder
 from tests.helpers.harness import make_problem
@@ -110,3 +115,92 @@ def test_names_that_are_taken_and_names_that_are_not_known(theirs):
     problem = make_problem("logistic")
     with pytest.raises(ConfigError, match="unknown codec: 'alternate'; known:"):
         on_all(3, coded(problem, "alternate", 3), problem)
+
+
+@pytest.fixture
+def trimmed(monkeypatch):
+    """The example with settings, imported as a plugin; the table is left as it was."""
+    before = dict(AGREEMENTS)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield {"run": {"plugins": ["trimmed"]}}
+    AGREEMENTS.clear()
+    AGREEMENTS.update(before)
+    sys.modules.pop("trimmed", None)
+
+
+def with_trim(problem, replicas, plugins, **settings):
+    return agreed(
+        problem,
+        replicas,
+        **plugins,
+        agreement={"kind": "trimmed", **settings},
+        schedule={"steps": 2, "period": 3, "batch": 5},
+        problem={"intercept": True},
+    )
+
+
+def test_an_agreement_of_yours_has_settings_from_toml(trimmed):
+    text = '[run]\nplugins = ["trimmed"]\n[agreement]\nkind = "trimmed"\ntrim = 2\n'
+    config = RunConfig.parse(tomllib.loads(text))
+    assert config.agreement.trim == 2
+    assert RunConfig.parse(tomllib.loads(config.toml())) == config
+    assert config.tables()["agreement"]["trim"] == 2
+    with pytest.raises(ConfigError, match="trim = -1 must be at least 0"):
+        RunConfig.parse({**trimmed, "agreement": {"kind": "trimmed", "trim": -1}})
+    with pytest.raises(ConfigError, match=r"unknown: \['trm'\].*did you mean trim"):
+        RunConfig.parse({**trimmed, "agreement": {"kind": "trimmed", "trm": 1}})
+
+
+def test_its_setting_is_refused_where_another_kind_agrees(trimmed):
+    tables = {**trimmed, "agreement": {"kind": "average", "trim": 3}}
+    with pytest.raises(ConfigError, match="trim = 3 is for .* kind = 'trimmed', and"):
+        check_configuration(RunConfig.parse(tables))
+
+
+def test_its_refusal_names_the_fact_and_the_remedy(trimmed):
+    problem = make_problem("logistic")
+    config = with_trim(problem, 2, trimmed)
+    with pytest.raises(ConfigError, match="kind = 'trimmed' needs 3 .*use --grid 3x1"):
+        on_all(2, config, problem)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_its_bytes_are_those_of_the_ledger(trimmed, momentum):
+    problem = make_problem("softmax", n=31)
+    config = with_trim(problem, 3, trimmed)
+    if momentum:
+        update = replace(config.update, kind="momentum", momentum=momentum)
+        config = replace(config, update=update)
+    results = on_all(3, config, problem)
+    assert len({result.weights_sha256 for result in results}) == 1
+    ledger = results[0].ledger
+    sent = {
+        key: ledger["agreement"][key] + ledger["products"][key]
+        for key in ("calls", "words", "bytes")
+    }
+    assert results[0].exchanges % 3, "the last gather is one of its own"
+    assert expected_traffic(results[0].as_dict()) == sent
+
+
+def test_one_wild_replica_does_not_move_the_trimmed_mean(trimmed):
+    RunConfig.parse(trimmed)
+    kind = sys.modules["trimmed"].Trimmed
+
+    def on_rank(world):
+        grid = Grid(world, 5, 1)
+        wild = 1e9 if grid.replica == 3 else float(grid.replica)
+        state = State(np.full((4, 1), wild), None)
+        made = kind(grid, 0.2, 1)
+        made.trim = 1
+        made.agree(state, "agreement")
+        return state.weights
+
+    for weights in run_ranks(5, on_rank):
+        np.testing.assert_array_equal(weights, np.full((4, 1), (1 + 2 + 4) / 3))
+
+
+def test_a_plugin_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match="plugins names 'no_such'.*add its folder to"):
+        RunConfig.parse({"run": {"plugins": ["no_such"]}})
+    with pytest.raises(ConfigError, match="must be a list of names"):
+        RunConfig.parse({"run": {"plugins": "trimmed"}})

@@ -571,7 +571,7 @@ class SweepConfig(Settings, section="sweep"):
     def conflicts(self) -> Iterator[str]:
         """Yield what is wrong with the lists, the folds and the number of models."""
         for name in ("l2", "rate"):
-            yield from _wrong_in_list(name, getattr(self, name))
+            yield from _list_refusals(name, getattr(self, name))
         if self.folds < 0 or self.folds == 1:
             yield f"[sweep] folds = {self.folds} must be 0 or at least 2; 5 is usual"
         if self.count > MOST_MODELS:
@@ -606,7 +606,7 @@ class SweepConfig(Settings, section="sweep"):
         return Models(each, scores, weights)
 
 
-def _wrong_in_list(name: str, values: tuple[float, ...]) -> Iterator[str]:
+def _list_refusals(name: str, values: tuple[float, ...]) -> Iterator[str]:
     least = "at least 0" if name == "l2" else "above 0"
     for value in values:
         is_good = value >= 0.0 if name == "l2" else value > 0.0

@@ -1,4 +1,12 @@
-"""SlowMo: slow momentum on averaged weights (Wang et al., 2020)."""
+"""SlowMo: slow momentum on averaged weights (Wang et al., 2020).
+
+Needs    a base that averages weights: average, postlocal, hierarchical or fedavg.
+Refuses  what its base refuses, and `--emulate-members` where the base splits groups.
+Keeps    x_old and v, d·K words each of d columns and K classes (1/R of that on each of
+         R replicas with `slow_sharded`), and K words each for the intercept.
+Sends    what its base sends; where a slow step is due, one average of all replicas:
+         one all-reduce, or with `slow_sharded` a reduce-scatter and an all-gather.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,18 +41,19 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.base import State
 from hpcsgd.settings import Condition, declarations, setting
 
-# An average whose result is made in parts, one on each replica, and put together.
+# A sharded average: reduce-scatter, update of the own columns, all-gather.
 #
-# Of d_c columns held, W words each, replica r makes rows `split_range(d_c, R, r)`: all
-# replicas send it theirs (a reduce-scatter: d_c·W words, and the intercept R times
-# over), it adds them in rank order, works on its part, and a gather of (d_c / R)·W
-# words hands the parts to all. Two calls that move what one all-reduce does.
+# A rank holds d_c columns of W words each. Replica r makes the columns
+# `split_range(d_c, R, r)`: all replicas send it theirs (a reduce-scatter: d_c·W words,
+# and the intercept R times over), it adds them in rank order and updates them, and a
+# gather of (d_c / R)·W words gives the columns of all to all. Apart from the intercept
+# both collectives together move the words of one all-reduce.
 
 Work = Callable[[State, Array], None]
 
 
 class Shards:
-    """The parts of one column block, over its replicas."""
+    """Averages the columns that a rank holds, a share of them on each replica."""
 
     def __init__(self, base: Average, classes: int) -> None:
         self.base = base
@@ -52,27 +61,27 @@ class Shards:
         self.replicas = base.grid.replicas
 
     def part(self, rows: int, replica: int | None = None) -> slice:
-        """The rows of one replica, this one if none is named."""
+        """Return the columns of one replica; those of this one if none is named."""
         own = self.replicas.rank if replica is None else replica
         return split_range(rows, self.replicas.size, own)
 
     def average(self, state: State, exchanges: int, work: Work) -> None:
-        """The base's full average; `work` sees the weights of the part in between."""
+        """Average over all replicas; `work` updates the own columns in between."""
         whole = self.base.momentum == "average"
         width = state.weights.shape[1] if whole else self.classes
-        wide = width // self.classes  # states of the intercept that travel
+        states = width // self.classes  # of the intercept that travel
         held = state.weights[:, :width]
-        beta = None if state.intercept is None else state.intercept[:wide]
-        own, mean = self._scatter(held, beta, self.base.weight(exchanges))
+        intercept = None if state.intercept is None else state.intercept[:states]
+        own, mean = self._scatter(held, intercept, self.base.weight(exchanges))
         work(state, own[:, : self.classes])
         state.weights[:, :width] = self.join(own, state, "agreement")
-        if beta is not None:
-            beta[...] = mean.reshape(beta.shape)
+        if intercept is not None:
+            intercept[...] = mean.reshape(intercept.shape)
         if self.base.momentum == "reset":
             clear_momentum(state, self.classes)
 
     def join(self, own: Array, state: State, purpose: str) -> Array:
-        """One row a column held from the parts of all replicas."""
+        """Return an array with a row for each column held, from all replicas."""
         rows, width = len(state.weights), own.shape[1]
         out = np.empty((rows, width), dtype=own.dtype)
         flat = np.ascontiguousarray(own).reshape(-1)
@@ -81,13 +90,13 @@ class Shards:
         return out
 
     def _scatter(
-        self, held: Array, beta: Array | None, share: float
+        self, held: Array, intercept: Array | None, share: float
     ) -> tuple[Array, Array]:
-        """Σ share · held of the own part, and the same of the intercept, whole."""
+        """Return Σ share · held of the own columns, and that of the intercept."""
         rows, width = held.shape
         more = np.empty(0, held.dtype)
-        if beta is not None:
-            more = beta.reshape(-1).astype(held.dtype)
+        if intercept is not None:
+            more = intercept.reshape(-1).astype(held.dtype)
         parts = [self.part(rows, r) for r in range(self.replicas.size)]
         pieces = np.concatenate([x for p in parts for x in (held[p].reshape(-1), more)])
         pieces *= share
@@ -114,20 +123,21 @@ class Shards:
 #
 #     u_t = β u_{t−1} + (x_old − x̄) / γ_t        x ← x_old − α γ_t u_t        x_old ← x
 #
-# γ_t is the rate of the last step before slow step t, of the replica with most rows.
-# What is kept is v_t = γ_t u_t, in units of weights,
+# γ_t is the learning rate of the last step before slow step t, on the replica with most
+# rows. The code keeps v_t = γ_t u_t, in units of weights,
 #
 #     v_t = β (γ_t / γ_{t−1}) v_{t−1} + (x_old − x̄)        x ← x_old − α v_t
 #
-# so that nothing is divided under a constant rate. α = 1, β = 0 is the base, to the
-# bit. With one replica it is a look-ahead optimiser, with `fedavg` below it FedAvgM.
+# so that nothing is divided under a constant rate. With α = 1, β = 0 and slow steps
+# where the base agrees (`slow_period = 0`, not sharded) the bits are those of the base.
+# With one replica SlowMo is a look-ahead optimiser, with the base `fedavg` FedAvgM.
 
 START, MOMENTUM = "slow_start", "slow_momentum"  # x_old and v
 
 
 @dataclass(frozen=True)
 class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
-    """Slow momentum at each average; the settings of its base are its own."""
+    """The settings of SlowMo, among them those of its base."""
 
     base: str = setting(
         "average",
@@ -168,7 +178,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
         return get_agreement(self.base).settings
 
     def conditions(self) -> dict[str, Condition]:
-        """The settings of each base are read where it is the base."""
+        """Return that the settings of each base are read if `base` names it."""
         return {
             key: {"agreement.base": [base]}
             for base in declarations(type(self))["base"].known
@@ -177,11 +187,11 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
         }
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """What the base refuses."""
+        """Yield what SlowMo and its base refuse."""
         if config.run.emulate_members and not self.of_base.supports.emulated_members:
             yield (
-                f"with base = {self.base!r} has groups that --emulate-members does not"
-                " know; use base = 'average'"
+                f"with base = {self.base!r} splits groups of ranks, and"
+                " --emulate-members has one rank; use base = 'average'"
             )
         yield from self.of_base.misfits(self, config, precision)
 
@@ -194,12 +204,12 @@ def base_of(shape: AgreementShape) -> type[Average]:
 
 
 class SlowMo(Agreement):
-    """`rate` α and `momentum` β of the slow steps, every `slow_period` exchanges.
+    """Takes a slow step with rate α and momentum β where one is due.
 
-    A `slow_period` of 0 is whenever the base agrees. `fast_rate` gives γ after so many
-    exchanges, from 1 on. The slow state is one array a replica, or with `shards` a part
-    on each: then the average is a reduce-scatter and a gather, with the slow step
-    between them.
+    One is due after every `slow_period` exchanges, or with 0 whenever the base agrees.
+    `fast_rate(n)` is the learning rate γ of the last step of exchange n = 1, 2, ...
+    Every replica keeps the whole slow state, or with `sharded` a share of its columns:
+    then the slow step is taken between the reduce-scatter and the all-gather.
     """
 
     settings: ClassVar[type[AgreementSettings]] = SlowMoSettings
@@ -225,7 +235,7 @@ class SlowMo(Agreement):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "SlowMo":
-        """The base is another row, one that averages."""
+        """Make the base agreement from the same inputs, and wrap it."""
         asked = terms.settings
         base: Any = get_agreement(asked.base)
         return cls(
@@ -285,20 +295,20 @@ class SlowMo(Agreement):
         return self.base.is_whole(exchanges)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """The base's own doing, but where a slow step is due: then one full average."""
+        """Do what the base does; average all and take a slow step where one is due."""
         if not self.is_slow(exchanges):
             self.base.after_exchange(state, exchanges)
             return
-        beta = self._decay(exchanges)
+        decay = self._decay(exchanges)
         if self.shards is not None:
-            self.shards.average(state, exchanges, partial(self._walk, beta))
+            self.shards.average(state, exchanges, partial(self._walk, decay))
         else:
             self.base.conclude(state, exchanges, "agreement")
-            self._walk(beta, state, state.weights[:, : self.classes])
-        self._walk_intercept(beta, state)
+            self._walk(decay, state, state.weights[:, : self.classes])
+        self._walk_intercept(decay, state)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
-        """The base's average: what is left at the end of a run is no slow step."""
+        """Take the average of the base, without a slow step: a run ends so."""
         self.base.conclude(state, exchanges, purpose)
 
     def agree(self, state: State, purpose: str) -> None:
@@ -306,13 +316,13 @@ class SlowMo(Agreement):
         self.base.agree(state, purpose)
 
     def keeps_own(self, state: State) -> bool:
-        """The slow state is alike everywhere; what else is kept is the base's."""
+        """Return what the base does: all replicas have the same slow state."""
         rest = {n: a for n, a in state.memory.items() if n not in (START, MOMENTUM)}
         seen = State(state.weights, state.intercept, memory=rest)
         return self.base.keeps_own(seen)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """Parts are put together: a checkpoint knows no shards."""
+        """Return whole arrays, also of a sharded slow state: checkpoints save them."""
         kept = dict(self.base.memory(state))
         if self.shards is not None:
             for name in (START, MOMENTUM):
@@ -320,19 +330,19 @@ class SlowMo(Agreement):
         return kept
 
     def remember(self, state: State, name: str, kept: Array) -> None:
-        """This replica's part of it."""
+        """Store what this replica keeps of an array."""
         if name in (START, MOMENTUM):
             state.memory[name][...] = self._own(kept)
         else:
             self.base.remember(state, name, kept)
 
     def close(self) -> None:
-        """What the base opened."""
+        """Close the communicators that the base opened."""
         self.base.close()
 
     @classmethod
     def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
-        """Return whether the base agrees, or a slow step has been taken."""
+        """Return whether the base agrees or a slow step is due."""
         if cls.steps_slowly(shape, exchanges):
             return True
         return base_of(shape).agrees(shape, exchanges)
@@ -347,10 +357,10 @@ class SlowMo(Agreement):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return what the base sends; one full average where a slow step is due.
+        """Return what the base sends; one average of all where a slow step is due.
 
-        With a slow state in parts that is an exchange of pieces, in which the intercept
-        travels R times, and a gather.
+        A sharded one is a reduce-scatter of d_c·W words and R times the intercept, and
+        an all-gather to which rank 0 gives its (d_c / R)·W words.
         """
         if not cls.steps_slowly(shape, exchanges):
             return base_of(shape).messages(shape, exchanges)
@@ -364,19 +374,19 @@ class SlowMo(Agreement):
 
     @classmethod
     def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return one average, unless the last exchange had one of all replicas."""
+        """Return one average of all, unless the last exchange had one."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield states; x_old and v with their copies, put together in checkpoints."""
+        """Yield the states of the base; x_old and v, with snapshots and whole once."""
         yield from super().holds(shape)
         parts = shape.replicas if shape.settings.slow_sharded else 1
         own = shape.vector * (1 + shape.snapshots) // parts
         yield "slow state", 2 * (own + shape.vector)
 
     def _own(self, rows: Array) -> Array:
-        """The rows that this replica keeps of one row a column held."""
+        """Return what this replica keeps of an array with a row for each column."""
         if self.shards is not None:
             return rows[self.shards.part(len(rows))]
         return rows
@@ -384,35 +394,37 @@ class SlowMo(Agreement):
     def _decay(self, exchanges: int) -> float:
         """Return β γ_t / γ_{t−1} of the slow step that is due after `exchanges`.
 
-        Slow step t − 1 follows from the schedule, so that a run that goes on needs no
-        more than v. Before the first one v is 0, whatever it is multiplied by; behind a
-        rate that has fallen to 0 nothing moves, and v is 0 again.
+        The schedule tells the rate of slow step t − 1, so that a checkpoint needs v
+        alone. Before the first slow step v is 0, whatever it is multiplied by; where
+        the rate before was 0, v begins again.
         """
         earlier = (k for k in range(exchanges - 1, 0, -1) if self.is_slow(k))
         before = self.fast_rate(next(earlier, exchanges))
         return self.momentum * (self.fast_rate(exchanges) / before) if before else 0.0
 
-    def _walk(self, beta: float, state: State, weights: Array) -> None:
+    def _walk(self, decay: float, state: State, weights: Array) -> None:
         slow = state.memory
-        slow_step(weights, slow[START], slow[MOMENTUM], self.rate, beta)
+        slow_step(weights, slow[START], slow[MOMENTUM], self.rate, decay)
 
-    def _walk_intercept(self, beta: float, state: State) -> None:
+    def _walk_intercept(self, decay: float, state: State) -> None:
         if state.intercept is not None:
             slow, own = state.shared, state.intercept[:1]
-            slow_step(own, slow[START], slow[MOMENTUM], self.rate, beta)
+            slow_step(own, slow[START], slow[MOMENTUM], self.rate, decay)
 
 
-def slow_step(mean: Array, start: Array, slow: Array, rate: float, beta: float) -> None:
-    """Make x̄ the new x in place, as x̄ + (1 − α) Δ − α β v with Δ = x_old − x̄.
+def slow_step(
+    mean: Array, start: Array, slow: Array, rate: float, decay: float
+) -> None:
+    """Take a slow step in place: `mean` becomes x_old − α (ρ v + Δ), Δ = x_old − x̄.
 
-    `slow` is v, `beta` what is left of it: x is x_old − α (β v + Δ), and x̄ itself where
-    α = 1 and β = 0.
+    `mean` is x̄, `start` x_old, `slow` v, `rate` α and `decay` ρ = β γ_t / γ_{t−1}. The
+    sum is taken as x̄ + (1 − α) Δ − α ρ v, so that α = 1 and ρ = 0 leave x̄ as it is.
     """
     change = start - mean
     if rate != 1.0:
         mean += (1.0 - rate) * change
-    if beta:
-        mean -= (rate * beta) * slow
-    slow *= beta
+    if decay:
+        mean -= (rate * decay) * slow
+    slow *= decay
     slow += change
     start[...] = mean

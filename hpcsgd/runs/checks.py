@@ -21,7 +21,13 @@ from hpcsgd.comm.network_model import (
     EmulatedCommunicator,
     parse_network,
 )
-from hpcsgd.config import GridConfig, RunConfig, is_in, unread_settings
+from hpcsgd.config import (
+    GridConfig,
+    RunConfig,
+    is_in,
+    unread_settings,
+    value_of,
+)
 from hpcsgd.errors import ConfigError, nearest
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import get_family, make_update
@@ -51,131 +57,105 @@ class Feature:
     ----------
     name : str
         The feature in a sentence: "supports no ...".
-    requested : callable
-        The settings that ask for it, as a text; "" where nothing does.
+    requested_by : mapping
+        section.key -> whether its value in a configuration asks for the feature.
     remedy : str
         What to do instead.
     """
 
     name: str
-    requested: Callable[[RunConfig, Precision], str]
+    requested_by: Mapping[str, Callable[[RunConfig], bool]]
     remedy: str
 
-
-def _codecs(config: RunConfig, precision: Precision) -> str:
-    if config.agreement.codec != "identity":
-        return f"[agreement] codec = {config.agreement.codec!r}"
-    return "[codec] feedback = 'on'" if config.codec.feedback == "on" else ""
-
-
-def _leaders(config: RunConfig, precision: Precision) -> str:
-    of = config.agreement.hierarchical
-    return f"[agreement] hierarchical = {of!r}" if of != "off" else ""
-
-
-def _loss_scale(config: RunConfig, precision: Precision) -> str:
-    is_scaled = get_format(precision.residual).wants_scale
-    return f"[precision] residual = {precision.residual!r}" if is_scaled else ""
-
-
-def _shaping(config: RunConfig, precision: Precision) -> str:
-    key = config.update.shapes
-    if not key or key == "bits":
+    def request(self, config: RunConfig) -> str:
+        """Return the first setting that asks for the feature, "" where none does."""
+        for name, asks in self.requested_by.items():
+            if asks(config):
+                section, key = name.split(".")
+                return f"[{section}] {key} = {value_of(name, config)!r}"
         return ""
-    return f"[update] {key} = {getattr(config.update, key)!r}"
-
-
-def _clipping(config: RunConfig, precision: Precision) -> str:
-    clip = config.update.clip
-    return f"[update] clip = {clip!r}" if clip not in ("none", "percentile") else ""
-
-
-def _packed_states(config: RunConfig, precision: Precision) -> str:
-    return "[update] bits = 8" if config.update.bits == 8 else ""
-
-
-def _averages(config: RunConfig, precision: Precision) -> str:
-    is_taken = config.average.kind != "none" and config.grid.replicas > 1
-    return f"[average] kind = {config.average.kind!r}" if is_taken else ""
-
-
-def _gradients_of_all_rows(config: RunConfig, precision: Precision) -> str:
-    if config.run.evaluate != "loss":
-        return f"[run] evaluate = {config.run.evaluate!r}"
-    goal = config.stop.on
-    return f"[stop] on = {goal!r}" if goal in ("gradient", "gap") else ""
-
-
-def _refinement(config: RunConfig, precision: Precision) -> str:
-    kind = config.polish.kind
-    return f"[polish] kind = {kind!r}" if kind != "none" else ""
-
-
-def _gathers(config: RunConfig, precision: Precision) -> str:
-    kind = config.products.kind
-    return f"[products] kind = {kind!r}" if kind in GATHERS else ""
-
-
-def _lost_ranks(config: RunConfig, precision: Precision) -> str:
-    return "[run] on_failure = 'shrink'" if config.run.on_failure == "shrink" else ""
-
-
-def _emulated_members(config: RunConfig, precision: Precision) -> str:
-    members = config.run.emulate_members
-    return f"[run] emulate_members = {members}" if members else ""
-
-
-def _gpus(config: RunConfig, precision: Precision) -> str:
-    return "[run] device = 'cuda'" if config.run.device == "cuda" else ""
 
 
 INSTEAD = "use --agreement gradient, or leave it out"
 FEATURES = {  # fields of Supports
     "codecs": Feature(
         "codecs",
-        _codecs,
+        {
+            "agreement.codec": lambda c: c.agreement.codec != "identity",
+            "codec.feedback": lambda c: c.codec.feedback == "on",
+        },
         "leave agreement.codec and codec.feedback out, or use --agreement gradient",
     ),
-    "leaders": Feature("sums in two levels", _leaders, INSTEAD),
+    "leaders": Feature(
+        "sums in two levels",
+        {"agreement.hierarchical": lambda c: c.agreement.hierarchical != "off"},
+        INSTEAD,
+    ),
     "loss_scale": Feature(
         "residuals that have to be scaled",
-        _loss_scale,
+        {
+            "precision.residual": lambda c: (
+                get_format(c.precision.residual or "fp32").wants_scale
+            )
+        },
         "use --set precision.residual=fp32, or --agreement gradient",
     ),
-    "shaping": Feature("change of a mean gradient", _shaping, INSTEAD),
-    "clipping": Feature("clipping", _clipping, INSTEAD),
+    "shaping": Feature(
+        "change of a mean gradient",
+        {
+            "update.centre": lambda c: c.update.centre != "none",
+            "update.normalise": lambda c: c.update.normalise,
+            "update.noise": lambda c: c.update.noise > 0.0,
+            "update.clip": lambda c: c.update.clip == "percentile",
+        },
+        INSTEAD,
+    ),
+    "clipping": Feature(
+        "clipping",
+        {"update.clip": lambda c: c.update.clip not in ("none", "percentile")},
+        INSTEAD,
+    ),
     "packed_states": Feature(
         "optimizer state in 8 bits",
-        _packed_states,
+        {"update.bits": lambda c: c.update.bits == 8},
         "use update.bits = 32, or --agreement gradient",
     ),
     "averages": Feature(
         "averages of iterates that all replicas agree on",
-        _averages,
+        {"average.kind": lambda c: c.average.kind != "none" and c.grid.replicas > 1},
         "set average.kind = 'none'",
     ),
     "gradients_of_all_rows": Feature(
         "gradient of all rows",
-        _gradients_of_all_rows,
+        {
+            "run.evaluate": lambda c: c.run.evaluate != "loss",
+            "stop.on": lambda c: c.stop.on in ("gradient", "gap"),
+        },
         "use run.evaluate = 'loss' and stop.on = 'none' or 'loss'",
     ),
-    "refinement": Feature("refinement", _refinement, "set polish.kind = 'none'"),
+    "refinement": Feature(
+        "refinement",
+        {"polish.kind": lambda c: c.polish.kind != "none"},
+        "set polish.kind = 'none'",
+    ),
     "gathers": Feature(
-        "product for which members hold all columns", _gathers, "use --products direct"
+        "product for which members hold all columns",
+        {"products.kind": lambda c: c.products.kind in GATHERS},
+        "use --products direct",
     ),
     "lost_ranks": Feature(
         "run on the ranks that are left",
-        _lost_ranks,
+        {"run.on_failure": lambda c: c.run.on_failure == "shrink"},
         "set run.on_failure to its default and go on with --resume auto",
     ),
     "emulated_members": Feature(
         "emulated members",
-        _emulated_members,
+        {"run.emulate_members": lambda c: c.run.emulate_members > 0},
         "leave --emulate-members out, or use --agreement average",
     ),
     "gpus": Feature(
         "exchange on a GPU",
-        _gpus,
+        {"run.device": lambda c: c.run.device == "cuda"},
         "use --method zero3 where slices of w fit into its memory, more replicas or"
         " members on more GPUs (--grid) where they do not, or --device cpu",
     ),
@@ -243,8 +223,10 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
         yield from _raised_by(lambda: get_codec(agreement.codec))
     for ending in _requirements(config, precision):
         yield f"{subject} {ending}"
+    formats = replace(config.precision, residual=precision.residual)
+    resolved = replace(config, precision=formats)
     for field, feature in FEATURES.items():
-        requested = feature.requested(config, precision)
+        requested = feature.request(resolved)
         if requested and not getattr(agreement.supports, field):
             yield (
                 f"{subject} supports no {feature.name}, and {requested} was given;"

@@ -37,6 +37,7 @@ from hpcsgd.runs.progress import History
 from hpcsgd.runs.report import machine_facts, named
 from hpcsgd.runs.result import Result, Status, judge_rise
 from hpcsgd.runs.session import Session, borrow_world, check_settings
+from hpcsgd.settings import refuse
 from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.coordinate import COORDINATE, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
@@ -60,8 +61,7 @@ MODES = ("shuffle-once", "reshuffle")
 
 def form_of(config: RunConfig, ranks: int) -> str:
     """The form of a configuration that has one, on so many ranks; else why not."""
-    for sentence in _refusals(config, ranks):
-        raise ConfigError(sentence)
+    refuse(_refusals(config, ranks))
     return best_form(config)
 
 

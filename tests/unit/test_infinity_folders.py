@@ -70,7 +70,7 @@ def test_what_cannot_be_written_or_found_is_one_sentence(tmp_path):
 
 
 def test_leaders_of_nodes_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="leave agreement.hierarchical out"):
+    with pytest.raises(ConfigError, match="supports no sums in two levels"):
         go(tmp_path / "run", hierarchical="node")
 
 

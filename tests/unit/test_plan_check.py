@@ -48,6 +48,7 @@ def trained(ranks, odd, other, **sections):
 
 TOPK = {"agreement": {"codec": "topk"}}
 LOCAL = {"agreement": {"kind": "hierarchical", "groups": "2,4"}}
+LOCAL |= {"schedule": {"period": 4}}
 DIFFERENT = [
     ("agreement.bucket", 1e-4, {}, "agreement.bucket is 4.0 on rank 0 and 0.0001 on"),
     ("agreement.accumulate", 2, {}, "agreement.accumulate is 1 on rank 0 and 2 on"),

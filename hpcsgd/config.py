@@ -796,6 +796,16 @@ class RunConfig:
         return "\n\n".join(parts) + "\n"
 
 
+def agreement_in(tables: Mapping[str, Any]) -> AgreementSettings:
+    """Return the section [agreement] of tables; their plugins are imported."""
+    run = tables.get("run")
+    plugins = run.get("plugins", ()) if isinstance(run, Mapping) else ()
+    agreement = {**tables.get("agreement", {}), "method": ""}
+    return RunConfig.parse(
+        {"run": {"plugins": plugins}, "agreement": agreement}
+    ).agreement
+
+
 def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
     """Return the tables of a configuration file, which a run may have written."""
     is_of_a_run = Path(path).name == RESOLVED

@@ -80,11 +80,8 @@ INSTEAD = "use --agreement gradient, or leave it out"
 FEATURES = {  # fields of Supports
     "codecs": Feature(
         "codecs",
-        {
-            "agreement.codec": lambda c: c.agreement.codec != "identity",
-            "codec.feedback": lambda c: c.codec.feedback == "on",
-        },
-        "leave agreement.codec and codec.feedback out, or use --agreement gradient",
+        {"agreement.codec": lambda c: c.agreement.codec != "identity"},
+        "leave agreement.codec out, or use --agreement gradient",
     ),
     "leaders": Feature(
         "sums in two levels",

@@ -16,8 +16,10 @@ from hpcsgd.config import (
     FIT,
     SGD,
     RunConfig,
+    agreement_in,
     chosen_settings,
     get_method,
+    import_plugins,
     read_toml,
     with_method,
 )
@@ -43,8 +45,7 @@ def sharded_weights_option(config: Any) -> str:
     """Return the option of the agreement under which no rank ever holds all weights, or
     "".
     """
-    table = _agreement(config)
-    asked = RunConfig.parse({"agreement": {**table, "method": ""}}).agreement
+    asked = agreement_in({"agreement": _agreement(config)})
     if asked.on_disk:
         return f"--agreement {asked.kind}"
     return "stage 3" if asked.slices_weights else ""
@@ -75,6 +76,7 @@ def _agreement(config: Any) -> Mapping[str, Any]:
         return {}
     if not all(isinstance(table, Mapping) for table in config.values()):
         return {}  # which is said where it is parsed
+    import_plugins(config.get("run"))
     return with_method(config).get("agreement", {})
 
 

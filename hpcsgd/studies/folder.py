@@ -14,10 +14,9 @@ from tempfile import gettempdir
 from typing import Any
 from uuid import uuid4
 
-from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.codecs import CodecConfig
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.config import RunConfig
+from hpcsgd.config import RunConfig, agreement_in
 from hpcsgd.data.hdf5 import COLUMNS
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
@@ -255,7 +254,7 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
 def _asks_members(report: Report) -> bool:
     """Whether gradients are shaped by sums of their own, or a clock deals the rows."""
     config, members = report["config"], report["grid"]["members"]
-    update, kind = config["update"], settings_of(config["agreement"]["kind"])
+    update, kind = config["update"], agreement_in(config)
     is_alone = members == 1 and not kind.slices
     sums = (update["clip"] in ("norm", "percentile"), update["normalise"])
     has_sums = any(sums) or update["centre"] == "columns"
@@ -287,7 +286,7 @@ def _shape(report: Report) -> TrafficShape:
         states=1 if config["update"]["kind"] == "sgd" else 2,
         intercept=config["problem"]["intercept"],
         replicas=report["grid"]["replicas"],
-        settings=RunConfig.parse({"agreement": config["agreement"]}).agreement,
+        settings=agreement_in(config),
         codec=CodecConfig(**config["codec"]),
         mirror=config["mirror"]["kind"],
         seed=config["sampling"]["seed"],

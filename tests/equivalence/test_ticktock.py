@@ -272,7 +272,7 @@ def test_edges(edge, mode):
     [
         ({"agreement": {"mode": "independent"}}, "use hpcsgd.tick_tock"),
         ({"agreement": {"codec": "bf16"}}, "supports no codecs"),
-        ({"codec": {"feedback": "on"}}, "supports no codecs"),
+        ({"codec": {"feedback": "on"}}, "feedback = 'on' is for"),
         ({"schedule": {"steps": 4}}, "use --steps 1"),
         ({"precision": {"residual": "fp16"}}, "precision.residual=fp32"),
     ],

@@ -139,7 +139,7 @@ def test_the_step_of_ddp_to_the_bit(devices):
     [
         (1, {"update": {"kind": "nesterov-classic"}}, "use --update nesterov"),
         (2, {"update": {"kind": "adam", "bits": 8}}, "use update.bits = 32"),
-        (2, {"agreement": {"codec": "topk"}}, "leave --codec out"),
+        (2, {"agreement": {"codec": "topk"}}, "supports no codecs"),
         (3, {"products": {"kind": "gather"}}, "use --products direct"),
         (3, {"run": {"evaluate": "gradient"}}, "use run.evaluate = 'loss'"),
     ],

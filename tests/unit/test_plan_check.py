@@ -47,7 +47,7 @@ def trained(ranks, odd, other, **sections):
 
 
 TOPK = {"agreement": {"codec": "topk"}}
-LOCAL = {"agreement": {"kind": "hierarchical", "groups": "2,4"}}
+LOCAL = {"agreement": {"kind": "hierarchical"}}
 LOCAL |= {"schedule": {"period": 4}}
 DIFFERENT = [
     ("agreement.bucket", 1e-4, {}, "agreement.bucket is 4.0 on rank 0 and 0.0001 on"),

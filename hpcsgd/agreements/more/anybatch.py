@@ -478,7 +478,7 @@ class AnybatchSettings(GradientSettings):
     weighted: bool = setting(True, "weight each replica by the rows of its round")
 
     takes_rounds: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"feedback", "mirror"})
+    reads: ClassVar[frozenset[str]] = frozenset({"mirror"})
     ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
     requires: ClassVar[Requires] = replace(GradientSettings.requires, updates=("sgd",))
     supports: ClassVar[Supports] = Supports(

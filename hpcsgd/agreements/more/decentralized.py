@@ -51,7 +51,7 @@ from hpcsgd.settings import setting
 class OwnStepsSettings(GradientSettings):
     """Replicas that step by their own gradients, and mix their weights."""
 
-    reads: ClassVar[frozenset[str]] = frozenset({"feedback"})
+    reads: ClassVar[frozenset[str]] = frozenset()
     ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
     supports: ClassVar[Supports] = Supports(
         codecs=False,

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements import settings_of
 from hpcsgd.backends.base import ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import weigh
-from hpcsgd.config import RunConfig
+from hpcsgd.config import RunConfig, agreement_in
 from hpcsgd.data.checksums import Fingerprint
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
 from hpcsgd.data.sampling import FoldSplit, plan_groups
@@ -554,6 +553,7 @@ def open_recorded_run(folder: Path) -> RecordedRun:
 def _check_replayable(folder: Path, result: Result) -> None:
     """Refuse what has no recording, and steps that are not those of plain SGD."""
     update, kind = result.config["update"], result.config["agreement"]["kind"]
+    shares_gradients = agreement_in(result.config).shares_gradients
     is_recorded = (folder / NAME).exists()
     for is_wrong, why in (
         (
@@ -582,7 +582,7 @@ def _check_replayable(folder: Path, result: Result) -> None:
             " with hpcsgd train and verify that run",
         ),
         (
-            settings_of(kind).shares_gradients and kind != GRADIENT and not is_recorded,
+            shares_gradients and kind != GRADIENT and not is_recorded,
             f"is of --agreement {kind}, whose steps are not recorded; hpcsgd evaluate"
             " takes its loss again",
         ),

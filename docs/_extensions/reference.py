@@ -47,7 +47,8 @@ def settings() -> str:
 
 def section(name: str, kind: type[Any]) -> str:
     """Return the heading, the purpose and the table of one section."""
-    lines = [f"## {name}", "", plain(inspect.getdoc(kind) or ""), ""]
+    purpose = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+    lines = [f"## {name}", "", plain(purpose), ""]
     lines += ["| key | type | default | meaning | flag |", "|---|---|---|---|---|"]
     hints, values = get_type_hints(kind), kind()
     for key, text in texts_of(name, kind).items():

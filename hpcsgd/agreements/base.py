@@ -53,7 +53,7 @@ ROUNDS_FILE = "rounds.csv"  # in the folder of a run whose exchanges are rounds
 # The table of agreements.
 
 AUTO = "auto"  # average where there are several replicas, none where there is one
-# The table of agreements: name -> "module:Class", or a class that was registered.
+# name -> "module:Class", or a class that was registered
 AGREEMENTS: dict[str, "str | type[Agreement]"] = {
     "none": "hpcsgd.agreements.averaging:NoAgreement",
     "average": "hpcsgd.agreements.averaging:Average",
@@ -80,7 +80,9 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
 
 @dataclass(frozen=True)
 class Requires:
-    """What a run must be like for an agreement; None leaves it open.
+    """What an agreement requires of the other settings of a run.
+
+    A field that is None requires nothing.
 
     Attributes
     ----------
@@ -159,7 +161,44 @@ class Supports:
 
 @dataclass(frozen=True)
 class AgreementSettings(Settings, section="agreement"):
-    """How replicas synchronise their weights or gradients."""
+    """How replicas synchronise their weights or gradients.
+
+    A subclass, a frozen dataclass, declares the settings of one kind of agreement with
+    `hpcsgd.settings.setting`, and states facts about it as class attributes. An
+    agreement names its settings class in its class attribute `settings`.
+
+    Attributes
+    ----------
+    shares_gradients : bool
+        Whether replicas share the gradient of every step.
+    slices : bool
+        Whether replicas hold slices of what a step needs.
+    on_disk : bool
+        Whether weights and optimizer state are on disk.
+    works_alone : bool
+        Whether the agreement does something on one replica, too.
+    steps_of_gradient : bool
+        Whether steps and state are those of the kind `gradient`, so that a run may be
+        resumed as another of these kinds.
+    asks_members : bool
+        Whether the members of one replica, too, have something to agree on.
+    takes_rounds : bool
+        Whether an exchange is a round of any number of rows.
+    reads : frozenset of str
+        The subjects of other sections whose settings the agreement reads.
+    ignores : frozenset of str
+        Settings of its own class that it does not read.
+    requires : Requires
+        What the other settings of a run must be.
+    supports : Supports
+        What the agreement can be combined with.
+    foreign : tuple of (str, value)
+        Keys of other kinds that were given values which are not their defaults.
+
+    See Also
+    --------
+    hpcsgd.agreements.register : Gives an agreement its name.
+    """
 
     method: str = setting(
         "",
@@ -197,27 +236,16 @@ class AgreementSettings(Settings, section="agreement"):
         " of N replicas (node, rack or N); off uses one level",
         is_count=True,
     )
-    # Keys of other kinds that were given values which are not their defaults.
     foreign: tuple[tuple[str, Any], ...] = ()
 
-    # Replicas share gradients, and all take the same step or mix after each.
     shares_gradients: ClassVar[bool] = False
-    # Replicas hold slices of what a step needs.
     slices: ClassVar[bool] = False
-    # Weights and optimizer state are on disk.
     on_disk: ClassVar[bool] = False
-    # It does something on one replica, too.
     works_alone: ClassVar[bool] = False
-    # Its steps and its state are those of `gradient`: a run may go on as another of
-    # these kinds.
     steps_of_gradient: ClassVar[bool] = False
-    # Members of one replica, too, have something to agree on.
     asks_members: ClassVar[bool] = False
-    # An exchange is a round of any number of rows.
     takes_rounds: ClassVar[bool] = False
-    # The settings of other sections that it reads.
     reads: ClassVar[frozenset[str]] = frozenset()
-    # Settings of its own class that it does not read.
     ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
     requires: ClassVar[Requires] = Requires(updates=tuple(UPDATES))
     supports: ClassVar[Supports] = Supports(

@@ -71,7 +71,8 @@ def explain(text: str, choices: tuple[Any, ...]) -> str:
 
 
 def _section(name: str, kind: type[Any]) -> str:
-    lines = [*_remarks(inspect.getdoc(kind) or ""), f"[{name}]"]
+    purpose = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+    lines = [*_remarks(purpose), f"[{name}]"]
     texts = texts_of(name, kind)
     for key, (_, settings) in declared_in(name, kind).items():
         lines += _key(key, getattr(settings(), key), texts[key])

@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from hpcsgd.cli.flags import FLAGS
 from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import make_parser
-from hpcsgd.cli.template import texts_of
+from hpcsgd.cli.template import declared_in, texts_of
 from hpcsgd.config import RunConfig
 from hpcsgd.files import toml_literal
 
@@ -50,14 +50,14 @@ def section(name: str, kind: type[Any]) -> str:
     purpose = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     lines = [f"## {name}", "", plain(purpose), ""]
     lines += ["| key | type | default | meaning | flag |", "|---|---|---|---|---|"]
-    hints, values = get_type_hints(kind), kind()
-    for key, text in texts_of(name, kind).items():
-        value = getattr(values, key)
+    texts = texts_of(name, kind)
+    for key, (_, settings) in declared_in(name, kind).items():
+        value = getattr(settings(), key)
         cells = (
             f"`{key}`",
-            plain(type_name(hints[key])),
+            plain(type_name(get_type_hints(settings)[key])),
             "" if value is None else code(toml_literal(value)),
-            plain(text),
+            plain(texts[key]),
             code(FLAG_OF.get(f"{name}.{key}", "")),
         )
         lines.append(f"| {' | '.join(cells)} |")

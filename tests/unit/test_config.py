@@ -1,13 +1,14 @@
 """Settings are checked where they are born, and the file says what was meant."""
 
 import tomllib
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsgd.config import RunConfig, apply_settings, read_toml
+from hpcsgd.config import METHODS, USUAL, RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
 from hpcsgd.settings import declarations
 
@@ -146,3 +147,24 @@ def test_defaults_are_among_the_values_that_a_setting_takes(section):
         if declared.default is not None:
             assert declared.takes(declared.default), key
             assert not declared.known or declared.default in (*declared.known, ""), key
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "before" / "run" / "resolved.toml"
+
+
+def test_a_file_of_an_earlier_version_keeps_its_settings():
+    """A new version writes each key of it with the same value, and reads that again."""
+    tables = read_toml(GOLDEN)
+    config = RunConfig.parse(tables)
+    written = tomllib.loads(config.toml())
+    for section, table in tables.items():
+        assert table == {key: written[section][key] for key in table}
+    assert RunConfig.parse(written) == config
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_settings_of_a_method_are_written_and_read(method):
+    config = RunConfig.parse({"agreement": {"method": method}})
+    assert RunConfig.parse(tomllib.loads(config.toml())) == config
+    assert config.tables().keys() == USUAL.tables().keys()
+    assert config.tables()["agreement"].keys() == USUAL.tables()["agreement"].keys()

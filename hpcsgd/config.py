@@ -19,7 +19,7 @@ from hpcsgd.comm import COMMUNICATORS
 from hpcsgd.comm.network_model import NETWORKS
 from hpcsgd.data.sampling import FoldSplit, SamplingConfig
 from hpcsgd.data.shard import PARTITIONS
-from hpcsgd.errors import ConfigError, did_you_mean, did_you_mean_file
+from hpcsgd.errors import ConfigError, did_you_mean, did_you_mean_file, either
 from hpcsgd.files import (
     names_in,
     numbers,
@@ -1210,11 +1210,10 @@ def _is_yours(of: str, config: RunConfig) -> bool:
 
 def _sentence(name: str, of: str, values: Sequence[str], config: RunConfig) -> str:
     (section, key), (place, other) = name.split("."), of.split(".")
-    *most, last = map(repr, values)
-    one_of = f"{', '.join(most)} or {last}" if most else last
     return (
         f"[{section}] {key} = {value_of(name, config)!r} is for [{place}] {other} ="
-        f" {one_of}, and {other} = {value_of(of, config)!r} does not read it; use"
+        f" {either(map(repr, values))}, and {other} = {value_of(of, config)!r} does not"
+        " read it; use"
         f" {_remedy(name, of, values[0], config)}, or leave {name} out"
     )
 

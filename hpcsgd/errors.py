@@ -139,6 +139,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {name}?)" if name else ""
 
 
+def either(names: Iterable[object]) -> str:
+    """Return names as a sentence lists them.
+
+    >>> either(["sgd", "adam", "svrg"])
+    'sgd, adam or svrg'
+    """
+    *most, last = map(str, names)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def did_you_mean_file(path: str | os.PathLike[str]) -> str:
     """Return the question to put behind a path that does not exist, or ""."""
     folder, word = os.path.split(path)

@@ -28,7 +28,7 @@ from hpcsgd.config import (
     unread_settings,
     value_of,
 )
-from hpcsgd.errors import ConfigError, nearest
+from hpcsgd.errors import ConfigError, either, nearest
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import get_family, make_update
 from hpcsgd.glm.families import Family
@@ -251,29 +251,27 @@ def _requirements(config: RunConfig, precision: Precision) -> Iterator[str]:
     schedule, update, product = config.schedule, config.update.kind, config.products
     if needs.steps is not None and schedule.steps > needs.steps:
         yield (
-            f"needs schedule.steps = {needs.steps}, and {schedule.steps} was given; use"
+            f"needs schedule.steps = {needs.steps}, and it is {schedule.steps}; use"
             f" --steps {needs.steps}, or --agreement average for several steps between"
             " agreements"
         )
     if needs.period is not None and schedule.period > needs.period:
         yield (
-            f"needs schedule.period = {needs.period}, and {schedule.period} was given;"
+            f"needs schedule.period = {needs.period}, and it is {schedule.period};"
             f" use --period {needs.period}, agreement.accumulate for fewer messages, or"
             " --agreement average"
         )
     if needs.products is not None and product.kind not in ("auto", *needs.products):
         yield (
-            f"needs --products {' or '.join(needs.products)}, and {product.kind} was"
-            f" given; use --products {needs.products[0]}"
+            f"needs --products {either(needs.products)}, and {product.kind} was given;"
+            f" use --products {needs.products[0]}"
         )
     if needs.updates is not None and update not in needs.updates:
         remedy = f"--update {nearest(update, needs.updates) or needs.updates[0]}"
         if not config.agreement.shares_gradients:
             remedy += ", or --agreement gradient"
-        yield (
-            f"needs --update {' or '.join(needs.updates)}, and {update} was given; use"
-            f" {remedy}"
-        )
+        known = either(needs.updates)
+        yield f"needs --update {known}, and it is {update}; use {remedy}"
     if needs.one_model and config.sweep.is_many:
         yield "needs one model, and [sweep] names several; train them one by one"
     if needs.smooth and not config.problem.is_smooth:

@@ -1,11 +1,14 @@
 """What the user asked for: frozen sections in, TOML out, nothing unknown accepted."""
 
 import logging
+import os
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import UnionType
@@ -899,11 +902,32 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return _HINTS[kind]
 
 
+def check_place(plugin: str) -> None:
+    """Refuse a module of the current directory, which PYTHONPATH does not name.
+
+    `python -m` searches the current directory. A run folder of somebody else may name
+    plugins, and a module beside it must not run because a command reads the folder.
+    """
+    top = plugin.partition(".")[0]
+    if plugin in sys.modules or (spec := find_spec(top)) is None:
+        return
+    where = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    folder = Path(where).resolve().parent
+    folder = folder.parent if spec.submodule_search_locations else folder
+    trusted = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if folder == Path.cwd() and folder not in [Path(p).resolve() for p in trusted if p]:
+        raise ConfigError(
+            f"[run] plugins names {plugin!r}, which lies in the current directory; add"
+            " the directory to PYTHONPATH if you trust it"
+        )
+
+
 def import_plugins(run: Any) -> None:
     """Import the modules that [run] plugins names, which register what they have."""
     plugins = run.get("plugins", ()) if isinstance(run, Mapping) else ()
     for name in names_in("[run] plugins", plugins):
         try:
+            check_place(name)
             import_module(name)
         except ImportError as error:
             raise ConfigError(

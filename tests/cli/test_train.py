@@ -271,16 +271,22 @@ def test_help_has_the_rule_and_the_way_out(hpcsgd):
     assert "names a setting of SGD" in said and "--plain" in said
 
 
-def test_ranks_train_with_an_agreement_of_a_plugin(interpreter, susy, tmp_path):
-    """A module beside the configuration, imported by every rank."""
+def test_ranks_train_with_an_agreement_of_a_plugin(
+    interpreter, susy, tmp_path, monkeypatch
+):
+    """A module beside the configuration, imported by every rank if it is trusted."""
     example = Path(__file__).parents[2] / "examples" / "extending" / "trimmed.py"
     shutil.copy(example, tmp_path)
     (tmp_path / "run.toml").write_text(
         '[run]\nplugins = ["trimmed"]\ndefaults = "sgd"\n'
         '[agreement]\nkind = "trimmed"\ntrim = 0\n[schedule]\nperiod = 4\n'
     )
-    done = interpreter("train", "run.toml", "--data", susy, "--ranks", 2, "--json")
-    said = only_json(done)
+    command = "train", "run.toml", "--data", susy, "--ranks", 2, "--json"
+    refused = interpreter(*command)
+    assert refused.returncode == 2
+    assert "lies in the current directory; add the directory to" in refused.stderr
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    said = only_json(interpreter(*command))
     assert said["grid"]["replicas"] == 2
     assert said["config"]["agreement"]["kind"] == "trimmed"
     assert said["ledger"]["agreement"]["calls"] == -(-said["exchanges"] // 4)

@@ -490,7 +490,7 @@ class LowPrecision(OwnSteps):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return the records for both neighbours, and every `resync` the weights."""
+        """Return the records for both neighbours; if a resync is due, the weights."""
         tail = shape.classes * shape.intercept * shape.itemsize
         record = HEAD + shape.local_columns * shape.classes + tail
         sent = [shape.sent(record, 1)] * 2

@@ -1,4 +1,12 @@
-"""Weights that are averaged: local SGD, post-local SGD, FedAvg, async averages."""
+"""Weights that are averaged: local SGD, post-local SGD, FedAvg, async averages.
+
+The class docstrings count the words of a rank with d columns of K classes, in a run of
+R replicas. S is the number of arrays of the update (sgd 1, momenta 2, svrg 3), a = S
+where `momentum` is average and 1 where it is keep or reset, and i = 1 with an
+intercept, else 0. Where R > 2 and a replica has several members, each average ends with
+a broadcast of the intercept, a·K words in float64, to the members. An all-reduce counts
+as two collectives in a run with `--reproducible`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,10 +35,9 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.base import State
 from hpcsgd.settings import setting
 
-# Local SGD: replicas average their state every τ exchanges.
+# Local SGD (s = 1), and the 2-D hybrid (s > 1).
 #
-# With s = 1 this is local SGD, with s > 1 the 2-D hybrid. Both change the iterates;
-# CA-SGD inside one replica does not.
+# Both change the iterates; CA-SGD inside one replica does not.
 
 BUFFERS = ("average", "keep", "reset")  # what becomes of momentum when replicas agree
 WITH_MOMENTUM = ("momentum", "nesterov", "nesterov-classic", "svrg")  # updates
@@ -38,7 +45,7 @@ WITH_MOMENTUM = ("momentum", "nesterov", "nesterov-classic", "svrg")  # updates
 
 @dataclass(frozen=True)
 class AverageSettings(AgreementSettings):
-    """Replicas that take steps of their own, and average their weights."""
+    """The settings of local SGD: replicas step alone, and average their weights."""
 
     momentum: str = setting(
         "average",
@@ -50,10 +57,18 @@ class AverageSettings(AgreementSettings):
 
 
 class Average(Agreement):
-    """x ← Σ_r (n_r / n) x_r in one message.
+    """Local SGD (Stich, 2019): x ← Σ_r (n_r / n) x_r over all replicas.
 
-    `momentum` says what becomes of the momentum, the columns of the state behind the
-    first `classes`: averaged as the weights are, kept by every replica, or set to zero.
+    Needs    an update that is linear in the state: sgd, momentum, nesterov,
+             nesterov-classic or svrg; no certain s, τ, product or penalty.
+    Refuses  optimizer state in 8 bits, codecs, `hierarchical`, `accumulate` above 1,
+             and changes of a mean gradient (centre, normalise, noise, clip by
+             percentile).
+    Keeps    nothing beside the state. The momentum, the columns of the state behind the
+             first `classes`, is averaged as the weights are, kept by every replica, or
+             set to zero, as `momentum` names it.
+    Sends    every τ exchanges an all-reduce of (d + i)·a·K words, and at the end one
+             more, unless the last exchange had one.
     """
 
     settings: ClassVar[type[AgreementSettings]] = AverageSettings
@@ -117,12 +132,12 @@ class Average(Agreement):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return one average of all replicas where it is due."""
+        """Return what an average of all replicas sends, [] where none is due."""
         return sent_for_average(shape) if cls.agrees(shape, exchanges) else []
 
     @classmethod
     def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return one average, unless the last exchange had one of all replicas."""
+        """Return what an average sends, [] where the last exchange had one of all."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 
     def _average_all(
@@ -190,12 +205,12 @@ def clear_momentum(state: State, classes: int) -> None:
         state.intercept[1:] = 0.0
 
 
-# Post-local SGD: agreed after every exchange at first, every τ exchanges later.
+# Post-local SGD: local SGD that averages more often at first.
 
 
 @dataclass(frozen=True)
 class PostLocalSettings(AverageSettings):
-    """Averages after every exchange at first, then every period."""
+    """The settings of post-local SGD, which averages more often at first."""
 
     switch: float = setting(
         1.0,
@@ -205,7 +220,15 @@ class PostLocalSettings(AverageSettings):
 
 
 class PostLocal(Average):
-    """Averages after exchanges 1 .. `switch`, then every `period` of them."""
+    """Post-local SGD (Lin, Stich, Patel and Jaggi, 2020).
+
+    Needs    what `Average` needs.
+    Refuses  what `Average` refuses.
+    Keeps    what `Average` keeps.
+    Sends    the all-reduce of `Average` after each exchange of the first `switch`
+             epochs, later after each number of exchanges that τ divides, and at the
+             end, unless the last exchange had one.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = PostLocalSettings
 
@@ -247,8 +270,8 @@ def exchanges_in(epochs: float, each: int) -> int:
 # Federated averaging: in every round of τ exchanges a part of the replicas trains.
 #
 # Round k = 0, 1, ... is exchanges kτ + 1 .. (k + 1)τ. m = max(⌊fraction · R + 1/2⌋, 1)
-# replicas are drawn without replacement, by seed and round alone, so that nobody has to
-# ask. The others keep the weights of the round's beginning; then all replicas take
+# replicas are drawn without replacement, by seed and round alone, which takes no
+# message. The others keep the weights of the round's beginning; then all replicas take
 #
 #     w ← Σ_{r drawn} (n_r / Σ_{q drawn} n_q) w_r
 
@@ -257,7 +280,7 @@ ROUNDS = 0xFEDA  # where row orders have the replica: no replica has this number
 
 @dataclass(frozen=True)
 class FedAvgSettings(AverageSettings):
-    """A random part of the replicas trains in each round."""
+    """The settings of FedAvg: a random part of the replicas trains in each round."""
 
     fraction: float = setting(
         0.5,
@@ -268,11 +291,13 @@ class FedAvgSettings(AverageSettings):
 
 
 class FedAvg(Average):
-    """The drawn replicas train and are averaged by their rows; all receive it.
+    """FedAvg: the drawn replicas train, all take their average (McMahan et al., 2017).
 
-    One sum over all replicas, to which those that rest give zeros: an all-reduce is
-    the message in which everybody gets the result, and it moves these words whoever
-    drew them up. They are booked as what they are, words on the wire.
+    Needs    what `Average` needs.
+    Refuses  what `Average` refuses.
+    Keeps    what `Average` keeps: seed and round alone decide which replicas are drawn.
+    Sends    what `Average` sends. Replicas that rest give zeros to the all-reduce,
+             since all receive its result; the ledger counts these words, too.
     """
 
     settings: ClassVar[type[AgreementSettings]] = FedAvgSettings
@@ -342,17 +367,17 @@ def draw(seed: int, round_number: int, replicas: int, count: int) -> frozenset[i
     return frozenset(rng.choice(replicas, size=count, replace=False).tolist())
 
 
-# Nobody to agree with, or nobody wanted.
+# One replica, which has no other to synchronise with.
 
 
 @dataclass(frozen=True)
 class NoAgreementSettings(AgreementSettings):
-    """One replica, or replicas that train as many unrelated models."""
+    """The settings of a run without agreement, which has one replica."""
 
     works_alone: ClassVar[bool] = True
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Several replicas would train several models."""
+        """Yield a refusal of several replicas, which would train several models."""
         replicas = config.grid.replicas
         if replicas > 1:
             yield (
@@ -362,7 +387,13 @@ class NoAgreementSettings(AgreementSettings):
 
 
 class NoAgreement(Agreement):
-    """Replicas never speak; each ends with its own weights."""
+    """No agreement: a replica ends with its own weights.
+
+    Needs    one replica, and what `Average` needs.
+    Refuses  what `Average` refuses.
+    Keeps    nothing beside the state.
+    Sends    nothing.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = NoAgreementSettings
 
@@ -371,7 +402,7 @@ class NoAgreement(Agreement):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return nothing."""
+        """Return an empty list: replicas send nothing."""
         return []
 
 
@@ -402,17 +433,16 @@ def share_intercept(state: State, grid: Grid) -> None:
         grid.members.broadcast(state.intercept, 0, PURPOSE)
 
 
-# Averages that travel while replicas go on (BAGUA's asynchronous model average).
+# Averages that travel while replicas continue (BAGUA's asynchronous model average).
 #
-# After exchange t = τ, 2τ, ... each replica says what it is, and goes on. After
-# exchange t + `delay` all know the average, and move by what it would have changed at
-# t:
+# The all-reduce of an average begins after exchange t = τ, 2τ, ... After exchange
+# t + `delay` every replica moves by what the average would have changed at t:
 #
 #     w ← Σ_r (n_r / n) w_r(t) + (w − w_own(t))
 #
-# which is what taking a lock, averaging and letting go amounts to, at exchanges instead
-# of at times: every run is the same. A delay of 0 is `average`, to the bit. Averages
-# have a communicator of their own: what else replicas say does not queue behind them.
+# BAGUA takes a lock, averages and releases it, at any time; here exchanges are counted
+# instead, so that every run is the same. A delay of 0 is `average`, to the bit. An
+# average has a communicator of its own, so that no other message queues behind it.
 
 ASIDE = 6  # vectors: what was said, the sum, both saved, and copies of these
 MEAN, OWN, SINCE = "async_mean", "async_own", "async_since"
@@ -429,7 +459,7 @@ class AverageUnderWay:
 
 @dataclass(frozen=True)
 class AsyncAverageSettings(AverageSettings):
-    """Averages that overlap with steps."""
+    """The settings of averages that overlap with steps."""
 
     delay: int = setting(
         1,
@@ -442,7 +472,7 @@ class AsyncAverageSettings(AverageSettings):
     )
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """One average at a time is under way, of what belongs to steps alone."""
+        """Yield refusals of a delay above the period, and of svrg."""
         period = config.schedule.period
         if self.delay > period:
             yield (
@@ -457,7 +487,18 @@ class AsyncAverageSettings(AverageSettings):
 
 
 class AsyncAverage(Average):
-    """One average at a time is under way; `aside` carries it."""
+    """Asynchronous model average of BAGUA (Gan et al., 2021).
+
+    Needs    what `Average` needs, and `delay` of at most τ.
+    Refuses  what `Average` refuses, svrg, `--emulate-members`, and with several
+             replicas [average].
+    Keeps    (d + i)·a·K words that were sent and as many of their sum, and room for
+             both in the state, from which checkpoints save them.
+    Sends    every τ exchanges an all-reduce of (d + i)·a·K words, on the communicator
+             `aside`; the broadcast to members, which comes `delay` exchanges later, has
+             S·K words. At the end what `Average` sends, on the replicas' communicator,
+             unless `delay` is 0 and the last exchange had an average.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = AsyncAverageSettings
 
@@ -601,9 +642,9 @@ class AsyncAverage(Average):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return the sum that sets out; the intercept of one that is applied now.
+        """Return the all-reduce that begins, and the broadcast of what is applied now.
 
-        An average that would be applied after the last exchange is let go.
+        An average that would be applied after the last exchange is dropped.
         """
         wide, sent = words_averaged(shape), []
         since = exchanges - shape.settings.delay
@@ -616,6 +657,6 @@ class AsyncAverage(Average):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield states, and averages that come late."""
+        """Yield the bytes of the states, and of an average that is under way."""
         yield from super().holds(shape)
         yield "averages under way", ASIDE * shape.vector

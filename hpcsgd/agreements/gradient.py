@@ -1,4 +1,31 @@
-"""Gradients that are summed before a step (DDP), and batches that grow."""
+"""Gradients that are summed before a step (DDP), and batches that grow.
+
+`Gradient` is distributed data parallelism (Li et al., 2020). A rank holds d columns of
+K classes, and t = K·i + f + 1 words of tail: i = 1 with an intercept, f = 1 where
+residuals are scaled, else 0.
+
+Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
+         adam, product direct, gather or gather-once, one model, a smooth penalty, and
+         weights of at least 32 bits.
+Refuses  combinations alone, as scaled residuals with a codec.
+Keeps    on every replica a gradient and the arrays of the rule (adam 2, adagrad 1, a
+         momentum in 8 bits 1, others 0), d·K words each, and what the codec keeps.
+Sends    d·K + t words in an exchange: an all-reduce of each bucket, the tail with the
+         first. A codec sends its bytes of each bucket, behind an all-reduce of the tail
+         in float64. With `hierarchical` the first replicas of groups do this, between a
+         reduce and a broadcast inside. With i = 1 and R > 2 member 0 broadcasts the
+         tail to the members. Where the data or the nodes of ranks decide, `messages`
+         is None.
+
+`Growing` is Accordion's second form (Agarwal et al., 2021):
+
+Needs    what `Gradient` needs, and `accumulate` above 1.
+Refuses  what `Gradient` refuses.
+Keeps    what `Gradient` keeps, and the sum of watched gradients, d·K words.
+Sends    what `Gradient` sends, for each batch or, once batches have grown, for each
+         exchange: the data decide. At a check members all-reduce one word of float64,
+         and rank 0 broadcasts one of int32 to all ranks.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -251,13 +278,13 @@ OF_CODECS = "codec_"  # names of what they keep
 
 @dataclass(frozen=True)
 class SummedSettings(GradientSettings):
-    """Gradients are summed in every step; ZeRO's stages continue such runs."""
+    """The settings of summed gradients; a run may be resumed as a stage of ZeRO."""
 
     steps_of_gradient: ClassVar[bool] = True
 
 
 class Gradient(BatchRequest, Agreement):
-    """Takes the gradient of every batch, and steps when all replicas have said theirs.
+    """Takes the gradient of every batch, and steps when those of all are summed.
 
     As a `GradientSink` it is given residuals; the sums go into the buckets that they
     travel in.
@@ -445,9 +472,10 @@ class Gradient(BatchRequest, Agreement):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
-        """Return what one mean gradient takes.
+        """Return what one mean gradient sends.
 
-        None where a codec leaves its bytes to the data, or groups are those of nodes.
+        Return None where the data decide the bytes of a codec, where nodes or racks
+        are the groups of `hierarchical`, and where `sent_for_gradient` has no formula.
         """
         return sent_for_gradient(shape, is_coded(shape))
 
@@ -459,7 +487,7 @@ class Gradient(BatchRequest, Agreement):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield states, gradient and moments, and what codecs keep, with all copies."""
+        """Yield the bytes of states, of gradient and moments, and of codecs."""
         yield from super().holds(shape)
         yield "gradient", cls.vectors(shape) * shape.state
         if shape.replicas > 1:
@@ -595,14 +623,10 @@ class Gradient(BatchRequest, Agreement):
 
 # What rank 0 sends for one mean gradient, from sizes and settings alone.
 #
-# The d_0·K words of the gradient in buckets of whole columns, and the tail: K words of
-# the intercept, the count of rows. As they are, they are summed in place, the tail with
-# the first bucket. A codec sends what it says of each bucket, behind a float64 sum of
-# the tail; one that clips has members sum one word before that. Members whose sums may
-# differ in a bit are told the tail of one of them.
-#
-# In groups of n replicas the buckets and the tail are first reduced inside, and what
-# leaders then have is broadcast there.
+# Buckets are of whole columns. A codec that clips has members sum one word before its
+# first bucket. With an intercept, R > 2 and several members, whose sums may differ in a
+# bit, member 0 broadcasts the tail. In groups of n replicas the buckets and the tail
+# are first reduced inside, and what leaders then have is broadcast there.
 
 
 def is_coded(shape: AgreementShape) -> bool:
@@ -703,7 +727,7 @@ PURPOSE = "agreement"
 
 @dataclass(frozen=True)
 class GrowingSettings(GradientSettings):
-    """Batches that grow when gradients change little."""
+    """The settings of batches that grow when gradients change little."""
 
     works_alone: ClassVar[bool] = True
     asks_members: ClassVar[bool] = True
@@ -715,7 +739,7 @@ class GrowingSettings(GradientSettings):
         return 1
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Batches must have something to grow to."""
+        """Yield a refusal of `accumulate` = 1, with which batches cannot grow."""
         if self.accumulate == 1:
             yield (
                 "makes batches grow agreement.accumulate times, which is 1; 4 is usual"
@@ -797,7 +821,7 @@ class Growing(Gradient):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield what every gradient takes, and the sum of those that are watched."""
+        """Yield the bytes of `Gradient`, and of the sum of watched gradients."""
         yield from super().holds(shape)
         if shape.replicas > 1:
             yield "watched gradients", (2 + shape.snapshots) * shape.vector

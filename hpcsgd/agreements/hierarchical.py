@@ -1,4 +1,20 @@
-"""Agreement in levels of groups, and by the leaders of nodes."""
+"""Agreement in levels of groups, and by the leaders of nodes.
+
+`Hierarchical` averages weights in nested groups (Lin, Stich, Patel and Jaggi, 2020):
+
+Needs    an update that is linear in the state (sgd, momentum, nesterov,
+         nesterov-classic or svrg), nested groups that grow to all replicas, and a
+         period for each that grows with them.
+Refuses  optimizer state in 8 bits, codecs, [agreement] hierarchical, `accumulate` above
+         1, changes of a mean gradient, and `--emulate-members`.
+Keeps    nothing beside the state.
+Sends    after exchange k an all-reduce in the group of the longest period that divides
+         k, unless the group is one replica; at the end one of all replicas, unless the
+         last exchange had one. On d columns and K classes it has (d + i)·a·K words:
+         i = 1 with an intercept, else 0; a = 1, or where momentum is averaged the
+         number of arrays of the update (sgd 1, momenta 2, svrg 3). In groups of more
+         than two, member 0 broadcasts the intercept, a·K words, to the members.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -141,10 +157,7 @@ def _labels(group: str, places: Sequence[Address]) -> Labels:
     return tuple(keys.index(key) for key in keys)
 
 
-# Nested groups of replicas, each with a period of its own: node, rack, all.
-#
-# After exchange k the group of the largest period that divides k averages, and no
-# other: w ← Σ_{r in group} (n_r / Σ_{q in group} n_q) w_r.
+# Averages in nested groups: w ← Σ_{r in group} (n_r / Σ_{q in group} n_q) w_r.
 
 
 @dataclass(frozen=True)
@@ -159,7 +172,7 @@ class Circle:
 
 @dataclass(frozen=True)
 class HierarchicalSettings(AverageSettings):
-    """Nested groups of replicas average at different periods."""
+    """The settings of nested groups of replicas that average at different periods."""
 
     groups: str = setting(
         "node,all",
@@ -178,7 +191,7 @@ class HierarchicalSettings(AverageSettings):
     )
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Groups and periods must fit each other and the replicas."""
+        """Raise a ConfigError where groups, periods and replicas do not fit."""
         plan_levels(
             self.groups, self.periods, config.schedule.period, config.grid.replicas
         )
@@ -238,9 +251,10 @@ class Hierarchical(Average):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return an average of the widest group that is due, which may be one replica.
+        """Return what an average in the widest group that is due sends.
 
-        The sizes of the groups are those that rank 0 was in.
+        The list is empty where no group is due, or where that group is one replica.
+        `shape.circles` has the sizes of the groups of rank 0.
         """
         sizes = zip(shape.circles, _periods(shape), strict=True)
         due = [size for size, period in sizes if exchanges % period == 0]

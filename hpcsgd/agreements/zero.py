@@ -1,4 +1,18 @@
-"""State in slices over replicas: ZeRO stages 1 to 3."""
+"""State in slices over replicas: ZeRO stages 1 to 3 (Rajbhandari et al., 2020).
+
+Needs    s = 1, τ = 1, update sgd, momentum, nesterov, adagrad or adam, product direct,
+         gather or gather-once (stage 3: direct), one model, a smooth penalty, and
+         weights of at least 32 bits.
+Refuses  codecs, `hierarchical`, 8-bit states and scaled residuals; in stage 3 gradients
+         of all rows, [polish], and where d < R [average] and rows that are held out.
+Keeps    1/R of the rule's arrays (adam 2, adagrad 1) and of a velocity, from stage 2 on
+         also of the gradient, in stage 3 also of the weights, and all of the others:
+         d·K words each of d columns and K classes.
+Sends    an all-reduce of the tail, K·i + 1 words (i = 1 with an intercept, else 0); for
+         each tile a reduce-scatter of the gradient, d·K words in all, and an all-gather
+         of the weights, to which a rank gives about d·K/R words in all (stage 3: before
+         the scores). With i = 1 and R > 2 member 0 broadcasts the tail to the members.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -452,19 +466,13 @@ class Scatter:
 
 # ZeRO: replicas share the mean gradient in slices, and each steps its own.
 #
-#     stage 1    what a rule keeps is held in slices
-#     stage 2    and the gradient
-#     stage 3    and the weights, which the scores of a batch gather tile by tile
-#
-# Every tile of the gradient is summed so that each replica gets its slice of it, which
-# takes the step; the slices of w are gathered. Yᵀr does not need w: so w is gathered
-# once a step in stage 3, too, and 2 (R−1)/R of the words of w travel, as in an
-# all-reduce.
+# Yᵀr does not need w: so w is gathered once a step in stage 3, too, and 2 (R−1)/R of
+# the words of w travel, as in an all-reduce.
 
 
 @dataclass(frozen=True)
 class SlicedSettings(GradientSettings):
-    """Replicas that hold slices of what a step needs."""
+    """The settings of agreements whose replicas hold slices of what a step needs."""
 
     slices: ClassVar[bool] = True
     steps_of_gradient: ClassVar[bool] = True
@@ -485,7 +493,7 @@ class SlicedSettings(GradientSettings):
 
 @dataclass(frozen=True)
 class ShardedSettings(SlicedSettings):
-    """ZeRO: optimizer state, gradient and weights are divided over the replicas."""
+    """The settings of ZeRO, which divides state, gradient and weights over replicas."""
 
     stage: int = setting(
         1,
@@ -505,7 +513,7 @@ class ShardedSettings(SlicedSettings):
         return self.stage
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Nobody holds all weights in stage 3."""
+        """Yield what stage 3 refuses, where no replica holds all weights."""
         if not self.slices_weights:
             return
         product, goal = config.products.kind, config.stop.on
@@ -715,9 +723,11 @@ class ShardedAgreement(SlicedState):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
-        """Return a sum of each tile in parts, the tail ahead of them, and a gather.
+        """Return the all-reduce of the tail, and what each tile sends.
 
-        In stage 3 weights are gathered before scores are read, else after the step.
+        A tile is a reduce-scatter of its gradient and an all-gather of its weights.
+        Where members may differ in a bit of the intercept's sums, one broadcasts the
+        tail to the others.
         """
         shared = shape.intercept and shape.shares_tail
         return [
@@ -738,7 +748,10 @@ class ShardedAgreement(SlicedState):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield weights, slices of the rule's state, gradient, tiles, good states."""
+        """Yield the bytes of weights, slices, gradient, good states, and tiles.
+
+        Slices are those of the rule's state; good states those that a run returns to.
+        """
         stage, own = cls.stage_of(shape), -(-shape.columns // shape.replicas)
         weights = own if stage == 3 else shape.columns
         kept = own * (shape.states - 1 + shape.moments + cls.beside(shape))

@@ -1,4 +1,21 @@
-"""Any-batch SGD: replicas do what they can in a round, and mix over a graph."""
+"""Any-batch SGD: replicas do what they can in a round, and mix over a graph.
+
+After any-batch mirror descent (Eshraghi and Liang, 2020). A rank has d columns and K
+classes; i = 1 with an intercept and b = 1 where `weighted`, else 0.
+
+Needs    update sgd, s = 1, τ = 1, product direct, gather or gather-once, one model, a
+         smooth penalty, weights of at least 32 bits, and rows that are not streamed.
+Refuses  codecs, `hierarchical`, scaled residuals, changes and clipping of gradients,
+         8-bit states, [average], and [rate] per_batch.
+Keeps    a gradient and the arrays of the mirror map (entropy and diagonal 1, eg 2,
+         others 0), d·K words each, and the number of chunks of every round.
+Sends    in each of `mixing` iterations of a round n = (d + i)·K + b words, with eg
+         (d + 1)·K more, to every neighbour. A graph `full` takes one iteration: an
+         all-reduce of n words, with entropy and eg a swap with all others. At the end
+         an all-reduce of (d + i)·K + 1 words, unless the graph is full. Member 0
+         broadcasts the intercept, K words, to the members after the all-reduce of a
+         full graph where R > 2, and after that at the end.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -449,7 +466,7 @@ class AnyBatchInputs:
 
 @dataclass(frozen=True)
 class AnybatchSettings(GradientSettings):
-    """Rounds of a fixed time, with any number of rows each."""
+    """The settings of rounds of a fixed time, with any number of rows each."""
 
     rounds: str = setting(
         "clock",
@@ -492,7 +509,7 @@ class AnybatchSettings(GradientSettings):
     )
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Rounds have any number of rows, and a mean only where it is asked for."""
+        """Yield refusals of [average] on one replica, and of [rate] per_batch."""
         if config.average.kind != "none" and config.grid.replicas == 1:
             yield (
                 "takes the mean of replicas when it is asked for, not after every"
@@ -756,9 +773,9 @@ class Anybatch(Gradient):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return what travels to neighbours in each iteration of a round.
+        """Return what rank 0 sends to its neighbours in the iterations of a round.
 
-        Rounds last by the clock; what is mixed behind them does not depend on it.
+        How many rows a round has depends on the clock; what is mixed after it does not.
         """
         asked, has_logs = shape.settings, shape.mirror in ("entropy", "eg")
         words = shape.classes * (shape.local_columns + shape.intercept) + asked.weighted
@@ -777,7 +794,7 @@ class Anybatch(Gradient):
 
     @classmethod
     def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return the weighted mean, unless all have heard all."""
+        """Return what the weighted mean of all sends, [] where the graph is full."""
         if shape.settings.graph == "full":
             return []
         words = shape.classes * (shape.local_columns + shape.intercept) + 1

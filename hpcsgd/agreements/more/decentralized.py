@@ -1,4 +1,21 @@
-"""Decentralized SGD of BAGUA: weights are mixed with one neighbour or with all."""
+"""Decentralized SGD of BAGUA: weights are mixed with one neighbour or with all.
+
+`Decentralized` and `LowPrecision` are D_FP_S and D_LP_S of BAGUA (Gan et al., 2021). A
+rank has d columns and K classes; i = 1 with an intercept, else 0.
+
+Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
+         adam, product direct, gather or gather-once, one model, a smooth penalty, and
+         weights of at least 32 bits; `peers` = shift_one needs an even R.
+Refuses  codecs, `hierarchical`, scaled residuals, changes and clipping of gradients,
+         8-bit states, and with several replicas [average].
+Keeps    a gradient, momentum and the arrays of the rule, each replica its own;
+         `LowPrecision` also (d + i)·K words of weights of each of two neighbours.
+Sends    `Decentralized` (d + i)·K words, in an all-reduce or a swap with one replica;
+         `LowPrecision` 8 + d·K bytes and i·K words to each neighbour, and every
+         `resync` exchanges (d + i)·K words to each. At the end an all-reduce of
+         (d + i)·S·K words, S = 2 with momentum, else 1. Where R > 2, members broadcast
+         the intercept, S·K words, after that and after each mix of `Decentralized`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -35,21 +52,19 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.settings import setting
 
-# Replicas that take steps of their own, and mix weights in every one of them.
-#
 # Decentralized SGD in full precision (BAGUA's D_FP_S, arXiv 2107.01499):
 #
 #     w_i ← (n_i w_i + n_j w_j) / (n_i + n_j) − η g_i(w_i)
 #
 # with j the replica that is met in this exchange, or with the mean over all replicas.
-# The weights set out before the gradient is computed, and arrive when it is there.
+# The weights travel while the gradient is computed.
 # Weights count by the rows behind them, so that Σ n_i w_i, the model that a run
 # evaluates and returns, is what mixing leaves alone.
 
 
 @dataclass(frozen=True)
 class OwnStepsSettings(GradientSettings):
-    """Replicas that step by their own gradients, and mix their weights."""
+    """The settings of replicas that step by their own gradients and mix weights."""
 
     reads: ClassVar[frozenset[str]] = frozenset()
     ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
@@ -144,7 +159,7 @@ class OwnSteps(Gradient, ABC):
 
     @classmethod
     def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return the mean of all replicas, momentum included."""
+        """Return what the mean of all replicas sends, momentum included."""
         return sent_for_mean(shape, shape.classes * shape.states, shape.replicas)
 
     @abstractmethod
@@ -193,7 +208,7 @@ class OwnSteps(Gradient, ABC):
 
 @dataclass(frozen=True)
 class DecentralizedSettings(OwnStepsSettings):
-    """Replicas mix weights while they compute gradients."""
+    """The settings of replicas that mix weights while they compute gradients."""
 
     peers: str = setting(
         "all",
@@ -203,7 +218,7 @@ class DecentralizedSettings(OwnStepsSettings):
     )
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Pairs need an even number of replicas."""
+        """Yield a refusal of pairs of an odd number of replicas."""
         replicas = config.grid.replicas
         if self.peers == "shift_one" and replicas > 1 and replicas % 2 == 1:
             yield (
@@ -228,7 +243,10 @@ class Decentralized(OwnSteps):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return weights and intercept, in a sum of all or a swap with one replica."""
+        """Return an all-reduce of weights and intercept, or a swap with one replica.
+
+        Where members may differ in a bit of the intercept, one broadcasts it to them.
+        """
         words = _words_of(shape)
         is_sum = shape.settings.peers == "all"
         sent = shape.sum(words) if is_sum else [shape.sent(words)]
@@ -334,11 +352,10 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 }
 
 
-# Replicas on a ring that tell their neighbours how they moved, in 8 bits a word.
+# Decentralized SGD in low precision on a ring (BAGUA's D_LP_S, arXiv 2107.01499).
 #
-# Decentralized SGD in low precision (BAGUA's D_LP_S, arXiv 2107.01499). Replica i keeps
-# what its neighbours on the left and on the right are, L and R, beside its own w. With
-# x what its own step makes of w,
+# Replica i keeps the weights of its neighbours on the left and on the right, L and R,
+# beside its own w. With x what its own step makes of w,
 #
 #     δ = (x − w) + a (L − w) + b (R − w);    w ← w + Q(δ),    L ← L + Q(δ_L), ...
 #
@@ -353,7 +370,7 @@ HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
 
 @dataclass(frozen=True)
 class LowPrecisionSettings(OwnStepsSettings):
-    """Ring neighbours send changes of weights in 8 bits."""
+    """The settings of ring neighbours that send changes of weights in 8 bits."""
 
     resync: int = setting(
         0,
@@ -473,7 +490,7 @@ class LowPrecision(OwnSteps):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return two records, of a byte a word, and now and then the weights twice."""
+        """Return the records for both neighbours; if a resync is due, the weights."""
         tail = shape.classes * shape.intercept * shape.itemsize
         record = HEAD + shape.local_columns * shape.classes + tail
         sent = [shape.sent(record, 1)] * 2

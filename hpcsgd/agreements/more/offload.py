@@ -1,4 +1,18 @@
-"""ZeRO-Offload: optimizer state on the host, steps beside the GPU."""
+"""ZeRO-Offload: optimizer state on the host, steps beside the GPU (Ren et al., 2021).
+
+Needs    s = 1, τ = 1, update sgd, momentum, nesterov, adagrad or adam, product direct,
+         gather or gather-once, one model, a smooth penalty, and weights of at least 32
+         bits.
+Refuses  codecs, `hierarchical`, 8-bit states, and scaled residuals.
+Keeps    d·K words of weights of d columns and K classes; on the host 1/R of as many for
+         the weights, a velocity, each array of the rule (adam 2, adagrad 1), the
+         gradient, and with `delay_after` = N ≥ 0 a gradient that is late.
+Sends    an all-reduce of the tail, K·i + 1 words (i = 1 with an intercept, else 0); for
+         each tile a reduce-scatter of the gradient, d·K words in all, and an all-gather
+         of the weights, to which a rank gives about d·K/R words in all. With the delay
+         exchange N + 1 gathers nothing, and the end once more. Where R > 2 member 0
+         broadcasts the tail to the members if i = 1 or a step is late.
+"""
 
 import logging
 from collections.abc import Callable
@@ -169,7 +183,7 @@ PENDING = "pending"  # the mean gradient that is late, in the memory; its Σr be
 
 @dataclass(frozen=True)
 class OffloadSettings(SlicedSettings):
-    """Slices of optimizer state and gradient, with steps on the host."""
+    """The settings of slices of state and gradient with steps on the host."""
 
     delay_after: int = setting(
         -1,
@@ -384,7 +398,7 @@ class Offload(ShardedAgreement):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
-        """Return what slices take; where steps are late, weights of the step before."""
+        """Return what slices send; where steps are late, weights of the step before."""
         late = shape.settings.delay_after
         if not 0 <= late < exchanges:
             return super().messages(shape, exchanges)
@@ -397,7 +411,7 @@ class Offload(ShardedAgreement):
 
     @classmethod
     def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return the weights of the step that was late."""
+        """Return what the weights of the last step send where it was late."""
         is_late = 0 <= shape.settings.delay_after < exchanges
         return sent_for_weights(shape) if is_late else []
 

@@ -1,4 +1,17 @@
-"""QAdam of BAGUA: Adam whose momentum is what travels."""
+"""QAdam of BAGUA: Adam whose momentum is what travels (Gan et al., 2021).
+
+Needs    update adam, s = 1, τ = 1, product direct, gather or gather-once, one model, a
+         smooth penalty, and weights of at least 32 bits.
+Refuses  changes and clipping of gradients, 8-bit states, and scaled residuals.
+Keeps    m, v and a gradient on every replica, d·K words each of d columns and K
+         classes, and what the codec keeps.
+Sends    in the first `warmup_steps` exchanges a gradient, later what becomes of m: an
+         all-reduce of each bucket, d·K words in all, and with the first the tail of
+         K·i + 1 words (i = 1 with an intercept, else 0). A codec sends its bytes of m
+         instead, behind an all-reduce of the tail in float64. With i = 1 and R > 2
+         member 0 broadcasts the tail to the members. `hierarchical` takes two levels.
+         `messages` is None where the data, or the nodes of ranks, decide.
+"""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -22,8 +35,8 @@ from hpcsgd.settings import setting
 
 # QAdam: Adam whose momentum travels in few bits, once its variances are known.
 #
-# The first `warmup_steps` steps are those of Adam, on gradients that are summed as they
-# are. Then v rests, and what replicas say is no gradient but what becomes of m:
+# The first `warmup_steps` steps are those of Adam. Then v rests, and replica p sends
+# what its gradient makes of m:
 #
 #     m_p = β₁ m + (1 − β₁) s_p / n_p;    m ← mean_p C(m_p) + (1 − β₁) λ w
 #     w ← w − η m̂ / (√v̂ + ε)
@@ -66,7 +79,7 @@ class RestingAdam(Adam):
 
 @dataclass(frozen=True)
 class QAdamSettings(GradientSettings):
-    """Adam that sends its momentum in few bits after a warm-up."""
+    """The settings of Adam that sends its momentum in few bits after a warm-up."""
 
     warmup_steps: int = setting(
         100,
@@ -117,7 +130,7 @@ class QAdam(Gradient):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
-        """Return a gradient as it is; after the warm-up momentum by the codec."""
+        """Return what a gradient sends, after the warm-up a momentum in the codec."""
         if exchanges <= shape.settings.warmup_steps:
             return sent_for_gradient(shape)
         return super().messages(shape, exchanges)

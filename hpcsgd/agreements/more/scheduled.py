@@ -1,4 +1,21 @@
-"""ByteScheduler: tiles of gradients in order of priority."""
+"""ByteScheduler: tiles of gradients in order of priority (Peng et al., 2019).
+
+A rank has d columns and K classes, and t = K·i + f + 1 words of tail: i = 1 with an
+intercept, f = 1 where residuals are scaled, else 0.
+
+Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
+         adam, product direct, gather or gather-once, one model, a smooth penalty, and
+         weights of at least 32 bits.
+Refuses  combinations alone, as scaled residuals with a codec, or `hierarchical` with
+         `--emulate-members`.
+Keeps    on every replica a gradient and the arrays of the rule (adam 2, adagrad 1, a
+         momentum in 8 bits 1, others 0), d·K words each, and what the codec keeps;
+         with `tune_schedule` also up to 15 measured costs.
+Sends    d·K + t words in an exchange, each bucket in ⌈bytes / `partition`⌉ all-reduces;
+         with a codec or `hierarchical` whole buckets, as `Gradient` sends them. With an
+         intercept and R > 2 member 0 broadcasts the tail to the members. Time decides
+         the number of messages where `tune_schedule` is on.
+"""
 
 import heapq
 from collections import Counter, deque
@@ -407,7 +424,7 @@ class PartitionTuner:
 
 @dataclass(frozen=True)
 class ScheduledSettings(GradientSettings):
-    """Gradients are sent by priority, hidden behind the next step."""
+    """The settings of gradients that are sent by priority, behind the next step."""
 
     partition: float = setting(
         4.0,
@@ -576,9 +593,10 @@ class Scheduled(Gradient):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
-        """Return the gradient in pieces, the tail with the first tile.
+        """Return what the pieces of a gradient send, the tail with the first tile.
 
-        None where pieces are tuned: then time decides how many there are.
+        Return None where the pieces are tuned, since time decides how many there are,
+        and where what `Gradient` sends is not known.
         """
         asked = shape.settings
         if asked.tune_schedule:

@@ -1,4 +1,20 @@
-"""Tick-tock scheduling of Wavelet: two fits that compute in turns."""
+"""Tick-tock scheduling of Wavelet: gradients, or fits, that take turns.
+
+`TickTock` sends one gradient while another is computed (Wang et al., 2021). A rank has
+d columns and K classes, and t = K·i + 1 words of tail: i = 1 with an intercept, else 0.
+
+Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
+         adam, product direct, gather or gather-once, one model, a smooth penalty, and
+         weights of at least 32 bits.
+Refuses  codecs, `hierarchical`, scaled residuals, and `mode` = independent.
+Keeps    two gradients (delayed: and one that is late) and the arrays of the rule (adam
+         2, adagrad 1, a momentum in 8 bits 1, others 0), d·K words each.
+Sends    exact-sum: 2 (d·K + t) words in an exchange, an all-reduce of each bucket of
+         either gradient, the tail with the first; d·K + t where `accumulate` batches
+         hold all rows of a replica (`AsOne`). delayed: d·K + t. Where R > 2 member 0
+         broadcasts the tail to the members, in `AsOne` only if i = 1; delayed also in
+         evaluations, so that `messages` is None there.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +93,7 @@ def make_items(
 #
 # After Wavelet, whose gain in memory does not exist here: a generalized linear model
 # stores no activations. What stays is that the transfer of one item hides behind the
-# computing of the other. `[agreement] mode` says what the items are:
+# computing of the other. `[agreement] mode` names the items:
 #
 # exact-sum: the two halves of a step, at the same weights; one update with both, which
 #   is the step on their union. Only the tick's transfer has something to hide behind.
@@ -91,7 +107,7 @@ MODES = ("exact-sum", "delayed", "independent")
 
 @dataclass(frozen=True)
 class TickTockSettings(GradientSettings):
-    """Half of a gradient is sent while the other is computed."""
+    """The settings of gradients of which one is sent while another is computed."""
 
     mode: str = setting(
         "exact-sum",
@@ -115,7 +131,7 @@ class TickTockSettings(GradientSettings):
         return self.mode == "delayed"
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Two fits are no run of one."""
+        """Yield a refusal of `mode` = independent, which is two fits."""
         if self.mode == "independent":
             yield (
                 "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
@@ -132,7 +148,7 @@ class TickTock(Gradient):
     def variant(
         cls, settings: Any, replicas: int, rows: int, batch: int
     ) -> type[Gradient]:
-        """Halves are taken as one where no half has anything to hide behind."""
+        """Return the class of `mode`; `AsOne` where no half can hide behind another."""
         if settings.mode == "delayed":
             return LateTickTock
         is_one = replicas == 1 or rows <= batch * settings.accumulate
@@ -219,10 +235,10 @@ class TickTock(Gradient):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
-        """Return a gradient of the tick and one of the tock, or one of both at once.
+        """Return what the gradients of tick and tock send, or one gradient of both.
 
-        None of a delayed gradient whose tail members are told: every evaluation of the
-        state asks for that, too.
+        Return None for a delayed gradient whose tail is broadcast to members, since
+        every evaluation of the state broadcasts it, too.
         """
         asked = shape.settings
         if asked.mode == "delayed":

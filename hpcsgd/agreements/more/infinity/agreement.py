@@ -1,4 +1,21 @@
-"""The agreement of replicas whose weights and states are on disk."""
+"""ZeRO-Infinity: the agreement of replicas whose weights and states are on disk.
+
+The method is that of Rajbhandari et al. (2021). A rank has d columns and K classes, and
+S = 2 with momentum, else 1.
+
+Needs    product direct, a folder (`store` or run.out), s = 1, τ = 1, update sgd,
+         momentum, nesterov, nesterov-classic, adagrad or adam, one model, a smooth
+         penalty, and weights of at least 32 bits.
+Refuses  codecs, `hierarchical`, scaled residuals, changes and clipping of gradients,
+         8-bit states, gradients of all rows, stop.on = validation, [average], [polish],
+         initial weights, run.on_failure = shrink, `--emulate-members`, and GPUs.
+Keeps    on disk, twice, 1/R of S·d·K words of weights and of d·K words of each array of
+         the rule (adam 2, adagrad 1); in memory buffers of `tile` MiB.
+Sends    for each tile an all-gather of the weights, to which a rank gives about d·K/R
+         words in all, and a reduce-scatter of the gradient, d·K words in all; an
+         all-reduce of the tail, K·i + 1 words in float64 (i = 1 with an intercept, else
+         0). Where R > 2 member 0 broadcasts the tail to the members.
+"""
 
 import logging
 import shutil
@@ -401,7 +418,7 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class InfinitySettings(GradientSettings):
-    """Weights and optimizer state on disk, read in tiles."""
+    """The settings of weights and optimizer state on disk, read in tiles."""
 
     tile: float = setting(
         64.0,
@@ -444,7 +461,7 @@ class InfinitySettings(GradientSettings):
         return self.store
 
     def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
-        """States on disk need a folder, and are never whole in memory."""
+        """Yield refusals of a missing folder, of [average], and of validation."""
         if not (self.store or config.run.out):
             yield (
                 "keeps its states on disk and no folder is given; add --out DIR, or set"
@@ -576,9 +593,10 @@ class Infinity(Gradient):
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
-        """Return a gather of the own part of each tile of w, a sum of G, the tail.
+        """Return the all-reduce of the tail, and what each tile sends.
 
-        The height of a tile is that of the run.
+        A tile is an all-gather of its weights and a reduce-scatter of its gradient. The
+        height of a tile is `shape.tile_columns`.
         """
         plan = TilePlan(shape.local_columns, shape.tile_columns, shape.replicas)
         sent = shape.sum(shape.tail, 8)
@@ -594,7 +612,7 @@ class Infinity(Gradient):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield all tiles that are in memory at a time."""
+        """Yield the bytes of all tiles that are in memory at a time."""
         yield "tiles", int(shape.settings.tile * MIB)
 
     def facts(self) -> dict[str, Any]:

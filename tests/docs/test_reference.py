@@ -255,7 +255,7 @@ def test_the_keys_of_a_result_are_documented(data, wants):
 def test_keys_that_are_documented_are_in_the_code():
     """Each key of the documents is a text somewhere in the package."""
     known = {text for texts in literals().values() for text in texts}
-    known |= {key for table in asdict(RunConfig()).values() for key in table}
+    known |= {name.partition(".")[2] for name in settings_of(RunConfig)}
     names = {
         *(m.group(1) for m in re.finditer(r"^ {4}(\w+):", sources(), re.M)),
         *re.findall(r"\bdef (\w+)", sources()),

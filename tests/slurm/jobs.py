@@ -81,7 +81,7 @@ def failing(desk, sent):
 
 def unwanted(desk, sent):
     """Will be cancelled while it runs, however long that takes on a busy machine."""
-    train = ("train", "unwanted", desk.run, *SLOW, "--epochs", "500")
+    train = ("train", "unwanted", desk.run, *SLOW, "--epochs", "5000")
     return desk.submit(*train, flags=PAIR)
 
 

@@ -15,7 +15,7 @@ class TrimmedSettings(AgreementSettings):
 
     trim: int = setting(1, "extreme values left out at each end", at_least=0)
 
-    def misfits(self, config, precision):
+    def conflicts_with(self, config, precision):
         """Refuse a grid of so few replicas that no value is left."""
         least = 2 * self.trim + 1
         if config.grid.replicas < least:

@@ -376,7 +376,7 @@ class NoAgreementSettings(AgreementSettings):
 
     works_alone: ClassVar[bool] = True
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield a refusal of several replicas, which would train several models."""
         replicas = config.grid.replicas
         if replicas > 1:
@@ -471,7 +471,7 @@ class AsyncAverageSettings(AverageSettings):
         AverageSettings.supports, averages=False, emulated_members=False
     )
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield refusals of a delay above the period, and of svrg."""
         period = config.schedule.period
         if self.delay > period:

@@ -75,7 +75,7 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
     "infinity": "hpcsgd.agreements.more.infinity.agreement:Infinity",
 }
 
-# What a kind of agreement says of itself: its settings, what it needs, what it lacks.
+# The settings of a kind of agreement, what it requires, and what it supports.
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class AgreementSettings(Settings, section="agreement"):
         """Return own settings that are read under a condition: key -> condition."""
         return {}
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield what this kind alone refuses of a whole configuration.
 
         Parameters

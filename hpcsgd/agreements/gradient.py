@@ -738,7 +738,7 @@ class GrowingSettings(GradientSettings):
         """Steps have more rows later, at a larger rate."""
         return 1
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield a refusal of `accumulate` = 1, with which batches cannot grow."""
         if self.accumulate == 1:
             yield (

@@ -190,7 +190,7 @@ class HierarchicalSettings(AverageSettings):
         AverageSettings.supports, emulated_members=False
     )
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Raise a ConfigError where groups, periods and replicas do not fit."""
         plan_levels(
             self.groups, self.periods, config.schedule.period, config.grid.replicas

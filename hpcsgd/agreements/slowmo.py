@@ -186,14 +186,14 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
             if key not in declarations(AverageSettings)
         }
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield what SlowMo and its base refuse."""
         if config.run.emulate_members and not self.of_base.supports.emulated_members:
             yield (
                 f"with base = {self.base!r} splits groups of ranks, and"
                 " --emulate-members has one rank; use base = 'average'"
             )
-        yield from self.of_base.misfits(self, config, precision)
+        yield from self.of_base.conflicts_with(self, config, precision)
 
 
 def base_of(shape: AgreementShape) -> type[Average]:

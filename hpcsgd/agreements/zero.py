@@ -512,7 +512,7 @@ class ShardedSettings(SlicedSettings):
         """The stage."""
         return self.stage
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield what stage 3 refuses, where no replica holds all weights."""
         if not self.slices_weights:
             return

@@ -239,7 +239,7 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
             f" {agreement.accumulate} was given; {INSTEAD}"
         )
     try:
-        for ending in agreement.misfits(config, precision):
+        for ending in agreement.conflicts_with(config, precision):
             yield f"{subject} {ending}"
     except ConfigError as error:
         yield str(error)

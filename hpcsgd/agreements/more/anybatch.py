@@ -508,7 +508,7 @@ class AnybatchSettings(GradientSettings):
         averages=False,
     )
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield refusals of [average] on one replica, and of [rate] per_batch."""
         if config.average.kind != "none" and config.grid.replicas == 1:
             yield (

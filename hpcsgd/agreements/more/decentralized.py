@@ -217,7 +217,7 @@ class DecentralizedSettings(OwnStepsSettings):
         choices=("all", "shift_one"),
     )
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield a refusal of pairs of an odd number of replicas."""
         replicas = config.grid.replicas
         if self.peers == "shift_one" and replicas > 1 and replicas % 2 == 1:

@@ -130,7 +130,7 @@ class TickTockSettings(GradientSettings):
         """A gradient travels while the next one is computed."""
         return self.mode == "delayed"
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield a refusal of `mode` = independent, which is two fits."""
         if self.mode == "independent":
             yield (

@@ -460,7 +460,7 @@ class InfinitySettings(GradientSettings):
         """The store."""
         return self.store
 
-    def misfits(self, config: Any, precision: Precision) -> Iterator[str]:
+    def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield refusals of a missing folder, of [average], and of validation."""
         if not (self.store or config.run.out):
             yield (

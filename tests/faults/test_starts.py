@@ -183,8 +183,9 @@ def test_a_run_whose_launcher_is_killed_ends_and_its_folder_says_so(
     process.wait()
 
     def is_over():
+        # A busy machine may have hidden a rank from the looks at its family.
         family.look()
-        return not family.alive()
+        return not family.alive() and not state_of(out).startswith("under way")
 
     assert wait_until(is_over, TIMEOUT + MARGIN), family.alive()
     said = state_of(out)

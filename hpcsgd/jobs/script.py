@@ -18,6 +18,7 @@ from hpcsgd.jobs.resources import (
     seconds_of,
 )
 from hpcsgd.jobs.sites import Site
+from hpcsgd.runs.result import Status
 
 if TYPE_CHECKING:  # parsers of commands wait for no template
     from jinja2 import Environment
@@ -331,6 +332,7 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
         workplace=job.workplace,
         array=job.is_array and site.has_slurm,
         restarting=job.restarting,
+        finished="|".join(status.value for status in Status if not status.exit_code),
         python=python,
         steps=_steps(job, site, python),
         launcher=launcher_parts(job, site, job.all_steps[0], python),

@@ -202,9 +202,24 @@ def test_a_job_that_is_cancelled_is_not_started_again(when, play, fakes, tmp_pat
     assert events(tmp_path) == ["began", "terminated"]
 
 
-def test_a_run_that_reached_its_goal_while_it_was_ended_is_good(play, tmp_path):
-    assert play(code=0, act="kill -TERM $PPID").returncode == 0
-    assert events(tmp_path) == ["began", "ended"]
+@pytest.mark.parametrize(
+    ("status", "code", "event"),
+    [("completed", 0, "ended"), ("preempted", 143, "terminated")],
+)
+def test_what_srun_reports_of_a_job_that_was_ended_is_held_to_the_result(
+    status, code, event, play, tmp_path
+):
+    """srun reports 0 of ranks that take longer to end than it waits for them."""
+    result = tmp_path / "jobs" / "first" / "run" / "result.json"
+    result.parent.mkdir(parents=True)
+    result.write_text(json.dumps({"schema": 1, "status": status}, indent=2))
+    assert play(code=0, act="kill -TERM $PPID").returncode == code
+    assert events(tmp_path) == ["began", event]
+
+
+def test_a_job_that_was_ended_without_a_result_is_no_success(play, tmp_path):
+    assert play(code=0, act="kill -TERM $PPID").returncode == 143
+    assert events(tmp_path) == ["began", "terminated"]
 
 
 def test_a_signal_that_is_for_the_ranks_does_not_end_the_script(play, fakes):

@@ -1,5 +1,6 @@
 """What a backend does for an exchange, and the scaling of narrow formats."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -194,6 +195,110 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything asked for is done."""
+
+
+# One member's part of an exchange, on a host or on a device.
+
+
+class Exchange(Protocol):
+    """Exchanges of equal sizes of one member: buffers stay, their contents change.
+
+    A product calls the parts in its order; each part uses what those before it left in
+    the buffers. The views of the host are for the monitor of the recurrence.
+    """
+
+    blocks: Blocks
+
+    def load(self, group: Any) -> None:
+        """Take the rows of this group next."""
+
+    def bind(self, state: Any) -> None:
+        """Advance this state in the steps that follow."""
+
+    def sample(self) -> None:
+        """Gather the rows, or their numbers."""
+
+    def products(self) -> None:
+        """Compute the Gram and the margins of this member."""
+
+    def gram_alone(self) -> None:
+        """Compute the Gram of this member."""
+
+    def scores(self) -> None:
+        """Compute the margins of this member."""
+
+    def messages(self, *names: str, travels: bool = False) -> Sequence[Any]:
+        """Return the sums of `gram` and `margins`: what is computed next goes there.
+
+        `travels`: they are started, and waited for later.
+        """
+
+    def steps(self) -> None:
+        """Take the s steps: residuals from summed products."""
+
+    def update(self) -> None:
+        """Add the steps to the weights."""
+
+    def finish(self) -> None:
+        """Let the state know that its arrays were written."""
+
+    def keep(self) -> Any:
+        """Return the summed Gram in memory of its own. Collective."""
+
+    def use(self, kept: Any) -> None:
+        """Take the steps with a Gram that was kept."""
+
+    def host_margins(self) -> Array:
+        """Return the summed margins on the host."""
+
+    def host_rows(self) -> Any:
+        """Return the sampled rows, as the backend of the host takes them."""
+
+    def host_gram(self) -> Array:
+        """Return the summed Gram on the host, packed."""
+
+    def host_state(self) -> Any:
+        """Return the weights before the update, and the residuals of the steps."""
+
+
+class PartSequence(Protocol):
+    """Parts of an exchange, the sums over members, and the parts that need these.
+
+    A host calls the parts one by one; a device records them, and launches them as one.
+    """
+
+    def run(self) -> None:
+        """Do all of it."""
+
+    def up_to_sums(self) -> None:
+        """Do the parts up to the sums one by one, and wait for these."""
+
+    def start(self) -> Any:
+        """Do the parts ahead of the sums, and begin these; `wait` ends them."""
+
+    def run_beside(self, ahead: Any, earlier: Any) -> Any:
+        """Do all of it; begin the sequence `ahead` while the sums are under way.
+
+        The parts behind the sums need the sums `earlier`, too. Returns the sums of
+        `ahead`.
+        """
+
+
+class MemberExchanges(Protocol):
+    """The exchanges of one member on one device, and the order of their parts."""
+
+    def exchange(self, blocks: Blocks, number: int = 0) -> Any:
+        """Return the `Exchange` of these sizes; `number` tells several apart."""
+
+    def sequence(
+        self,
+        exchange: Any,
+        before: Sequence[Callable[[], None]],
+        sums: Sequence[Any],
+        after: Sequence[Callable[[], None]],
+        once: bool = False,
+    ) -> PartSequence:
+        """Return the parts in their order; `once`: they do not come again."""
 
 
 # The coefficients of an exchange as NumPy takes them.

@@ -2,17 +2,17 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.base import Backend, StepBatch
-from hpcsgd.comm.communicator import Communicator, Message
+from hpcsgd.backends.base import Backend
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock, SentWords
-from hpcsgd.comm.messages import bytes_of_word, open_message, sent_for_sum
-from hpcsgd.data.shard import Shard, take
+from hpcsgd.comm.messages import bytes_of_word, sent_for_sum
+from hpcsgd.data.shard import Shard
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import unroll
@@ -419,126 +419,6 @@ class Product(Protocol):
 
     def finish(self) -> None:
         """Settle what was begun early and will not be used."""
-
-
-class Scratch:
-    """Arrays that are used again: one for each name and shape."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[tuple[Any, ...], Array] = {}
-        self._messages: dict[tuple[Any, ...], Message] = {}
-
-    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialised array, the same one for the same arguments."""
-        key = (name, shape, dtype)
-        found = self._arrays.get(key)
-        if found is None:
-            found = self._arrays[key] = np.empty(shape, dtype=dtype)
-        return found
-
-    def message(
-        self,
-        members: Communicator,
-        name: str,
-        words: int,
-        form: str,
-        travels: bool = False,
-    ) -> Message:
-        """What members sum in format `form`, the same one for the same arguments.
-
-        It is opened where it is first summed: members that sum in one order, as they
-        must, open in one order too. `travels`: it is started, and waited for later.
-        """
-        key = (name, words, form, travels)
-        found = self._messages.get(key)
-        if found is None:
-            found = open_message(members, words, form, travels)
-            self._messages[key] = found
-        return found
-
-
-def batch_of(task: Task, rows: Array) -> StepBatch:
-    """Targets, weights and offsets of the sampled rows."""
-    shard = task.shard
-    targets = np.take(shard.targets, rows, axis=0)
-    if shard.weights is None and shard.offsets is None:
-        return StepBatch(targets, None, None)
-    weights = take(shard.weights, rows)
-    if task.models is not None:
-        weights = task.models.of_columns(weights)
-    return StepBatch(targets, weights, take(shard.offsets, rows))
-
-
-def gather_rows(task: Task, scratch: Scratch, name: str, group: Group) -> Rows:
-    """The sampled rows of this member's columns, widened."""
-    out = None
-    if not task.shard.is_sparse:
-        shape = (group.blocks.rows, task.shard.width)
-        out = scratch.array(name, shape, task.precision.working)
-    rows = task.backend.gather(*task.shard.at(group.rows), out)
-    task.clock.lap("gather")
-    return rows
-
-
-def store_margins(task: Task, margins: Array) -> Array:
-    """Round the summed margins to the format they are stored in."""
-    stored, summed = task.precision.margin, task.precision.margin_sum
-    if get_format(stored).unit_roundoff > get_format(summed).unit_roundoff:
-        # What several members read in place is not for one of them to write.
-        margins = margins if margins.flags.writeable else margins.copy()
-        task.backend.round(margins, stored)
-    return margins
-
-
-def iterate(
-    task: Task, state: State, group: Group, rows: Rows, margins: Array, gram: Array
-) -> State:
-    """The s steps themselves: residuals from summed products, then the update."""
-    seen = task.monitor.before(state, group, margins)
-    margins, batch = store_margins(task, margins), batch_of(task, group.rows)
-    if task.anchored:
-        batch = replace(batch, anchors=margins[:, task.columns : 2 * task.columns])
-    state.residuals = task.backend.corrected_residuals(
-        margins,
-        gram,
-        group.plan,
-        task.family,
-        batch,
-        movable_intercept(task, state),
-    )
-    task.clock.lap("inner")
-    if seen is not None:
-        task.monitor.after(seen, task, state, group, rows, gram)
-    apply_update(task, state, rows, state.residuals, group.plan)
-    task.clock.lap("update")
-    return state
-
-
-def apply_update(
-    task: Task, state: State, rows: Rows, residuals: Array, plan: Any
-) -> None:
-    """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, unless a gradient sink takes the
-    gradient.
-    """
-    if task.gradient_sink is None:
-        task.backend.apply_update(state.weights, rows, residuals, plan)
-    else:
-        task.gradient_sink.apply_update(task, state, rows, residuals, plan)
-
-
-def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> None:
-    """out ← Y w of this member, by whoever holds the weights."""
-    if task.gradient is None:
-        task.backend.scores(rows, point, out)
-    else:
-        task.gradient.scores(task, state, rows, point, out)
-
-
-def movable_intercept(task: Task, state: State) -> Array | None:
-    """What residuals move along: a copy, where replicas agree on its gradient first."""
-    if task.gradient is None or state.intercept is None:
-        return state.intercept
-    return state.intercept.copy()
 
 
 # Groups with their coefficients: the bridge from sampled rows to an exchange.

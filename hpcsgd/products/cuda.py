@@ -27,6 +27,7 @@ from hpcsgd.backends.cuda.matrix import (
     put_matrix,
     whole_matrix,
 )
+from hpcsgd.backends.exchange import Scratch
 from hpcsgd.comm.communicator import Message, Pending
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
@@ -37,7 +38,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.unrolling import Blocks, blocks_of
 from hpcsgd.products import GATHERS
-from hpcsgd.products.base import Group, Scratch, State, Task
+from hpcsgd.products.base import Group, State, Task
 from hpcsgd.products.cuda_state import DeviceWatch, MirroredState
 from hpcsgd.products.gram import same_rows
 

@@ -10,12 +10,12 @@ from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.exchange import DenseProducts, DeviceExchange, SparseProducts
 from hpcsgd.backends.cuda.kernels import blend, build_of
 from hpcsgd.backends.cuda.matrix import sent
+from hpcsgd.backends.exchange import probed
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import UnrolledSteps
 from hpcsgd.products.base import Group, State, Task
 from hpcsgd.products.cuda import Cycle, DeviceDirect
 from hpcsgd.products.cuda_state import MirroredState
-from hpcsgd.products.direct import probed
 
 # Gradients of batches on a device, for replicas that share them before they step.
 #

@@ -9,11 +9,12 @@ from hpcsgd.backends.cuda.device import Device, Mirrored
 from hpcsgd.backends.cuda.exchange import DenseProducts, DeviceExchange
 from hpcsgd.backends.cuda.gram import OtherGram
 from hpcsgd.backends.cuda.weights import DeviceAverage
+from hpcsgd.backends.exchange import Scratch, gather_rows
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.data.stream import Unheld
 from hpcsgd.formats import Array
-from hpcsgd.products.base import Group, Rows, Scratch, State, Task, gather_rows
+from hpcsgd.products.base import Group, Rows, State, Task
 
 # The state of a run whose weights live on a device between exchanges.
 #

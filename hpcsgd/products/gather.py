@@ -6,6 +6,7 @@ from itertools import accumulate
 import numpy as np
 
 from hpcsgd.backends.base import StepBatch
+from hpcsgd.backends.exchange import Scratch, batch_of
 from hpcsgd.data.sparse import Csr, edges_of, index_dtype, side_by_side
 from hpcsgd.formats import Array
 from hpcsgd.products.base import (
@@ -14,10 +15,8 @@ from hpcsgd.products.base import (
     Group,
     MemoryShape,
     Rows,
-    Scratch,
     State,
     Task,
-    batch_of,
 )
 from hpcsgd.products.direct import run_plain_steps
 from hpcsgd.products.gram import same_rows

@@ -1,28 +1,25 @@
 """`gram`, `cached` and look-ahead: s steps after one sum of a Gram."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from hpcsgd.comm.communicator import Message, Pending
+import numpy as np
+
+from hpcsgd.backends.base import Exchange, MemberExchanges, PartSequence
 from hpcsgd.formats import Array
-from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,
     Group,
     MemoryShape,
-    Rows,
-    Scratch,
     State,
     Task,
-    gather_rows,
-    iterate,
 )
 
+Part = Callable[[], None]
+
 # CA-SGD: one sum of the strict Gram and the margins replaces s sums.
-#
-# Members sum  z = Σ_c Y^c w^c  and the strictly-lower blocks of  G = Σ_c Y^c (Y^c)ᵀ,
-# packed one behind the other in one buffer where their formats are equal.
 
 
 class Gram:
@@ -30,10 +27,9 @@ class Gram:
 
     holds_all_columns = False
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
-        self.scratch = Scratch()
-        self.opened: dict[tuple[Blocks, int], list[Message]] = {}
+        self.exchanges = exchanges
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
@@ -53,98 +49,42 @@ class Gram:
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
-        rows = gather_rows(self.task, self.scratch, "rows", group)
-        gram, margins = self.sum_products(state, group, rows)
-        return iterate(self.task, state, group, rows, margins, gram)
+        x = self.exchanges.exchange(group.blocks)
+        x.load(group)
+        x.bind(state)
+        sums = x.messages("gram", "margins")
+        parts = self.exchanges.sequence(
+            x, (x.sample, x.products), sums, (x.steps, x.update)
+        )
+        if not run_watched(self.task, state, group, x, parts):
+            parts.run()
+        x.finish()
+        return state
 
     def finish(self) -> None:
         """Nothing is begun early."""
 
-    def sum_products(
-        self, state: State, group: Group, rows: Rows
-    ) -> tuple[Array, Array]:
-        """Packed G and z of `group`, summed over members."""
-        task, blocks = self.task, group.blocks
-        key = (group.blocks, task.monitor.words)
-        messages = self.opened.get(key)
-        if messages is None:
-            messages = self.opened[key] = self._messages(group)
-        written = [message.array for message in messages]
-        gram, margins, more = self._parts(group, written)
-        task.monitor.post(more)
-        task.backend.strict_gram(rows, blocks, gram)
-        task.clock.lap("gram")
-        task.backend.scores(rows, state.weights, margins)
-        task.clock.lap("scores")
-        totals = [message.sum("products") for message in messages]
-        task.clock.lap("communicate")
-        if len(totals) > 1 or totals[0] is not written[0]:
-            gram, margins, more = self._parts(group, totals)
-        task.monitor.judge(more)
-        return gram, margins
 
-    def _messages(self, group: Group) -> list[Message]:
-        """What is sent: Gram and margins together where their formats are equal."""
-        task, precision = self.task, self.task.precision
-        shape = ExchangeShape(
-            sizes=group.blocks.sizes,
-            scores=task.columns,
-            states=task.states,
-            one_message=precision.one_message,
-            monitor_words=task.monitor.words,
-        )
-        return [
-            self.scratch.message(
-                task.members,
-                message.field,
-                message.words,
-                getattr(precision, message.field),
-            )
-            for message in Gram.messages(shape)
-        ]
+def run_watched(
+    task: Task, state: State, group: Group, x: Exchange, parts: PartSequence
+) -> bool:
+    """Do an exchange part by part, with the monitor around its steps.
 
-    def _parts(self, group: Group, arrays: list[Array]) -> tuple[Array, Array, Array]:
-        """Gram, margins and the monitor's words: views of what is sent or summed."""
-        words = group.blocks.gram_words
-        behind = arrays[0][words:] if len(arrays) == 1 else arrays[1]
-        return arrays[0][:words], *margins_in(self.task, group, behind)
+    False, and nothing done, where no check is due.
+    """
+    monitor = task.monitor
+    if not monitor.is_due(group):
+        monitor.before(state, group, NO_MARGINS)
+        return False
+    parts.up_to_sums()
+    seen = monitor.before(state, group, x.host_margins())
+    x.steps()
+    monitor.after(seen, task, x.host_state(), group, x.host_rows(), x.host_gram())
+    x.update()
+    return True
 
 
-def margin_shape(task: Task, group: Group) -> tuple[int, int]:
-    """z holds K columns for each state."""
-    return group.blocks.rows, task.states * task.columns
-
-
-def margin_words(task: Task, group: Group) -> int:
-    """How many words that is."""
-    rows, columns = margin_shape(task, group)
-    return rows * columns
-
-
-def margins_in(task: Task, group: Group, flat: Array) -> tuple[Array, Array]:
-    """The margins, and the words of the monitor behind them."""
-    shape = margin_shape(task, group)
-    words = shape[0] * shape[1]
-    return flat[:words].reshape(shape), flat[words:]
-
-
-def sum_margins(
-    task: Task, scratch: Scratch, state: State, group: Group, rows: Rows
-) -> Array:
-    """z alone, where G is known already or travels apart."""
-    words = margin_words(task, group) + task.monitor.words
-    form = task.precision.margin_sum
-    message = scratch.message(task.members, "margins", words, form)
-    margins, more = margins_in(task, group, message.array)
-    task.monitor.post(more)
-    task.backend.scores(rows, state.weights, margins)
-    task.clock.lap("scores")
-    total = message.sum("products")
-    task.clock.lap("communicate")
-    margins, more = margins_in(task, group, total)
-    task.monitor.judge(more)
-    return margins
-
+NO_MARGINS: Array = np.empty(0)
 
 # CA-SGD on batches that come again: the Gram is summed once and kept.
 #
@@ -157,11 +97,10 @@ class CachedGram:
 
     holds_all_columns = False
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
-        self.first = Gram(task)
-        self.scratch = self.first.scratch
-        self.kept: dict[int, tuple[Array, Array]] = {}  # exchange -> its rows, its G
+        self.exchanges = exchanges
+        self.kept: dict[int, tuple[Array, Any]] = {}  # exchange -> its rows, its G
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
@@ -183,27 +122,42 @@ class CachedGram:
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Look the Gram up, or sum it and keep it."""
-        rows = gather_rows(self.task, self.scratch, "rows", group)
-        known = self.kept.get(group.index)
-        if known is None or not same_rows(known[0], group.rows):
-            gram, margins = self.first.sum_products(state, group, rows)
-            known = group.rows.copy(), self._kept_gram(gram)
-            self.kept[group.index] = known
-            if group.epoch == 0:
-                return iterate(self.task, state, group, rows, margins, gram)
-            # A run that goes on from a checkpoint: its margins come by the message
-            # they would have come by, so that their sum has the same bits.
-        margins = sum_margins(self.task, self.scratch, state, group, rows)
-        return iterate(self.task, state, group, rows, margins, known[1])
+        x = self.exchanges.exchange(group.blocks)
+        x.load(group)
+        x.bind(state)
+        rows, kept = self.kept.get(group.index, NOT_KEPT)
+        is_known = same_rows(rows, group.rows)
+        if not is_known:
+            kept = self._sum_and_keep(x)
+            self.kept[group.index] = group.rows.copy(), kept
+        before: tuple[Part, ...] = ()
+        sums: Sequence[Any] = ()
+        if is_known or group.epoch:
+            # New rows of a run that goes on from a checkpoint: their margins come by
+            # the message they would have come by, so that their sum has the same bits.
+            x.use(kept)
+            sums = x.messages("margins")
+            before = (x.sample, x.scores) if is_known else (x.scores,)
+        parts = self.exchanges.sequence(
+            x, before, sums, (x.steps, x.update), once=not is_known
+        )
+        if not run_watched(self.task, state, group, x, parts):
+            parts.run()
+        x.finish()
+        return state
 
     def finish(self) -> None:
         """Nothing is begun early."""
 
-    def _kept_gram(self, gram: Array) -> Array:
-        self.task.clock.start()
-        kept = self.task.members.keep(gram)
-        self.task.clock.lap("gram")
-        return kept
+    def _sum_and_keep(self, x: Exchange) -> Any:
+        """Sum the products of new rows, and return what is kept of them."""
+        sums = x.messages("gram", "margins")
+        before = x.sample, x.products
+        self.exchanges.sequence(x, before, sums, (), once=True).run()
+        return x.keep()
+
+
+NOT_KEPT: tuple[Array, Any] = (np.empty(0, np.int64), None)
 
 
 def same_rows(known: Array, rows: Array) -> bool:
@@ -219,12 +173,11 @@ def same_rows(known: Array, rows: Array) -> bool:
 
 @dataclass(frozen=True)
 class AheadGroup:
-    """A group whose rows are gathered and whose Gram is on its way."""
+    """A group whose rows are known and whose Gram is there, or on its way."""
 
     group: Group
-    rows: Rows
-    gram: Array
-    pending: Pending
+    exchange: Exchange
+    gram: Any  # the sum under way
 
 
 class LookAheadGram:
@@ -232,10 +185,10 @@ class LookAheadGram:
 
     holds_all_columns = False
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
-        # Two sets of buffers: one group iterates while the next one travels.
-        self.scratches = (Scratch(), Scratch())
+        self.exchanges = exchanges
+        # Two of each size: the steps of one are taken while the next is made.
         self.turn = 0
         self.prepared: AheadGroup | None = None
 
@@ -252,52 +205,47 @@ class LookAheadGram:
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Post the margins, begin the next Gram, then iterate on this one."""
+        """Begin the margins, begin the next Gram, then take the steps of this one."""
         ready = self._take(group)
-        travelling = self._post_margins(state, ready)
-        if upcoming is not None:
-            self.prepared = self._prepare(upcoming)
-        margins, more = margins_in(self.task, group, travelling.wait())
-        ready.pending.wait()
-        self.task.clock.lap("communicate")
-        self.task.monitor.judge(more)
-        return iterate(self.task, state, group, ready.rows, margins, ready.gram)
+        x = ready.exchange
+        x.bind(state)
+        sums = x.messages("margins", travels=True)
+        parts = self.exchanges.sequence(x, (x.scores,), sums, (x.steps, x.update))
+        if self.task.monitor.is_due(group):
+            ready.gram.wait()  # the next Gram is begun when its exchange comes
+        if not run_watched(self.task, state, group, x, parts):
+            self._run(parts, ready, upcoming)
+        x.finish()
+        return state
 
     def finish(self) -> None:
         """A Gram that nobody will read still has to arrive."""
         if self.prepared is not None:
-            self.prepared.pending.wait()
+            self.prepared.gram.wait()
             self.prepared = None
+
+    def _run(
+        self, parts: PartSequence, ready: AheadGroup, upcoming: Group | None
+    ) -> None:
+        if upcoming is None:
+            parts.run_beside(None, ready.gram)
+            return
+        x, ahead = self._ahead(upcoming)
+        self.prepared = AheadGroup(upcoming, x, parts.run_beside(ahead, ready.gram))
 
     def _take(self, group: Group) -> AheadGroup:
         if self.prepared is not None and self.prepared.group is not group:
             self.finish()
-        ready = self.prepared or self._prepare(group)
-        self.prepared = None
+        ready, self.prepared = self.prepared, None
+        if ready is None:
+            x, ahead = self._ahead(group)
+            ready = AheadGroup(group, x, ahead.start())
         return ready
 
-    def _prepare(self, group: Group) -> AheadGroup:
-        task, scratch = self.task, self.scratches[self.turn]
+    def _ahead(self, group: Group) -> tuple[Exchange, PartSequence]:
+        """Return an exchange of these rows, and the parts that make its Gram."""
+        x = self.exchanges.exchange(group.blocks, self.turn)
         self.turn = 1 - self.turn
-        rows = gather_rows(task, scratch, "rows", group)
-        words, form = group.blocks.gram_words, task.precision.gram_wire
-        message = scratch.message(task.members, "gram", words, form, travels=True)
-        gram = message.array
-        task.backend.strict_gram(rows, group.blocks, gram)
-        task.clock.lap("gram")
-        pending = message.start("products")
-        task.clock.lap("communicate")
-        return AheadGroup(group, rows, gram, pending)
-
-    def _post_margins(self, state: State, ready: AheadGroup) -> Pending:
-        task, group = self.task, ready.group
-        words = margin_words(task, group) + task.monitor.words
-        form, scratch = task.precision.margin_sum, self.scratches[0]
-        message = scratch.message(task.members, "margins", words, form, travels=True)
-        margins, more = margins_in(task, group, message.array)
-        task.monitor.post(more)
-        task.backend.scores(ready.rows, state.weights, margins)
-        task.clock.lap("scores")
-        pending = message.start("products")
-        task.clock.lap("communicate")
-        return pending
+        x.load(group)
+        sums = x.messages("gram", travels=True)
+        return x, self.exchanges.sequence(x, (x.sample, x.gram_alone), sums, ())

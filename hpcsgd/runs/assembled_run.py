@@ -19,8 +19,7 @@ from hpcsgd.glm.updates import LinearUpdate, make_rate
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import NO_MONITOR, Group, Planner, Product, State, Task
 from hpcsgd.products.cost import Choice
-from hpcsgd.products.direct import Stream
-from hpcsgd.products.tiled import TiledProduct
+from hpcsgd.products.direct import Stream, TiledProduct
 from hpcsgd.runs.checkpoint import Capture, Checkpoint
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import Engine

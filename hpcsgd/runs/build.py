@@ -10,6 +10,7 @@ from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.exchange import HostExchanges
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid, close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -34,8 +35,8 @@ from hpcsgd.products.base import (
 from hpcsgd.products.cuda import DeviceProduct
 from hpcsgd.products.cuda_gradient import DeviceGradient
 from hpcsgd.products.cuda_state import MirroredState
+from hpcsgd.products.direct import TiledProduct
 from hpcsgd.products.monitor import GapMonitor
-from hpcsgd.products.tiled import TiledProduct
 from hpcsgd.runs.agreements import (
     DrawPlace,
     cast,
@@ -231,6 +232,8 @@ def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Pr
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:
     kind: Callable[..., Product] = get_product(name, look_ahead)
+    if name in RECURS:
+        return kind(task, HostExchanges(task))
     if name in GATHERS:
         return kind(task, tuple(part.stop - part.start for part in task.shard.parts))
     return kind(task)

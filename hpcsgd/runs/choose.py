@@ -16,6 +16,7 @@ import numpy as np
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import StepSequence
 from hpcsgd.backends.cuda.exchange import ONE_BLOCK
+from hpcsgd.backends.exchange import HostExchanges, Scratch, batch_of, gather_rows
 from hpcsgd.comm.communicator import Communicator, Workspace
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.network_model import DelayedCommunicator
@@ -29,18 +30,7 @@ from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import Blocks, uniform_blocks
 from hpcsgd.products import GATHERS, KEEPS
-from hpcsgd.products.base import (
-    Group,
-    Planner,
-    Rows,
-    Scratch,
-    State,
-    Task,
-    batch_of,
-    gather_rows,
-    may_clip,
-    refuse,
-)
+from hpcsgd.products.base import Group, Planner, Rows, State, Task, may_clip, refuse
 from hpcsgd.products.cost import (
     Choice,
     CostInputs,
@@ -419,7 +409,8 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
     steps = max(min(STEPS, shard.height // few), 1)
     weights = task.backend.zeros((shard.width, task.columns))
     state = State(weights=weights, intercept=None)
-    product, rows = Gram(task), np.arange(few * steps, dtype=np.int64)
+    product = Gram(task, HostExchanges(task))
+    rows = np.arange(few * steps, dtype=np.int64)
     group = _group(task, rows, (few,) * steps)
     exchange = _seconds(lambda: product.advance(state, group, None), REPEATS)
     one, many = (_seconds(_stepping(task, few, n), REPEATS) for n in (1, steps))

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcsgd.backends.exchange import Scratch
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks
-from hpcsgd.products.base import Scratch
 from hpcsgd.settings import Settings, setting
 
 # The items of a coordinate form, as far as one rank holds them.

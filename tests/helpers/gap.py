@@ -1,6 +1,6 @@
 """Small problems on which the gap monitor raises alarms."""
 
-from hpcsgd.products import gram
+from hpcsgd.backends.exchange import HostExchange
 from tests.helpers.harness import config_for
 
 ROWS, COLUMNS, BATCH, STEPS, EVERY = 160, 40, 8, 4, 4
@@ -28,11 +28,12 @@ def alarms(result):
 def bend(monkeypatch, change):
     """`change` every Gram after it was summed, where the recurrence reads it."""
 
-    def bending(task, state, group, rows, margins, packed):
-        return iterate(task, state, group, rows, margins, change(packed))
+    def bending(self):
+        self.gram = change(self.gram)
+        steps(self)
 
-    iterate = gram.iterate
-    monkeypatch.setattr(gram, "iterate", bending)
+    steps = HostExchange.steps
+    monkeypatch.setattr(HostExchange, "steps", bending)
 
 
 def one_entry(place, factor=1.1):

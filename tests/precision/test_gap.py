@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
+from hpcsgd.backends import exchange
 from hpcsgd.backends.compiled import NativeBackend
 from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.formats import round_through
-from hpcsgd.products import gram
 from tests.helpers.gap import (
     BATCH,
     COLUMNS,
@@ -282,8 +282,8 @@ def test_a_member_whose_rounding_changes_with_time_is_found(monkeypatch):
         rows = gather(task, scratch, name, group)
         return in_gram(rows) if late(None) else rows
 
-    gather = gram.gather_rows
-    monkeypatch.setattr(gram, "gather_rows", counting)
+    gather = exchange.gather_rows
+    monkeypatch.setattr(exchange, "gather_rows", counting)
     found = alarms(go())
     assert found and found[0]["looked_at"] == 2 * EVERY, "the first one was right"
 
@@ -361,14 +361,14 @@ def test_messages_of_a_resumed_run_have_the_same_sizes(
     """Of replicas with unlike numbers of exchanges, too: MPI then sums in one order."""
     problem = make_problem("logistic", n=49, d=9)  # 25 rows and 24: 4 exchanges and 3
     said = {}
-    true = gram.Gram.sum_products
+    true = exchange.HostExchange.products
 
-    def noting(self, state, group, rows):
-        key = (self.task.shard.rows.start, group.epoch, group.index)
+    def noting(self):
+        key = (self.task.shard.rows.start, self.group.epoch, self.group.index)
         said.setdefault(key, set()).add(self.task.monitor.words)
-        return true(self, state, group, rows)
+        return true(self)
 
-    monkeypatch.setattr(gram.Gram, "sum_products", noting)
+    monkeypatch.setattr(exchange.HostExchange, "products", noting)
     sections = {
         "grid": {"replicas": 2, "members": 1},
         "schedule": {"batch": 4, "steps": 2, "epochs": 3},

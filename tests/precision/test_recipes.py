@@ -73,9 +73,9 @@ def test_margins_are_stored_low_after_they_are_summed():
     """Sum in fp32, store in bf16: the bits of z, and none where z stays fp32."""
     from types import SimpleNamespace
 
+    from hpcsgd.backends.exchange import store_margins
     from hpcsgd.backends.numpy_rows import HostBackend
     from hpcsgd.precision import RECIPES, make_precision
-    from hpcsgd.products.base import store_margins
 
     z = np.array([[1 + 2**-10], [3 + 2**-12], [-0.1]], dtype=np.float32)
     backend = HostBackend(RECIPES["c"])

@@ -8,6 +8,7 @@ import pytest
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import ColumnExponents
 from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.backends.exchange import HostExchanges
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.shard import Shard
@@ -65,7 +66,7 @@ def by_ranks(exchange, precision):
             *(list(exchange.rates), exchange.sizes),
         )
         group = Group(0, 0, np.arange(len(exchange.rows)), coefficients)
-        return Gram(task).advance(state, group, None).weights
+        return Gram(task, HostExchanges(task)).advance(state, group, None).weights
 
     return np.concatenate(run_ranks(len(exchange.parts), on_rank))
 

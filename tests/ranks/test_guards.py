@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
+from hpcsgd.backends.exchange import HostExchange
 from hpcsgd.comm.mpi import MpiCommunicator
-from hpcsgd.products import gram
 from tests.helpers.harness import config_for, make_problem, oracle_for, relative_error
 
 
@@ -55,20 +55,20 @@ def test_rounding_is_no_alarm(comm):
 @pytest.mark.ranks(2, 3)
 def test_ranks_fall_back_together(comm):
     """One of them alone has a wrong Gram, while there are many steps."""
-    iterate = gram.iterate
+    steps = HostExchange.steps
 
-    def bending(task, state, group, rows, margins, packed):
-        if comm.rank == 1 and len(group.blocks.sizes) > 2:
-            packed = packed.copy()
-            packed[5] *= 3
-        return iterate(task, state, group, rows, margins, packed)
+    def bending(self):
+        if comm.rank == 1 and len(self.blocks.sizes) > 2:
+            self.gram = self.gram.copy()
+            self.gram[5] *= 3
+        steps(self)
 
     problem = make_problem("logistic", n=150, d=12)
     try:
-        gram.iterate = bending
+        HostExchange.steps = bending
         config, result = trained(comm, problem)
     finally:
-        gram.iterate = iterate
+        HostExchange.steps = steps
     changes = [e["change"] for e in result.events if e["event"] == "fall-back"]
     assert changes == ["steps 8 -> 4", "steps 4 -> 2"]
     assert relative_error(result, oracle_for(config, problem)) <= 1e-10

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
+from hpcsgd.backends.exchange import HostExchange
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import make_precision
-from hpcsgd.products import gram, monitor
+from hpcsgd.products import monitor
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.recovery import fewer_steps, next_fallback_level, widest_format
@@ -113,17 +114,17 @@ def test_products_without_a_recurrence_keep_their_steps():
 def wrong(monkeypatch):
     """G is wrong while an exchange has more than so many steps, after so many calls."""
     plan = {"above": 2, "after": 0, "calls": 0}
-    iterate = gram.iterate
+    steps = HostExchange.steps
 
-    def bending(task, state, group, rows, margins, packed):
+    def bending(self):
         plan["calls"] += 1
         late = plan["calls"] > plan["after"]
-        if late and len(group.blocks.sizes) > plan["above"]:
-            packed = packed.copy()
-            packed[5] *= 3
-        return iterate(task, state, group, rows, margins, packed)
+        if late and len(self.blocks.sizes) > plan["above"]:
+            self.gram = self.gram.copy()
+            self.gram[5] *= 3
+        steps(self)
 
-    monkeypatch.setattr(gram, "iterate", bending)
+    monkeypatch.setattr(HostExchange, "steps", bending)
     return plan
 
 

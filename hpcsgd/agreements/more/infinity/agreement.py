@@ -61,6 +61,7 @@ from hpcsgd.agreements.more.infinity.tiles import (
     unreadable,
 )
 from hpcsgd.agreements.zero import TileWorkspace
+from hpcsgd.backends.exchange import probed
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
@@ -70,7 +71,6 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.updates import ColumnViews
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Rows, State, Task
-from hpcsgd.products.direct import probed
 from hpcsgd.settings import setting
 
 # Tiles of weights and of gradients between replicas: one travels while one is used.

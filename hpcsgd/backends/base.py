@@ -1,6 +1,6 @@
 """What a backend does for an exchange, and the scaling of narrow formats."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -284,8 +284,46 @@ class PartSequence(Protocol):
         """
 
 
+class PlainStepSequence(Protocol):
+    """s plain steps of one member: no Gram, and one sum of margins for each step."""
+
+    def load(self, group: Any) -> None:
+        """Take the steps of this group next."""
+
+    def bind(self, state: Any) -> None:
+        """Advance this state in the steps that follow."""
+
+    def fused_steps(self) -> bool:
+        """Take all steps by one kernel; False, and nothing done, where none does."""
+
+    def each_step(self) -> Iterator[Any]:
+        """Yield the steps one by one: each is an `Exchange` of one batch."""
+
+    def finish(self) -> None:
+        """Let the state know that its arrays were written."""
+
+
+class GatheredSteps(PlainStepSequence, Protocol):
+    """s plain steps on rows with the columns of all members, which need no sum."""
+
+    def has_rows(self) -> bool:
+        """Return whether the rows of this group are here already."""
+
+    def pack(self) -> None:
+        """Pack the rows of this member, as they are stored."""
+
+    def gather(self) -> None:
+        """Gather the rows of all members. Collective."""
+
+    def place(self) -> None:
+        """Put the columns of all members side by side."""
+
+
 class MemberExchanges(Protocol):
     """The exchanges of one member on one device, and the order of their parts."""
+
+    device: Any  # the GPU; None for a host
+    gram_kernel: str  # which kernel of a GPU makes Grams; "" for a host
 
     def exchange(self, blocks: Blocks, number: int = 0) -> Any:
         """Return the `Exchange` of these sizes; `number` tells several apart."""
@@ -299,6 +337,12 @@ class MemberExchanges(Protocol):
         once: bool = False,
     ) -> PartSequence:
         """Return the parts in their order; `once`: they do not come again."""
+
+    def plain(self, blocks: Blocks) -> PlainStepSequence:
+        """Return steps that are taken one by one."""
+
+    def gathered(self, blocks: Blocks, keeps: bool = False) -> GatheredSteps:
+        """Return steps on rows of all columns; `keeps`: rows that came once stay."""
 
 
 # The coefficients of an exchange as NumPy takes them.

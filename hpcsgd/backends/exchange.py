@@ -1,20 +1,22 @@
 """The exchange on a host: sampled rows, products and messages, steps, update."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.base import Backend, StepBatch
+from hpcsgd.backends.base import Backend, StepBatch, StepSequence
 from hpcsgd.comm.communicator import Communicator, Message, Pending
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.messages import open_message
 from hpcsgd.data.shard import Shard, take
+from hpcsgd.data.sparse import Csr, edges_of, index_dtype, side_by_side
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import Models
-from hpcsgd.glm.unrolling import Blocks
+from hpcsgd.glm.unrolling import Blocks, blocks_of
 from hpcsgd.precision import Precision
 
 # What an exchange works on: products pass their task, their state, their group.
@@ -114,6 +116,10 @@ class MemberGroup(Protocol):
     """The rows of one exchange and the coefficients of its steps."""
 
     @property
+    def index(self) -> int:
+        """Return the number of the exchange in its epoch."""
+
+    @property
     def rows(self) -> Array:
         """Return local row numbers."""
 
@@ -136,6 +142,15 @@ class MemberGroup(Protocol):
     @property
     def place(self) -> tuple[Array, int]:
         """Return the order that the rows come from, and where they begin in it."""
+
+
+@dataclass
+class StepResult:
+    """The weights before the update, and the residuals of the steps, on a host."""
+
+    weights: Array
+    intercept: Array | None
+    residuals: Array | None
 
 
 class Scratch:
@@ -491,13 +506,377 @@ def wait_for_all(pending: Sequence[Pending]) -> None:
         one.wait()
 
 
+# Plain SGD: steps one after the other on rows that are there.
+
+
+class HostStep(HostExchange):
+    """One step of a batch: its scores are read at one point of all states.
+
+    `is_alone`: the rows have the columns of all members, and nothing is summed.
+    """
+
+    residuals: Array
+
+    def __init__(
+        self, task: MemberTask, scratch: Scratch, blocks: Blocks, is_alone: bool
+    ) -> None:
+        super().__init__(task, scratch, blocks)
+        self.margin_shape = blocks.rows, task.columns * (2 if task.anchored else 1)
+        self.gram, self.is_alone = task.no_gram, is_alone
+
+    def take(self, state: Any, plan: Any, rows: Any, batch: StepBatch) -> None:
+        """Take the step of this batch next."""
+        self.state, self.plan, self.rows, self.batch = state, plan, rows, batch
+
+    def sample(self) -> None:
+        """Do nothing: the rows of all steps were gathered together."""
+
+    def messages(self, *names: str, travels: bool = False) -> Sequence["HostSum"]:
+        """Return the sum of the margins; none where the member is alone."""
+        if not self.is_alone:
+            return super().messages(*names, travels=travels)
+        self.margins = np.empty(self.margin_shape, dtype=self.task.margin_dtype)
+        return ()
+
+    def scores(self) -> None:
+        """Compute t = Y w of this member."""
+        task, weights = self.task, self.state.weights
+        point = weights[:, : 2 * task.columns]  # w and its anchor
+        if not task.anchored:
+            point = probed(task, weights)
+        score(task, self.state, self.rows, point, self.margins)
+        task.clock.lap("scores")
+
+    def steps(self) -> None:
+        """Compute r = residual(t, y)."""
+        task, batch = self.task, self.batch
+        margins = store_margins(task, self.margins)
+        if task.anchored:
+            margins, anchors = np.split(margins, 2, axis=1)
+            batch = replace(batch, anchors=anchors)
+        self.residuals = task.backend.corrected_residuals(
+            margins,
+            task.no_gram,
+            self.plan,
+            task.family,
+            batch,
+            movable_intercept(task, self.state),
+        )
+        task.clock.lap("inner")
+
+    def update(self) -> None:
+        """Apply w ← M w + u Yᵀr."""
+        apply_update(self.task, self.state, self.rows, self.residuals, self.plan)
+        self.task.clock.lap("update")
+
+
+class HostPlainSteps:
+    """See `hpcsgd.backends.base.PlainStepSequence`: rows of s steps, taken together."""
+
+    group: MemberGroup
+    state: MemberState
+    rows: Any
+    batch: StepBatch
+    is_alone = False
+
+    def __init__(self, task: MemberTask, scratch: Scratch, blocks: Blocks) -> None:
+        self.task, self.scratch, self.blocks = task, scratch, blocks
+        self._steps: dict[int, HostStep] = {}
+
+    def load(self, group: Any) -> None:
+        """Take the steps of this group next."""
+        self.group = group
+
+    def bind(self, state: Any) -> None:
+        """Advance this state in the steps that follow."""
+        self.state = state
+
+    def sample(self) -> None:
+        """Gather the rows of all steps, and what belongs to them."""
+        self.rows = gather_rows(self.task, self.scratch, "rows", self.group)
+        self.batch = batch_of(self.task, self.group.rows)
+
+    def fused_steps(self) -> bool:
+        """Take all steps by one kernel; False, and nothing done, where none does."""
+        self.sample()
+        task, state = self.task, self.state
+        # Nothing may lie between two steps that a kernel does not know.
+        if task.gradient_sink is not None or task.models is not None or task.anchored:
+            return False
+        if self.is_alone or task.members.size == 1:
+            residuals = task.backend.fused_steps(state.weights, self.step_sequence())
+            if residuals is None:
+                return False
+            task.clock.lap("steps")
+        else:
+            kernel = task.backend.pipelined_steps(state.weights, self.step_sequence())
+            if kernel is None:
+                return False
+            self._between_messages(kernel[0])
+            residuals = kernel[1]
+        state.residuals = residuals
+        return True
+
+    def step_sequence(self) -> StepSequence:
+        """Return the steps as kernels take them."""
+        return StepSequence(
+            self.rows,
+            self.blocks,
+            self.group.coefficients.plain,
+            self.task.family,
+            self.batch,
+            self.state.intercept,
+        )
+
+    def _between_messages(self, between: Any) -> None:
+        """Sum, call, sum, call: nothing else lies between two steps."""
+        sizes = self.blocks.sizes
+        clock, message = self.task.clock, self._message(sizes[0])
+        between(-1, None, message.array)
+        clock.lap("steps")
+        for j, size in enumerate(sizes):
+            total = message.sum("products")
+            clock.lap("communicate")
+            after = sizes[j + 1] if j + 1 < len(sizes) else size
+            if after != size:
+                message = self._message(after)
+            between(j, total, message.array)
+            clock.lap("steps")
+
+    def _message(self, rows: int) -> Message:
+        """Return the message of the scores of so many rows."""
+        task, words = self.task, rows * self.task.columns
+        form = task.precision.margin_sum
+        return self.scratch.message(task.members, "margins", words, form)
+
+    def each_step(self) -> Iterator[HostStep]:
+        """Yield the steps one by one, where something lies between two of them."""
+        residuals, starts = [], self.blocks.starts
+        for j, plan in enumerate(self.group.steps):
+            part = slice(starts[j], starts[j + 1])
+            step = self._step_of(self.blocks.sizes[j])
+            step.take(self.state, plan, self.rows[part], self.batch.part(part))
+            yield step
+            residuals.append(step.residuals)
+        joined = residuals[0] if len(residuals) == 1 else np.vstack(residuals)
+        self.state.residuals = joined
+
+    def _step_of(self, size: int) -> HostStep:
+        step = self._steps.get(size)
+        if step is None:
+            blocks = blocks_of((size,))
+            step = HostStep(self.task, self.scratch, blocks, self.is_alone)
+            self._steps[size] = step
+        return step
+
+    def finish(self) -> None:
+        """Do nothing: the state of a host is written step by step."""
+
+
+# Sparse rows between members: one message of exactly what is stored.
+#
+# How many values every row has on every member is exchanged once, before the first
+# group. A member then sends its k values of m rows as k column numbers and k values
+# behind each other, k·(4 + e_Y) bytes, and everybody knows how much to expect.
+
+
+def piece_of(storage: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """What is sent is counted in these: 16 bits, 8 where values are as short."""
+    return np.dtype(np.uint8 if storage.itemsize == 1 else np.uint16)
+
+
+class SparseGather:
+    """Whole rows of all members from the columns that each holds."""
+
+    def __init__(self, task: MemberTask, widths: tuple[int, ...]) -> None:
+        self.task = task
+        self.widths = widths
+        self.column = index_dtype(max(widths))
+        self.lengths: Array | None = None  # (members, rows), what each row has there
+
+    def pack(self, rows: Array) -> Array:
+        """Return these rows of this member as one message."""
+        task = self.task
+        self._lengths = self._all_lengths()[:, rows]
+        own = task.backend.pick(task.shard.matrix, rows)
+        message = pack(own, self.column)
+        each = (self.column.itemsize + own.dtype.itemsize) // message.dtype.itemsize
+        self.counts = [int(count) * each for count in self._lengths.sum(axis=1)]
+        return message
+
+    def assemble(self, flat: Array) -> Csr:
+        """Return the rows of all columns from what all members sent."""
+        return self._assemble(flat, self.counts, self._lengths)
+
+    def _assemble(self, flat: Array, counts: list[int], lengths: Array) -> Csr:
+        parts = np.split(flat, list(accumulate(counts))[:-1])
+        storage = self.task.shard.matrix.dtype
+        return side_by_side(
+            [
+                unpack(part, length, width, self.column, storage)
+                for part, length, width in zip(parts, lengths, self.widths, strict=True)
+            ]
+        )
+
+    def _all_lengths(self) -> Array:
+        if self.lengths is None:
+            task, height = self.task, self.task.shard.height
+            own = np.diff(task.shard.matrix.indptr).astype(self.column)  # type: ignore[union-attr]
+            flat = np.empty(task.members.size * height, dtype=self.column)
+            counts = [height] * task.members.size
+            task.members.gather(own, counts, flat, "control")
+            self.lengths = task.members.keep(flat.reshape(-1, height))
+        return self.lengths
+
+
+def pack(rows: Csr, column: np.dtype[np.generic]) -> Array:
+    """Column numbers, then values, in pieces of one size."""
+    piece = piece_of(rows.data.dtype)
+    numbers = rows.indices.astype(column, copy=False).view(piece)
+    return np.concatenate([numbers, np.ascontiguousarray(rows.data).view(piece)])
+
+
+def unpack(
+    flat: Array,
+    lengths: Array,
+    width: int,
+    column: np.dtype[np.generic],
+    storage: np.dtype[np.generic],
+) -> Csr:
+    """What `pack` made, as rows of these lengths."""
+    indptr = edges_of(lengths)
+    cut = int(indptr[-1]) * column.itemsize // flat.itemsize
+    # Copies: a part of a message need not begin where wider words may.
+    numbers, values = flat[:cut].copy(), flat[cut:].copy()
+    return Csr(indptr, numbers.view(column), values.view(storage), width)
+
+
+# Rows with the columns of all members: steps on them need no message.
+
+
+class HostRows:
+    """Rows that were gathered: those of one exchange, or all that ever came."""
+
+    def __init__(self, task: MemberTask, keeps: bool) -> None:
+        self.task, self.keeps = task, keeps
+        self.widths = tuple(part.stop - part.start for part in task.shard.parts)
+        self.scratch = Scratch()
+        self.sparse = SparseGather(task, self.widths) if task.shard.is_sparse else None
+        # exchange -> its row numbers, its rows as they are stored, their targets
+        self.kept: dict[int, tuple[Array, Any, StepBatch]] = {}
+        self._numbers: Array = np.empty(0, dtype=np.int64)
+        self._all: Array | None = None
+        self._filled = 0  # rows of it
+
+    def room(self, rows: int, dtype: Any) -> Array:
+        """Return memory for so many dense rows of all columns, as they are stored.
+
+        Rows that are kept are in one array, which systems give large pages: a copy that
+        the members of a node share would be written a page of 4 KiB at a time, and that
+        takes longer than it saves.
+        """
+        if not self.keeps:
+            return self.scratch.array("stored", (rows, sum(self.widths)), dtype)
+        if self._all is None:
+            shape = (self.task.shard.height, sum(self.widths))
+            self._all = np.empty(shape, dtype=np.dtype(self.task.shard.matrix.dtype))
+        first, self._filled = self._filled, self._filled + rows
+        if self._filled > len(self._all):  # rows that were kept are no longer good
+            self._all, self._filled = np.empty_like(self._all), rows
+            first = 0
+        return self._all[first : self._filled]
+
+    def for_products(self, stored: Any) -> Any:
+        """Return stored rows as the backend takes them."""
+        task = self.task
+        if self.sparse is not None:
+            return task.backend.widen(stored, None)
+        room = self.scratch.array("whole", stored.shape, task.precision.working)
+        if len(self._numbers) < len(stored):
+            self._numbers = np.arange(len(stored), dtype=np.int64)
+        rows = task.backend.gather(stored, self._numbers[: len(stored)], room)
+        task.clock.lap("gather")
+        return rows
+
+
+class HostGatheredSteps(HostPlainSteps):
+    """See `hpcsgd.backends.base.GatheredSteps`: rows travel as they are stored."""
+
+    is_alone = True
+
+    def __init__(self, whole: HostRows, blocks: Blocks) -> None:
+        super().__init__(whole.task, whole.scratch, blocks)
+        self.whole = whole
+        self._packed: Array
+        self._flat: Array
+
+    def has_rows(self) -> bool:
+        """Return whether the rows of this group were kept."""
+        known = self.whole.kept.get(self.group.index)
+        return known is not None and same_rows(known[0], self.group.rows)
+
+    def pack(self) -> None:
+        """Pack the rows of this member, as they are stored."""
+        task, whole = self.task, self.whole
+        if whole.sparse is not None:
+            self._packed = whole.sparse.pack(self.group.rows)
+            self.counts = whole.sparse.counts
+            self._flat = np.empty(sum(self.counts), dtype=self._packed.dtype)
+        else:
+            own = task.backend.pick(*task.shard.at(self.group.rows))
+            self._packed = own.reshape(-1)
+            self.counts = [self.blocks.rows * width for width in whole.widths]
+            shape = (sum(self.counts),)
+            self._flat = whole.scratch.array("flat", shape, own.dtype)
+        task.clock.lap("gather")
+
+    def gather(self) -> None:
+        """Gather the rows of all members."""
+        self.task.members.gather(self._packed, self.counts, self._flat, "products")
+        self.task.clock.lap("communicate")
+
+    def place(self) -> None:
+        """Put the columns of all members side by side."""
+        whole, group = self.whole, self.group
+        stored: Any
+        if whole.sparse is not None:
+            stored = whole.sparse.assemble(self._flat)
+        else:
+            stored = whole.room(self.blocks.rows, self._flat.dtype)
+            edges = [0, *accumulate(whole.widths)]
+            parts = np.split(self._flat, list(accumulate(self.counts))[:-1])
+            for part, first, last in zip(parts, edges, edges[1:], strict=False):
+                stored[:, first:last] = part.reshape(len(stored), last - first)
+        self.task.clock.lap("gather")
+        rows = group.rows.copy() if whole.keeps else group.rows
+        if not whole.keeps:
+            whole.kept.clear()
+        whole.kept[group.index] = rows, stored, batch_of(self.task, group.rows)
+
+    def sample(self) -> None:
+        """Widen the rows that were gathered."""
+        _, stored, self.batch = self.whole.kept[self.group.index]
+        self.rows = self.whole.for_products(stored)
+
+
+def same_rows(known: Array, rows: Array) -> bool:
+    """Return whether these are the same rows in the same order."""
+    return known.shape == rows.shape and bool((known == rows).all())
+
+
 class HostExchanges:
     """See `hpcsgd.backends.base.MemberExchanges`: those of one member on a host."""
+
+    device = None
+    gram_kernel = ""
 
     def __init__(self, task: MemberTask) -> None:
         self.task = task
         self.scratches: dict[int, Scratch] = {}
         self._exchanges: dict[tuple[Blocks, int], HostExchange] = {}
+        self._plain: dict[Blocks, HostPlainSteps] = {}
+        self._gathered: dict[Blocks, HostGatheredSteps] = {}
+        self._rows: HostRows | None = None
 
     def exchange(self, blocks: Blocks, number: int = 0) -> HostExchange:
         """Return the exchange of these sizes; `number` tells several of them apart."""
@@ -519,3 +898,20 @@ class HostExchanges:
     ) -> HostSequence:
         """Return the parts in their order; `once`: they do not come again."""
         return HostSequence(before, sums, after)
+
+    def plain(self, blocks: Blocks) -> HostPlainSteps:
+        """Return steps that are taken one by one."""
+        found = self._plain.get(blocks)
+        if found is None:
+            scratch = self.scratches.setdefault(0, Scratch())
+            found = self._plain[blocks] = HostPlainSteps(self.task, scratch, blocks)
+        return found
+
+    def gathered(self, blocks: Blocks, keeps: bool = False) -> HostGatheredSteps:
+        """Return steps on rows of all columns; `keeps`: rows that came once stay."""
+        if self._rows is None:
+            self._rows = HostRows(self.task, keeps)
+        found = self._gathered.get(blocks)
+        if found is None:
+            found = self._gathered[blocks] = HostGatheredSteps(self._rows, blocks)
+        return found

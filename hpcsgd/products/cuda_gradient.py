@@ -10,11 +10,11 @@ from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.exchange import DenseProducts, DeviceExchange, SparseProducts
 from hpcsgd.backends.cuda.kernels import blend, build_of
 from hpcsgd.backends.cuda.matrix import sent
+from hpcsgd.backends.cuda.sequences import CudaExchanges, CudaSequence, DeviceMessage
 from hpcsgd.backends.exchange import probed
 from hpcsgd.formats import Array
-from hpcsgd.glm.unrolling import UnrolledSteps
+from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
 from hpcsgd.products.base import Group, State, Task
-from hpcsgd.products.cuda import Cycle, DeviceDirect
 from hpcsgd.products.cuda_state import MirroredState
 
 # Gradients of batches on a device, for replicas that share them before they step.
@@ -59,18 +59,25 @@ class Sums(Protocol):
         """
 
 
-class DeviceGradient(DeviceDirect):
-    """Up to Yᵀr as `DeviceDirect`; weights of the host, read at one point."""
+class DeviceGradient:
+    """Plain steps up to Yᵀr; weights of the host, read at one point."""
+
+    holds_all_columns = False
 
     def __init__(self, task: Task, device: Device, shares: Shares) -> None:
-        super().__init__(replace(task, states=1, probe=np.ones(1)), device)
+        self.task = replace(task, states=1, probe=np.ones(1))
+        self.exchanges = CudaExchanges(self.task, device)
+        self.device, self.sums = device, self.exchanges.sums
+        self.order, self.scale = self.exchanges.order, self.exchanges.scale
         self.gradient_task, self.shares = task, shares
+        self._exchanges: dict[int, DeviceExchange] = {}  # by rows of a batch
         self.point: Any = None
         self.intercept: Any = None
         self.plain = adding(self.scale)
         self.holds_weights = False  # True: the state's are there, and stay
         self._is_old = True  # what is there is from before a step
-        self._known: dict[tuple[int, int], Cycle] = {}  # by rows of a batch, and sums
+        # By rows of a batch, and sums.
+        self._known: dict[tuple[int, int], CudaSequence] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Add Yᵀr of one batch, and hand on what the agreement is to take."""
@@ -90,6 +97,24 @@ class DeviceGradient(DeviceDirect):
         task.gradient.apply_update(task, state, arriving, residuals, None)
         task.clock.lap("update")
         return state
+
+    def finish(self) -> None:
+        """Nothing is begun early."""
+
+    def exchange_of(self, blocks: Blocks) -> DeviceExchange:
+        """Return kernels and buffers of a batch."""
+        exchange = self._exchanges.get(blocks.rows)
+        if exchange is None:
+            makers = self.exchanges
+            exchange = makers.launches_of(blocks, makers.matrix, self.order, 1)
+            makers.choose_kernel(exchange)
+            self._exchanges[blocks.rows] = exchange
+        return exchange
+
+    def messages(self, exchange: DeviceExchange) -> list[DeviceMessage]:
+        """Return the sum of the margins."""
+        form = self.task.precision.margin_sum
+        return [DeviceMessage("margins", exchange.margins, form)]
 
     def _compute(self, exchange: DeviceExchange, state: State, sums: Sums) -> None:
         self._cycle(exchange, sums).run()
@@ -149,16 +174,16 @@ class DeviceGradient(DeviceDirect):
         self.device.fill(self.intercept, read)
         sums.up += self.intercept.nbytes
 
-    def _cycle(self, exchange: DeviceExchange, sums: Sums) -> Cycle:
+    def _cycle(self, exchange: DeviceExchange, sums: Sums) -> CudaSequence:
         """The same launches every time: what they write to stays where it is."""
         key = exchange.blocks.rows, id(sums)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Cycle(
+            found = self._known[key] = CudaSequence(
                 *(self.device, self.sums),
-                lambda: exchange.before(self.point),
+                (lambda: exchange.before(self.point),),
                 self.messages(exchange),
-                lambda: exchange.after(sums.device_values, self.intercept),
+                (lambda: exchange.after(sums.device_values, self.intercept),),
             )
         return found
 
@@ -239,15 +264,15 @@ class DeviceSlices(DeviceGradient):
         factors, carry = exchange.recurrence.factors, exchange.coefficients.carry
         return DeviceRowViews(products, numbers, factors, carry)
 
-    def _cycle(self, exchange: DeviceExchange, sums: Sums) -> Cycle:
+    def _cycle(self, exchange: DeviceExchange, sums: Sums) -> CudaSequence:
         """Up to residuals: what follows is begun tile by tile."""
         key = exchange.blocks.rows, 0
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Cycle(
+            found = self._known[key] = CudaSequence(
                 *(self.device, self.sums),
-                lambda: exchange.before(self.point),
+                (lambda: exchange.before(self.point),),
                 self.messages(exchange),
-                lambda: exchange.iterate(self.intercept),
+                (lambda: exchange.iterate(self.intercept),),
             )
         return found

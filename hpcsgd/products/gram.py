@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.base import Exchange, MemberExchanges, PartSequence
+from hpcsgd.backends.exchange import same_rows
 from hpcsgd.formats import Array
 from hpcsgd.products.base import (
     ExchangeMessage,
@@ -158,11 +159,6 @@ class CachedGram:
 
 
 NOT_KEPT: tuple[Array, Any] = (np.empty(0, np.int64), None)
-
-
-def same_rows(known: Array, rows: Array) -> bool:
-    """The same rows in the same order: a Gram of others would be wrong silently."""
-    return known.shape == rows.shape and bool((known == rows).all())
 
 
 # CA-SGD with the next Gram under way: only the margin sum is waited for.

@@ -30,8 +30,6 @@ from hpcsgd.agreements.shaping import (
     ToLengthOne,
 )
 from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
-from hpcsgd.backends.cuda.device import Device
-from hpcsgd.backends.cuda.matrix import CHUNK
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator
@@ -55,6 +53,7 @@ from hpcsgd.runs.load import LoadedRows
 if TYPE_CHECKING:
     from hpcsgd.agreements.more.anybatch import AnyBatchInputs, RoundClock
     from hpcsgd.agreements.more.infinity.agreement import InfinityPlace
+    from hpcsgd.backends.cuda.device import Device
 
 # What a configuration asks to be done to gradients that replicas agreed on.
 
@@ -223,7 +222,7 @@ def make_gradient(
     loaded: LoadedRows,
     task: Task,
     feed: Feed,
-    device: Device | None = None,
+    device: "Device | None" = None,
 ) -> Gradient:
     """The agreement, which opens its buckets when it sees the state.
 
@@ -272,6 +271,7 @@ def make_gradient(
     if device is None:
         return kind(grid, share, means)
     from hpcsgd.agreements.cuda import make_on_device
+    from hpcsgd.backends.cuda.matrix import CHUNK
 
     chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
     sums = _sums_on_device(kind, config, grid.replicas)

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend
-from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.exchange import HostExchanges
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid, close_on_agreed_error
@@ -21,7 +20,7 @@ from hpcsgd.data.stream import Route, StreamedMatrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.glm.families import for_models
-from hpcsgd.products import GATHERS, RECURS, get_product
+from hpcsgd.products import RECURS, get_product
 from hpcsgd.products.base import (
     NO_MONITOR,
     Clip,
@@ -32,10 +31,7 @@ from hpcsgd.products.base import (
     Task,
     make_clip,
 )
-from hpcsgd.products.cuda import DeviceProduct
-from hpcsgd.products.cuda_gradient import DeviceGradient
-from hpcsgd.products.cuda_state import MirroredState
-from hpcsgd.products.direct import TiledProduct
+from hpcsgd.products.direct import MicroBatches, TiledProduct
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.runs.agreements import (
     DrawPlace,
@@ -66,6 +62,10 @@ from hpcsgd.runs.resume import earlier_choice
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import Columns
 
+if TYPE_CHECKING:  # a run without a GPU needs none of these
+    from hpcsgd.backends.cuda.device import Device
+    from hpcsgd.backends.cuda.sequences import CudaExchanges
+
 # Where a run begins: its first state, on the host or on its device.
 
 
@@ -80,7 +80,7 @@ def first_state(
     whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     holder = _holder(product)
-    kind = MirroredState if holder else State
+    kind = _state_on_gpu() if holder else State
     weights: Any
     agreement: Any = engine.agreement
     if config.agreement.on_disk:
@@ -99,12 +99,16 @@ def first_state(
     return state
 
 
-def _holder(product: Product) -> DeviceProduct | None:
+def _holder(product: Product) -> "CudaExchanges | None":
     """Where the weights of the run are between exchanges; None: on the host."""
-    found = on_gpu(product)
-    if isinstance(found, DeviceGradient) and not found.holds_weights:
-        return None
-    return found
+    inner = product.product if isinstance(product, MicroBatches) else product
+    return on_gpu(product) if getattr(inner, "holds_weights", True) else None
+
+
+def _state_on_gpu() -> type[State]:
+    from hpcsgd.products.cuda_state import MirroredState
+
+    return MirroredState
 
 
 # The live objects of a run, put together.
@@ -117,7 +121,7 @@ def assemble(
     loaded: LoadedRows,
     callbacks: list[Callback],
     earlier: Earlier | None = None,
-    device: Device | None = None,
+    device: "Device | None" = None,
     undo: list[Callable[[], None]] | None = None,
 ) -> AssembledRun:
     """Everything from what is named and what was loaded.
@@ -232,11 +236,7 @@ def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Pr
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:
     kind: Callable[..., Product] = get_product(name, look_ahead)
-    if name in RECURS:
-        return kind(task, HostExchanges(task))
-    if name in GATHERS:
-        return kind(task, tuple(part.stop - part.start for part in task.shard.parts))
-    return kind(task)
+    return kind(task, HostExchanges(task))
 
 
 def _feed(
@@ -266,7 +266,7 @@ class OpenedRun:
     words: ResolvedNames
     grid: Grid
     loaded: LoadedRows
-    device: Device | None
+    device: "Device | None"
 
 
 def build(

@@ -13,7 +13,6 @@ from hpcsgd.agreements.hierarchical import check_groups
 from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.compiled_calls import SOFTMAX
-from hpcsgd.backends.cuda import kernels
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import check_size
 from hpcsgd.comm.network_model import (
@@ -335,7 +334,11 @@ def _of_gradients(
 def _family(config: RunConfig) -> Family:
     """Return the family of a run; refuse one of the caller's own on a GPU."""
     family = get_family(config.problem.family)
-    if config.run.device == "cuda" and family.name not in (*kernels.FAMILIES, SOFTMAX):
+    if config.run.device != "cuda":
+        return family
+    from hpcsgd.backends.cuda import kernels
+
+    if family.name not in (*kernels.FAMILIES, SOFTMAX):
         raise ConfigError(
             f"the family {family.name!r} has no kernels for a GPU, which has those of"
             f" {', '.join((*kernels.FAMILIES, SOFTMAX))}; use --device cpu"

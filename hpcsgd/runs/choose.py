@@ -15,8 +15,7 @@ import numpy as np
 
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import StepSequence
-from hpcsgd.backends.cuda.exchange import ONE_BLOCK
-from hpcsgd.backends.exchange import HostExchanges, Scratch, batch_of, gather_rows
+from hpcsgd.backends.exchange import HostExchanges, batch_of
 from hpcsgd.comm.communicator import Communicator, Workspace
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.network_model import DelayedCommunicator
@@ -39,7 +38,7 @@ from hpcsgd.products.cost import (
     machine_from,
     uses_look_ahead,
 )
-from hpcsgd.products.direct import one_by_one
+from hpcsgd.products.direct import take_each_step
 from hpcsgd.products.gram import Gram
 from hpcsgd.runs.assembled_run import Earlier, ResolvedNames, RunChoice
 from hpcsgd.runs.gpu import BY_HOST
@@ -87,6 +86,8 @@ def choose_on_gpu(
 
 def assumed(job: CostInputs, members: Communicator) -> Machine:
     """One GPU, and what lies between it and those of others."""
+    from hpcsgd.backends.cuda.exchange import ONE_BLOCK
+
     machine = ASSUMED
     if job.matrix < 4:  # bytes of a value
         machine = replace(machine, gram=ON_CORES)
@@ -420,18 +421,20 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
 def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
     """So many plain steps of a few rows, one after the other, messages left out."""
-    rows, scratch = np.arange(few * steps, dtype=np.int64), Scratch()
+    rows, exchanges = np.arange(few * steps, dtype=np.int64), HostExchanges(task)
     group = _group(task, rows, (few,) * steps)
     weights = task.backend.zeros((task.shard.width, task.columns))
     state = State(weights=weights, intercept=None)
     margins = np.empty(few * task.columns, dtype=task.margin_dtype)
+    x = exchanges.plain(group.blocks)
 
     def step_by_step() -> None:
-        sampled, batch = gather_rows(task, scratch, "rows", group), batch_of(task, rows)
-        known = (group.blocks, group.coefficients.plain, task.family, batch, None)
-        by_kernel = task.backend.pipelined_steps(weights, StepSequence(sampled, *known))
+        x.load(group)
+        x.bind(state)
+        x.sample()
+        by_kernel = task.backend.pipelined_steps(weights, x.step_sequence())
         if by_kernel is None:
-            one_by_one(task, state, group, sampled, batch, scratch)
+            take_each_step(exchanges, x)
             return
         by_kernel[0](-1, None, margins)
         for j in range(steps):

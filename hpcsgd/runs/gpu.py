@@ -2,15 +2,11 @@
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.agreements.gradient import Gradient
-from hpcsgd.backends.cuda.device import Device
-from hpcsgd.backends.cuda.gram import allowed, bytes_asked
-from hpcsgd.backends.cuda.kernels import build_of
-from hpcsgd.backends.cuda.memory import DeviceNeed, device_need, grams_bytes, rows_bytes
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.grid import Grid
@@ -18,14 +14,16 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import format_bytes
-from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, Task
-from hpcsgd.products.cuda import DeviceProduct, make_on_device
 from hpcsgd.products.direct import MicroBatches
 from hpcsgd.runs.assembled_run import Feed
 
 if TYPE_CHECKING:  # a run without a GPU needs none of these
     from hpcsgd.agreements.cuda import DeviceSharded
+    from hpcsgd.backends.cuda.device import Device
+    from hpcsgd.backends.cuda.memory import DeviceNeed
+    from hpcsgd.backends.cuda.sequences import CudaExchanges
     from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
 
 # The GPU of this rank, and how arrays on it travel to those of others.
@@ -35,10 +33,11 @@ NCCL, BY_HOST = "nccl", "mpi-host"
 SHARED = "share_gpus = true, and NCCL needs a GPU for each rank; leave it out"
 
 
-def take_gpu(share_gpus: bool) -> Device:
+def take_gpu(share_gpus: bool) -> "Device":
     """Open it; ConfigError or MissingPackage say what is missing."""
     from hpcsgd.backends.cuda.device import device_of_rank
     from hpcsgd.backends.cuda.driver import count_gpus
+    from hpcsgd.backends.cuda.kernels import build_of
     from hpcsgd.comm.gpu import gpu_of_rank
 
     number = gpu_of_rank(os.environ, count_gpus(), share_gpus=share_gpus)
@@ -50,7 +49,7 @@ def take_gpu(share_gpus: bool) -> Device:
 
 def open_gpu(
     config: RunConfig, world: Communicator
-) -> tuple[Device | None, Communicator]:
+) -> "tuple[Device | None, Communicator]":
     """The GPU of this rank, if one is asked for, and the world with arrays on GPUs.
 
     Called by all ranks; what is missing on one is said on all.
@@ -73,7 +72,7 @@ def open_gpu(
 
 
 def check_device_memory(
-    device: Device,
+    device: "Device",
     task: Task,
     plans: Iterable[Sequence[int]],
     world: Communicator,
@@ -89,6 +88,8 @@ def check_device_memory(
     what makes the Gram. `held`: bytes of weights and of what steps keep, where those
     are not all columns. Returns what is left for a rank on the fullest GPU of all.
     """
+    from hpcsgd.backends.cuda.memory import device_need
+
     wide = task.columns * task.states
     matrix = task.shard.matrix, plans, device.multiprocessors
     need = device_need(*matrix, wide, sets, kept, held, asked)
@@ -122,7 +123,7 @@ def _left(ranks: Sequence[tuple[int, int]]) -> int:
     return (free - needed) // len(ranks)
 
 
-def _smaller(need: DeviceNeed, task: Task, shared: bool, sliced: bool) -> str:
+def _smaller(need: "DeviceNeed", task: Task, shared: bool, sliced: bool) -> str:
     """The knob that turns the largest part."""
     who = "replicas or members" if sliced else "members"
     more = "start fewer ranks on each GPU, or " if shared else ""
@@ -142,7 +143,7 @@ def _is_wide(task: Task) -> bool:
 
 
 def _transport(
-    asked: str, share_gpus: bool, device: Device, world: Communicator
+    asked: str, share_gpus: bool, device: "Device", world: Communicator
 ) -> str:
     """Return the transport: of `auto` NCCL where every rank has it, and its own GPU.
 
@@ -167,7 +168,7 @@ def _transport(
     return BY_HOST
 
 
-def _why_no_nccl(device: Device) -> str:
+def _why_no_nccl(device: "Device") -> str:
     """Return why NCCL cannot be loaded, with the remedy; nothing where it can."""
     try:
         return "" if device.layer.nccl is not None else "CuPy finds none"
@@ -185,9 +186,12 @@ def make_on_gpu(
     task: Task,
     feed: Feed,
     grid: Grid,
-    device: Device,
-) -> DeviceProduct:
+    device: "Device",
+) -> Product:
     """The product called `name`, if there is room for it; called by all ranks."""
+    from hpcsgd.backends.cuda.gram import allowed
+    from hpcsgd.backends.cuda.sequences import CudaExchanges
+
     plans = feed.plans
     if name not in RECURS:  # steps one by one
         plans = [(size,) for sizes in plans for size in sizes]
@@ -204,15 +208,23 @@ def make_on_gpu(
             "cuBLAS is not asked: %s for its squares are not free", format_bytes(takes)
         )
         asked = "own"
-    product = make_on_device(name, task, device, look_ahead)
-    product.gram_asked = asked
-    return product
+    if name in GATHERS and task.shard.is_sparse:
+        raise ConfigError(
+            f"[products] kind = {name!r} does not move sparse rows between GPUs; use"
+            " kind = 'gram', or --device cpu"
+        )
+    if name in GATHERS and task.members.size == 1:
+        name = "direct"  # all columns are here: nothing is brought
+    kind: Callable[..., Product] = get_product(name, look_ahead)
+    return kind(task, CudaExchanges(task, device, asked))
 
 
 def _asked_bytes(
-    kind: str, task: Task, plans: Iterable[Sequence[int]], device: Device
+    kind: str, task: Task, plans: Iterable[Sequence[int]], device: "Device"
 ) -> int:
     """Of what another Gram than our plain one works in."""
+    from hpcsgd.backends.cuda.gram import bytes_asked
+
     shard = task.shard
     if isinstance(shard.matrix, Csr):
         return 0
@@ -225,7 +237,7 @@ def make_gradient_on_gpu(
     task: Task,
     feed: Feed,
     grid: Grid,
-    device: Device,
+    device: "Device",
     gradient: Gradient,
 ) -> "DeviceGradient":
     """What sums the gradients that replicas share; called by all ranks."""
@@ -252,7 +264,7 @@ def make_gradient_on_gpu(
 
 
 def _make_slices(
-    task: Task, feed: Feed, grid: Grid, device: Device, gradient: "DeviceSharded"
+    task: Task, feed: Feed, grid: Grid, device: "Device", gradient: "DeviceSharded"
 ) -> "DeviceSlices":
     """Batches of an exchange are one where no gradient is whole to add them up in."""
     from hpcsgd.products.cuda_gradient import DeviceSlices
@@ -270,14 +282,17 @@ def _make_slices(
     return product
 
 
-def on_gpu(product: Product) -> DeviceProduct | None:
-    """What of it computes on a GPU, if anything does."""
+def on_gpu(product: Product) -> "CudaExchanges | None":
+    """Return the exchanges of a product on its GPU; None for a product of the host."""
     inner = product.product if isinstance(product, MicroBatches) else product
-    return inner if isinstance(inner, DeviceProduct) else None
+    exchanges: Any = getattr(inner, "exchanges", None)
+    return None if exchanges is None or exchanges.device is None else exchanges
 
 
 def _kept(name: str, task: Task, feed: Feed) -> int:
     """Bytes of Grams or rows that are there beside those of this member."""
+    from hpcsgd.backends.cuda.memory import grams_bytes, rows_bytes
+
     shard = task.shard
     if name == "cached":
         return grams_bytes(feed.plans, shard.width, task.columns * task.states)

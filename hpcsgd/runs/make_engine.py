@@ -15,11 +15,12 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Product, Task
-from hpcsgd.products.cuda import DeviceProduct
+from hpcsgd.products.direct import MicroBatches
 from hpcsgd.products.hooks import Hook, HookList
 from hpcsgd.runs.assembled_run import Parts, last_rate
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
 from hpcsgd.runs.checks import penalty_of, proximal_hooks, snapshot_hooks
+from hpcsgd.runs.gpu import on_gpu
 from hpcsgd.runs.loop import Engine, GoodStates, PollSchedule, RunLength
 from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges
 from hpcsgd.runs.recovery import next_fallback_level
@@ -96,7 +97,8 @@ def _averages(
     if average.kind == "none":
         return []
     every = period if config.grid.replicas > 1 else 1
-    if isinstance(product, DeviceProduct):  # each iterate has to be fetched
+    if not isinstance(product, MicroBatches) and on_gpu(product):
+        # Each iterate has to be fetched.
         every *= -(-config.run.check_every // every)
     return [
         TailAverage(

@@ -15,7 +15,6 @@ import numpy as np
 from hpcsgd.agreements.base import StateShape, get_agreement
 from hpcsgd.agreements.buckets import MIB, bucket_count
 from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.cuda.device import PIECE
 from hpcsgd.backends.numpy_rows import HEAVY
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -728,6 +727,8 @@ def streamed(
     losses = losses_of(reader, rows, cols, precision, is_held=False)
     reading = 3 * SCANNED
     if config.run.device == "cuda":  # all of it is there, two pieces of it here
+        from hpcsgd.backends.cuda.device import PIECE
+
         matrix = 2 * max(PIECE, cols * word)
         reading = max(reading, PIECE * (1 + 8 // word))
     else:

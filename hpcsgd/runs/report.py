@@ -261,7 +261,9 @@ def _facts(
         "emulated_members": config.run.emulate_members,
         "products": live.product_name,
         "look_ahead": live.look_ahead,
-        "gram_kernel": getattr(live.product, "gram_kernel", ""),
+        "gram_kernel": getattr(
+            getattr(live.product, "exchanges", None), "gram_kernel", ""
+        ),
         "rows": live.loaded.shard.total_rows,
         "columns": live.loaded.shard.total_columns,
         "sparse": live.loaded.shard.is_sparse,

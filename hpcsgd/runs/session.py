@@ -388,8 +388,8 @@ class Session:
 
 def _gpu(live: AssembledRun) -> str:
     """Where on its bus the GPU is that this rank uses, or nothing."""
-    product = on_gpu(live.product)
-    return str(product.device.layer.place).split()[1] if product else ""
+    gpu = on_gpu(live.product)
+    return str(gpu.device.layer.place).split()[1] if gpu else ""
 
 
 @contextmanager

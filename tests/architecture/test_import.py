@@ -163,3 +163,14 @@ def test_a_wrong_flag_is_refused_before_anything_heavy_is_loaded(command):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "2 []", done.stdout + done.stderr
+
+
+def test_a_start_on_cpus_loads_no_module_of_gpus():
+    code = (
+        "import sys, hpcsgd.api, hpcsgd.runs.build;"
+        "print([m for m in sys.modules if m.startswith('hpcsgd') and 'cuda' in m])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -15,8 +15,8 @@ from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.products import PRODUCTS
 from hpcsgd.products.base import State
-from hpcsgd.products.cuda import ON_DEVICE
 from hpcsgd.products.cuda_state import MirroredState
 from hpcsgd.runs import build
 from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
@@ -36,7 +36,7 @@ def test_every_kernel_is_as_in_float64(device):
     assert every_kernel.wrong(every_kernel.proved()) == 0
 
 
-@pytest.mark.parametrize("kind", ON_DEVICE)
+@pytest.mark.parametrize("kind", PRODUCTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_iterates_are_those_of_sgd(device, family, kind):
     problem = make_problem(family, n=1001, d=137)

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hpcsgd.backends.cuda.sequences import DeviceSums
 from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.messages import open_message
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.products.cuda import DeviceSums
 from tests.helpers.fake_cuda import Node
 from tests.helpers.kernels.fake_device import FakeDevice
 

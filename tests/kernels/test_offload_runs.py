@@ -8,7 +8,7 @@ import pytest
 from hpcsgd.agreements.cuda import DeviceOffload
 from hpcsgd.agreements.gradient import Steps
 from hpcsgd.agreements.more.offload import PinnedLink, Worker
-from hpcsgd.products.cuda import Cycle
+from hpcsgd.backends.cuda.sequences import CudaSequence
 from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
@@ -157,7 +157,7 @@ def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
 def test_the_host_steps_while_the_device_computes(devices, monkeypatch):
     """A late step ends no sooner than the next gradient was asked of the device."""
     asked, seen = threading.Event(), []
-    give, run = Worker.give, Cycle.run
+    give, run = Worker.give, CudaSequence.run
 
     def computing(self):
         asked.set()
@@ -172,7 +172,7 @@ def test_the_host_steps_while_the_device_computes(devices, monkeypatch):
         asked.clear()
         return give(self, late)
 
-    monkeypatch.setattr(Cycle, "run", computing)
+    monkeypatch.setattr(CudaSequence, "run", computing)
     monkeypatch.setattr(Worker, "give", giving)
     problem = make_problem("logistic", n=12, d=13)
     train_on(1, shared(problem, 1, **offloaded(delay=0)), problem)

@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.comm.nccl import Nccl, NcclCommunicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.cuda import DeviceGram
+from hpcsgd.products.gram import Gram
 from hpcsgd.runs.result import Status
 from tests.helpers.harness import (
     make_problem,
@@ -133,15 +133,16 @@ def test_members_sum_as_on_the_host(devices, members, recipe, transport):
 @pytest.mark.parametrize("members", [2, 3])
 def test_sums_in_bf16_are_made_on_the_device(devices, monkeypatch, members):
     """An exchange fetches nothing: what is fetched is for those who look."""
-    advance, fetched = DeviceGram.advance, []
+    advance, fetched = Gram.advance, []
 
     def counted(self, *given):
-        before = self.device.fetched
+        device = self.exchanges.device
+        before = device.fetched
         state = advance(self, *given)
-        fetched.append(self.device.fetched - before)
+        fetched.append(device.fetched - before)
         return state
 
-    monkeypatch.setattr(DeviceGram, "advance", counted)
+    monkeypatch.setattr(Gram, "advance", counted)
     problem = make_problem("logistic", n=160, d=13)
     sections = {"precision": {"recipe": "d"}, "products": {"kind": "gram"}}
     found = train_on(members, on_gpu(problem, **sections), problem)

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.backends.cuda import exchange
+from hpcsgd.backends.cuda import exchange, sequences
 from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
-from hpcsgd.products import cuda
 from hpcsgd.runs.result import Status
 from tests.helpers.harness import oracle_for, relative_error, train_on
 from tests.helpers.kernels.runs import FAMILIES, UPDATES, on_gpu
@@ -81,7 +80,7 @@ def test_columns_may_have_numbers_of_64_bits(devices, monkeypatch, recipe):
         wide = matrix.indices.astype(np.int64)
         return put(device, Csr(matrix.indptr, wide, matrix.data, matrix.width), *rest)
 
-    monkeypatch.setattr(cuda, "put_csr", put_wide)
+    monkeypatch.setattr(sequences, "put_csr", put_wide)
     monkeypatch.setattr(exchange, "PIECE", 40)
     stored, _ = make_sparse("logistic", n=37, d=100)
     agree_with_the_host(stored, 2, 2e-4, precision={"recipe": recipe})

@@ -1,0 +1,779 @@
+"""Exchanges of one member on a GPU: their parts in order, recorded as CUDA graphs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.backends.cuda.device import Device, GraphAction, LaunchGraph
+from hpcsgd.backends.cuda.exchange import (
+    DenseProducts,
+    DeviceCsr,
+    DeviceExchange,
+    DeviceFusedSteps,
+    Widths,
+    has_fused_kernel,
+    put_csr,
+)
+from hpcsgd.backends.cuda.gram import OtherGram, Seconds, choose_gram
+from hpcsgd.backends.cuda.kernels import build_of
+from hpcsgd.backends.cuda.matrix import (
+    DeviceMatrix,
+    DeviceMemberRows,
+    DeviceSampled,
+    Order,
+    put_matrix,
+    whole_matrix,
+)
+from hpcsgd.backends.exchange import (
+    NO_SUMS,
+    NOTHING,
+    MemberGroup,
+    MemberTask,
+    Part,
+    Scratch,
+    StepResult,
+    gather_rows,
+    wait_for_all,
+)
+from hpcsgd.comm.communicator import Message, Pending
+from hpcsgd.comm.gpu import DeviceCommunicator
+from hpcsgd.comm.gpu_mpi import DeviceNarrowSum
+from hpcsgd.data.sparse import Csr
+from hpcsgd.data.stream import Unheld
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import Array, get_format
+from hpcsgd.glm.unrolling import Blocks, blocks_of
+
+# Sums over members of arrays on a device, in whatever format they travel.
+
+PURPOSE = "products"
+BF16 = "bf16"  # what transports round on the device
+
+
+class DeviceSums:
+    """array ← Σ over members, in place; there where that can be, else by the host.
+
+    Whoever sums an array sums it again and again: what that needs is kept with it.
+    """
+
+    def __init__(self, task: MemberTask, device: Device) -> None:
+        self.members = task.members
+        self.clock = task.clock
+        self.device = device
+        self._scratch = Scratch()
+        self._narrow: dict[int, tuple[Any, DeviceNarrowSum]] = {}
+
+    def sum(self, name: str, array: Any, form: str) -> None:
+        """All members call it in one order, with one name for one kind of message."""
+        members = self.members
+        if members.size == 1:
+            return
+        if self._goes_wide(form):
+            members.sum(array, PURPOSE)
+        elif form == BF16 and isinstance(members, DeviceCommunicator):
+            self._message(members, array).sum(PURPOSE)
+        else:
+            message = self._written(name, array, form)
+            self._read(message.sum(PURPOSE), array)
+        self.clock.lap("communicate")
+
+    def start(self, name: str, array: Any, form: str) -> Pending:
+        """Begin it; the array belongs to it until `wait`, which gives it back."""
+        members = self.members
+        if members.size == 1:
+            return Pending(array)
+        if self._goes_wide(form):
+            return members.start_sum(array, PURPOSE)
+        if form == BF16 and isinstance(members, DeviceCommunicator):
+            return self._message(members, array).start(PURPOSE)
+        travelling = self._written(name, array, form, travels=True).start(PURPOSE)
+        return Pending(array, lambda: self._read(travelling.wait(), array))
+
+    def captures(self, *forms: str) -> bool:
+        """Whether sums in these formats may be part of a graph of the device."""
+        if self.members.size == 1:
+            return True
+        can = isinstance(self.members, DeviceCommunicator) and self.members.captures
+        return can and all(self._goes_wide(form) for form in forms)
+
+    def capture(self, action: Callable[[], None]) -> LaunchGraph:
+        """A graph of what `action` launches and queues, which has run once."""
+        graph = self.device.capture(action)
+        if isinstance(self.members, DeviceCommunicator):
+            self.members.adopt(graph)
+        return graph
+
+    def queue(self, array: Any) -> None:
+        """Its sum, into the graph that is being recorded; `captures` was asked."""
+        if self.members.size > 1:
+            assert isinstance(self.members, DeviceCommunicator)
+            self.members.queue_sum(array)
+
+    def replay(self, graph: LaunchGraph, arrays: Sequence[Any]) -> None:
+        """Launch a graph that holds the sums of these arrays, in this order."""
+        if self.members.size == 1:
+            graph()
+            return
+        assert isinstance(self.members, DeviceCommunicator)
+        self.members.replay(graph, arrays, PURPOSE)
+        self.clock.lap("communicate")
+
+    def _goes_wide(self, form: str) -> bool:
+        """As it is, by a transport that knows arrays of the device."""
+        return isinstance(self.members, DeviceCommunicator) and get_format(form).is_wide
+
+    def _message(self, members: DeviceCommunicator, array: Any) -> DeviceNarrowSum:
+        kept = self._narrow.get(id(array))
+        if kept is None:  # the array is kept, too, and so its number stays its own
+            message = DeviceNarrowSum(members, len(array), array)
+            kept = self._narrow[id(array)] = array, message
+        return kept[1]
+
+    def _written(
+        self, name: str, array: Any, form: str, travels: bool = False
+    ) -> Message:
+        """A message of the host that holds the array."""
+        message: Message = self._scratch.message(
+            self.members, name, len(array), form, travels
+        )
+        message.array[:] = self.device.fetch(array)
+        self.clock.lap("copy")
+        return message
+
+    def _read(self, total: Array, array: Any) -> None:
+        self.device.fill(array, np.ascontiguousarray(total, dtype=np.float32))
+
+
+# One exchange on a device and its messages, in as few launches as there can be.
+
+
+@dataclass(frozen=True)
+class DeviceMessage:
+    """What members sum: an array of the device, and the format it travels in."""
+
+    name: str
+    array: Any
+    form: str
+    travels: bool = False  # it is started, and waited for later
+
+
+class CudaSequence:
+    """See `hpcsgd.backends.base.PartSequence`: recorded from the second time on.
+
+    The whole is one graph where a graph may hold the sums; else there are two, around
+    the sums. `once`: it does not come again, and is launched part by part.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        sums: DeviceSums,
+        before: Sequence[Part],
+        messages: Sequence[DeviceMessage],
+        after: Sequence[Part],
+        once: bool = False,
+    ) -> None:
+        self.device, self.sums, self.messages = device, sums, messages
+        self.before, self.after, self.once = before, after, once
+        self._whole: GraphAction | None = None
+        if not messages:
+            self._whole = GraphAction(device, self._by_hand)
+        elif sums.captures(*(message.form for message in messages)):
+            self._whole = GraphAction(sums, self._by_hand, self._record)
+        self._first = GraphAction(device, lambda: call(before))
+        self._last = GraphAction(device, lambda: call(after))
+        self._beside: dict[int, tuple[CudaSequence, GraphAction]] = {}
+
+    def run(self) -> None:
+        """Launch all of it."""
+        if self.once:
+            self._by_hand()
+        elif self._whole is not None and not self.messages:
+            self._whole.run()
+        elif self._whole is not None:
+            arrays = [message.array for message in self.messages]
+            self._whole.run(lambda graph: self.sums.replay(graph, arrays))
+        else:
+            self._first.run()
+            self._send()
+            self._last.run()
+
+    def up_to_sums(self) -> None:
+        """Launch the parts up to the sums one by one, and wait for these."""
+        call(self.before)
+        self._send()
+
+    def start(self) -> Pending:
+        """Launch the parts ahead of the sums, and begin these."""
+        self._first.run()
+        return self._begin()
+
+    def run_beside(self, ahead: "CudaSequence | None", earlier: Pending) -> Pending:
+        """Launch all of it, and `ahead` while the sums are under way.
+
+        One member alone has no sums: `ahead` is then a branch of one graph, beside the
+        steps, which keep a single multiprocessor busy.
+        """
+        if ahead is None:
+            call(self.before)
+            self._begin().wait()
+            earlier.wait()
+            call(self.after)
+            return NO_SUMS
+        if self.sums.members.size == 1:
+            self._branched(ahead).run()
+            return NO_SUMS
+        own = self.start()
+        ahead._first.run()
+        own.wait()
+        earlier.wait()
+        following = ahead._begin()
+        self._last.run()
+        return following
+
+    def _branched(self, ahead: "CudaSequence") -> GraphAction:
+        known = self._beside.get(id(ahead))
+        if known is None:
+
+            def action() -> None:
+                with self.device.aside():
+                    call(ahead.before)
+                call(self.before)
+                call(self.after)
+                self.device.join()
+
+            known = self._beside[id(ahead)] = ahead, GraphAction(self.device, action)
+        return known[1]
+
+    def _begin(self) -> Pending:
+        pending = [self.sums.start(m.name, m.array, m.form) for m in self.messages]
+        return Pending(NOTHING, lambda: wait_for_all(pending))
+
+    def _by_hand(self) -> None:
+        """Launch by launch."""
+        self.up_to_sums()
+        call(self.after)
+
+    def _send(self) -> None:
+        """Sum, each message waited for in the order of the device."""
+        for message in self.messages:
+            given = message.name, message.array, message.form
+            if message.travels:
+                self.sums.start(*given).wait()
+            else:
+                self.sums.sum(*given)
+
+    def _record(self) -> None:
+        call(self.before)
+        for message in self.messages:
+            self.sums.queue(message.array)
+        call(self.after)
+
+
+def call(parts: Sequence[Part]) -> None:
+    """Call parts in their order."""
+    for part in parts:
+        part()
+
+
+# One member's part of an exchange, as products order it.
+
+
+class CudaExchange:
+    """See `hpcsgd.backends.base.Exchange`: launches on the arrays of a state.
+
+    The words of the monitor travel as a message of their own, by the host: the messages
+    of the device, and the graphs that hold them, stay as they are.
+    """
+
+    group: MemberGroup
+    state: Any  # weights and intercept have copies on the device
+
+    def __init__(self, maker: "CudaExchanges", launches: DeviceExchange) -> None:
+        self.maker, self.launches = maker, launches
+        self.task, self.device, self.blocks = maker.task, maker.device, launches.blocks
+        self._is_kept = False  # the buffer was kept: the next Gram goes to the spare
+        self._spare: Any = None
+
+    def load(self, group: Any) -> None:
+        """Take the rows of this group next."""
+        self.group = group
+        self.maker.order.seek(*self.group.place, self.blocks.rows)
+
+    def bind(self, state: Any) -> None:
+        """Advance this state in the steps that follow."""
+        self.state = state
+        self.launches.coefficients.load(self.group.coefficients.whole)
+        self.maker.sum_words()
+        self.task.clock.lap("sample")
+
+    def sample(self) -> None:
+        """Launch the kernel that names the rows that come next."""
+        self.launches.sample()
+
+    def products(self) -> None:
+        """Launch what makes the Gram and the margins of this member."""
+        self.launches.products(self.state.on_device("weights"))
+
+    def gram_alone(self) -> None:
+        """Launch what makes the Gram of this member."""
+        self.launches.gram_alone()
+
+    def scores(self) -> None:
+        """Launch what makes the margins of this member."""
+        self.launches.scores(self.state.on_device("weights"))
+
+    def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
+        """Return one message, unless its halves travel in different formats."""
+        launches, precision = self.launches, self.task.precision
+        wire, sums = precision.gram_wire, precision.margin_sum
+        if "gram" in names and self._is_kept:
+            self.launches.use(self._spare)
+            self._is_kept = False
+        if len(names) > 1 and precision.one_message:
+            return [DeviceMessage("products", launches.message, sums, travels)]
+        arrays = {
+            "gram": DeviceMessage("gram", launches.gram, wire, travels),
+            "margins": DeviceMessage("margins", launches.margins, sums, travels),
+        }
+        return [arrays[name] for name in names]
+
+    def steps(self) -> None:
+        """Launch the s steps."""
+        self.launches.iterate(self.state.on_device("intercept"))
+
+    def update(self) -> None:
+        """Launch the update of the weights."""
+        self.launches.apply_update(self.state.on_device("weights"))
+
+    def finish(self) -> None:
+        """Mark the arrays of the state as written on the device."""
+        self.task.clock.lap("exchange")
+        self.state.written(self.launches.residuals)
+
+    def keep(self) -> Any:
+        """Return the buffer of the summed Gram; the next Gram has another one."""
+        kept, self._is_kept = self.launches.message, True
+        try:
+            self._spare = self.device.zeros((len(kept),), np.float32)
+        except ConfigError as error:
+            raise ConfigError(
+                "[products] kind = 'cached' keeps the Gram of every exchange on the"
+                f" GPU, and {error}; use kind = 'gram'"
+            ) from error
+        return kept
+
+    def use(self, kept: Any) -> None:
+        """Take the steps with a Gram that was kept, and margins behind it."""
+        self._is_kept = True
+        self.launches.use(kept)
+
+    def host_margins(self) -> Array:
+        """Return the summed margins on the host."""
+        margins = self.device.fetch(self.launches.margins)
+        return margins.reshape(self.blocks.rows, -1)
+
+    def host_rows(self) -> Any:
+        """Return the sampled rows, from the host where it holds them."""
+        if isinstance(self.task.shard.matrix, Unheld):
+            rows = self.launches.rows
+            assert isinstance(rows, DenseProducts | OtherGram)
+            return rows.fetched(self.launches.sampled.numbers)
+        return gather_rows(self.task, self.maker.scratch, "rows", self.group)
+
+    def host_gram(self) -> Array:
+        """Return the Gram as it was summed, of rows that are not scaled."""
+        tiles = self.device.fetch(self.launches.gram)
+        scale = np.float32(self.launches.matrix.scale)
+        packed: Array = self.launches.tiles.packed(tiles) / scale**2
+        return packed
+
+    def host_state(self) -> StepResult:
+        """Return the weights before the update, and the residuals of the steps."""
+        weights = self.state.host_array("weights").astype(self.task.precision.working)
+        return StepResult(weights, None, self.device.fetch(self.launches.residuals))
+
+
+class CudaStep(CudaExchange):
+    """One step of a batch; `is_alone`: nothing is summed."""
+
+    is_alone = False
+
+    def take(self, state: Any, plan: Any) -> None:
+        """Take the step with these coefficients next."""
+        self.state = state
+        self.launches.coefficients.load(plan.unrolled)
+
+    def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
+        """Return the sum of the margins; none where the member is alone."""
+        return () if self.is_alone else super().messages(*names, travels=travels)
+
+
+# Plain steps: nothing lies between those of one who holds all columns.
+
+
+class CudaPlainSteps:
+    """See `hpcsgd.backends.base.PlainStepSequence`: one launch where a kernel has them.
+
+    `in_order`: the rows of an exchange are all those of `matrix`, in their order.
+    """
+
+    group: MemberGroup
+    state: Any
+
+    def __init__(
+        self,
+        maker: "CudaExchanges",
+        blocks: Blocks,
+        matrix: DeviceMatrix | DeviceCsr,
+        order: Order,
+        is_alone: bool,
+        in_order: bool = False,
+    ) -> None:
+        self.maker, self.blocks, self.matrix = maker, blocks, matrix
+        self.order, self.is_alone, self.in_order = order, is_alone, in_order
+        self.task, self.device = maker.task, maker.device
+        self.residuals: Any = None
+        self._fused: tuple[DeviceFusedSteps, CudaSequence] | None = None
+        self._is_asked = False  # whether there is such a kernel
+        self._steps: dict[int, CudaStep] = {}
+
+    def load(self, group: Any) -> None:
+        """Take the steps of this group next."""
+        self.group = group
+        self.maker.order.seek(*self.group.place, self.blocks.rows)
+
+    def bind(self, state: Any) -> None:
+        """Advance this state in the steps that follow."""
+        self.state = state
+
+    def fused_steps(self) -> bool:
+        """Take all steps by one kernel; False, and nothing done, where none does."""
+        if not self.is_alone:
+            return False
+        # What may have changed on the host goes up ahead of the launches.
+        self.state.on_device("weights"), self.state.on_device("intercept")
+        if not self._is_asked:
+            self._fused, self._is_asked = self._make_fused(), True
+        if self._fused is None:
+            return False
+        fused, launches = self._fused
+        fused.load(self.group.coefficients.plain)
+        launches.run()
+        self.residuals = fused.residuals
+        return True
+
+    def _make_fused(self) -> tuple[DeviceFusedSteps, CudaSequence] | None:
+        task, device, matrix = self.task, self.device, self.matrix
+        how = self.blocks, task.family, task.precision, self.in_order
+        if task.states * task.columns > 1 or isinstance(matrix, DeviceCsr):
+            return None
+        if not has_fused_kernel(device, matrix, *how):
+            return None
+        sampled = DeviceSampled(device, self.order, self.blocks.rows)
+        fused = DeviceFusedSteps(device, matrix, sampled, *how)
+        kernel = device.kernel(build_of("sample", "fp32", device.arch))
+
+        def sample() -> None:
+            kernel(1, 1024, sampled.arguments)
+
+        def launch() -> None:
+            state = self.state
+            fused.launch(state.on_device("weights"), state.on_device("intercept"))
+
+        sums = self.maker.sums
+        return fused, CudaSequence(device, sums, (sample, launch), (), ())
+
+    def each_step(self) -> Iterator[CudaStep]:
+        """Yield the steps one by one."""
+        for size, plan in zip(self.blocks.sizes, self.group.steps, strict=True):
+            step = self._step_of(size)
+            step.take(self.state, plan)
+            yield step
+            self.residuals = step.launches.residuals
+
+    def _step_of(self, size: int) -> CudaStep:
+        key = id(self.matrix), size
+        step = self.maker.steps.get(key)
+        if step is None:
+            launches = self.maker.launches_of(
+                blocks_of((size,)), self.matrix, self.order, 1
+            )
+            if not self.is_alone:
+                self.maker.choose_kernel(launches)
+            step = self.maker.steps[key] = CudaStep(self.maker, launches)
+            step.is_alone = self.is_alone
+        return step
+
+    def finish(self) -> None:
+        """Mark the arrays of the state as written on the device."""
+        self.task.clock.lap("steps")
+        self.state.written(self.residuals)
+
+
+# Rows of all members: they travel, and then steps on them need no message.
+
+
+class CudaRows:
+    """The rows of one exchange in their order, or all rows at their numbers."""
+
+    def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
+        assert isinstance(maker.matrix, DeviceMatrix)  # sparse rows are refused
+        self.maker, self.keeps = maker, keeps
+        self.widths = tuple(part.stop - part.start for part in maker.task.shard.parts)
+        self.pieces: dict[int, tuple[DeviceSampled, DeviceMemberRows]] = {}
+        self.matrix = self._room(maker.matrix, rows)
+        self.order = maker.order
+        self.numbers: Array = np.arange(rows, dtype=np.int64)
+        self.is_here = np.zeros(rows, dtype=bool)
+        if not keeps:
+            self.order = Order.of(maker.device, self.pieces_of(rows)[0])
+
+    def _room(self, own: DeviceMatrix, rows: int) -> DeviceMatrix:
+        device, width = self.maker.device, sum(self.widths)
+        if not self.keeps:
+            return whole_matrix(device, own, rows, width)
+        try:
+            return whole_matrix(device, own, rows, width)
+        except ConfigError as error:
+            raise ConfigError(
+                "[products] kind = 'gather-once' keeps all rows on each GPU, and"
+                f" {error}; use kind = 'gather', or 'gram'"
+            ) from error
+
+    def pieces_of(self, rows: int) -> tuple[DeviceSampled, DeviceMemberRows]:
+        """Return the buffers of so many rows on their way."""
+        pieces = self.pieces.get(rows)
+        if pieces is None:
+            maker, own = self.maker, self.maker.matrix
+            assert isinstance(own, DeviceMatrix)
+            sampled = DeviceSampled(maker.device, maker.order, rows)
+            member = DeviceMemberRows(maker.device, own, rows, self.widths)
+            pieces = self.pieces[rows] = sampled, member
+        return pieces
+
+
+class CudaGatheredSteps(CudaPlainSteps):
+    """See `hpcsgd.backends.base.GatheredSteps`: rows travel as they are stored."""
+
+    def __init__(self, maker: "CudaExchanges", blocks: Blocks, whole: CudaRows) -> None:
+        super().__init__(
+            maker,
+            blocks,
+            whole.matrix,
+            whole.order,
+            is_alone=True,
+            in_order=not whole.keeps,
+        )
+        self.whole = whole
+        self.sampled, self.pieces = whole.pieces_of(blocks.rows)
+
+    def has_rows(self) -> bool:
+        """Return whether the rows of this group are on this GPU already."""
+        return bool(self.whole.is_here[self.group.rows].all())
+
+    def pack(self) -> None:
+        """Launch what packs the rows of this member."""
+        build = build_of("sample", "fp32", self.device.arch)
+        self.device.kernel(build)(1, 1024, self.sampled.arguments)
+        self.pieces.pack(self.sampled.numbers)
+        self.task.clock.lap("gather")
+
+    def gather(self) -> None:
+        """Gather the rows of all members; by the host where it alone sends."""
+        members, device = self.task.members, self.device
+        counts, packed, flat = self.pieces.counts, self.pieces.packed, self.pieces.flat
+        if isinstance(members, DeviceCommunicator):
+            members.gather(packed, counts, flat, PURPOSE)
+        else:
+            out = np.empty(sum(counts), dtype=flat.dtype)
+            members.gather(device.fetch(packed), counts, out, PURPOSE)
+            device.fill(flat, out)
+        self.task.clock.lap("communicate")
+
+    def place(self) -> None:
+        """Launch what puts the columns of all members side by side."""
+        whole, rows = self.whole, self.blocks.rows
+        self.pieces.join(whole.matrix, self.sampled.numbers if whole.keeps else None)
+        self.task.clock.lap("gather")
+        if whole.keeps:
+            whole.is_here[self.group.rows] = True
+            whole.order.seek(*self.group.place, rows)
+        else:
+            whole.order.seek(whole.numbers, 0, rows)
+
+
+# What all exchanges of a member share: the matrix there, and one set of buffers for
+# each size.
+
+REMEDY = "use --device cpu"
+GRAPHS = 1024  # sequences that are recorded; more of them would fill memory
+
+
+class CudaExchanges:
+    """See `hpcsgd.backends.base.MemberExchanges`: those of one member on its GPU.
+
+    `gram_asked` is the setting `products.gram_kernel`; `gram_kernel` the kernel chosen.
+    """
+
+    def __init__(
+        self, task: MemberTask, device: Device, gram_asked: str = "own"
+    ) -> None:
+        check_task(task)
+        self.task, self.device = task, device
+        self.gram_asked, self.gram_kernel = gram_asked, ""
+        self.sums = DeviceSums(task, device)
+        self.scratch = Scratch()  # of the monitor, on the host
+        # A device outlives runs: whom it asks before it waits is for each of them.
+        carried = isinstance(task.members, DeviceCommunicator)
+        device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
+        shard, form = task.shard, task.precision.matrix
+        self.scale = scale_of(task)
+        put: Any = put_csr if shard.is_sparse else put_matrix
+        self.matrix: DeviceMatrix | DeviceCsr = put(
+            device, shard.matrix, form, self.scale
+        )
+        self.order = Order(device, shard.targets, shard.weights, shard.offsets)
+        self.steps: dict[tuple[int, int], CudaStep] = {}
+        self._exchanges: dict[tuple[Blocks, int], CudaExchange] = {}
+        self._plain: dict[Blocks, CudaPlainSteps] = {}
+        self._rows: dict[int, CudaRows] = {}
+        self._gathered: dict[Blocks, CudaGatheredSteps] = {}
+        self._sequences: dict[tuple[Any, ...], tuple[Any, CudaSequence]] = {}
+
+    def exchange(self, blocks: Blocks, number: int = 0) -> CudaExchange:
+        """Return the exchange of these sizes; `number` tells several of them apart."""
+        key = blocks, number
+        exchange = self._exchanges.get(key)
+        if exchange is None:
+            states = self.task.states
+            launches = self.launches_of(blocks, self.matrix, self.order, states)
+            self.choose_kernel(launches)
+            exchange = self._exchanges[key] = CudaExchange(self, launches)
+        return exchange
+
+    def sequence(
+        self,
+        exchange: CudaExchange,
+        before: Sequence[Part],
+        sums: Sequence[DeviceMessage],
+        after: Sequence[Part],
+        once: bool = False,
+    ) -> CudaSequence:
+        """Return the parts in their order; `once`: they do not come again."""
+        state = exchange.state if after else None
+        arrays = (
+            exchange.launches.message,
+            *(state.on_device(name) for name in ("weights", "intercept") if state),
+        )
+        if once:
+            return CudaSequence(self.device, self.sums, before, sums, after, once=True)
+        names = (part.__name__ for part in (*before, *after))
+        key = id(exchange), *map(id, arrays), *names
+        known = self._sequences.get(key)
+        if known is None:
+            full = len(self._sequences) >= GRAPHS
+            found = CudaSequence(self.device, self.sums, before, sums, after, full)
+            if full:
+                return found
+            known = self._sequences[key] = arrays, found
+        return known[1]
+
+    def plain(self, blocks: Blocks) -> CudaPlainSteps:
+        """Return steps that are taken one by one."""
+        found = self._plain.get(blocks)
+        if found is None:
+            is_alone = self.task.members.size == 1
+            found = self._plain[blocks] = CudaPlainSteps(
+                self, blocks, self.matrix, self.order, is_alone
+            )
+        return found
+
+    def gathered(self, blocks: Blocks, keeps: bool = False) -> CudaGatheredSteps:
+        """Return steps on rows of all columns; `keeps`: rows that came once stay."""
+        found = self._gathered.get(blocks)
+        if found is None:
+            rows = self.task.shard.height if keeps else blocks.rows
+            whole = self._rows.get(rows)
+            if whole is None:
+                whole = self._rows[rows] = CudaRows(self, rows, keeps)
+            found = self._gathered[blocks] = CudaGatheredSteps(self, blocks, whole)
+        return found
+
+    def launches_of(
+        self,
+        blocks: Blocks,
+        matrix: DeviceMatrix | DeviceCsr,
+        order: Order,
+        read: int,
+    ) -> DeviceExchange:
+        """Return kernels and buffers of these sizes; `read` states make a margin."""
+        task = self.task
+        return DeviceExchange(
+            self.device,
+            matrix,
+            order,
+            blocks,
+            task.family,
+            task.precision,
+            Widths(task.columns, task.states, read),
+        )
+
+    def choose_kernel(self, launches: DeviceExchange) -> None:
+        """Choose who makes Grams of this size; the same on all members."""
+        if not isinstance(launches.rows, DenseProducts):
+            return
+        choice = choose_gram(self.gram_asked, launches.rows, self._added)
+        launches.rows = choice.products
+        if choice.name != "own" or not self.gram_kernel:
+            self.gram_kernel = choice.name
+
+    def _added(self, seconds: Seconds) -> Seconds:
+        """Add over members: one slow member is slow for all."""
+        every = self.task.members.exchange_objects(seconds)
+        return {name: sum(one[name] for one in every) for name in seconds}
+
+    def sum_words(self) -> None:
+        """Sum what the last check of the monitor left over members."""
+        task, form = self.task, self.task.precision.margin_sum
+        if not task.monitor.words:
+            return
+        message = self.scratch.message(task.members, "gap", task.monitor.words, form)
+        task.monitor.post(message.array)
+        task.monitor.judge(message.sum(PURPOSE))
+        task.clock.lap("gap")
+
+
+def check_task(task: MemberTask) -> None:
+    """Refuse what no kernel does yet, in one sentence."""
+    precision, shard = task.precision, task.shard
+    low = ("matrix", "margin", "gram_wire")
+    others = {getattr(precision, name) for name in vars(precision) if name not in low}
+    for wrong, what in (
+        (not isinstance(shard.matrix, np.ndarray | Csr | Unheld), "such rows"),
+        (task.gradient is None and task.gradient_sink is not None, "clipped gradients"),
+        (others != {"fp32"}, "this precision"),
+        (not _is_stored(precision.margin), "this format of margins"),
+    ):
+        if wrong:
+            raise ConfigError(f"a GPU does not do {what} here yet; {REMEDY}")
+
+
+def scale_of(task: MemberTask) -> float:
+    """What all columns are stored times; a Gram of columns apart is none of rows."""
+    scaling = task.backend.scaling
+    if scaling is None or not len(scaling.exponents):
+        return 1.0
+    exponents = np.unique(scaling.exponents)
+    if len(exponents) > 1:
+        raise ConfigError(
+            "a GPU takes columns that are scaled alike; use --set"
+            f" precision.scale=global, or {REMEDY[4:]}"
+        )
+    return float(np.ldexp(1.0, int(exponents[0])))
+
+
+def _is_stored(name: str) -> bool:
+    return name in ("fp32", "bf16", "fp16")

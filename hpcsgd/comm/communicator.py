@@ -292,7 +292,7 @@ class Transport(ABC):
     def survivors(self) -> "Communicator":
         """Return the group of the ranks that are left after a loss; they all call it.
 
-        Optional: without it no run continues after the loss of a rank.
+        Optional: a transport that can lose ranks has it, and `has_lost_ranks`.
         """
         raise TransportError(
             f"{self.transport} cannot go on without a rank; use --on-failure stop"
@@ -596,7 +596,7 @@ class Communicator(Transport):
     ) -> Array:
         """buffer ← that of `root`."""
         if self.size > 1:
-            self.run(Collective("broadcast", buffer, buffer, root=root), purpose)
+            self._run(Collective("broadcast", buffer, buffer, root=root), purpose)
         return buffer
 
     def start_sum_parts(

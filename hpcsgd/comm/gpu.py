@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
@@ -260,7 +260,7 @@ class DeviceCommunicator(Communicator):
             f"transport {self.kind} has no sums within a graph; use transport = nccl"
         )
 
-    def split(self, color: int, key: int) -> "DeviceCommunicator":
+    def split(self, color: int, key: int) -> Self:
         """The same way to the GPU, in a part of the ranks."""
         self.host.reproducible = self.reproducible  # may have been lent a new one
         return type(self)(self.host.split(color, key), self.layer, self._stream)

@@ -272,6 +272,7 @@ class MpiCommunicator(Communicator):
         self.serves_threads = level >= self._mpi.THREAD_SERIALIZED
         self._ways = ways or SumChoice(comm, self._mpi)
         self._watchdog: Watchdog | None = None
+        self._mail: MpiMail | None = None  # of the watchdog, where it can have one
         self._groups: list[Any] = []  # what was split off: revoked with us
 
     @property
@@ -289,11 +290,13 @@ class MpiCommunicator(Communicator):
 
     def survivors(self) -> "MpiCommunicator":
         """Those that are left, in the order they had."""
-        dog, self._watchdog = self._watchdog, None
         groups = [group for group in self._groups if group]
-        if dog is not None:
-            dog.stop()
-            groups += [dog.mail.comm] if isinstance(dog.mail, MpiMail) else []
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+        if self._mail is not None:
+            groups.append(self._mail.comm)
+            self._mail = None
         left = shrink(self._mpi, self._comm, groups)
         return MpiCommunicator(left, Ledger(), self.reproducible)
 
@@ -310,7 +313,7 @@ class MpiCommunicator(Communicator):
         dog.start()
         if self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE:
             with self.enter("start of the run", "control"):
-                dog.mail = MpiMail(self._comm.Dup())
+                dog.mail = self._mail = MpiMail(self._comm.Dup())
 
     def unwatch(self) -> None:
         """Stop it once all ranks are here, the last wait that it watches."""
@@ -321,9 +324,10 @@ class MpiCommunicator(Communicator):
         with self.enter("end of the run", "control"):
             self._comm.Barrier()
         dog.stop()
-        if isinstance(dog.mail, MpiMail):
+        if self._mail is not None:
             self._comm.Barrier()  # nobody posts any more
-            dog.mail.close()
+            self._mail.close()
+            self._mail = None
 
     def split(self, color: int, key: int) -> "MpiCommunicator":
         """MPI_Comm_split."""
@@ -358,12 +362,8 @@ class MpiCommunicator(Communicator):
         if blocking and kind == "sum":  # the shortest way for what repeats most
             self._comm.Allreduce(self._mpi.IN_PLACE, collective.receive)
             return DONE
-        if kind == "objects":
-            return self._exchange_objects(collective)
-        if kind == "swap":
-            return self._begin_swap(collective)
-        if kind == "ordered_parts":  # MPI promises no order
-            return start_parts_in_order(self, collective)
+        if kind in OTHERS:
+            return OTHERS[kind](self, collective)
         name, arguments = CALLS[kind](self._mpi, self.rank, collective)
         if blocking:
             getattr(self._comm, name)(*arguments)
@@ -460,6 +460,14 @@ CALLS: dict[str, Callable[[Any, int, Collective], tuple[str, tuple[Any, ...]]]] 
     "collect": _collect,
     "exchange": _exchange,
     "deal": _deal,
+}
+
+
+# What is no call of MPI alone.
+OTHERS: dict[str, Callable[[MpiCommunicator, Collective], Transfer]] = {
+    "objects": MpiCommunicator._exchange_objects,
+    "swap": MpiCommunicator._begin_swap,
+    "ordered_parts": start_parts_in_order,  # MPI promises no order
 }
 
 

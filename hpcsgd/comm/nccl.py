@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 from weakref import WeakSet
 
 import numpy as np
@@ -403,10 +403,9 @@ class NcclCommunicator(DeviceCommunicator):
             return super().start_sum(buffer, purpose)
         return self._start(Collective("sum", buffer, buffer), purpose)
 
-    def split(self, color: int, key: int) -> DeviceCommunicator:
+    def split(self, color: int, key: int) -> Self:
         """Those of a part are waited for in one order with those of the whole."""
         part = super().split(color, key)
-        assert isinstance(part, NcclCommunicator)
         part.carrier.follow(self.carrier)
         return part
 

@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Communicator, Workspace
+from hpcsgd.comm.communicator import Collective, Communicator, Transfer, Workspace
 from hpcsgd.errors import ConfigError, DeviceLost, TransportError
 from hpcsgd.formats import Array
 
@@ -107,11 +107,11 @@ def fetched(layer: Layer, array: Any, stream: Any) -> Array:
     return host
 
 
-# What carries arrays of GPUs: the hooks of a transport, for the device.
+# What carries arrays of GPUs: as a transport does, for the device.
 
 
 class Carrier(ABC):
-    """Collectives of device arrays without gaps, as of `TransportHooks` on hosts."""
+    """Moves device arrays without gaps for the ranks of `host`."""
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         self.host, self.layer = host, layer
@@ -125,48 +125,12 @@ class Carrier(ABC):
         return self.layer.current_stream() if given is None else given
 
     @abstractmethod
-    def _sum(self, buffer: Any) -> None: ...
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Start a collective of device arrays, as `Transport.begin` does on the host.
 
-    @abstractmethod
-    def _start_sum(self, buffer: Any) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _reduce(self, buffer: Any) -> None: ...
-
-    @abstractmethod
-    def _broadcast(self, buffer: Any, root: int) -> None: ...
-
-    @abstractmethod
-    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None: ...
-
-    @abstractmethod
-    def _start_exchange(
-        self, pieces: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _start_sum_parts(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _start_parts_in_order(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]: ...
-
-    def _own_part(self, buffer: Any, counts: Sequence[int]) -> Any:
-        """Where that of this rank lay all along."""
-        first = sum(counts[: self.host.rank])
-        return buffer[first : first + counts[self.host.rank]]
-
-    def _start_gather(
-        self, part: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        self._gather(part, counts, out)
-        return lambda: None
-
-    def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
-        self._start_exchange(pieces, counts, out)()
+        `wait` may return once the work is queued on the stream. Kinds are sum, reduce,
+        broadcast, gather, exchange, parts and ordered_parts.
+        """
 
     def _to_host(self, array: Any, host: Any) -> None:
         self.layer.to_host(array, host, self.stream)
@@ -187,9 +151,9 @@ class Carrier(ABC):
 
 # A group of ranks whose arrays may be on GPUs.
 #
-# Arrays of the host, flags and objects go the way of the host's communicator; arrays of
-# the device go through a carrier, which has the same hooks for them. Both are booked in
-# one ledger by the same lines, so no transport can count in a way of its own.
+# Arrays of the host, flags and objects go the way of the host's communicator; arrays
+# of the device go through a carrier. Both are booked in one ledger by the same lines,
+# so no transport can count in a way of its own.
 
 
 class DeviceCommunicator(Communicator):
@@ -199,6 +163,7 @@ class DeviceCommunicator(Communicator):
     remedy = ""  # what else may work where it does not
     by_host = True  # whether the host's communicator carries device arrays
     captures = False  # whether sums may be part of a graph that the GPU repeats
+    parts_come_first = False  # whether a sum of parts ends where the buffer begins
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host.rank, host.size, host.ledger, host.reproducible)
@@ -295,7 +260,7 @@ class DeviceCommunicator(Communicator):
             f"transport {self.kind} has no sums within a graph; use transport = nccl"
         )
 
-    def split(self, color: int, key: int) -> "DeviceCommunicator":
+    def split(self, color: int, key: int) -> Self:
         """The same way to the GPU, in a part of the ranks."""
         self.host.reproducible = self.reproducible  # may have been lent a new one
         return type(self)(self.host.split(color, key), self.layer, self._stream)
@@ -309,104 +274,40 @@ class DeviceCommunicator(Communicator):
         """End all ranks now; NCCL's own end could wait for those that are gone."""
         self.host.abort(code)
 
-    def _way(self, array: Any) -> Any:
-        """Who carries it: the same question, and so the same answer, on all ranks."""
-        if not self.layer.owns(array):
-            return self.host
-        if not array.flags.c_contiguous:
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Begin it where its arrays are: the same place on all ranks."""
+        c = collective
+        if not self.layer.owns(c.send):
+            return self.host.begin(c, blocking)
+        if c.kind == "collect":  # into the host's memory: rank 0 writes it down
+            part = fetched(self.layer, c.send, self.stream)
+            return self.host.begin(c.with_arrays(part, c.receive), blocking)
+        if c.kind in ("swap", "deal"):
+            raise TransportError(
+                f"transport {self.kind} {c.kind}s no arrays of a GPU; {c.kind} those"
+                " of the host"
+            )
+        if not c.send.flags.c_contiguous:
             raise TransportError(
                 "a device array with gaps cannot be sent; send a contiguous copy"
             )
-        return self.carrier
+        return self.carrier.begin(c, blocking)
 
-    def _workspace(self, words: int, dtype: Any) -> Workspace:
-        inner = self.host._workspace(words, dtype)
-        return Workspace(self, words, dtype) if type(inner) is Workspace else inner
+    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
+        """On the device, where this part lay before the sum."""
+        if self.parts_come_first or not self.layer.owns(buffer):
+            return super()._own_part(buffer, counts)
+        first = sum(counts[: self.rank])
+        return buffer[first : first + counts[self.rank]]
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace | None:
+        return self.host._workspace(words, dtype)
 
     def _keep(self, array: Array) -> Array:
         if not self.layer.owns(array):
             return self.host._keep(array)
         with self.stream:  # CuPy copies on the current one, which no other waits for
             return array.copy()
-
-    def _sum(self, buffer: Array) -> None:
-        self._way(buffer)._sum(buffer)
-
-    def _start_sum(self, buffer: Array) -> Callable[[], None]:
-        finish: Callable[[], None] = self._way(buffer)._start_sum(buffer)
-        return finish
-
-    def _reduce(self, buffer: Array) -> None:
-        self._way(buffer)._reduce(buffer)
-
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        self._way(part)._gather(part, counts, out)
-
-    def _start_gather(
-        self, part: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        finish: Callable[[], None] = self._way(part)._start_gather(part, counts, out)
-        return finish
-
-    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
-        own: Array = self._way(buffer)._own_part(buffer, counts)
-        return own
-
-    def _start_sum_parts(
-        self, buffer: Array, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        way = self._way(buffer)
-        finish: Callable[[], None] = way._start_sum_parts(buffer, counts)
-        return finish
-
-    def _start_parts_in_order(
-        self, buffer: Array, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        way = self._way(buffer)
-        finish: Callable[[], None] = way._start_parts_in_order(buffer, counts)
-        return finish
-
-    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
-        self._way(pieces)._exchange(pieces, counts, out)
-
-    def _start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        way = self._way(pieces)
-        finish: Callable[[], None] = way._start_exchange(pieces, counts, out)
-        return finish
-
-    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
-        if self.layer.owns(array):
-            raise TransportError(
-                f"transport {self.kind} swaps no arrays of a GPU; swap those of the"
-                " host"
-            )
-        return self.host._start_swap(array, out, peer)
-
-    def _deal(
-        self,
-        pieces: Array,
-        counts: Sequence[int],
-        out: Array,
-        received: Sequence[int],
-    ) -> None:
-        self.host._deal(pieces, counts, out, received)
-
-    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        """Into the host's memory: rank 0 writes it down."""
-        if self.layer.owns(part):
-            part = fetched(self.layer, part, self.stream)
-        self.host._collect(part, counts, out)
-
-    def _broadcast(self, buffer: Array, root: int) -> None:
-        self._way(buffer)._broadcast(buffer, root)
-
-    def _max(self, value: int) -> int:
-        return self.host._max(value)
-
-    def _objects(self, item: Any) -> list[Any]:
-        return self.host._objects(item)
 
 
 def of_hosts(group: Communicator) -> Communicator:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Message, Pending, Workspace
+from hpcsgd.comm.communicator import Collective, Message, Pending, Workspace
 from hpcsgd.comm.ledger import SentWords
 from hpcsgd.comm.shared_memory import add_in_order, share
 from hpcsgd.files import load_kernels
@@ -168,6 +168,13 @@ class NarrowSum:
         self._own = NarrowPieces(form, [own])
         self._totals = NarrowPieces(form, lengths)
         self._parts: Array = np.empty((group.size, own), dtype=np.float32)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make both collectives, once for all sums."""
+        sent, received, totals = self._sent, self._received, self._totals
+        self._exchange = Collective("exchange", sent.held, received.held, sent.counts)
+        self._gather = Collective("gather", self._own.held, totals.held, totals.counts)
 
     @property
     def array(self) -> Array:
@@ -176,36 +183,30 @@ class NarrowSum:
 
     def sum(self, purpose: str) -> Array:
         """Exchange, add, gather."""
-        sent = self._sent
-        sent.write(self._array)
-        received = self._received.held
-        self.group.exchange_pieces(sent.held, sent.counts, received, purpose)
+        self._sent.write(self._array)
+        self.group.run(self._exchange, purpose)
         self._finish(purpose)
         return self._array
 
     def start(self, purpose: str) -> Pending:
         """Post the exchange; the rest is done where it is waited for."""
-        sent = self._sent
-        sent.write(self._array)
-        received = self._received.held
-        travelling = self.group.start_exchange(
-            sent.held, sent.counts, received, purpose
-        )
+        self._sent.write(self._array)
+        exchange = self.group.start(self._exchange, purpose)
 
         def finish() -> None:
-            travelling.wait()
+            exchange.wait()
             self._finish(purpose)
 
         return Pending(self._array, finish)
 
     def _finish(self, purpose: str) -> None:
-        total, totals = self._parts[0], self._totals
+        total = self._parts[0]
         with np.errstate(over="ignore", invalid="ignore"):  # guards look for it
             self._received.read(self._parts.reshape(-1))
             add_in_order(list(self._parts), total)
             self._own.write(total)
-            self.group.gather(self._own.held, totals.counts, totals.held, purpose)
-            totals.read(self._array)
+            self.group.run(self._gather, purpose)
+            self._totals.read(self._array)
 
 
 class NarrowPieces:

@@ -13,6 +13,7 @@ from hpcsgd.comm import (
     launched_size,
     open_world,
 )
+from hpcsgd.comm.communicator import Communicator, Transport
 from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError, TransportError
@@ -29,6 +30,13 @@ WRAPPERS = {
     "plain": lambda world: world,
     "delayed": lambda w: DelayedCommunicator(w, FAST),
 }
+
+
+def test_a_transport_supplies_four_methods():
+    """One of them moves data, whatever the collective is."""
+    required = {"begin", "split", "close", "abort"}
+    assert Transport.__abstractmethods__ == required
+    assert Communicator.__abstractmethods__ == required
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)

@@ -39,6 +39,11 @@ class Csr:
         return len(self.data)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the three arrays."""
+        return self.indptr.nbytes + self.indices.nbytes + self.data.nbytes
+
+    @property
     def lengths(self) -> Array:
         """Stored values of each row."""
         return np.diff(self.indptr)

@@ -12,6 +12,7 @@ import numpy as np
 from hpcsgd.formats import Array
 
 MOST_INT32 = 2**31 - 1
+COLUMN = 4  # bytes of a column number, where it is an int32
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,7 @@ def _field(path: Path, name: str) -> int | None:
 # Buffers are made once for each number of rows. An epoch has two of them, m = b·s and
 # what remains of its rows; both stay, and multiplying rows takes more for a moment:
 #
-#     bytes = max(held(m) + workspace(m), held(m) + held(rest) + workspace(rest))
+#     peak = buffers(m) + max(workspace(m), buffers(rest) + workspace(rest))
 
 # Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
 # rounds in place.
@@ -348,16 +348,15 @@ class ExchangeSizes:
         count = self.config.schedule.epochs * -(-self.all_rows // self.rows)
         return self._has_gram and 0 < self.config.run.gap_every <= count
 
-    def held(self, marked: int) -> int:
-        """Bytes of the exchanges of an epoch, of m rows and of those that remain.
+    def peak(self, marked: int) -> int:
+        """Return the bytes of the exchanges of an epoch, of m rows and of what remains.
 
         Sparse rows touch some of `marked` columns.
         """
-        first = self._held(self.rows)
-        peak = first + self._workspace(self.rows)
-        rest = self.all_rows % self.rows
+        peak, rest = self._workspace(self.rows), self.all_rows % self.rows
         if rest:
-            peak = max(peak, first + self._held(rest) + self._workspace(rest))
+            peak = max(peak, self._buffers(rest) + self._workspace(rest))
+        peak += self._buffers(self.rows)
         if self.is_monitored:
             # A check repeats the recurrence in float64, a block row at a time.
             peak += self._words(self.rows_of_gram) * self._gram_size * 3 // 2
@@ -365,9 +364,9 @@ class ExchangeSizes:
         return peak + (0 if self.density is None else marked * (1 + COLUMN))
 
     def kept(self, product: str) -> int:
-        """Bytes that a product keeps from the first epoch on."""
-        held = dict(get_product(product).holds(self.shape(self.rows)))
-        return int(held.get("kept", 0))
+        """Return the bytes that a product keeps from the first epoch on."""
+        buffers = dict(get_product(product).holds(self.shape(self.rows)))
+        return int(buffers.get("kept", 0))
 
     def shape(self, m: int) -> MemoryShape:
         """The sizes of an exchange of m rows, and of all exchanges of an epoch."""
@@ -438,8 +437,8 @@ class ExchangeSizes:
             return 0
         return m * max(m - self.config.schedule.batch, 0) // 2
 
-    def _held(self, m: int) -> int:
-        """Bytes of an exchange of m rows; of each part that of the largest product."""
+    def _buffers(self, m: int) -> int:
+        """Return the bytes of an exchange of m rows, of each part the largest."""
         parts = [dict(kind.holds(self.shape(m))) for kind in self._products]
         names = ("rows", "messages", "vectors")
         return sum(max(part.get(name, 0) for part in parts) for name in names)
@@ -569,7 +568,7 @@ def predict(
     else:
         density = None
         matrix, reading = bytes_of_block(reader, rows, cols, form)
-    exchange = ExchangeSizes(
+    exchanges = ExchangeSizes(
         config=config,
         precision=precision,
         members=grid.members.size,
@@ -581,27 +580,29 @@ def predict(
     )
     kind = config.products.kind
     on_disk = config.agreement.on_disk
-    held = reader.cols if kind in GATHERS else cols
+    width = reader.cols if kind in GATHERS else cols  # of the weights
     again = config.sampling.mode == "shuffle-once" and config.schedule.epochs > 1
-    kept = 0 if kind == "auto" else exchange.kept(kind)
+    kept = 0 if kind == "auto" else exchanges.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
-        kept = min(max(map(exchange.kept, KEEPS)), CACHE_BUDGET)
+        kept = min(max(map(exchanges.kept, KEEPS)), CACHE_BUDGET)
     shape = replace(
-        state_shape(config, held, states, precision),
+        state_shape(config, width, states, precision),
         sparse=is_sparse(reader),
         # Good states, the one that a checkpoint is made of, and the walk of a check.
-        copies=2 + 4 * config.run.fall_back + 3 * exchange.is_monitored,
+        copies=2 + 4 * config.run.fall_back + 3 * exchanges.is_monitored,
     )
     agreement = get_agreement(config.agreement.kind)
     weights = sum(size for _, size in agreement.holds(shape))
-    tile = exchange.shape(exchange.rows).sampled(held)  # of sparse rows
+    of_tile = exchanges.shape(exchanges.rows).sampled(width)  # of sparse rows
+    of_epoch = exchanges.peak(tile_of(config, width, precision))
     finisher = bytes_of_lbfgs(rows, cols, reader.cols)
     return MemoryNeed(
         process=process_bytes(),
         matrix=matrix,
         columns=bytes_of_sides(rows, precision.working.itemsize),
-        exchange=tile if on_disk else exchange.held(tile_of(config, held, precision)),
+        exchange=of_tile if on_disk else of_epoch,
         kept=kept,
+        # Beside states in memory there are the model, and a checkpoint on its way.
         weights=weights if on_disk else weights + 2 * reader.cols * states * 8,
         reading=reading,
         losses=losses,

@@ -2,15 +2,21 @@
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.cuda.exchange import DeviceExchange
 from hpcsgd.backends.cuda.gram import allowed, bytes_asked
 from hpcsgd.backends.cuda.kernels import build_of
-from hpcsgd.backends.cuda.memory import DeviceNeed, device_need, grams_bytes, rows_bytes
+from hpcsgd.backends.cuda.matrix import (
+    bytes_of_member_rows,
+    bytes_of_order,
+    bytes_of_rows,
+)
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.grid import Grid
@@ -18,6 +24,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import format_bytes
+from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.products import GATHERS, RECURS
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.cuda import DeviceProduct, make_on_device
@@ -70,6 +77,88 @@ def open_gpu(
     return device, open_transport(
         kind, world, device.layer, stream=device.stream, share_gpus=run.share_gpus
     )
+
+
+# Memory of a run on a GPU, counted before it is taken.
+
+NAMES = {
+    "matrix": "the matrix",
+    "rows": "what belongs to its rows",
+    "exchange": "the buffers of exchanges",
+    "weights": "the weights",
+    "kept": "Grams or rows beside it",
+    "asked": "what makes the Gram",
+}
+
+
+@dataclass(frozen=True)
+class DeviceNeed:
+    """Bytes of one rank, by what they are for."""
+
+    matrix: int
+    rows: int  # targets, weights, offsets, their order
+    exchange: int  # tiles of the Gram, their parts, margins
+    weights: int
+    kept: int = 0  # Grams of all exchanges, rows of other members
+    asked: int = 0  # what another Gram than our plain one works in
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(vars(self).values())
+
+    @property
+    def largest(self) -> str:
+        """What takes most."""
+        return max(vars(self), key=lambda name: getattr(self, name))
+
+    def describe(self, form: str) -> str:
+        """Describe the parts, the largest first; `form` is the format of the matrix."""
+        parts = sorted(vars(self).items(), key=lambda part: -part[1])
+        parts = [part for part in parts if part[1]]
+        return ", ".join(
+            f"{NAMES[name]} {format_bytes(size)}"
+            f"{f' in {form}' if name == 'matrix' else ''}"
+            for name, size in parts
+        )
+
+
+def device_need(
+    matrix: Any,
+    plans: Iterable[Sequence[int]],
+    multiprocessors: int,
+    wide: int = 1,
+    sets: int = 1,
+    kept: int = 0,
+    held: int | None = None,
+    asked: int = 0,
+) -> DeviceNeed:
+    """Return the device memory for a host matrix and `sets` of exchanges of these batch
+    sizes.
+
+    `wide` columns of weights, or `held` bytes of some; beside them `kept` bytes, and
+    those `asked` for by another Gram than our plain one.
+    """
+    height, width = matrix.shape
+    dense = bytes_of_rows(height, width, matrix.dtype.itemsize)
+    each = [_buffers(matrix, s, multiprocessors, wide) for s in set(map(tuple, plans))]
+    return DeviceNeed(
+        matrix=matrix.nbytes if isinstance(matrix, Csr) else dense,
+        rows=bytes_of_order(height),
+        exchange=sets * sum(sum(buffers.values()) for buffers in each),
+        weights=4 * width * wide if held is None else held,
+        kept=kept,
+        asked=asked,
+    )
+
+
+def _buffers(
+    matrix: Any, sizes: tuple[int, ...], multiprocessors: int, wide: int
+) -> dict[str, int]:
+    """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
+    blocks, width = blocks_of(sizes), matrix.shape[1]
+    item = 4 if isinstance(matrix, Csr) else matrix.dtype.itemsize
+    return dict(DeviceExchange.holds(blocks, width, item, multiprocessors, wide))
 
 
 def check_device_memory(
@@ -191,7 +280,7 @@ def make_on_gpu(
     plans = feed.plans
     if name not in RECURS:  # steps one by one
         plans = [(size,) for sizes in plans for size in sizes]
-    kept, sets = _kept(name, task, feed), 1 + look_ahead
+    kept, sets = _kept(name, task, feed, device), 1 + look_ahead
     asked = allowed(config.products.gram_kernel, config.run.reproducible)
     takes = sets * _asked_bytes(asked, task, plans, device)
     insists = 0 if asked == "auto" else takes
@@ -276,15 +365,19 @@ def on_gpu(product: Product) -> DeviceProduct | None:
     return inner if isinstance(inner, DeviceProduct) else None
 
 
-def _kept(name: str, task: Task, feed: Feed) -> int:
+def _kept(name: str, task: Task, feed: Feed, device: Device) -> int:
     """Bytes of Grams or rows that are there beside those of this member."""
     shard = task.shard
     if name == "cached":
-        return grams_bytes(feed.plans, shard.width, task.columns * task.states)
+        given = device.multiprocessors, task.columns * task.states
+        return sum(
+            times * _buffers(shard.matrix, sizes, *given)["message"]
+            for sizes, times in Counter(map(tuple, feed.plans)).items()
+        )
     if name not in GATHERS or task.members.size == 1:
         return 0
     item, total = shard.matrix.dtype.itemsize, shard.total_columns
     most = max(sum(sizes) for sizes in feed.plans)
-    travel = most * (shard.width + total) * item
+    travel = bytes_of_member_rows(most, shard.width, total, item)
     here = shard.height if name == "gather-once" else most
-    return travel + rows_bytes(here, total, item) + 4 * total * task.states
+    return travel + bytes_of_rows(here, total, item) + 4 * total * task.states

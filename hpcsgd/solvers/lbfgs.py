@@ -478,6 +478,13 @@ def depth_for(columns: int) -> int:
     return max(LEAST_DEPTH, min(DEPTH, KEPT_WORDS // (2 * columns)))
 
 
+def bytes_of_lbfgs(rows: int, cols: int, columns: int) -> int:
+    """Return the bytes of scores, residuals and what a pass makes of them, and of pairs
+    of vectors, for `cols` columns of all `columns`.
+    """
+    return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
 class Lbfgs:
     """One run of it; `ask` says what this rank wishes, after every iteration."""
 

@@ -8,11 +8,11 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.backends.cuda import gram
 from hpcsgd.backends.cuda.gram import CublasGram, GramChoice, WgmmaGram, bytes_asked
-from hpcsgd.backends.cuda.memory import device_need
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import cuda
 from hpcsgd.runs import gpu
+from hpcsgd.runs.gpu import device_need
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.cublas_gram import case as cublas_case

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hpcsgd.backends.cuda.memory import device_need
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs import gpu
+from hpcsgd.runs.gpu import device_need
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice

@@ -197,6 +197,11 @@ class Slots:
         return held
 
 
+def bytes_of_uploads(row: int) -> int:
+    """Return the pinned bytes for large arrays, whose rows have so many bytes each."""
+    return 2 * max(PIECE, row)
+
+
 class Uploads:
     """All that one stream is sent."""
 

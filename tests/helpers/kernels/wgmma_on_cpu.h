@@ -27,15 +27,8 @@ inline void began(const void *, int) {}
 inline void wrote(const void *, int) {}
 inline void landed(const void *, int) {}
 } // namespace emulated
-extern "C" const char *wgmma_said() { return nullptr; }
 #else
 #include "wgmma_products.h"
-
-/* The first rule that was broken since it was last asked for, or NULL. */
-extern "C" const char *wgmma_said()
-{
-    return emulated::said_of_wgmma.exchange(nullptr);
-}
 
 inline unsigned in_shared(const void *at)
 {

@@ -1,7 +1,8 @@
 """What a backend does for an exchange, and the scaling of narrow formats."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -359,3 +360,94 @@ def make_loss_scale(value: float) -> LossScale:
             f" {MOST:g}, or 0 for one that adapts"
         )
     return LossScale(value, is_fixed=True)
+
+
+# Where the arrays of an agreement are stored, and what is done with them.
+#
+# An agreement is written once. Its memory is that of the host or that of a device, and
+# knows how arrays there are made, cleared and copied.
+
+Wait = Callable[[], None]  # returns once a copy has arrived
+
+
+class Memory(Protocol):
+    """Arrays of one rank, on its host or on its device."""
+
+    on_device: ClassVar[bool]  # False: its arrays are NumPy arrays
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array of zeros."""
+
+    def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return zeros of the host, which are copied from and to this memory."""
+
+    def row_of(self, host: Array) -> Any:
+        """Return the words of a flat array of `host_zeros` as a matrix of one row.
+
+        On the host it is a view, on a device it has words of its own, zeros at first,
+        and ends with a whole chunk.
+        """
+
+    def clear(self, array: Any) -> None:
+        """Set all words of an array without gaps to 0."""
+
+    def start_to_host(self, array: Any, out: Array) -> Wait:
+        """Start to copy an array into one of `host_zeros`."""
+
+    def from_host(self, values: Array, out: Any) -> None:
+        """Copy values of the host into an array; they may change at once."""
+
+    def fetch(self, array: Any) -> Array:
+        """Return the values of an array on the host."""
+
+    def settle(self) -> None:
+        """Wait until everything that was asked for is done."""
+
+    def facts(self) -> dict[str, int]:
+        """Return the bytes that were copied up to a device and down from it."""
+
+
+class HostMemory:
+    """NumPy arrays, which are copied and cleared at once."""
+
+    on_device: ClassVar[bool] = False
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return an array of zeros."""
+        return np.zeros(shape, dtype=dtype)
+
+    host_zeros = zeros
+
+    def row_of(self, host: Array) -> Array:
+        """Return the array as a matrix of one row."""
+        return host[None]
+
+    def clear(self, array: Array) -> None:
+        """Set all words to 0."""
+        array[...] = 0.0
+
+    def start_to_host(self, array: Array, out: Array) -> Wait:
+        """Copy the array at once."""
+        out[...] = array
+        return _has_arrived
+
+    def from_host(self, values: Array, out: Array) -> None:
+        """Copy the values."""
+        out[...] = values
+
+    def fetch(self, array: Array) -> Array:
+        """Return the array itself."""
+        return array
+
+    def settle(self) -> None:
+        """Return at once: the host does what it is asked for in order."""
+
+    def facts(self) -> dict[str, int]:
+        """Return an empty dict: nothing crosses."""
+        return {}
+
+
+def _has_arrived() -> None: ...
+
+
+HOST = HostMemory()

@@ -237,6 +237,18 @@ class State:
             self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
         return self.memory[name]
 
+    @property
+    def scale(self) -> float:
+        """Return what weights on a device are divided by."""
+        return 1.0
+
+    def on_device(self, name: str) -> Any:
+        """Return one of its arrays where steps are taken; None where it has none."""
+        return getattr(self, name)
+
+    def mark_written(self, name: str) -> None:
+        """Note that one of its arrays was written where steps are taken."""
+
     def host_array(self, name: str) -> Any:
         """Return one of its arrays to be read; where it is stored on a device, it stays
         there.

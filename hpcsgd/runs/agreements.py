@@ -29,6 +29,7 @@ from hpcsgd.agreements.shaping import (
     Shaper,
     ToLengthOne,
 )
+from hpcsgd.agreements.zero import ShardedAgreement
 from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.matrix import CHUNK
@@ -44,7 +45,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
-from hpcsgd.glm.updates import Rule, make_rate
+from hpcsgd.glm.updates import LinearRule, Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
@@ -253,7 +254,7 @@ def make_gradient(
         columns=task.columns,
         local_columns=shard.columns,
         buckets=buckets,
-        opener=lambda state, buffer: _sender(kind, config, grid, state, buffer),
+        opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         rows=lengths(shard.total_rows, grid.replicas.size),
@@ -271,11 +272,48 @@ def make_gradient(
     share = shard.height / shard.total_rows
     if device is None:
         return kind(grid, share, means)
-    from hpcsgd.agreements.cuda import make_on_device
-
     chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
+    return _make_on_device(kind, config, grid, share, means, device, chunk)
+
+
+def _make_on_device(
+    kind: type[Gradient],
+    config: RunConfig,
+    grid: Grid,
+    share: float,
+    means: GradientParts,
+    device: Device,
+    chunk: int,
+) -> Gradient:
+    """Make an agreement whose gradients a device sums.
+
+    Tiles of slices begin where rows have whole chunks of so many columns.
+    """
+    from hpcsgd.agreements.cuda import CLASSES
+    from hpcsgd.backends.cuda.weights import DeviceAdd, DeviceMemory, DeviceRows
+
+    rule = means.steps.rule
+    is_linear = isinstance(rule, LinearRule) and (
+        rule.states == 1 or means.columns == 1
+    )
+    takes = vars(kind).get("steps_on_devices") and is_linear and not means.shapers
     sums = _sums_on_device(kind, config, grid.replicas)
-    return make_on_device(kind, grid, share, means, device, chunk, sums)
+
+    def linear_step(buffer: Buffer, states: int) -> DeviceAdd:
+        return DeviceAdd(device, buffer.row, buffer.gradient.size, states)
+
+    means = replace(
+        means,
+        backend=DeviceRows(),
+        memory=DeviceMemory(device),
+        is_summed_on_device=sums,
+        linear_step=linear_step if takes and sums else None,
+        unit=chunk if kind is ShardedAgreement else 1,
+    )
+    if kind in CLASSES:
+        found: Gradient = CLASSES[kind](grid, share, means, device=device)
+        return found
+    return kind(grid, share, means)
 
 
 def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
@@ -320,15 +358,11 @@ def _sums_on_device(
     return plain and feedback != "on" and carries
 
 
-def _sender(
-    kind: type[Gradient], config: RunConfig, grid: Grid, state: State, buffer: Buffer
-) -> Sender:
+def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
     """Of all replicas, or of the leaders of groups of them."""
     replicas, of = grid.replicas, config.agreement.hierarchical
-    if buffer.is_on_device and _sums_on_device(kind, config, replicas):
-        from hpcsgd.agreements.cuda import sum_on_device
-
-        return sum_on_device(buffer, replicas)
+    if buffer.is_summed_on_device:
+        return PlainSender(replicas)
     if of == "off" or replicas.size == 1:
         return _between(config, grid, state, buffer, replicas, replicas.size)
     groups = open_groups(grid, of)

@@ -229,11 +229,7 @@ def make_gradient_on_gpu(
     gradient: Gradient,
 ) -> "DeviceGradient":
     """What sums the gradients that replicas share; called by all ranks."""
-    from hpcsgd.agreements.cuda import (
-        DeviceGradientAgreement,
-        DeviceOffload,
-        DeviceSharded,
-    )
+    from hpcsgd.agreements.cuda import DeviceOffload, DeviceSharded
     from hpcsgd.agreements.more.tick_tock import TickTock
     from hpcsgd.products.cuda_gradient import DeviceGradient
 
@@ -247,7 +243,7 @@ def make_gradient_on_gpu(
     kept = 4 * (own * offloads + again) * task.columns
     check_device_memory(device, two, plans, grid.world, kept=kept)
     product = DeviceGradient(task, device, gradient)
-    product.holds_weights = offloads or isinstance(gradient, DeviceGradientAgreement)
+    product.holds_weights = offloads or gradient.means.linear_step is not None
     return product
 
 

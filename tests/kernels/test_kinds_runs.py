@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements import AsyncAverage
-from hpcsgd.agreements.cuda import DeviceBuffer
+from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.agreements.more.anybatch import Anybatch
 from hpcsgd.agreements.more.scheduled import Scheduled
 from hpcsgd.agreements.more.tick_tock import TickTock
@@ -257,14 +257,14 @@ BROKEN = {
     ),
     "what was said before, again": (
         "scheduled",
-        DeviceBuffer,
+        Buffer,
         "mark_empty",
         lambda self: None,
     ),
-    "the same by halves": ("delayed", DeviceBuffer, "mark_empty", lambda self: None),
+    "the same by halves": ("delayed", Buffer, "mark_empty", lambda self: None),
     "sums that are not cleared": (
         "decentralized",
-        DeviceBuffer,
+        Buffer,
         "clear",
         lambda self: self.tail.fill(0.0),
     ),
@@ -286,7 +286,7 @@ def test_each_is_found(devices, monkeypatch, what):
 def test_clocks_wait_for_the_device(devices, monkeypatch):
     """A round of a fixed time: chunks that are queued have not been computed."""
     looks = []
-    monkeypatch.setattr(DeviceBuffer, "settle", lambda self: looks.append(self))
+    monkeypatch.setattr(Buffer, "settle", lambda self: looks.append(self))
     problem = make_problem("logistic", n=16, d=13)
     for rounds, deadline in (("full", 0.0), ("clock", 1e9)):
         assert not looks

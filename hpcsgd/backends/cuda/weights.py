@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from hpcsgd.backends.base import Wait
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.exchange import DenseProducts, GramTiles, Widths
 from hpcsgd.backends.cuda.kernels import average, build_of, words
@@ -14,6 +15,109 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.glm.updates import Adagrad, Adam, LinearRule, Rule, Turn
+
+# The memory of a device, for agreements.
+
+CHUNK = 4  # words that kernels read at once
+
+
+class DeviceMemory:
+    """Arrays of float32 on a device, and pinned ones of the host beside them."""
+
+    on_device: ClassVar[bool] = True
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.up = self.down = 0  # bytes, since this process began
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array of zeros."""
+        return self.device.zeros(shape, dtype)
+
+    def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return zeros in pinned memory."""
+        host: Array = self.device.layer.pinned(int(np.prod(shape)), np.dtype(dtype))
+        host[...] = 0
+        return host.reshape(shape)
+
+    def row_of(self, host: Array) -> Any:
+        """Return zeros for as many words, as a matrix of one row of whole chunks."""
+        words = -(-host.size // CHUNK) * CHUNK
+        return self.device.zeros((1, words), np.float32)
+
+    def clear(self, array: Any) -> None:
+        """Set all words to 0."""
+        self.device.clear(array)
+
+    def start_to_host(self, array: Any, out: Array) -> Wait:
+        """Start a copy behind what the device was asked for so far."""
+        layer, stream = self.device.layer, self.device.stream
+        layer.to_host(array.reshape(-1), out.reshape(-1), stream)
+        done = layer.record(stream)
+        self.down += out.nbytes
+        return lambda: layer.wait(done)
+
+    def from_host(self, values: Array, out: Any) -> None:
+        """Send the values by pinned buffers."""
+        self.device.fill(out, values)
+        self.up += out.nbytes
+
+    def fetch(self, array: Any) -> Array:
+        """Return a copy on the host."""
+        values = self.device.fetch(array)
+        self.down += values.nbytes
+        return values
+
+    def settle(self) -> None:
+        """Wait for the device; collectives that failed raise here."""
+        self.device.settle()
+
+    def facts(self) -> dict[str, int]:
+        """Return the bytes that crossed."""
+        return {"device_bytes_up": self.up, "device_bytes_down": self.down}
+
+
+# Rows that were sampled on a device, where agreements add up their gradients.
+
+
+class RowsOnDevice(Protocol):
+    """Rows of a batch, or some of their columns, with its residuals."""
+
+    def part(self, columns: slice) -> "RowsOnDevice":
+        """Return some of the columns."""
+
+    def add_gradient(self, gradient: Any) -> None:
+        """Compute gradient ← gradient + Yᵀr."""
+
+    def scores(self, weights: Any, out: Any) -> None:
+        """Compute out ← Y w."""
+
+
+class DeviceRows:
+    """What agreements ask of a backend, for rows that were sampled on a device."""
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """Return weights of the type that devices have."""
+        return np.zeros(shape, dtype=np.float32)
+
+    def prepare(self, unrolled: Any, blocks: Any) -> None:
+        """Prepare nothing: the coefficients are those of the product."""
+
+    def some_columns(self, rows: RowsOnDevice, part: slice) -> RowsOnDevice:
+        """Return the rows of these columns alone."""
+        return rows.part(part)
+
+    def scores(self, rows: RowsOnDevice, weights: Any, out: Any) -> Any:
+        """Compute out ← Y w."""
+        rows.scores(weights, out)
+        return out
+
+    def apply_update(
+        self, weights: Any, rows: RowsOnDevice, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr to a gradient."""
+        rows.add_gradient(weights)
+
 
 # x ← M x + u g on a device: the kernel of updates, for a matrix of one row.
 

@@ -63,7 +63,7 @@ from hpcsgd.agreements.codecs.base import (
 )
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
-from hpcsgd.backends.base import HOST, LossScale, Memory
+from hpcsgd.backends.base import HOST, LossScale, Memory, WordRange
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import lengths
@@ -119,6 +119,18 @@ class Steps:
         """Any part of the weights, wherever it is held."""
         turn = Turn(moment.number, moment.rate)
         self.rule.step(part, gradient, factor, turn, self.l2)
+
+    def step_slice(
+        self,
+        part: WordRange,
+        gradient: Any,
+        factor: float,
+        moment: Moment,
+        memory: Memory = HOST,
+    ) -> None:
+        """Step words whose velocity lies beside them, in the memory that has them."""
+        turn = Turn(moment.number, moment.rate)
+        memory.step(self.rule, self.l2, part, gradient, factor, turn)
 
     def take_intercept(self, state: State, gradient: Array, moment: Moment) -> None:
         """The same without the penalty; `gradient` is the mean, (K,)."""
@@ -333,6 +345,9 @@ class Gradient(BatchRequest, Agreement):
     steps_on_devices: ClassVar[bool] = True
     # Where rows are on a device, its steps wait for the host.
     steps_on_host: ClassVar[bool] = False
+    # Where rows are on a device, it is given these, and adds gradients tile by tile.
+    adds_tiles: ClassVar[bool] = False
+    gradients: ClassVar[int] = 1  # that are added up at a time
     buffer_kind: ClassVar[type[Buffer]] = Buffer
 
     @classmethod
@@ -375,6 +390,11 @@ class Gradient(BatchRequest, Agreement):
     def takes_at_once(self) -> bool:
         """Whether all batches of an exchange are one: no gradient is kept to add to."""
         return False
+
+    @property
+    def holds_weights_on_device(self) -> bool:
+        """Whether the weights of a run with a device stay there between exchanges."""
+        return self.means.linear_step is not None
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""

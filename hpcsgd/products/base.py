@@ -243,8 +243,8 @@ class State:
         return 1.0
 
     def on_device(self, name: str) -> Any:
-        """Return one of its arrays where steps are taken; None where it has none."""
-        return getattr(self, name)
+        """Return one of its arrays, or of `memory`, where steps are taken."""
+        return self.memory[name] if name in self.memory else getattr(self, name)
 
     def mark_written(self, name: str) -> None:
         """Note that one of its arrays was written where steps are taken."""

@@ -15,7 +15,6 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import UnrolledSteps
 from hpcsgd.products.base import Group, State, Task
 from hpcsgd.products.cuda import Cycle, DeviceDirect
-from hpcsgd.products.cuda_state import MirroredState
 from hpcsgd.products.direct import probed
 
 # Gradients of batches on a device, for replicas that share them before they step.
@@ -62,13 +61,15 @@ class Sums(Protocol):
 class DeviceGradient(DeviceDirect):
     """Up to Yᵀr as `DeviceDirect`; weights of the host, read at one point."""
 
-    def __init__(self, task: Task, device: Device, shares: Shares) -> None:
+    def __init__(
+        self, task: Task, device: Device, shares: Shares, holds_weights: bool = False
+    ) -> None:
         super().__init__(replace(task, states=1, probe=np.ones(1)), device)
         self.gradient_task, self.shares = task, shares
         self.point: Any = None
         self.intercept: Any = None
         self.plain = adding(self.scale)
-        self.holds_weights = False  # True: the state's are there, and stay
+        self.holds_weights = holds_weights  # True: the state's are there, and stay
         self._is_old = True  # what is there is from before a step
         self._known: dict[tuple[int, int], Cycle] = {}  # by rows of a batch, and sums
 
@@ -108,7 +109,6 @@ class DeviceGradient(DeviceDirect):
     def _send(self, state: State, memory: Memory) -> None:
         """Where scores are read, in the units of rows that are stored times a power."""
         if self.holds_weights:
-            assert isinstance(state, MirroredState)
             self._read(state.on_device("weights"))
         else:
             self._send_point(state, memory)
@@ -207,17 +207,22 @@ class DeviceRowViews:
 
 
 class DeviceSlices(DeviceGradient):
-    """Weights stay on the device, all of them or its slices."""
+    """Weights stay on the device, all of them or its slices.
 
-    gathers = False  # True: w is in slices, and scores are made tile by tile
+    `gathers`: w is in slices, and scores are made tile by tile.
+    """
+
+    def __init__(
+        self, task: Task, device: Device, shares: Shares, gathers: bool
+    ) -> None:
+        super().__init__(task, device, shares, holds_weights=True)
+        self.gathers = gathers
 
     def _compute(self, exchange: DeviceExchange, state: State, sums: Sums) -> None:
         if not self.gathers:
             super()._compute(exchange, state, sums)
             return
-        assert (
-            isinstance(state, MirroredState) and self.gradient_task.gradient is not None
-        )
+        assert self.gradient_task.gradient is not None
         exchange.sample()
         own, rows = state.on_device("weights"), self._rows(exchange)
         self.gradient_task.gradient.scores(

@@ -1,6 +1,5 @@
 """The state of a run on a GPU, mirrored on the host, and the monitor beside it."""
 
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,39 +21,6 @@ from hpcsgd.products.base import Group, Rows, Scratch, State, Task, gather_rows
 # `host_state`) are not sent back.
 
 
-class MirroredMemory(dict[str, Array]):
-    """What is kept beside the weights, of which some lives on a device.
-
-    Who looks, sees arrays of the host, as with `MirroredState`.
-    """
-
-    def __init__(self, device: Device, kept: dict[str, Array], names: Iterable[str]):
-        super().__init__(kept)
-        self._mirrors = {
-            name: Mirrored(device, kept[name], np.float32) for name in names
-        }
-
-    def on_device(self, name: str) -> Any:
-        """An array there, to be read and written."""
-        return self._mirrors[name].on_device()
-
-    def mark_written(self, name: str) -> None:
-        """Mark an array as written on the device."""
-        self._mirrors[name].written()
-
-    def __getitem__(self, name: str) -> Array:
-        mirror = self._mirrors.get(name)
-        return super().__getitem__(name) if mirror is None else mirror.on_host()
-
-    def items(self) -> Any:
-        """As the host sees them."""
-        return [(name, self[name]) for name in self]
-
-    def values(self) -> Any:
-        """As the host sees them."""
-        return [self[name] for name in self]
-
-
 class MirroredState(State):
     """A `State` whose arrays have mirrors on a device, once `hold` was called."""
 
@@ -73,8 +39,8 @@ class MirroredState(State):
 
     def on_device(self, name: str) -> Any:
         """An array there, to be read and written; None where the state has none."""
-        mirror = self.mirror(name)
-        return None if mirror is None else mirror.on_device()
+        mirror = self._mirror_of(name)
+        return super().on_device(name) if mirror is None else mirror.on_device()
 
     def host_array(self, name: str) -> Any:
         """Return one of its arrays on the host, read-only; nothing is sent back."""
@@ -99,7 +65,14 @@ class MirroredState(State):
 
     def mark_written(self, name: str) -> None:
         """Mark one of its arrays as written on the device."""
-        self.__dict__["mirrors"][name].written()
+        mirror = self._mirror_of(name)
+        if mirror is not None:
+            mirror.written()
+
+    def _mirror_of(self, name: str) -> Mirrored | None:
+        """Of its own arrays, or of those in its memory."""
+        kept: dict[str, Mirrored] = getattr(self.memory, "mirrors", {})
+        return kept.get(name) or self.mirror(name)
 
     @property
     def scale(self) -> float:

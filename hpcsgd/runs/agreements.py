@@ -29,7 +29,6 @@ from hpcsgd.agreements.shaping import (
     Shaper,
     ToLengthOne,
 )
-from hpcsgd.agreements.zero import ShardedAgreement
 from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.matrix import CHUNK
@@ -289,7 +288,6 @@ def _make_on_device(
 
     Tiles of slices begin where rows have whole chunks of so many columns.
     """
-    from hpcsgd.agreements.cuda import CLASSES
     from hpcsgd.backends.cuda.weights import DeviceAdd, DeviceMemory, DeviceRows
 
     rule = means.steps.rule
@@ -308,11 +306,8 @@ def _make_on_device(
         memory=DeviceMemory(device),
         is_summed_on_device=sums,
         linear_step=linear_step if takes and sums else None,
-        unit=chunk if kind is ShardedAgreement else 1,
+        unit=chunk if kind.adds_tiles else 1,
     )
-    if kind in CLASSES:
-        found: Gradient = CLASSES[kind](grid, share, means, device=device)
-        return found
     return kind(grid, share, means)
 
 

@@ -143,6 +143,7 @@ class TickTock(Gradient):
     """Two halves of one step: the tick travels while the tock is computed."""
 
     settings: ClassVar[type[AgreementSettings]] = TickTockSettings
+    gradients: ClassVar[int] = 2
 
     @classmethod
     def variant(

@@ -1,16 +1,18 @@
 """Sums, averages and step rules of weights on a GPU."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.base import Wait
-from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.base import VELOCITY, Wait, WordRange
+from hpcsgd.backends.cuda.device import Device, MirroredArrays
 from hpcsgd.backends.cuda.exchange import DenseProducts, GramTiles, Widths
 from hpcsgd.backends.cuda.kernels import average, build_of, words
 from hpcsgd.backends.cuda.matrix import DeviceMatrix, sent
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import blocks_of
@@ -28,11 +30,22 @@ class DeviceMemory:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.layer, self.stream = device.layer, device.stream
         self.up = self.down = 0  # bytes, since this process began
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array of zeros."""
         return self.device.zeros(shape, dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array whose values are not known."""
+        return self.device.empty(shape, dtype)
+
+    def mirrored(
+        self, kept: dict[str, Array], names: Iterable[str]
+    ) -> dict[str, Array]:
+        """Return the arrays; those named are copied to the host when they are read."""
+        return MirroredArrays(self.device, kept, names)
 
     def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return zeros in pinned memory."""
@@ -49,13 +62,49 @@ class DeviceMemory:
         """Set all words to 0."""
         self.device.clear(array)
 
+    def copy(self, array: Any, out: Any) -> None:
+        """Compute out ← array by a kernel, which may begin at any word."""
+        self._launch("add_words", array.size, (array, np.int32(True), out))
+
+    def add(self, array: Any, out: Any) -> None:
+        """Compute out ← out + array."""
+        self._launch("add_words", array.size, (array, np.int32(False), out))
+
+    def step(
+        self,
+        rule: Rule,
+        l2: float,
+        part: WordRange,
+        gradient: Any,
+        factor: float,
+        turn: Turn,
+    ) -> None:
+        """Step as `HostMemory.step`; the gradient stays as it is.
+
+        Weights are divided by `part.scale`; what is kept beside them is not.
+        """
+        name, kept, numbers = _step_of(rule)(rule, l2, part.scale, factor, turn)
+        arrays = part.weights, part.to, *(part.arrays[one] for one in kept), gradient
+        self._launch(name, gradient.size, (*arrays, *map(np.float32, numbers)))
+
+    def _launch(self, name: str, count: int, arguments: tuple[Any, ...]) -> None:
+        if not count:
+            return
+        launch = self.device.kernel(build_of(name, "fp32", self.device.arch))
+        launch(*words(count)[:2], (np.int64(count), *arguments))
+
+    def host_wait(self, group: Communicator) -> Wait:
+        """Return what waits for the newest collective; one that failed raises there."""
+        if not isinstance(group, DeviceCommunicator):
+            return lambda: None
+        return partial(group.reach, group.newest)
+
     def start_to_host(self, array: Any, out: Array) -> Wait:
         """Start a copy behind what the device was asked for so far."""
-        layer, stream = self.device.layer, self.device.stream
-        layer.to_host(array.reshape(-1), out.reshape(-1), stream)
-        done = layer.record(stream)
+        self.layer.to_host(array.reshape(-1), out.reshape(-1), self.stream)
+        done = self.layer.record(self.stream)
         self.down += out.nbytes
-        return lambda: layer.wait(done)
+        return partial(self.layer.wait, done)
 
     def from_host(self, values: Array, out: Any) -> None:
         """Send the values by pinned buffers."""
@@ -182,76 +231,47 @@ class DeviceAverage:
 # Products and sums are rounded one by one, in the order of the host: the same gradient
 # gives the same bits.
 
-VELOCITY = "velocity"  # of momenta: it lies beside the weights, not between them
+Call = tuple[str, tuple[str, ...], tuple[float, ...]]  # kernel, what is kept, numbers
+CallOf = Callable[[Any, float, float, float, Turn], Call]
 
 
-@dataclass(frozen=True)
-class WordRange:
-    """Some words: what is read at `weights` is written to `to`, maybe the same."""
-
-    weights: Any
-    to: Any
-    arrays: Mapping[str, Any]
-
-
-class DeviceRules:
-    """Weights on the device are divided by `scale`; what is kept beside them is not."""
-
-    def __init__(self, device: Device, rule: Rule, l2: float, scale: float) -> None:
-        self.device, self.rule, self.l2, self.scale = device, rule, l2, scale
-
-    def step(self, piece: WordRange, gradient: Any, factor: float, turn: Turn) -> None:
-        """As `Rule.step`; the gradient stays as it is."""
-        name, kept, numbers = self._way()(factor, turn)
-        arrays = piece.weights, piece.to, *(piece.arrays[one] for one in kept), gradient
-        self._launch(name, gradient.size, (*arrays, *map(np.float32, numbers)))
-
-    def add(self, part: Any, total: Any, is_first: bool) -> None:
-        """total ← total + part, or the part alone."""
-        self._launch("add_words", part.size, (part, np.int32(is_first), total))
-
-    def _launch(self, name: str, count: int, arguments: tuple[Any, ...]) -> None:
-        if not count:
-            return
-        launch = self.device.kernel(build_of(name, "fp32", self.device.arch))
-        launch(*words(count)[:2], (np.int64(count), *arguments))
-
-    def _way(self) -> "Way":
-        for kind, way in (
-            (LinearRule, self._linear),
-            (Adagrad, self._adagrad),
-            (Adam, self._adam),
-        ):
-            if type(self.rule) is kind:
-                return way
+def _step_of(rule: Rule) -> CallOf:
+    """Return what gives the kernel of a rule, and its numbers."""
+    call = CALLS.get(type(rule))
+    if call is None:
         raise ConfigError(
-            f"a GPU takes no steps of {type(self.rule).__name__} on slices; use"
+            f"a GPU takes no steps of {type(rule).__name__} on slices; use"
             " --method offload, or --device cpu"
         )
-
-    def _linear(self, factor: float, turn: Turn) -> "Call":
-        assert isinstance(self.rule, LinearRule)
-        update = self.rule.update
-        carry = update.transition(turn.rate, self.l2).ravel()
-        gain = update.gain(turn.rate, 1) * factor
-        if update.states == 1:
-            return "step_plain", (), (self.scale, *carry, *gain)
-        return "step_momentum", (VELOCITY,), (self.scale, *carry, *gain)
-
-    def _adagrad(self, factor: float, turn: Turn) -> "Call":
-        rule = self.rule
-        assert isinstance(rule, Adagrad)
-        numbers = self.scale, factor, self.l2, -turn.rate, rule.epsilon
-        return "step_adagrad", rule.state_names, numbers
-
-    def _adam(self, factor: float, turn: Turn) -> "Call":
-        rule, t = self.rule, turn.number + 1
-        assert isinstance(rule, Adam)
-        first, second = (rule.beta1, 1.0 - rule.beta1), (rule.beta2, 1.0 - rule.beta2)
-        mend, rate = 1.0 / (1.0 - rule.beta2**t), turn.rate / (1.0 - rule.beta1**t)
-        moments = *first, *second, mend, -rate, rule.epsilon
-        return "step_adam", rule.state_names, (self.scale, factor, self.l2, *moments)
+    return call
 
 
-Call = tuple[str, tuple[str, ...], tuple[float, ...]]  # kernel, what is kept, numbers
-Way = Callable[[float, Turn], Call]
+def _linear(
+    rule: LinearRule, l2: float, scale: float, factor: float, turn: Turn
+) -> Call:
+    update = rule.update
+    carry = update.transition(turn.rate, l2).ravel()
+    gain = update.gain(turn.rate, 1) * factor
+    if update.states == 1:
+        return "step_plain", (), (scale, *carry, *gain)
+    return "step_momentum", (VELOCITY,), (scale, *carry, *gain)
+
+
+def _adagrad(rule: Adagrad, l2: float, scale: float, factor: float, turn: Turn) -> Call:
+    numbers = scale, factor, l2, -turn.rate, rule.epsilon
+    return "step_adagrad", rule.state_names, numbers
+
+
+def _adam(rule: Adam, l2: float, scale: float, factor: float, turn: Turn) -> Call:
+    t = turn.number + 1
+    first, second = (rule.beta1, 1.0 - rule.beta1), (rule.beta2, 1.0 - rule.beta2)
+    mend, rate = 1.0 / (1.0 - rule.beta2**t), turn.rate / (1.0 - rule.beta1**t)
+    moments = *first, *second, mend, -rate, rule.epsilon
+    return "step_adam", rule.state_names, (scale, factor, l2, *moments)
+
+
+CALLS: dict[type[Rule], CallOf] = {
+    LinearRule: _linear,
+    Adagrad: _adagrad,
+    Adam: _adam,
+}

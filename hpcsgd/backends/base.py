@@ -550,3 +550,25 @@ def _has_arrived() -> None: ...
 
 
 HOST = HostMemory()
+
+
+# The copies of a state on a device, as those who hold the state see them.
+
+
+class DeviceCopy(Protocol):
+    """One array on a device, and on the host when it is read there."""
+
+    def on_host(self) -> Array:
+        """Return the host's copy, to be read or written."""
+
+    def host_view(self) -> Array:
+        """Return the host's copy, to be read alone."""
+
+    def on_device(self) -> Any:
+        """Return the device's copy, to be read or written."""
+
+    def written(self) -> None:
+        """Note that the device's copy was written."""
+
+    def replace(self, values: Array) -> None:
+        """Take other values, of the host."""

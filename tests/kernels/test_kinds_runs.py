@@ -10,7 +10,7 @@ from hpcsgd.agreements.more.scheduled import Scheduled
 from hpcsgd.agreements.more.tick_tock import TickTock
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.cuda_state import MirroredState
+from hpcsgd.products.base import State
 from hpcsgd.runs import gpu
 from hpcsgd.runs.result import Status
 from tests.helpers.averages import config_of
@@ -156,8 +156,8 @@ def test_averages_that_travel_cross_as_often_as_they_say(devices, monkeypatch):
         monkeypatch.setattr(owner, name, action)
 
     for what, name in (("said", "start_average"), ("taken", "apply_average")):
-        marked(what, AsyncAverage, name, lambda _, state: state.__dict__["device"])
-    marked("ran", MirroredState, "written", lambda state, _: state.__dict__["device"])
+        marked(what, AsyncAverage, name, lambda _, state: state.copies.device)
+    marked("ran", State, "written", lambda state, _: state.copies.device)
     for what, name in (("down", "fetch"), ("up", "fill")):
         marked(what, FakeDevice, name, lambda device, _: device)
     problem = make_problem("logistic", n=80, d=13)  # ten exchanges, three averages

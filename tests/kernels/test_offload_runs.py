@@ -212,9 +212,9 @@ def test_weights_that_go_up_as_they_are_are_found(devices, monkeypatch):
         if not self.means.memory.on_device:
             send_up(self, state, cut)
             return
-        scale, state.__dict__["scale"] = state.scale, 1.0
+        scale, state.copies.scale = state.scale, 1.0
         send_up(self, state, cut)
-        state.__dict__["scale"] = scale
+        state.copies.scale = scale
 
     monkeypatch.setattr(Offload, "send_up", unscaled)
     there, here = both(problem, 2, **offloaded(**fp16))

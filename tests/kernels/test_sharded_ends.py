@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.zero import ShardedAgreement
-from hpcsgd.products.cuda_state import MirroredState
+from hpcsgd.products.base import State
 from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
@@ -59,9 +59,9 @@ def test_runs_that_were_preempted_go_on(devices, tmp_path, stage):
 
 def test_states_that_nobody_fetched_are_found(devices, tmp_path, monkeypatch):
     """In a checkpoint what the rule keeps is that of the device."""
-    marked = MirroredState.mark_written
+    marked = State.mark_written
     monkeypatch.setattr(
-        MirroredState,
+        State,
         "mark_written",
         lambda self, name: name in self.memory or marked(self, name),
     )

@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.agreements.zero import ColumnAssembler, Scatter
 from hpcsgd.backends.cuda.weights import DeviceMemory
-from hpcsgd.products.cuda_state import MirroredState
+from hpcsgd.products.base import State
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
 from tests.helpers.kernels.gradient_runs import near, shared
@@ -31,13 +31,13 @@ def whole_chunks_alone(self, rule, l2, part, gradient, factor, turn):
 
 
 step = DeviceMemory.step
-on_device = MirroredState.on_device
+on_device = State.on_device
 
 
 def beginning_anew(self, name):
     held = on_device(self, name)
     if name in self.memory:
-        self.__dict__["device"].clear(held)
+        self.copies.device.clear(held)
     return held
 
 
@@ -66,7 +66,7 @@ TWINS = {
         "wait_for",
         lambda _, pending, host_wait: pending.buffer,
     ),
-    "states that begin anew": (STAGES, MirroredState, "on_device", beginning_anew),
+    "states that begin anew": (STAGES, State, "on_device", beginning_anew),
     "scores of the last tile alone": (
         (3,),
         DeviceMemory,

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.base import VELOCITY, Wait, WordRange
-from hpcsgd.backends.cuda.device import Device, MirroredArrays
+from hpcsgd.backends.base import VELOCITY, DeviceCopy, Wait, WordRange
+from hpcsgd.backends.cuda.device import Device, Mirrored, MirroredArrays
 from hpcsgd.backends.cuda.exchange import DenseProducts, GramTiles, Widths
 from hpcsgd.backends.cuda.kernels import average, build_of, words
 from hpcsgd.backends.cuda.matrix import DeviceMatrix, sent
@@ -224,6 +224,85 @@ class DeviceAverage:
     def _launch(self, kernel: str, arguments: Any) -> None:
         launch = self.device.kernel(build_of(kernel, "fp32", self.device.arch))
         launch(self._shape.grid, self._shape.block, arguments)
+
+
+class FetchedArray:
+    """An array that a device has made, and the host reads."""
+
+    def __init__(self, device: Device, array: Any) -> None:
+        self._device, self._array = device, array
+        self._host: Array | None = None  # what was put in its place
+
+    def on_host(self) -> Array:
+        """Return a copy."""
+        return self._device.fetch(self._array) if self._host is None else self._host
+
+    host_view = on_host
+
+    def on_device(self) -> Any:
+        """Return the array of the device."""
+        return self._array
+
+    def written(self) -> None:
+        """Do nothing: it is copied whenever it is read."""
+
+    def replace(self, values: Array) -> None:
+        """Have the host read these values."""
+        self._host = values
+
+
+class DeviceCopies:
+    """The arrays of a state on a device, where weights are divided by `scale`."""
+
+    def __init__(
+        self,
+        device: Device,
+        weights: Array,
+        intercept: Array | None,
+        scale: float = 1.0,
+    ) -> None:
+        self.device, self.scale = device, scale
+        self.mirrors = {"weights": Mirrored(device, weights, "float32", scale)}
+        if intercept is not None:
+            self.mirrors["intercept"] = Mirrored(device, intercept, "float64")
+        self.arrays: dict[str, DeviceCopy] = dict(self.mirrors)
+        self._average: DeviceAverage | None = None
+
+    def written(self, residuals: Any) -> None:
+        """Note that an exchange wrote all of them, and made these residuals."""
+        for mirror in self.mirrors.values():
+            mirror.written()
+        self.arrays["residuals"] = FetchedArray(self.device, residuals)
+
+    def sums(self, group: Communicator) -> bool:
+        """Return whether a group sums arrays of devices."""
+        return isinstance(group, DeviceCommunicator)
+
+    def portion(self, share: float) -> Any:
+        """Return weights and intercept, times `share`, in one array of the device."""
+        weights, intercept = self._on_device()
+        if self._average is None:
+            average = DeviceAverage(self.device, weights, intercept, self.scale)
+            self._average = average
+        return self._average.portion(weights, intercept, share)
+
+    def has_made(self, total: Any) -> bool:
+        """Return whether `portion` has returned this array."""
+        return self._average is not None and total is self._average.buffer
+
+    def become(self) -> Any:
+        """Take over what `portion` returned; return the intercept, to be written to."""
+        assert self._average is not None
+        weights, intercept = self._on_device()
+        self._average.become(weights, intercept)
+        for mirror in self.mirrors.values():
+            mirror.written()
+        return intercept
+
+    def _on_device(self) -> tuple[Any, Any]:
+        intercept = self.mirrors.get("intercept")
+        beta = None if intercept is None else intercept.on_device()
+        return self.mirrors["weights"].on_device(), beta
 
 
 # Steps of rules on a device, word by word: slices may begin and end anywhere.

@@ -245,8 +245,9 @@ class GradientParts:
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
     memory: Memory = HOST  # where gradients are added up, and slices are stepped
     is_summed_on_device: bool = False  # replicas sum gradients where these are
-    # Makes what takes steps on the device; None: the host takes them.
-    linear_step: Callable[[Buffer, int], LinearStep] | None = None
+    # What takes steps on the device, of (a row, words of it, states of each), is made
+    # by this; None: the host takes them.
+    linear_step: Callable[[Any, int, int], LinearStep] | None = None
     unit: int = 1  # columns that tiles of slices begin at multiples of
     owes: Owes = lambda kept, rate: None
 
@@ -405,8 +406,9 @@ class Gradient(BatchRequest, Agreement):
         self.steps.prepare(state, self.columns)
         self.linear: LinearStep | None = None
         if self.means.linear_step is not None:
+            row, words = self.buffer.row, self.buffer.gradient.size
             states = self.steps.rule.states
-            self.linear = self.means.linear_step(self.buffer, states)
+            self.linear = self.means.linear_step(row, words, states)
         for shaper in self.means.shapers:
             shaper.prepare(state)
 
@@ -632,8 +634,7 @@ class Gradient(BatchRequest, Agreement):
     def _step_on_device(self, state: State, linear: LinearStep) -> None:
         """Take x ← M x + u Σ s / n where the weights are.
 
-        They may be divided by a power of two. Of many scores a row only plain SGD is
-        taken there: what momenta keep lies between the scores.
+        They may be divided by a power of two.
         """
         cast(PlainSender, self.sender).finish(self.buffer)  # nothing is encoded there
         tail, moment, rule = self._tail(), self._moment, self.steps.rule

@@ -268,47 +268,35 @@ def make_gradient(
             config.agreement.codec, config.codec, config.accordion, kept, rate
         ),
     )
-    share = shard.height / shard.total_rows
-    if device is None:
-        return kind(grid, share, means)
-    chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
-    return _make_on_device(kind, config, grid, share, means, device, chunk)
+    if device is not None:
+        sums = _sums_on_device(kind, config, grid.replicas)
+        chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
+        means = _on_device(means, kind, device, sums, chunk)
+    return kind(grid, shard.height / shard.total_rows, means)
 
 
-def _make_on_device(
-    kind: type[Gradient],
-    config: RunConfig,
-    grid: Grid,
-    share: float,
-    means: GradientParts,
-    device: Device,
-    chunk: int,
-) -> Gradient:
-    """Make an agreement whose gradients a device sums.
+def _on_device(
+    means: GradientParts, kind: type[Gradient], device: Device, sums: bool, chunk: int
+) -> GradientParts:
+    """Return what an agreement works with where a device adds up its gradients.
 
-    Tiles of slices begin where rows have whole chunks of so many columns.
+    Replicas sum on their devices if `sums`. Tiles of slices begin where rows have whole
+    chunks of so many columns.
     """
-    from hpcsgd.backends.cuda.weights import DeviceAdd, DeviceMemory, DeviceRows
+    from hpcsgd.backends.cuda.weights import DeviceMemory, DeviceRows
 
-    rule = means.steps.rule
-    is_linear = isinstance(rule, LinearRule) and (
-        rule.states == 1 or means.columns == 1
-    )
-    takes = vars(kind).get("steps_on_devices") and is_linear and not means.shapers
-    sums = _sums_on_device(kind, config, grid.replicas)
-
-    def linear_step(buffer: Buffer, states: int) -> DeviceAdd:
-        return DeviceAdd(device, buffer.row, buffer.gradient.size, states)
-
-    means = replace(
+    rule, memory = means.steps.rule, DeviceMemory(device)
+    takes = sums and vars(kind).get("steps_on_devices") and not means.shapers
+    # Of many scores a row, what momenta keep lies between the scores.
+    is_linear = isinstance(rule, LinearRule) and 1 in (rule.states, means.columns)
+    return replace(
         means,
         backend=DeviceRows(),
-        memory=DeviceMemory(device),
+        memory=memory,
         is_summed_on_device=sums,
-        linear_step=linear_step if takes and sums else None,
+        linear_step=memory.linear_step if takes and is_linear else None,
         unit=chunk if kind.adds_tiles else 1,
     )
-    return kind(grid, share, means)
 
 
 def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:

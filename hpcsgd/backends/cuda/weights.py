@@ -117,6 +117,10 @@ class DeviceMemory:
         self.down += values.nbytes
         return values
 
+    def linear_step(self, row: Any, words: int, states: int) -> "DeviceAdd":
+        """Return what steps x ← M x + u g, by the first words of a row of `row_of`."""
+        return DeviceAdd(self.device, row, words, states)
+
     def settle(self) -> None:
         """Wait for the device; collectives that failed raise here."""
         self.device.settle()

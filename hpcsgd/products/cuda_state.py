@@ -11,8 +11,6 @@ from hpcsgd.data.stream import Unheld
 from hpcsgd.formats import Array
 from hpcsgd.products.base import Group, Rows, Scratch, State, Task, gather_rows
 
-MirroredState = State  # its former name, in `hpcsgd.products.cuda`
-
 # The gap monitor beside a device: the host looks at an exchange now and then.
 #
 # A look is rare, and what it does is the host's: it walks its slice of weights through
@@ -40,7 +38,7 @@ class DeviceWatch:
 
     def run(
         self,
-        state: MirroredState,
+        state: State,
         group: Group,
         exchange: DeviceExchange,
         cycle: ByHand,
@@ -66,9 +64,7 @@ class DeviceWatch:
         task.monitor.judge(message.sum("products"))
         task.clock.lap("gap")
 
-    def _look(
-        self, state: MirroredState, group: Group, exchange: DeviceExchange
-    ) -> None:
+    def _look(self, state: State, group: Group, exchange: DeviceExchange) -> None:
         """The steps, with the monitor around the residuals."""
         task, monitor = self.task, self.task.monitor
         margins = self.device.fetch(exchange.margins)
@@ -90,7 +86,7 @@ class DeviceWatch:
             return rows.fetched(exchange.sampled.numbers)
         return gather_rows(self.task, self.scratch, "rows", group)
 
-    def _as_before(self, state: MirroredState, exchange: DeviceExchange) -> State:
+    def _as_before(self, state: State, exchange: DeviceExchange) -> State:
         """The weights that the steps began with, and the residuals that they had."""
         weights = state.host_array("weights").astype(self.task.precision.working)
         residuals = self.device.fetch(exchange.residuals)

@@ -38,7 +38,7 @@ from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.unrolling import Blocks, blocks_of
 from hpcsgd.products import GATHERS
 from hpcsgd.products.base import Group, Scratch, State, Task
-from hpcsgd.products.cuda_state import DeviceWatch, MirroredState
+from hpcsgd.products.cuda_state import DeviceWatch
 from hpcsgd.products.gram import same_rows
 
 # Sums over members of arrays on a device, in whatever format they travel.
@@ -258,7 +258,7 @@ class DeviceProduct(ABC):
     def finish(self) -> None:  # noqa: B027
         """Nothing is begun early."""
 
-    def cycle_of(self, exchange: DeviceExchange, state: MirroredState) -> Cycle:
+    def cycle_of(self, exchange: DeviceExchange, state: State) -> Cycle:
         """The exchange with its messages, for the arrays of this state."""
         weights, intercept = state.on_device("weights"), state.on_device("intercept")
         key = id(exchange), id(weights), id(intercept)
@@ -309,7 +309,6 @@ class DeviceGram(DeviceProduct):
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Products, one message, s steps."""
-        assert isinstance(state, MirroredState)
         exchange = self.exchange_of(group.blocks)
         self.order.seek(*group.place, group.blocks.rows)
         exchange.coefficients.load(group.coefficients.whole)
@@ -340,7 +339,6 @@ class DeviceDirect(DeviceProduct):
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """One synchronisation per step."""
-        assert isinstance(state, MirroredState)
         self.order.seek(*group.place, group.blocks.rows)
         for j, size in enumerate(group.blocks.sizes):
             exchange = self.exchange_of(blocks_of((size,)))
@@ -492,7 +490,6 @@ class DeviceWalk(DeviceDirect):
         task = self.task
         if task.members.size > 1:
             return super().advance(state, group, upcoming)
-        assert isinstance(state, MirroredState)
         self.order.seek(*group.place, group.blocks.rows)
         weights, intercept = state.on_device("weights"), state.on_device("intercept")
         residuals = self.alone.advance(group, weights, intercept)
@@ -515,7 +512,6 @@ class DeviceCached(DeviceGram):
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Look the Gram up, or sum it and keep it."""
-        assert isinstance(state, MirroredState)
         task, exchange = self.task, self.exchange_of(group.blocks)
         self.order.seek(*group.place, group.blocks.rows)
         exchange.coefficients.load(group.coefficients.whole)
@@ -527,9 +523,7 @@ class DeviceCached(DeviceGram):
         state.written(exchange.residuals)
         return state
 
-    def _steps_of(
-        self, state: MirroredState, group: Group, exchange: DeviceExchange
-    ) -> Cycle:
+    def _steps_of(self, state: State, group: Group, exchange: DeviceExchange) -> Cycle:
         """The first time as gram, later with what was kept."""
         weights, intercept = state.on_device("weights"), state.on_device("intercept")
         known = self.kept.get(group.index)
@@ -636,7 +630,6 @@ class DeviceLookAhead(DeviceProduct):
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """The steps of this group, and what the next one can have early."""
-        assert isinstance(state, MirroredState)
         ready = self._take(group)
         ready.exchange.coefficients.load(group.coefficients.whole)
         now = Now(self, state, ready)
@@ -735,7 +728,7 @@ class Now:
     """What is left to do of a group that is prepared."""
 
     def __init__(
-        self, product: DeviceLookAhead, state: MirroredState, ready: DeviceAheadGroup
+        self, product: DeviceLookAhead, state: State, ready: DeviceAheadGroup
     ) -> None:
         self.product, self.ready, self.exchange = product, ready, ready.exchange
         self.weights = state.on_device("weights")
@@ -793,7 +786,6 @@ class DeviceGather(DeviceProduct):
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows of all columns, then plain steps on them."""
-        assert isinstance(state, MirroredState)
         rows, task = group.blocks.rows, self.task
         block = self._blocks.get(rows)
         if block is None:
@@ -827,7 +819,6 @@ class DeviceGatherOnce(DeviceProduct):
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Rows that are not here yet, then plain steps on them."""
-        assert isinstance(state, MirroredState)
         if not self._is_here[group.rows].all():
             self._bring(group)
         self.order.seek(*group.place, group.blocks.rows)

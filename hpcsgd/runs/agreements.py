@@ -44,7 +44,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
-from hpcsgd.glm.updates import Rule, make_rate
+from hpcsgd.glm.updates import LinearRule, Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Product, State, Task
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
@@ -253,7 +253,7 @@ def make_gradient(
         columns=task.columns,
         local_columns=shard.columns,
         buckets=buckets,
-        opener=lambda state, buffer: _sender(kind, config, grid, state, buffer),
+        opener=lambda state, buffer: _sender(config, grid, state, buffer),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         rows=lengths(shard.total_rows, grid.replicas.size),
@@ -268,14 +268,35 @@ def make_gradient(
             config.agreement.codec, config.codec, config.accordion, kept, rate
         ),
     )
-    share = shard.height / shard.total_rows
-    if device is None:
-        return kind(grid, share, means)
-    from hpcsgd.agreements.cuda import make_on_device
+    if device is not None:
+        sums = _sums_on_device(kind, config, grid.replicas)
+        chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
+        means = _on_device(means, kind, device, sums, chunk)
+    return kind(grid, shard.height / shard.total_rows, means)
 
-    chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
-    sums = _sums_on_device(kind, config, grid.replicas)
-    return make_on_device(kind, grid, share, means, device, chunk, sums)
+
+def _on_device(
+    means: GradientParts, kind: type[Gradient], device: Device, sums: bool, chunk: int
+) -> GradientParts:
+    """Return what an agreement works with where a device adds up its gradients.
+
+    Replicas sum on their devices if `sums`. Tiles of slices begin where rows have whole
+    chunks of so many columns.
+    """
+    from hpcsgd.backends.cuda.weights import DeviceMemory, DeviceRows
+
+    rule, memory = means.steps.rule, DeviceMemory(device)
+    takes = sums and vars(kind).get("steps_on_devices") and not means.shapers
+    # Of many scores a row, what momenta keep lies between the scores.
+    is_linear = isinstance(rule, LinearRule) and 1 in (rule.states, means.columns)
+    return replace(
+        means,
+        backend=DeviceRows(),
+        memory=memory,
+        is_summed_on_device=sums,
+        linear_step=memory.linear_step if takes and is_linear else None,
+        unit=chunk if kind.adds_tiles else 1,
+    )
 
 
 def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
@@ -320,15 +341,11 @@ def _sums_on_device(
     return plain and feedback != "on" and carries
 
 
-def _sender(
-    kind: type[Gradient], config: RunConfig, grid: Grid, state: State, buffer: Buffer
-) -> Sender:
+def _sender(config: RunConfig, grid: Grid, state: State, buffer: Buffer) -> Sender:
     """Of all replicas, or of the leaders of groups of them."""
     replicas, of = grid.replicas, config.agreement.hierarchical
-    if buffer.is_on_device and _sums_on_device(kind, config, replicas):
-        from hpcsgd.agreements.cuda import sum_on_device
-
-        return sum_on_device(buffer, replicas)
+    if buffer.is_summed_on_device:
+        return PlainSender(replicas)
     if of == "off" or replicas.size == 1:
         return _between(config, grid, state, buffer, replicas, replicas.size)
     groups = open_groups(grid, of)

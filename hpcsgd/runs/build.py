@@ -10,6 +10,7 @@ from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.cuda.weights import DeviceCopies
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid, close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -33,7 +34,6 @@ from hpcsgd.products.base import (
 )
 from hpcsgd.products.cuda import DeviceProduct
 from hpcsgd.products.cuda_gradient import DeviceGradient
-from hpcsgd.products.cuda_state import MirroredState
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.products.tiled import TiledProduct
 from hpcsgd.runs.agreements import (
@@ -79,7 +79,6 @@ def first_state(
     whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     holder = _holder(product)
-    kind = MirroredState if holder else State
     weights: Any
     agreement: Any = engine.agreement
     if config.agreement.on_disk:
@@ -87,12 +86,12 @@ def first_state(
         weights = agreement.open_weights(task, whole[0], dtype)
     else:
         weights = task.backend.zeros(agreement.shape(*whole))
-    state = kind(
+    state = State(
         weights=weights,
         intercept=intercept if config.problem.intercept else None,
     )
     if holder:
-        state.hold(holder.device, holder.scale)  # type: ignore[attr-defined]
+        state.place(DeviceCopies(holder.device, weights, state.intercept, holder.scale))
     engine.agreement.prepare(state)
     engine.hooks.prepare(state)
     return state

@@ -32,7 +32,6 @@ from hpcsgd.products.direct import MicroBatches
 from hpcsgd.runs.assembled_run import Feed
 
 if TYPE_CHECKING:  # a run without a GPU needs none of these
-    from hpcsgd.agreements.cuda import DeviceSharded
     from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
 
 # The GPU of this rank, and how arrays on it travel to those of others.
@@ -318,30 +317,21 @@ def make_gradient_on_gpu(
     gradient: Gradient,
 ) -> "DeviceGradient":
     """What sums the gradients that replicas share; called by all ranks."""
-    from hpcsgd.agreements.cuda import (
-        DeviceGradientAgreement,
-        DeviceOffload,
-        DeviceSharded,
-    )
-    from hpcsgd.agreements.more.tick_tock import TickTock
     from hpcsgd.products.cuda_gradient import DeviceGradient
 
     plans = [(size,) for sizes in feed.plans for size in sizes]
-    if isinstance(gradient, DeviceSharded):
+    if gradient.adds_tiles:
         return _make_slices(task, feed, grid, device, gradient)
     two = replace(task, states=2)  # as wide as weights and their gradient
     own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
-    offloads = isinstance(gradient, DeviceOffload)
-    again = task.shard.width if isinstance(gradient, TickTock) else 0
-    kept = 4 * (own * offloads + again) * task.columns
+    again = task.shard.width * (gradient.gradients - 1)
+    kept = 4 * (own * gradient.steps_on_host + again) * task.columns
     check_device_memory(device, two, plans, grid.world, kept=kept)
-    product = DeviceGradient(task, device, gradient)
-    product.holds_weights = offloads or isinstance(gradient, DeviceGradientAgreement)
-    return product
+    return DeviceGradient(task, device, gradient, gradient.holds_weights_on_device)
 
 
 def _make_slices(
-    task: Task, feed: Feed, grid: Grid, device: Device, gradient: "DeviceSharded"
+    task: Task, feed: Feed, grid: Grid, device: Device, gradient: Any
 ) -> "DeviceSlices":
     """Batches of an exchange are one where no gradient is whole to add them up in."""
     from hpcsgd.products.cuda_gradient import DeviceSlices
@@ -354,9 +344,7 @@ def _make_slices(
     gathers = gradient.stage == 3
     kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
     check_device_memory(device, one, plans, grid.world, kept=kept, held=held)
-    product = DeviceSlices(task, device, gradient)
-    product.holds_weights, product.gathers = True, gathers
-    return product
+    return DeviceSlices(task, device, gradient, gathers)
 
 
 def on_gpu(product: Product) -> DeviceProduct | None:

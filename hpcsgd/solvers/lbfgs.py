@@ -33,7 +33,7 @@ from hpcsgd.solvers.full_passes import (
 CURVED = 1e-14  # of ‖s‖‖y‖: a pair with a smaller s·y says nothing
 
 
-class Memory:
+class CurvaturePairs:
     """The vectors as this rank holds them, and the inner products of the whole ones.
 
     Slots 0..M−1 are moves, M..2M−1 changes, and the last is the gradient.
@@ -568,7 +568,7 @@ class Lbfgs:
         """Begin the memory with the gradient at a point in the variables of now."""
         rows, gradient = self.landscape.rows, self._scaled(point)
         total = rows.objective.shard.total_columns * rows.columns
-        self.memory = Memory(depth_for(total), len(gradient))
+        self.memory = CurvaturePairs(depth_for(total), len(gradient))
         self.memory.begin(gradient)
 
     def _rescale(self, point: RefinementPoint, at_least: float = 1.0) -> None:

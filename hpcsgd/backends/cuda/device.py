@@ -1,7 +1,7 @@
 """One GPU: its arrays, streams and recorded launches."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -155,6 +155,30 @@ class Mirrored:
         if self._newer_there:
             self._host[...] = self._device.fetch(self._held) * self._scale
             self._newer_there = False
+
+
+class MirroredArrays(dict[str, Array]):
+    """Arrays by name, some of them mirrored: who reads one reads the host's copy."""
+
+    def __init__(
+        self, device: Device, kept: dict[str, Array], names: Iterable[str]
+    ) -> None:
+        super().__init__(kept)
+        self.mirrors = {
+            name: Mirrored(device, kept[name], np.float32) for name in names
+        }
+
+    def __getitem__(self, name: str) -> Array:
+        mirror = self.mirrors.get(name)
+        return super().__getitem__(name) if mirror is None else mirror.on_host()
+
+    def items(self) -> Any:
+        """Return names and arrays of the host."""
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        """Return arrays of the host."""
+        return [self[name] for name in self]
 
 
 # From the host to a device through pinned memory: nobody waits for a copy.

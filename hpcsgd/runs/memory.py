@@ -323,29 +323,24 @@ class ExchangeSizes:
 
     config: RunConfig
     precision: Precision
-    members: int
-    all_rows: int  # of an epoch
-    cols: int  # of this member
-    columns: int  # of all members
-    states: int
-    density: float | None  # of sparse rows
+    epoch: MemoryShape  # without what depends on the rows of an exchange
 
     @property
     def rows_of_gram(self) -> int:
         """Rows m of the batches of one recurrence."""
         schedule = self.config.schedule
-        return max(min(schedule.batch * schedule.most_steps, self.all_rows), 1)
+        return max(min(schedule.batch * schedule.most_steps, self.epoch.all_rows), 1)
 
     @property
     def rows(self) -> int:
         """Rows m of all batches that are taken together."""
         most = self.rows_of_gram * batches_at_once(self.config)
-        return max(min(most, self.all_rows), 1)
+        return max(min(most, self.epoch.all_rows), 1)
 
     @property
     def is_monitored(self) -> bool:
         """True where a run is long enough that the recurrence is checked."""
-        count = self.config.schedule.epochs * -(-self.all_rows // self.rows)
+        count = self.config.schedule.epochs * -(-self.epoch.all_rows // self.rows)
         return self._has_gram and 0 < self.config.run.gap_every <= count
 
     def peak(self, marked: int) -> int:
@@ -353,15 +348,15 @@ class ExchangeSizes:
 
         Sparse rows touch some of `marked` columns.
         """
-        peak, rest = self._workspace(self.rows), self.all_rows % self.rows
+        peak, rest = self._workspace(self.rows), self.epoch.all_rows % self.rows
         if rest:
             peak = max(peak, self._buffers(rest) + self._workspace(rest))
         peak += self._buffers(self.rows)
         if self.is_monitored:
             # A check repeats the recurrence in float64, a block row at a time.
-            peak += self._words(self.rows_of_gram) * self._gram_size * 3 // 2
+            peak += self._words(self.rows_of_gram) * self.epoch.gram_size * 3 // 2
         # A mark for each column and its place among those that are touched.
-        return peak + (0 if self.density is None else marked * (1 + COLUMN))
+        return peak + (0 if self.epoch.density is None else marked * (1 + COLUMN))
 
     def kept(self, product: str) -> int:
         """Return the bytes that a product keeps from the first epoch on."""
@@ -369,32 +364,19 @@ class ExchangeSizes:
         return int(buffers.get("kept", 0))
 
     def shape(self, m: int) -> MemoryShape:
-        """The sizes of an exchange of m rows, and of all exchanges of an epoch."""
-        form, of_gram = self.precision, self.rows_of_gram
-        return MemoryShape(
+        """Return the sizes of an exchange of m rows, and of all of an epoch."""
+        of_gram, all_rows = self.rows_of_gram, self.epoch.all_rows
+        return replace(
+            self.epoch,
             rows=m,
-            local_columns=self.cols,
-            columns=self.columns,
-            states=self.states,
-            members=self.members,
-            working=form.working.itemsize,
-            matrix=get_format(form.matrix).dtype.itemsize,
-            density=self.density,
             gram_words=self._words(min(m, of_gram)),
-            gram_size=self._gram_size,
-            gram_wire=form.gram_wire,
-            all_rows=self.all_rows,
-            all_gram_words=self._words(of_gram) * -(-self.all_rows // of_gram),
+            all_gram_words=self._words(of_gram) * -(-all_rows // of_gram),
         )
-
-    @property
-    def _gram_size(self) -> int:
-        return get_format(self.precision.gram_wire).carrier.itemsize
 
     @property
     def _is_open(self) -> bool:
         """True where members may gather rows or sum a Gram, as is chosen later."""
-        return self.config.products.kind == "auto" and self.members > 1
+        return self.config.products.kind == "auto" and self.epoch.members > 1
 
     @property
     def _has_gram(self) -> bool:
@@ -420,7 +402,7 @@ class ExchangeSizes:
             yield get_product(
                 "gram", ahead == "on" or self._is_open and ahead == "auto"
             )
-            if self._is_open and self.density is None:
+            if self._is_open and self.epoch.density is None:
                 yield get_product("gather")
 
     @property
@@ -445,9 +427,9 @@ class ExchangeSizes:
 
     def _workspace(self, m: int) -> int:
         """Bytes that multiplying m rows takes for a moment."""
-        if self.density is None:
+        if self.epoch.density is None:
             return self._dense_workspace(m)
-        return self._sparse_workspace(m, self.density)
+        return self._sparse_workspace(m, self.epoch.density)
 
     def _dense_workspace(self, m: int) -> int:
         """Bytes that a Gram of m dense rows takes beside its own.
@@ -458,7 +440,7 @@ class ExchangeSizes:
         """
         form = self.precision
         m = min(m, self.rows_of_gram)
-        words, wide = self._words(m), form.working.itemsize
+        words, wide = self._words(m), self.epoch.working
         if not words:
             return 0
         if form.is_uniform:
@@ -481,13 +463,13 @@ class ExchangeSizes:
         as sparse rows: one square of m x m words where they share little, else halves,
         each as a sparse array and as a dense one.
         """
-        wide = self.precision.working.itemsize
+        wide = self.epoch.working
         m = min(m, self.rows_of_gram)
         if not self._words(m) or self._has_sparse_kernels:
             return 0
         # A heavy column has at least HEAVY·m values, which bounds how many there are.
-        stored = int(m * self.cols * density)
-        panel = min(int(stored / HEAVY), m * self.cols) * wide
+        stored = int(m * self.epoch.local_columns * density)
+        panel = min(int(stored / HEAVY), m * self.epoch.local_columns) * wide
         light = max(m * m * wide, m * m * (2 * wide + COLUMN) // 3)
         return panel + max(self._dense_workspace(m), light)
 
@@ -568,16 +550,19 @@ def predict(
     else:
         density = None
         matrix, reading = bytes_of_block(reader, rows, cols, form)
-    exchanges = ExchangeSizes(
-        config=config,
-        precision=precision,
-        members=grid.members.size,
-        all_rows=rows,
-        cols=cols,
+    epoch = MemoryShape(
+        local_columns=cols,
         columns=reader.cols,
         states=states,
+        members=grid.members.size,
+        working=precision.working.itemsize,
+        matrix=form.dtype.itemsize,
         density=density,
+        gram_size=get_format(precision.gram_wire).carrier.itemsize,
+        gram_wire=precision.gram_wire,
+        all_rows=rows,
     )
+    exchanges = ExchangeSizes(config, precision, epoch)
     kind = config.products.kind
     on_disk = config.agreement.on_disk
     width = reader.cols if kind in GATHERS else cols  # of the weights
@@ -599,7 +584,7 @@ def predict(
     return MemoryNeed(
         process=process_bytes(),
         matrix=matrix,
-        columns=bytes_of_sides(rows, precision.working.itemsize),
+        columns=bytes_of_sides(rows, epoch.working),
         exchange=of_tile if on_disk else of_epoch,
         kept=kept,
         # Beside states in memory there are the model, and a checkpoint on its way.

@@ -185,7 +185,7 @@ def test_every_row_names_an_opener(row):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_every_kind_of_collective_is_a_value_that_can_be_run(ranks):
+def test_a_collective_is_a_value_that_can_be_run_or_started(ranks):
     """The public methods are short ways to `run` and `start`."""
 
     def on_rank(world):

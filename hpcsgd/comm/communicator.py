@@ -253,7 +253,7 @@ DONE = Transfer(lambda: None, lambda: True)  # of a collective that is over
 
 
 class Transport(ABC):
-    """What moves the data of a group of ranks; all that a new transport supplies.
+    """The part of a communicator that moves data: all that a transport supplies.
 
     `begin` is the only method that moves data. It may rely on this: the arrays and
     counts have been checked, the group has two ranks or more, all ranks make the same
@@ -336,7 +336,7 @@ class Pending:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether nobody has waited for it yet."""
+        """True until `wait` is called."""
         return self._finish is not None
 
     def wait(self) -> Array:
@@ -347,7 +347,7 @@ class Pending:
         return self.buffer
 
     def has_arrived(self) -> bool:
-        """Whether `wait` would return at once; False where the transport cannot tell.
+        """Return whether `wait` would return at once; False if that is not known.
 
         Ranks learn it at different times: what they send next must not depend on it.
         """
@@ -376,14 +376,14 @@ def own_address(environ: Mapping[str, str] = os.environ) -> Address:
 
 
 class Message(Protocol):
-    """What a product writes into and sums, in whatever format it travels."""
+    """An array that products write into and sum, in any format of the wire."""
 
     @property
     def array(self) -> Array:
-        """Where this rank's part of the next sum goes, as float32 or float64."""
+        """The array for this rank's part of the next sum, float32 or float64."""
 
     def sum(self, purpose: str) -> Array:
-        """Σ over ranks of what was written, good until the next sum."""
+        """Return Σ over ranks of what was written, good until the next sum."""
 
     def start(self, purpose: str) -> Pending:
         """Begin the sum; `array` belongs to it until `wait`, which gives the total."""
@@ -403,11 +403,11 @@ class Workspace:
 
     @property
     def array(self) -> Array:
-        """Where this rank's part of the next sum goes."""
+        """The array for this rank's part of the next sum."""
         return self._array
 
     def sum(self, purpose: str) -> Array:
-        """Σ over ranks of what was written."""
+        """Return Σ over ranks of what was written."""
         return self.group.sum_workspace(self, purpose)
 
     def start(self, purpose: str) -> Pending:
@@ -415,7 +415,7 @@ class Workspace:
         return self.group.start_sum(self.array, purpose)
 
     def add(self) -> Array:
-        """Σ over ranks, not booked: the part that transports replace."""
+        """Return Σ over ranks, not booked: the part that transports replace."""
         self.group.begin(self._collective, True).wait()
         return self._array
 
@@ -584,7 +584,7 @@ class Communicator(Transport):
     def collect(
         self, part: Array, counts: Sequence[int], purpose: str = "control"
     ) -> Array | None:
-        """The flat parts of all ranks in rank order, on rank 0; None elsewhere."""
+        """Return the flat parts of all ranks in order on rank 0, None elsewhere."""
         if self.size == 1:
             return part
         out = np.empty(sum(counts) if self.rank == 0 else 0, dtype=part.dtype)
@@ -617,7 +617,7 @@ class Communicator(Transport):
         return self._start(whole.with_arrays(buffer, own), purpose)
 
     def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
-        """Where a sum of parts leaves the part of this rank."""
+        """Return the view in which a sum of parts leaves the part of this rank."""
         return buffer[: counts[self.rank]]
 
     def swap(self, array: Array, out: Array, peer: int, purpose: str) -> Array:
@@ -636,7 +636,7 @@ class Communicator(Transport):
         return self.start(Collective("swap", array, out, peer=peer), purpose)
 
     def max_flag(self, value: int, purpose: str = "control") -> int:
-        """The largest value that any rank gave."""
+        """Return the largest value of all ranks."""
         if self.size == 1:
             return value
         self._flag[0] = value
@@ -644,7 +644,7 @@ class Communicator(Transport):
         return int(self._flag[0])
 
     def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
-        """The items of all ranks, in rank order, on every rank."""
+        """Return the items of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [item]
         items: list[Any] = self._run(
@@ -653,7 +653,7 @@ class Communicator(Transport):
         return items
 
     def workspace(self, words: int, dtype: Any) -> Workspace:
-        """A message that is summed again and again, by the fastest way there is.
+        """Open a message that is summed again and again, by the fastest way there is.
 
         Asked for by all ranks in one order, as collectives are; so is `keep`.
         """
@@ -666,7 +666,7 @@ class Communicator(Transport):
             return self._workspace(words, dtype) or Workspace(self, words, dtype)
 
     def sum_workspace(self, workspace: Workspace, purpose: str) -> Array:
-        """Σ over ranks of what they wrote into the workspace; booked as `sum` is."""
+        """Return Σ over ranks of what is in the workspace; booked as `sum` is."""
         written = workspace.array
         if self.size == 1 or self.reproducible:
             return self.sum(written, purpose)
@@ -679,7 +679,7 @@ class Communicator(Transport):
         return total
 
     def keep(self, array: Array) -> Array:
-        """A lasting copy of what all ranks hold alike; ranks of a node may share it."""
+        """Return a lasting copy of an equal array; ranks of a node may share it."""
         if self.size == 1:
             return array.copy()
         with self.enter("copy for the node", "control"):
@@ -731,7 +731,7 @@ class Communicator(Transport):
 
     @property
     def copied(self) -> tuple[int, int]:
-        """Bytes that went (up, down) between GPU and host to be carried, so far."""
+        """Bytes copied (up, down) between GPU and host for collectives, so far."""
         return 0, 0
 
     @property
@@ -747,7 +747,7 @@ class Communicator(Transport):
         return None
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """True where `error` says that other ranks are gone and we may go on."""
+        """Return whether `error` reports lost ranks, and this one may continue."""
         return False
 
     def exit_abruptly(self) -> None:
@@ -762,12 +762,14 @@ class Communicator(Transport):
         return None
 
     def _keep(self, array: Array) -> Array:
-        """The transport's own kind of a lasting copy. Collective."""
+        """Make a lasting copy, as the transport does. Collective."""
         return array.copy()
 
 
 def _alone(collective: Collective) -> Any:
     """Do a collective of one rank."""
-    if collective.receive is not collective.send:
+    if collective.kind == "objects":
+        collective.receive[:] = [collective.send.value]
+    elif collective.receive is not collective.send:
         collective.receive[...] = collective.send
     return collective.receive

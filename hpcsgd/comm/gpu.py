@@ -37,52 +37,52 @@ class Layer(Protocol):
 
     @property
     def place(self) -> str:
-        """Equal for two ranks of a node that use the same GPU."""
+        """Return a name that is equal for ranks of a node that use the same GPU."""
 
     def owns(self, array: Any) -> bool:
-        """Whether an array is in the memory of GPUs."""
+        """Return whether an array is in the memory of GPUs."""
 
     def empty(self, words: int, dtype: Any) -> Any:
-        """A new array on the GPU."""
+        """Allocate an array on the GPU."""
 
     def pinned(self, words: int, dtype: Any) -> Array:
-        """A new array of the host that the GPU copies from and to by itself."""
+        """Allocate an array of the host that the GPU copies from and to by itself."""
 
     def current_stream(self) -> Any:
-        """Where work goes that names no stream."""
+        """Return the stream of work that names none."""
 
     def new_stream(self) -> Any:
-        """One more, beside it."""
+        """Create another stream."""
 
     def synchronize(self, stream: Any) -> None:
-        """Wait until all its work is done."""
+        """Wait until all work of the stream is done."""
 
     def record(self, stream: Any) -> Any:
-        """An event that is done once the work so far is."""
+        """Return an event that is done once the work on the stream so far is."""
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
         """Make the stream wait for the event; the host goes on."""
 
     def is_done(self, event: Any) -> bool:
-        """Whether it is, without waiting."""
+        """Return whether the event is done, without waiting."""
 
     def wait(self, event: Any) -> None:
-        """Wait until it is."""
+        """Wait until the event is done."""
 
     def address(self, array: Any) -> int:
-        """Where its first element is, for NCCL."""
+        """Return the address of the first element, for NCCL."""
 
     def handle(self, stream: Any) -> int:
-        """The stream, for NCCL."""
+        """Return the handle of the stream, for NCCL."""
 
     def to_host(self, array: Any, host: Array, stream: Any) -> None:
-        """host ← array, later; `host` is pinned and as long, both without gaps."""
+        """Queue host ← array; `host` is pinned and as long, both without gaps."""
 
     def to_device(self, host: Array, array: Any, stream: Any) -> None:
-        """array ← host, later."""
+        """Queue array ← host."""
 
     def for_mpi(self, array: Any) -> Any:
-        """What MPI is given of an array whose work is done."""
+        """Return what MPI takes as a buffer, for an array whose work is done."""
 
     def narrow(self, values: Any, bits: Any, stream: Any) -> None:
         """bits ← float32 values as bf16, rounded to nearest even."""
@@ -120,7 +120,7 @@ class Carrier(ABC):
 
     @property
     def stream(self) -> Any:
-        """Whose work comes before a collective, and what follows comes after it."""
+        """The stream whose work comes before a collective, and then after it."""
         given = self._stream
         return self.layer.current_stream() if given is None else given
 
@@ -141,7 +141,7 @@ class Carrier(ABC):
         self.up += array.nbytes
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Free what the carrier holds."""
         return
 
     def abort_pending(self) -> None:
@@ -175,15 +175,15 @@ class DeviceCommunicator(Communicator):
 
     @abstractmethod
     def _open(self) -> Carrier:
-        """What device arrays go through; called by all ranks."""
+        """Open the carrier of device arrays. Collective."""
 
     def _described(self) -> str:
-        """For reports: which one it is, and what is known of its way."""
+        """Return the name of the transport for reports, with what is known of it."""
         return self.kind
 
     @property
     def mpi_handle(self) -> Any:
-        """That of the host."""
+        """The communicator of mpi4py of the host, or None."""
         return self.host.mpi_handle
 
     @property
@@ -194,35 +194,35 @@ class DeviceCommunicator(Communicator):
 
     @property
     def charged(self) -> float | None:
-        """What the host's network took, where device arrays go that way."""
+        """Seconds that the host's emulated network took for device arrays, or None."""
         return self.host.charged if self.by_host else None
 
     @property
     def copied(self) -> tuple[int, int]:
-        """By the carrier."""
+        """Bytes that the carrier copied (up, down) between GPU and host, so far."""
         return self.carrier.up, self.carrier.down
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """As the host sees it."""
+        """Return whether the host's communicator takes the error for a lost rank."""
         return self.host.has_lost_ranks(error)
 
     def survivors(self) -> "DeviceCommunicator":
-        """Those that are left, each on the GPU that it had."""
+        """Return the group of the ranks that are left, each on the GPU that it had."""
         self.carrier.abort_pending()
         return type(self)(self.host.survivors(), self.layer, self._stream)
 
     def watch(self, timeout: float) -> None:
-        """Watch the host's: both book in one ledger, and stand in one place."""
+        """Start the watchdog of the host's communicator, which has the same ledger."""
         super().watch(timeout)
         self.host.watch(timeout)
 
     def unwatch(self) -> None:
-        """No longer."""
+        """Stop the watchdog of the host's communicator."""
         super().unwatch()
         self.host.unwatch()
 
     def share_nodes(self, how: str) -> None:
-        """Tell the host's, too."""
+        """Set whether ranks of a node share memory, for the host's, too."""
         super().share_nodes(how)
         self.host.share_nodes(how)
 
@@ -235,18 +235,18 @@ class DeviceCommunicator(Communicator):
 
     @property
     def newest(self) -> Any:
-        """What was begun last, for `reach`."""
+        """The collective that was begun last, for `reach`."""
         return None
 
     def reach(self, begun: Any) -> None:  # noqa: B027
-        """The host waits for it, where `wait` makes no more than the stream wait."""
+        """Make the host wait for a collective for which only the stream waits."""
 
     def queue_sum(self, buffer: Any) -> None:
-        """What `sum` of it asks of the GPU, into the graph that is being recorded."""
+        """Record a sum of the buffer in the graph that the stream is recorded in."""
         raise self._no_graphs()
 
     def adopt(self, graph: StreamGraph) -> None:  # noqa: B027
-        """A graph with such sums, once it is recorded: it ends before this does."""
+        """Note a recorded graph that holds sums; it is released before this closes."""
 
     def replay(self, graph: StreamGraph, buffers: Sequence[Any], purpose: str) -> None:
         """Launch a graph that holds the sums of these buffers, in this order.
@@ -261,12 +261,12 @@ class DeviceCommunicator(Communicator):
         )
 
     def split(self, color: int, key: int) -> Self:
-        """The same way to the GPU, in a part of the ranks."""
+        """Return a group of some ranks, with a carrier of its own. Collective."""
         self.host.reproducible = self.reproducible  # may have been lent a new one
         return type(self)(self.host.split(color, key), self.layer, self._stream)
 
     def close(self) -> None:
-        """The carrier's end, then the host's."""
+        """Close the carrier, then the host's communicator."""
         self.carrier.close()
         self.host.close()
 
@@ -275,7 +275,7 @@ class DeviceCommunicator(Communicator):
         self.host.abort(code)
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Begin it where its arrays are: the same place on all ranks."""
+        """Begin on the host or on the device: where the arrays of all ranks are."""
         c = collective
         if not self.layer.owns(c.send):
             return self.host.begin(c, blocking)
@@ -294,7 +294,7 @@ class DeviceCommunicator(Communicator):
         return self.carrier.begin(c, blocking)
 
     def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
-        """On the device, where this part lay before the sum."""
+        """Return the part where it was before the sum, on the device."""
         if self.parts_come_first or not self.layer.owns(buffer):
             return super()._own_part(buffer, counts)
         first = sum(counts[: self.rank])
@@ -311,7 +311,7 @@ class DeviceCommunicator(Communicator):
 
 
 def of_hosts(group: Communicator) -> Communicator:
-    """The same ranks, who say nothing that is on a GPU: a part of them opens none."""
+    """Return the group for arrays of hosts alone; its parts open no GPU transport."""
     if not isinstance(group, DeviceCommunicator):
         return group
     group.host.reproducible = group.reproducible  # may have been lent a new one
@@ -487,7 +487,7 @@ def open_transport(
 
 
 def transport_of(kind: str) -> type[DeviceCommunicator]:
-    """What a row opens."""
+    """Return the class of a transport by its name."""
     if kind not in TRANSPORTS:
         raise ConfigError(
             f"[run] unknown transport: {kind!r}; known: {', '.join(TRANSPORTS)}"

@@ -94,7 +94,7 @@ PR_SET_TIMERSLACK = 29
 
 
 class NetworkLink:
-    """What one rank can put on the network: one transfer after the other."""
+    """The link of one rank to the network: one transfer after the other."""
 
     def __init__(self, network: Network, rank: int, spins: bool = False) -> None:
         self.network = network
@@ -106,7 +106,7 @@ class NetworkLink:
             _sleep_sharply()
 
     def book(self, seconds: float) -> float:
-        """Queue a transfer of `seconds`; when it will be done."""
+        """Queue a transfer of `seconds`, and return when it will be done."""
         if self.network.jitter:
             seconds *= 1.0 + self.network.jitter * self._rng.uniform()
         self.charged += seconds
@@ -114,7 +114,7 @@ class NetworkLink:
         return self.free_at
 
     def is_over(self, moment: float) -> bool:
-        """Whether a transfer that takes until then is done."""
+        """Return whether a transfer that takes until then is done."""
         return perf_counter() >= moment
 
 
@@ -171,52 +171,52 @@ class DelayedCommunicator(Communicator):
 
     @property
     def mpi_handle(self) -> Any:
-        """That of the inner one: reading a file is not delayed."""
+        """The communicator of mpi4py beneath: reading a file is not delayed."""
         return self.inner.mpi_handle
 
     @property
     def charged(self) -> float:
-        """Of all transfers of this rank, on the link that its groups share."""
+        """Seconds of all transfers of this rank, on the link that its groups share."""
         return self.link.charged
 
     @property
     def copied(self) -> tuple[int, int]:
-        """Those of the inner one."""
+        """Bytes that the inner communicator copied (up, down), so far."""
         return self.inner.copied
 
     def watch(self, timeout: float) -> None:
-        """Watch the inner one: both book in one ledger, and stand in one place."""
+        """Start the watchdog of the inner communicator, which has the same ledger."""
         self.inner.watch(timeout)
 
     def unwatch(self) -> None:
-        """No longer."""
+        """Stop the watchdog of the inner communicator."""
         self.inner.unwatch()
 
     def split(self, color: int, key: int) -> "DelayedCommunicator":
-        """The inner group, on the same link."""
+        """Split the inner communicator; its parts share the link."""
         return DelayedCommunicator(
             self.inner.split(color, key), self.network, self.link
         )
 
     def close(self) -> None:
-        """Close the inner one."""
+        """Close the inner communicator."""
         self.inner.close()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """Abort the inner one."""
+        """End all ranks of the inner communicator."""
         self.inner.abort(code)
 
     def share_nodes(self, how: str) -> None:
-        """Tell the inner one."""
+        """Set whether ranks of a node share memory, for the inner communicator."""
         self.inner.share_nodes(how)
 
     def charge(self, wire_bytes: float) -> float:
-        """α⌈log₂p⌉ + bytes / bandwidth."""
+        """Return the seconds of a collective: α⌈log₂p⌉ + bytes / bandwidth."""
         hops = ceil(log2(self.modelled_ranks))
         return self.network.alpha * hops + wire_bytes / self.network.bandwidth
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Begin the inner collective; it takes as long as the network would."""
+        """Begin the inner collective; its end is as late as the network makes it."""
         transfer = self.inner.begin(collective, blocking)
         moved = collective.wire_bytes(self.modelled_ranks)
         if collective.kind == "swap":
@@ -230,7 +230,7 @@ class DelayedCommunicator(Communicator):
         return DONE
 
     def postpone(self, transfer: Transfer, seconds: float) -> Transfer:
-        """Return `transfer`, until a message posted now has crossed the link."""
+        """Return `transfer`, prolonged until a message posted now has arrived."""
         done_at = self.link.book(seconds)
 
         def wait() -> None:
@@ -263,11 +263,11 @@ class DelayedWorkspace(Workspace):
 
     @property
     def array(self) -> Array:
-        """That of the inner one."""
+        """Where this rank's part of the next sum goes, in the inner workspace."""
         return self.inner.array
 
     def add(self) -> Array:
-        """Σ over ranks, then the wait."""
+        """Sum over ranks, then wait as long as the network would take."""
         total = self.inner.add()
         self._link.wait_until(self._link.book(self._seconds))
         return total
@@ -297,20 +297,20 @@ class EmulatedCommunicator(Communicator):
         self.parts = list(parts)  # sizes of the groups that will be split off, in order
 
     def split(self, color: int, key: int) -> "EmulatedCommunicator":
-        """The next of the groups that were announced."""
+        """Return the next of the groups whose sizes are in `parts`."""
         size = self.parts.pop(0)
         return EmulatedCommunicator(size, (), self.ledger, self.reproducible)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Return: it holds nothing."""
 
     def abort(self, code: int = 1) -> NoReturn:
-        """Leave."""
+        """End this process."""
         sys.exit(code)
 
     @property
     def processes(self) -> int:
-        """One: the others do not exist."""
+        """One process: the other ranks do not exist."""
         return 1
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:

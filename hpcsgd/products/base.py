@@ -235,8 +235,11 @@ class HostCopy:
             if not self.is_optional:
                 raise AttributeError(self.name)
             return None
+        fields = state.__dict__
+        if fields.get("copies") is None:  # in each step of a host
+            return fields[self.name]
         copy = state.device_copy(self.name)
-        return vars(state)[self.name] if copy is None else copy.on_host()
+        return fields[self.name] if copy is None else copy.on_host()
 
     def __set__(self, state: "State", values: Any) -> None:
         copy = state.device_copy(self.name)

@@ -1,6 +1,7 @@
 """What a backend does for an exchange, and the scaling of narrow formats."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -213,6 +214,8 @@ class HostPlan:
     gain: tuple[Array, ...]  # [state]: (m, 1); of the first states, which move
     carry: Array  # (states, states)
     unrolled: UnrolledSteps
+    # Family -> the same as its compiled recurrence takes it, made when first needed.
+    recurrences: dict[str, Callable[..., Array]] = field(default_factory=dict)
 
     def apply_transition(self, weights: Array) -> None:
         """Apply weights ← Φ weights, where state k owns K columns."""

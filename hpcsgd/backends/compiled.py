@@ -1,25 +1,21 @@
 """The compiled backend: C kernels for dense and sparse rows."""
 
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends import compiled_calls, many_models
+from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import HostPlan, StepBatch, StepSequence
 from hpcsgd.backends.compiled_calls import (
     FAMILIES,
-    REALS,
     SOFTMAX,
-    Between,
-    Call,
+    CompiledRecurrence,
+    CompiledSteps,
+    CStruct,
+    KernelScratch,
     PlainStepsPlan,
-    RecurrencePlan,
-    door_to,
-    for_family,
 )
-from hpcsgd.backends.many_models import LEAST_ROWS, NativeManyPlan, TileProducts
 from hpcsgd.backends.numpy_rows import (
     HostBackend,
     ManyPlan,
@@ -28,76 +24,9 @@ from hpcsgd.backends.numpy_rows import (
 )
 from hpcsgd.data.sparse import ByColumns, Csr
 from hpcsgd.formats import Array
-from hpcsgd.glm.families import Family, exp_bound
-from hpcsgd.glm.unrolling import Blocks, PlainSteps, UnrolledSteps
+from hpcsgd.glm.families import Family
+from hpcsgd.glm.unrolling import Blocks, PlainSteps
 from hpcsgd.precision import Precision
-
-# The coefficients of an exchange as NumPy takes them, and as the kernels do.
-
-
-@dataclass(frozen=True)
-class NativePlan(HostPlan):
-    """Coefficients as NumPy takes them, and as the kernels do."""
-
-    kept: dict[str, compiled_calls.RecurrencePlan] = field(default_factory=dict)
-
-    @cached_property
-    def starts(self) -> Array:
-        """Where each batch begins, for the kernels."""
-        return np.array(self.blocks.starts, dtype=np.int64)
-
-    @cached_property
-    def coefficients(self) -> compiled_calls.RecurrencePlan:
-        """What no family changes."""
-        return compiled_calls.RecurrencePlan(self.unrolled, self.starts, 0, 0.0)
-
-    def recurrence(self, family: Family, dtype: Any) -> compiled_calls.RecurrencePlan:
-        """Made for the first exchange of this plan, used by all."""
-        found = self.kept.get(family.name)
-        if found is None:
-            own = numbered(family, dtype)
-            found = compiled_calls.RecurrencePlan(self.unrolled, self.starts, *own)
-            self.kept[family.name] = found
-        return found
-
-
-def numbered(family: Family, dtype: Any) -> tuple[int, float]:
-    """The number of a family in the kernels, and the setting that it has."""
-    setting = getattr(family, "delta", exp_bound(dtype))
-    return FAMILIES.index(family.name), float(setting)
-
-
-# The compiled recurrence of softmax: K scores a row.
-
-
-def recur_softmax(
-    coefficients: RecurrencePlan,
-    margins: Array,
-    gram: Array,
-    batch: StepBatch,
-    intercept: Array | None,
-    states: int,
-) -> Array:
-    """Residuals (m, K) of all steps; the intercept advances in place."""
-    m, classes = len(margins), margins.shape[1] // states
-    residuals: Array = np.empty((m, classes), dtype=margins.dtype)
-    scratch = np.empty_like(residuals)
-    sides = (batch.weights, batch.offsets, intercept)
-    function = _functions(compiled_calls.best()[0])[REALS[margins.dtype.char]]
-    function(
-        *(coefficients.pointer, classes, margins, gram, batch.targets),
-        *(*sides, residuals, scratch),
-    )
-    return residuals
-
-
-@lru_cache(maxsize=1)
-def _functions(library: Any) -> dict[str, Call]:
-    """The kernels of a library by the kind of real."""
-    return {
-        kind: door_to(library, f"hpcsgd_recur_softmax{kind}") for kind in REALS.values()
-    }
-
 
 # Sampled rows that are taken where they lie.
 
@@ -133,6 +62,7 @@ DOTS_FROM = 256  # columns from which a dot product is worth its last addition
 # below, turning the weights costs more than a copy of the rows.
 MANY_ROWS, MANY_COLUMNS = 128, 1000
 MOST_COLUMNS = 32  # from here on BLAS has enough to do with a copy of the rows
+LEAST_ROWS = 16  # of a tile
 DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
 
 
@@ -144,15 +74,8 @@ class NativeBackend(HostBackend):
         narrow = np.dtype(np.float32)
         self._has_rows = precision.working == narrow and self.weights == narrow
         self._rounds_margins = precision.margin == "bf16"
-        self._tiles = TileProducts()
-        self._pair_room: compiled_calls.PairRoom | None = None
+        self._scratch = KernelScratch()
         self._last_walk: tuple[PlainSteps, str, PlainStepsPlan] | None = None
-
-    def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> HostPlan:
-        """The same plan, with a place for what the kernels want."""
-        plan = super().prepare(unrolled, blocks)
-        kind = NativeManyPlan if isinstance(plan, ManyPlan) else NativePlan
-        return kind(**vars(plan))
 
     def for_sparse(self) -> HostBackend:
         """The same precision for rows held as CSR."""
@@ -193,10 +116,14 @@ class NativeBackend(HostBackend):
         broke off may need one where that one did not.
         """
         if self._takes_tiles(rows, weights, out):
-            self._tiles.margins(rows.matrix, rows.rows, _packed(weights), out)
+            compiled_calls.margins_tiles(
+                rows.matrix, rows.rows, _packed(weights), out, self._scratch
+            )
             return out
         if self._takes_columns(rows, weights, out):
-            many_models.margins(rows.matrix, rows.rows, _packed(weights), out)
+            compiled_calls.margins_columns(
+                rows.matrix, rows.rows, _packed(weights), out
+            )
             return out
         if not isinstance(rows, Sampled) or not _is_one(weights, out):
             return super().scores(self._copy(rows), weights, out)
@@ -210,8 +137,9 @@ class NativeBackend(HostBackend):
             return super().strict_gram(self._copy(rows), blocks, out)
         starts = np.array(blocks.starts, dtype=np.int64)
         if way == "pairs":
-            room = self._room(blocks)
-            compiled_calls.strict_gram_pairs(rows.matrix, rows.rows, starts, out, room)
+            compiled_calls.strict_gram_pairs(
+                rows.matrix, rows.rows, starts, out, self._scratch
+            )
         else:
             compiled_calls.strict_gram(rows.matrix, rows.rows, starts, out)
         return out
@@ -220,31 +148,41 @@ class NativeBackend(HostBackend):
         self,
         margins: Array,
         gram: Array,
-        plan: Any,
+        plan: HostPlan,
         family: Family,
         batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
-        plain = batch.anchors is None
-        if isinstance(plan, NativeManyPlan):
-            fits = plain and self._fits_many(margins, gram, plan)
-            if fits and family.name in FAMILIES:
-                number, setting = numbered(family, self.inner)
-                recur = plan.recurrence(number, setting, self.inner)
-                found: Array = recur(margins, gram, batch, intercept)
-                return found
-        elif plain and self._is_softmax(margins, gram, plan, family):
-            given = (margins, gram, batch, intercept, plan.states)
-            return recur_softmax(plan.coefficients, *given)
-        if not (plain and self._is_for_steps(margins, gram, plan, family)):
+        kernel = self._recurrence_kernel(margins, gram, plan, family, batch)
+        if kernel is None:
             return super().corrected_residuals(
                 margins, gram, plan, family, batch, intercept
             )
-        residuals = np.empty((len(margins), 1), dtype=self.inner)
-        by = plan.recurrence(family, self.inner)
-        by(margins, gram, batch, intercept, residuals, np.empty_like(residuals))
-        return residuals
+        if family.name not in plan.recurrences:
+            recurrence = CompiledRecurrence(kernel, plan, family, self.inner)
+            plan.recurrences[family.name] = recurrence
+        return plan.recurrences[family.name](margins, gram, batch, intercept)
+
+    def _recurrence_kernel(
+        self,
+        margins: Array,
+        gram: Array,
+        plan: HostPlan,
+        family: Family,
+        batch: StepBatch,
+    ) -> str | None:
+        """Name the kernel of all s steps; None where NumPy takes them."""
+        # Scores of one step may come as they are read, not state by state.
+        fits = batch.anchors is None and len(plan.lead) == plan.states <= MOST_STATES
+        if not fits or not margins.dtype == gram.dtype == self.inner:
+            return None
+        if isinstance(plan, ManyPlan):
+            return "recur_many" if family.name in FAMILIES else None
+        if family.name == SOFTMAX:
+            return "recur_softmax"
+        is_one = margins.shape[1] == plan.states and family.name in FAMILIES
+        return "recur" if is_one else None
 
     def apply_update(
         self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
@@ -268,23 +206,41 @@ class NativeBackend(HostBackend):
         numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
         if not self._walks_dense(matrix, weights, plain):
             return None
-        by = compiled_calls.kernel(for_family("hpcsgd_walk", plain), matrix)
-        place = (matrix, compiled_calls.stride_of(matrix), numbers, matrix.shape[1])
-        return self._walk(plain, weights).all_at_once(by, place, weights, plain)
+        steps = self._steps("walk", matrix, numbers, weights, plain)
+        steps()
+        return steps.residuals
 
     def pipelined_steps(
         self, weights: Array, plain: StepSequence
-    ) -> tuple[Between, Array] | None:
+    ) -> tuple[CompiledSteps, Array] | None:
         """The same for steps that sums over members part; None where NumPy has to."""
         rows = plain.rows
         if not isinstance(rows, Sampled):
             return None
-        matrix = rows.matrix
-        if not self._walks_dense(matrix, weights, plain):
+        if not self._walks_dense(rows.matrix, weights, plain):
             return None
-        by = compiled_calls.kernel(for_family("hpcsgd_between", plain), matrix)
-        place = (matrix, compiled_calls.stride_of(matrix), rows.rows, matrix.shape[1])
-        return self._walk(plain, weights).one_at_a_time(by, place, weights, plain)
+        steps = self._steps("between", rows.matrix, rows.rows, weights, plain)
+        return steps, steps.residuals
+
+    def _steps(
+        self,
+        kernel: str,
+        matrix: Array,
+        numbers: Array,
+        weights: Array,
+        plain: StepSequence,
+    ) -> CompiledSteps:
+        """Plain steps by the kernel of this name, on rows of a dense matrix."""
+        if plain.family.name == SOFTMAX:
+            kernel = f"{kernel}_softmax"
+        place = (matrix, compiled_calls.stride_of(matrix), numbers, matrix.shape[1])
+        return CompiledSteps(
+            compiled_calls.kernel(kernel, matrix),
+            self._walk(plain, weights),
+            place,
+            weights,
+            plain,
+        )
 
     def _walk(self, plain: StepSequence, weights: Array) -> PlainStepsPlan:
         """The coefficients as the kernel wants them; the last ones are remembered."""
@@ -297,9 +253,13 @@ class NativeBackend(HostBackend):
     def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
         flat = weights.flags.c_contiguous
         if flat and self._takes_tiles(rows, weights, scaled):
-            self._tiles.update(rows.matrix, rows.rows, _packed(scaled), weights)
+            compiled_calls.update_tiles(
+                rows.matrix, rows.rows, _packed(scaled), weights, self._scratch
+            )
         elif flat and self._takes_columns(rows, weights, scaled):
-            many_models.update(rows.matrix, rows.rows, _packed(scaled), weights)
+            compiled_calls.update_columns(
+                rows.matrix, rows.rows, _packed(scaled), weights
+            )
         else:
             super()._add_gradient(weights, self._copy(rows), scaled)
 
@@ -309,7 +269,7 @@ class NativeBackend(HostBackend):
             return False
         is_narrow = weights.dtype == other.dtype == np.float32
         fits = rows.matrix.dtype == np.uint16 and len(rows) >= LEAST_ROWS
-        return is_narrow and fits and many_models.available()
+        return is_narrow and fits and compiled_calls.has_tiles()
 
     def _takes_columns(self, rows: Any, weights: Array, other: Array) -> bool:
         """True for several columns, where no copy is made for the Gram and it pays."""
@@ -365,40 +325,6 @@ class NativeBackend(HostBackend):
             "dots" if fits and compiled_calls.instructions() != "portable" else "numpy"
         )
 
-    def _room(self, blocks: Blocks) -> compiled_calls.PairRoom:
-        """Return scratch; an exchange of fewer rows uses that of the others."""
-        room, batches = self._pair_room, len(blocks.sizes)
-        if room is None or not room.holds(blocks.rows, batches):
-            room = self._pair_room = compiled_calls.PairRoom(blocks.rows, batches)
-        return room
-
-    def _is_softmax(
-        self, margins: Array, gram: Array, plan: HostPlan, family: Family
-    ) -> bool:
-        return family.name == SOFTMAX and self._is_one_call(margins, gram, plan)
-
-    def _is_for_steps(
-        self, margins: Array, gram: Array, plan: HostPlan, family: Family
-    ) -> bool:
-        return (
-            self._is_one_call(margins, gram, plan)
-            and margins.shape[1] == plan.states
-            and family.name in FAMILIES
-        )
-
-    def _fits_many(self, margins: Array, gram: Array, plan: ManyPlan) -> bool:
-        """True where scores come state by state, in the format of the recurrence."""
-        alike = margins.dtype == gram.dtype == self.inner
-        return alike and len(plan.lead) == plan.states <= MOST_STATES
-
-    def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
-        return (
-            not isinstance(plan, ManyPlan)
-            and margins.dtype == gram.dtype == self.inner
-            # Scores of one step may come as they are read, not state by state.
-            and len(plan.lead) == plan.states <= MOST_STATES
-        )
-
 
 def _packed(values: Array) -> Array:
     """Row behind row."""
@@ -452,7 +378,6 @@ class NativeSparseBackend(SparseHostBackend, NativeBackend):
 
     def __init__(self, precision: Precision) -> None:
         super().__init__(precision)
-        self._gram_room = compiled_calls.GramRoom()
 
     def gather(  # type: ignore[override]
         self, matrix: Csr, rows: Array, out: Array | None
@@ -491,7 +416,7 @@ class NativeSparseBackend(SparseHostBackend, NativeBackend):
             return super().strict_gram(rows.widened, blocks, out)
         starts = np.array(blocks.starts, dtype=np.int64)
         compiled_calls.csr_strict_gram(
-            rows.stored, rows.rows, starts, out, self._gram_room
+            rows.stored, rows.rows, starts, out, self._scratch
         )
         return out
 
@@ -516,13 +441,17 @@ class NativeSparseBackend(SparseHostBackend, NativeBackend):
         rows = plain.rows
         if not isinstance(rows, SampledCsr) or not self._walks(weights, plain):
             return None
-        go = self._walk(plain, weights)
-        return compiled_calls.csr_fused_steps(
-            go, rows.stored, rows.rows, weights, plain
-        )
+        csr = rows.stored
+        stored = CStruct((), None, (csr.indptr, csr.indices, csr.data))
+        place = (stored.words, 0, rows.rows, csr.width)
+        kernel = compiled_calls.csr_kernel("walk_csr", csr)
+        coefficients = self._walk(plain, weights)
+        steps = CompiledSteps(kernel, coefficients, place, weights, plain)
+        steps()
+        return steps.residuals
 
     def _is_for_kernels(self, stored: Csr) -> bool:
-        return self._has_rows and stored.dtype.name in compiled_calls.VALUES
+        return self._has_rows and stored.data.dtype.char in compiled_calls.MATRICES
 
 
 def _is_narrow(*arrays: Array) -> bool:

@@ -113,10 +113,10 @@ def test_arrays_in_any_order_will_do(monkeypatch):
     z = backend.scores(rows, both[:, :3], np.empty((m, 3), dtype=np.float32))
     np.testing.assert_allclose(z, Y @ both[:, :3], rtol=0, atol=1e-3)
     w, r = np.zeros((d, 3), dtype=np.float32), rng.normal(size=(m, 3))
-    backend._add_gradient(w, rows, np.asfortranarray(r, dtype=np.float32))
+    rows.add_transposed(np.asfortranarray(r, dtype=np.float32), w)
     np.testing.assert_allclose(w, Y.T @ r, rtol=0, atol=1e-3)
     assert not rows.is_copied
     part = both[:, :3]
     wanted = part + Y.T @ r
-    backend._add_gradient(part, rows, r.astype(np.float32))
+    rows.add_transposed(r.astype(np.float32), part)
     np.testing.assert_allclose(part, wanted, rtol=0, atol=1e-3)

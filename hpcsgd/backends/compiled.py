@@ -35,7 +35,8 @@ DOTS_FROM = 256  # columns from which a dot product is worth its last addition
 MANY_ROWS, MANY_COLUMNS = 128, 1000
 MOST_COLUMNS = 32  # from here on BLAS has enough to do with a copy of the rows
 LEAST_ROWS = 16  # of a tile
-DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
+FLOAT32, BF16 = "f", "H"  # letters of dtypes: asking for a name takes longer
+DOTS_TO = {FLOAT32: 512, BF16: 64}  # rows from which BLAS on a copy is faster
 
 
 class SampledRows:
@@ -151,13 +152,14 @@ class SampledRows:
         "column", "columns" or "tiles"; None where BLAS on a copy is faster, or where
         `weights` or the array of all rows is no float32.
         """
-        m, (_, width), K = len(self), self.matrix.shape, weights.shape[1]
-        if not weights.dtype == other.dtype == np.float32:
+        if not weights.dtype.char == other.dtype.char == FLOAT32:
             return None
+        K = weights.shape[1]
         if K == 1:
             return "column" if weights.flags.c_contiguous else None
+        m, width = len(self.numbers), self.matrix.shape[1]
         if K > MOST_COLUMNS:
-            is_bf16 = self.matrix.dtype == np.uint16
+            is_bf16 = self.matrix.dtype.char == BF16
             fits = is_bf16 and m >= LEAST_ROWS and compiled_calls.has_tiles()
             return "tiles" if fits else None
         # Where the Gram needs a copy, BLAS has it already.
@@ -169,13 +171,13 @@ class SampledRows:
 
         "pairs" or "dots"; None where BLAS on a copy was.
         """
-        if out.dtype != np.float32:
+        if out.dtype.char != FLOAT32:
             return None
-        m, (_, width) = len(self), self.matrix.shape
-        is_bf16 = self.matrix.dtype == np.uint16
-        if is_bf16 and m >= PAIRS_FROM and compiled_calls.has_pairs():
+        m, width = len(self.numbers), self.matrix.shape[1]
+        stored = self.matrix.dtype.char
+        if stored == BF16 and m >= PAIRS_FROM and compiled_calls.has_pairs():
             return "pairs"
-        fits = width >= DOTS_FROM and m <= DOTS_TO[self.matrix.dtype.name]
+        fits = width >= DOTS_FROM and m <= DOTS_TO[stored]
         return "dots" if fits and compiled_calls.instructions() != "portable" else None
 
     def steps_kernel(self, name: str, family: str) -> Call | None:

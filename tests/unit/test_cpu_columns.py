@@ -104,7 +104,7 @@ def test_arrays_in_any_order_will_do(monkeypatch):
     """Those of NumPy may lie column by column, or be a part of another."""
     monkeypatch.setattr(native, "DOTS_FROM", 0)
     monkeypatch.setattr(compiled_calls, "instructions", lambda: "avx2")
-    monkeypatch.setitem(native.DOTS_TO, "float32", 130)
+    monkeypatch.setitem(native.DOTS_TO, native.FLOAT32, 130)
     backend, d, m = NativeBackend(RECIPES["fp32"]), native.MANY_COLUMNS, 130
     matrix, exact, numbers = sampled(140, d, m, "fp32")
     rng, Y = np.random.default_rng(0), exact[numbers]

@@ -1,13 +1,14 @@
 """What a backend does for an exchange, and the scaling of narrow formats."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.comm.communicator import Communicator
+from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, Format, count_lost, get_format
 from hpcsgd.glm.families import Family
@@ -99,23 +100,45 @@ class StepBatch:
         )
 
 
+Matrix = Array | Csr  # rows as they are stored
+
+
+class Rows(Protocol):
+    """Sampled rows Y of one member, in one storage; made by `Backend.gather`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice) -> "Rows": ...
+
+    def part(self, columns: slice) -> "Rows":
+        """Return the same rows in these columns alone; of dense ones no copy."""
+
+    def dense(self) -> tuple[Array, Array | slice]:
+        """Return the values as one array, and the numbers of its columns, or all."""
+
+    def margins(self, weights: Array, out: Array) -> None:
+        """out ← Y W."""
+
+    def gram(self, blocks: Blocks, out: Array) -> None:
+        """out ← the strictly-lower blocks of Y Yᵀ, packed."""
+
+    def add_transposed(self, scaled: Array, weights: Array) -> None:
+        """Add Yᵀ scaled to the first columns of `weights`, in place."""
+
+    def first_not_finite(self) -> tuple[int, int] | None:
+        """Return row and column of the first value that is no number, or None."""
+
+
 @dataclass(frozen=True)
 class StepSequence:
     """Steps to be taken one after the other, and what on."""
 
-    rows: Any
+    rows: Rows
     blocks: Blocks
     steps: PlainSteps
     family: Family
     batch: StepBatch
     intercept: Array | None
-
-
-class CoefficientPlan(Protocol):
-    """The coefficients of an exchange, prepared once for one device."""
-
-    blocks: Blocks
-    unrolled: UnrolledSteps
 
 
 class Backend(Protocol):
@@ -130,41 +153,38 @@ class Backend(Protocol):
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Weights of this shape, in `precision.weights`."""
 
-    def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> Any:
-        """The `CoefficientPlan` that the other calls take."""
-
-    def for_sparse(self) -> "Backend":
-        """The backend that does the same with rows held as `Csr`."""
+    def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> "HostPlan":
+        """The coefficients as the other calls take them."""
 
     def pick(self, matrix: Any, rows: Array) -> Any:
-        """The sampled rows as they are stored."""
+        """The sampled rows as they are stored: of an array an array, else a `Csr`."""
 
-    def widen(self, stored: Any, out: Any) -> Any:
-        """Stored values, exactly, for the products: in `out`, None for sparse ones."""
+    def widen(self, stored: Matrix, out: Array | None) -> Rows:
+        """Stored values, exactly, for the products: dense ones in `out`, if given."""
 
-    def gather(self, matrix: Any, rows: Array, out: Any) -> Any:
+    def gather(self, matrix: Matrix, rows: Array, out: Array | None) -> Rows:
         """The sampled rows for the products, widened in `out` or where they lie.
 
-        What comes back is for this backend alone; `out` is None for sparse rows.
+        What comes back is for this backend alone; sparse rows need no `out`.
         """
 
-    def some_columns(self, rows: Any, part: slice) -> Any:
+    def some_columns(self, rows: Rows, part: slice) -> Rows:
         """Gathered rows of these columns alone; of dense ones no copy."""
 
     def round(self, values: Array, name: str) -> None:
         """Each value to the nearest that format `name` has, in place."""
 
-    def scores(self, rows: Any, weights: Array, out: Array) -> Array:
+    def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
         """out ← Y W."""
 
-    def strict_gram(self, rows: Any, blocks: Blocks, out: Array) -> Array:
+    def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
         """out ← the strictly-lower blocks of Y Yᵀ, packed."""
 
     def corrected_residuals(
         self,
         margins: Array,
         gram: Array,
-        plan: Any,
+        plan: "HostPlan",
         family: Family,
         batch: StepBatch,
         intercept: Array | None,
@@ -172,7 +192,7 @@ class Backend(Protocol):
         """The residuals of s exact steps; `intercept` advances in place."""
 
     def apply_update(
-        self, weights: Array, rows: Any, residuals: Array, plan: Any
+        self, weights: Array, rows: Rows, residuals: Array, plan: "HostPlan"
     ) -> None:
         """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
 
@@ -185,7 +205,7 @@ class Backend(Protocol):
 
     def pipelined_steps(
         self, weights: Array, plain: StepSequence
-    ) -> tuple[Any, Array] | None:
+    ) -> tuple[Callable[..., None], Array] | None:
         """Return the steps as a function that a sum of margins over members may part.
 
         What to call with (j, summed margins of step j, place for those of step j + 1),
@@ -216,6 +236,8 @@ class HostPlan:
     gain: tuple[Array, ...]  # [state]: (m, 1); of the first states, which move
     carry: Array  # (states, states)
     unrolled: UnrolledSteps
+    # Family -> the same as its compiled recurrence takes it, made when first needed.
+    recurrences: dict[str, Callable[..., Array]] = field(default_factory=dict)
 
     def apply_transition(self, weights: Array) -> None:
         """Apply weights ← Φ weights, where state k owns K columns."""

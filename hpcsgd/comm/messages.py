@@ -1,6 +1,5 @@
 """Messages in narrow formats: packing, conversion, and sums in a fixed order."""
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -31,21 +30,17 @@ if TYPE_CHECKING:
 
 # In the order of the numbers that kernels/cpu/casts.c gives.
 KINDS = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
-_pointer, _count, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_CAST = [_pointer, _pointer, _count, ctypes.c_int]
+SIGNATURES = {
+    "hpcsgd_encode": ("", "pplif"),
+    "hpcsgd_decode": ("", "ppli"),
+    "hpcsgd_largest": ("f", "pl"),
+}
 
 
 @lru_cache(maxsize=1)
 def library() -> Any:
     """The compiled casts, or None."""
-    found, _ = load_kernels(Path(__file__).parent, "_casts", "NumPy")
-    if found is not None:
-        found.hpcsgd_encode.argtypes = [*_CAST, _real]
-        found.hpcsgd_decode.argtypes = _CAST
-        found.hpcsgd_encode.restype = found.hpcsgd_decode.restype = None
-        found.hpcsgd_largest.argtypes = [_pointer, _count]
-        found.hpcsgd_largest.restype = _real
-    return found
+    return load_kernels(Path(__file__).parent, "_casts", "NumPy", SIGNATURES)[0]
 
 
 def message_dtype(name: str) -> np.dtype[Any]:

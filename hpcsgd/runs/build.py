@@ -172,7 +172,6 @@ def _task(
     config: RunConfig, words: ResolvedNames, grid: Grid, loaded: LoadedRows
 ) -> Task:
     shard, backend = loaded.shard, words.backend
-    backend = backend.for_sparse() if shard.is_sparse else backend
     models = many_models(config, loaded.columns)
     columns = loaded.columns if models is None else models.columns
     family: Any = words.family

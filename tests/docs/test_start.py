@@ -131,10 +131,7 @@ def products():
         for rows in (*lan, *hpc)
         for product in ("gram", "cached", "gather-once")
     ]
-    yield (
-        "The final losses of plain SGD and CA-SGD agree within"
-        f" {max(gaps):.3f} %."
-    )
+    yield (f"The final losses of plain SGD and CA-SGD agree within {max(gaps):.3f} %.")
     of = document["configuration"]
     assert (of["batch"], of["epochs"], of["repeats"]) == (32, 10, 5)
     yield f"with {of['rows']:,} rows, batches of 32 and ten epochs"

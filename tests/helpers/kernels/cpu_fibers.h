@@ -152,8 +152,16 @@ inline void leave(Barrier &barrier)
         turn(barrier);
 }
 
-inline void began(const void *to, int bytes); /* a copy: see wgmma_on_cpu.h */
-inline void landed(const void *to, int bytes);
+/* What is written to shared memory: of interest to products of wgmma alone. */
+#if defined(WGMMA)
+void began(const void *to, int bytes); /* a copy */
+void landed(const void *to, int bytes);
+void wrote(const void *to, int bytes); /* this thread, and no unit */
+#else
+inline void began(const void *, int) {}
+inline void landed(const void *, int) {}
+inline void wrote(const void *, int) {}
+#endif
 
 void land(Fiber &fiber, int batches_left); /* see launch.cpp */
 

@@ -78,13 +78,13 @@ def build(kernel, defines=(), text=None, folder=KERNELS):
 
 
 def texts_of(folder, *patterns):
-    """The texts of a folder that every kernel is built with."""
+    """Return the texts of a folder that every kernel is built with."""
     paths = [path for one in patterns or ("*.h", "*.cpp") for path in folder.glob(one)]
     return [path.read_text() for path in sorted(paths)]
 
 
 def cached(name, ending, *said):
-    """The path in the cache of what is made from these texts."""
+    """Return the path in the cache of what is made from these texts."""
     key = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
     return cache() / f"{name}-{key}.{ending}"
 
@@ -123,11 +123,12 @@ def link(part, text, flags, header, launch):
 
 
 def run_time(names, flags, units, folders=(HERE,)):
-    """What all kernels have: (a header that includes `names`, how a launch runs).
+    """Compile what kernels share; return a header and the object that launches them.
 
-    To parse the headers takes longer than most kernels, and so does the launch: both
-    are compiled once. A compiler that does not take what is beside the header reads the
-    header. A header may have what it declares in a file that ends in .cpp.
+    To parse the headers that are called `names`, and to compile a launch, takes longer
+    than most kernels: both are done once. A compiler that does not take the precompiled
+    header reads the header. What a header declares may be defined in a file of the same
+    name that ends in .cpp.
     """
     flags = [*flags, *(f"-D{unit}" for unit in units), *(f"-I{at}" for at in folders)]
     said = [*names, *flags, *(text for at in folders for text in texts_of(at))]

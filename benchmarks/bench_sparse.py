@@ -70,8 +70,8 @@ def _exchange_row(rng, columns, width, density):
     chosen = rng.permutation(rows)[: BATCH * STEPS]
     host, used = HostBackend(RECIPES["fp32"]), make_backend(RECIPES["fp32"])
     ways = {
-        "csr": (used.for_sparse(), matrix),
-        "scipy": (host.for_sparse(), matrix),
+        "csr": (used, matrix),
+        "scipy": (host, matrix),
         "dense": (used, matrix.to_dense()),
     }
     found = _phases(ways, chosen, width)
@@ -129,7 +129,7 @@ def _exchange(backend, matrix, chosen, width):
 def _gram_row(rng, columns, width, density):
     """µs of the Gram for every share; 0 makes all columns dense, 1 none."""
     matrix = make_rows(rng, columns, BATCH * STEPS, width, density)
-    backend, kept = HostBackend(RECIPES["fp32"]).for_sparse(), numpy_rows.HEAVY
+    backend, kept = HostBackend(RECIPES["fp32"]), numpy_rows.HEAVY
     found = {}
     for share in SHARES:
         numpy_rows.HEAVY = share

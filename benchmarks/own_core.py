@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import hpcsgd.comm.network_model as link
 from hpcsgd.agreements.base import Overlap
-from hpcsgd.comm.communicator import Arrival, completion_test
+from hpcsgd.comm.communicator import Transfer
 from hpcsgd.comm.network_model import DelayedCommunicator
 
 
@@ -39,7 +39,7 @@ def own_cores():
     ends = defaultdict(dict)  # (group, message) -> {rank: when its link is done}
     numbers = threading.local()
 
-    def late(self, finish, seconds):
+    def late(self, transfer, seconds):
         counts = numbers.__dict__.setdefault("counts", defaultdict(int))
         group = id(self.inner._board)
         message = group, counts[group]
@@ -50,11 +50,10 @@ def own_cores():
             return max(ends[message].values())
 
         def wait():
-            finish()
+            transfer.wait()
             CLOCK.wait_until(over())
 
-        inner = completion_test(finish)
-        return Arrival(wait, lambda: inner() and now() >= over())
+        return Transfer(wait, lambda: transfer.is_done() and now() >= over())
 
     before = link.perf_counter, link.sleep_until
     was_late, clock = DelayedCommunicator.postpone, Overlap.__init__.__defaults__

@@ -719,10 +719,54 @@ def _is_ours(base: Path) -> bool:
 # Finds and loads the compiled kernels; where they are missing, says why.
 
 SWITCH = "HPCSGD_NATIVE"  # off: leave the compiled kernels alone
+# The letters of a C signature: an address, bytes, and numbers; none is `void`.
+C_TYPES = {
+    "p": ctypes.c_void_p,
+    "s": ctypes.c_char_p,
+    "l": ctypes.c_int64,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+    "": None,
+}
 
 
-def load_kernels(folder: Path, name: str, instead: str) -> tuple[Any, str]:
-    """(library or None, why); `instead` is what does its work where it is missing."""
+def declare(library: Any, name: str, result: str, arguments: str) -> Any:
+    """Return the C function `name`, declared by the letters of `C_TYPES`."""
+    function = getattr(library, name)
+    function.restype = C_TYPES[result]
+    function.argtypes = [C_TYPES[letter] for letter in arguments]
+    return function
+
+
+def load_kernels(
+    folder: Path,
+    name: str,
+    instead: str,
+    signatures: Mapping[str, tuple[str, str]] | None = None,
+) -> tuple[Any, str]:
+    """Load the compiled object `name` of `folder` and declare its functions.
+
+    Parameters
+    ----------
+    folder : Path
+    name : str, the file without the suffix of an extension
+    instead : str, what does the work where the object is missing
+    signatures : dict, function -> (result, arguments) in the letters of `C_TYPES`
+
+    Returns
+    -------
+    library : CDLL, or None where it is missing or switched off
+    why : str, what is in use, or why nothing is
+    """
+    library, why = _load(folder, name, instead)
+    if library is not None:
+        for function, (result, arguments) in (signatures or {}).items():
+            declare(library, function, result, arguments)
+    return library, why
+
+
+def _load(folder: Path, name: str, instead: str) -> tuple[Any, str]:
     if os.environ.get(SWITCH, "").lower() in ("off", "0", "no"):
         return None, f"switched off by {SWITCH}"
     for suffix in EXTENSION_SUFFIXES:

@@ -213,6 +213,7 @@ def exponent_for(size: float, form: Format) -> int:
 # How values are stored in a format: the bits that memory, files and wires hold.
 
 ENCODED = 2**20  # bytes rounded together: what rounding takes beside them stays small
+ROUNDING = 8 * ENCODED  # bytes that rounding takes, several arrays of those
 
 # formats that NumPy itself does not have, as ml_dtypes calls them
 NARROW = {

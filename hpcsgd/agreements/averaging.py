@@ -628,7 +628,8 @@ class AsyncAverage(Average):
     def _said(self, state: State) -> Array:
         """A copy of what travels, in one row."""
         if self._says_all(state):
-            return state.portion(1.0, self.aside)
+            said: Array = state.portion(1.0, self.aside)
+            return said
         return flat_positions(state, self.classes)
 
     def _says_all(self, state: State) -> bool:

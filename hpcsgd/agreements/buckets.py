@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from hpcsgd.agreements.base import Overlap
 from hpcsgd.agreements.codecs.base import Codec, Feedback, Finish, Moment
+from hpcsgd.backends.base import HOST, Memory, Wait
 from hpcsgd.comm.communicator import Communicator, Message, Pending
 from hpcsgd.comm.messages import open_message
 from hpcsgd.data.shard import split_range
@@ -19,6 +20,11 @@ from hpcsgd.formats import Array
 #
 # Everything is written where it will be sent from: a bucket is a view, and what
 # replicas sum in place is the gradient that the step reads.
+#
+# Where a device adds up Yᵀr of all batches of an exchange, it has an array of as many
+# words. Tiles are copied to pinned memory one after the other, and the first travels to
+# other replicas while the next is copied; or replicas sum what is on their devices, and
+# only what all of them said together is copied to the host.
 
 MIB = 2**20
 
@@ -51,9 +57,11 @@ class Tile:
 
 
 class Buffer:
-    """What a replica says in an exchange: sums and a count, never means of means."""
+    """What a replica says in an exchange: sums and a count, never means of means.
 
-    is_on_device: ClassVar[bool] = False
+    `row` is the matrix of one row that a device adds gradients to, and `device_values`
+    its words: first those of the gradient. On a host both are views of `flat`.
+    """
 
     def __init__(
         self,
@@ -64,11 +72,20 @@ class Buffer:
         intercept: bool,
         unit: int = 1,
         flagged: bool = False,
+        memory: Memory = HOST,
+        is_summed_on_device: bool = False,
     ) -> None:
-        """Tiles begin at multiples of `unit` columns; a flag lies before the count."""
+        """Tiles begin at multiples of `unit` columns; a flag lies before the count.
+
+        `is_summed_on_device`: replicas sum what is on their devices.
+        """
         words, self.width = columns * width, width
         self.sums = width if intercept else 0
-        self.flat = self._room(words + self.sums + flagged + 1, dtype)
+        self.memory, self.is_summed_on_device = memory, is_summed_on_device
+        self.flat = memory.host_zeros((words + self.sums + flagged + 1,), dtype)
+        self.row = memory.row_of(self.flat)
+        self.device_values = self.row[0][: self.flat.size]
+        self._copies: dict[int, Wait] = {}  # by the first column of their tile
         gradient, self.tail = self._parts(words)
         self.gradient = gradient.reshape(columns, width)
         # The last columns first: what follows them in the buffer goes with them.
@@ -78,9 +95,6 @@ class Buffer:
         self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
         self.send_order = self.tiles  # in the order in which they are sent
-
-    def _room(self, words: int, dtype: np.dtype) -> Array:
-        return np.zeros(words, dtype=dtype)
 
     def _parts(self, words: int) -> tuple[Array, Array]:
         """The gradient and the tail."""
@@ -97,11 +111,71 @@ class Buffer:
         return self.flat[tile.columns.start * self.width :]
 
     def clear(self) -> None:
-        """Nothing summed yet."""
-        self.flat[...] = 0.0
+        """Begin the sums of an exchange."""
+        self.tail[...] = 0.0
+        self.memory.clear(self.device_values)
 
     def mark_empty(self) -> None:
-        """Leave the gradient of a replica without rows at zero."""
+        """Clear the host's copy: no gradient of the device is copied to it."""
+        if not self.is_summed_on_device:
+            self.flat[...] = 0.0
+
+    def on_device(self, tile: Tile) -> Any:
+        """Return the words that are sent of a tile, on the device."""
+        return self.device_values[self._place(tile, tile is self.tiles[0])]
+
+    def start_copy_to_host(self, tile: Tile, with_tail: bool = False) -> None:
+        """Start to copy a tile to the host; `wait_for_copy` waits for it."""
+        out = self.with_tail(tile) if with_tail else tile.flat
+        values = self.device_values[self._place(tile, with_tail)]
+        copied = self.memory.start_to_host(values, out)
+        self._copies[tile.columns.start] = copied
+
+    def wait_for_copy(self, first: int) -> None:
+        """Wait for the copy of the tile that begins at this column."""
+        self._copies.pop(first)()
+
+    def gradient_columns(self, complete: bool) -> "SummedColumns":
+        """Return what stands for rows whose gradient the device has added.
+
+        `complete`: no batch follows, and tiles are copied to the host, unless replicas
+        sum them on their devices.
+        """
+        is_copied = complete and not self.is_summed_on_device
+        for tile in self.send_order if is_copied else ():
+            self.start_copy_to_host(tile)
+        return SummedColumns(self.wait_for_copy if is_copied else None)
+
+    def collect(self) -> None:
+        """Copy the gradient to the host, where a device has it, and wait for it."""
+        tiles = self.tiles if self.memory.on_device else []
+        for tile in tiles:
+            self.start_copy_to_host(tile)
+        for tile in tiles:
+            self.wait_for_copy(tile.columns.start)
+
+    def put_tail(self) -> None:
+        """Copy what the host counted behind the sums of the device."""
+        self.memory.from_host(self.tail, self._tail_on_device)
+
+    def copy_tail_to_host(self) -> None:
+        """Copy the tail to the host and wait for it."""
+        self.memory.start_to_host(self._tail_on_device, self.tail)
+        self.memory.settle()
+
+    @property
+    def _tail_on_device(self) -> Any:
+        return self.device_values[self.flat.size - self.tail.size :]
+
+    def _place(self, tile: Tile, with_tail: bool) -> slice:
+        """Return where a tile lies on the device; the tail is behind the gradient."""
+        first, last = tile.columns.start * self.width, tile.columns.stop * self.width
+        return slice(first, self.flat.size if with_tail else last)
+
+    @property
+    def takes_residuals(self) -> bool:
+        """Whether residuals are summed, for an intercept; else they are counted."""
+        return self.sums > 0
 
     def count_in(self, residuals: Array) -> None:
         """Rows, and their Σr where there is an intercept."""
@@ -120,16 +194,34 @@ class Buffer:
 
     def settle(self) -> None:
         """Wait until everything that was given to be added is."""
-
-    def collect(self) -> None:
-        """Have the gradient here, wherever it was summed."""
+        self.memory.settle()
 
     def facts(self) -> dict[str, int]:
-        """For the report of a run."""
-        return {}
+        """Return the bytes between host and device, for the report of a run."""
+        return self.memory.facts()
 
     def __iter__(self) -> Iterator[Tile]:
         return iter(self.tiles)
+
+
+@dataclass(frozen=True)
+class SummedColumns:
+    """Stands for rows whose gradient a device has added to a buffer."""
+
+    wait: Callable[[int], None] | None  # for the copy of a tile, by its first column
+    first: int = 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def part(self, columns: slice) -> "SummedColumns":
+        """Return the columns of a tile."""
+        return replace(self, first=columns.start)
+
+    def add_gradient(self, gradient: Array) -> None:
+        """Wait until the tile, if it is copied, has been copied to the host."""
+        if self.wait is not None:
+            self.wait(self.first)
 
 
 # The replicas as a codec sees them: one bucket's line to all of them.
@@ -241,7 +333,7 @@ class Sender(Protocol):
 
 
 class PlainSender:
-    """Sums in place, the tail with the first of them."""
+    """Sums in place, on the host or on devices, the tail with the first of them."""
 
     codec = "identity"
     wants_norm = False
@@ -253,22 +345,50 @@ class PlainSender:
         self._tail: Array = np.empty(0)
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
-        """Nothing to do: the tail goes along."""
+        """Copy the tail where the first tile is: it goes along."""
         self._tail = buffer.tail
+        if buffer.is_summed_on_device:
+            buffer.put_tail()
 
     def measure(self, buffer: Buffer) -> None:
         """Nothing depends on the norm."""
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
         """Start the sum of what was just written."""
-        words = buffer.with_tail(tile)
+        is_there = buffer.is_summed_on_device
+        words = buffer.on_device(tile) if is_there else buffer.with_tail(tile)
         with self.overlap.posting():
             self._travelling.append(self.replicas.start_sum(words, PURPOSE))
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """1 / count."""
-        self.wait()
+        """Return 1 / count, once the sums of a tile are on the host.
+
+        Of sums on devices all are copied before the first copy is waited for.
+        """
+        if not buffer.is_summed_on_device:
+            self.wait()
+        else:
+            with self.overlap.waiting():
+                self._start_copies(buffer)
+                buffer.wait_for_copy(tile.columns.start)
         return 1.0 / float(self._tail[-1])
+
+    def finish(self, buffer: Buffer) -> None:
+        """Wait for all sums on the device, and copy no more than the tail."""
+        with self.overlap.waiting():
+            for summed in self._travelling:
+                summed.wait()
+            self._travelling.clear()
+            buffer.copy_tail_to_host()
+
+    def _start_copies(self, buffer: Buffer) -> None:
+        if not self._travelling:  # they were started for the first tile
+            return
+        for tile, summed in zip(buffer, self._travelling, strict=True):
+            summed.wait()
+            buffer.start_copy_to_host(tile, tile is buffer.tiles[0])
+        self._travelling.clear()
+        buffer.settle()  # collectives that failed raise here
 
     def wait(self) -> None:
         """For the tile that was sent first."""

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 
@@ -43,7 +43,14 @@ from hpcsgd.agreements.base import (
     ReplicaCheck,
     StateShape,
 )
-from hpcsgd.agreements.buckets import Buffer, Sender, Tile, bucket_count, pieces_of
+from hpcsgd.agreements.buckets import (
+    Buffer,
+    PlainSender,
+    Sender,
+    Tile,
+    bucket_count,
+    pieces_of,
+)
 from hpcsgd.agreements.codecs import kept_bytes, make_codec
 from hpcsgd.agreements.codecs.base import (
     FIRST,
@@ -56,12 +63,12 @@ from hpcsgd.agreements.codecs.base import (
 )
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
-from hpcsgd.backends.base import Backend, LossScale
+from hpcsgd.backends.base import HOST, LossScale, Memory, WordRange
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import lengths
 from hpcsgd.formats import Array
-from hpcsgd.glm.unrolling import UnrolledSteps, blocks_of
+from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Rows, State, Task
@@ -112,6 +119,18 @@ class Steps:
         """Any part of the weights, wherever it is held."""
         turn = Turn(moment.number, moment.rate)
         self.rule.step(part, gradient, factor, turn, self.l2)
+
+    def step_slice(
+        self,
+        part: WordRange,
+        gradient: Any,
+        factor: float,
+        moment: Moment,
+        memory: Memory = HOST,
+    ) -> None:
+        """Step words whose velocity lies beside them, in the memory that has them."""
+        turn = Turn(moment.number, moment.rate)
+        memory.step(self.rule, self.l2, part, gradient, factor, turn)
 
     def take_intercept(self, state: State, gradient: Array, moment: Moment) -> None:
         """The same without the penalty; `gradient` is the mean, (K,)."""
@@ -168,8 +187,6 @@ class Debts:
 
 # Steps, backend, buckets, sender, shapers: what gradient agreements are made of.
 
-Made = TypeVar("Made", bound=Buffer)
-
 
 class Opener(Protocol):
     """Makes the sender of a run, once the shape of its weights is known."""
@@ -178,12 +195,40 @@ class Opener(Protocol):
         """What it keeps between exchanges goes into the state."""
 
 
+class RowBackend(Protocol):
+    """What agreements ask of a `Backend`, or of what adds up gradients on a device."""
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """Return weights of this shape, in their format."""
+
+    def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> Any:
+        """Return the plan that `apply_update` takes."""
+
+    def some_columns(self, rows: Any, part: slice) -> Any:
+        """Return the rows of these columns alone."""
+
+    def scores(self, rows: Any, weights: Any, out: Any) -> Any:
+        """Compute out ← Y w."""
+
+    def apply_update(
+        self, weights: Any, rows: Any, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr to a gradient."""
+
+
+class LinearStep(Protocol):
+    """A step that is taken on a device along what replicas have summed there."""
+
+    def to(self, target: Any, carry: Array, gain: Array) -> None:
+        """Compute target ← carry · target + gain · gradient on the device."""
+
+
 @dataclass(frozen=True)
 class GradientParts:
     """What a gradient agreement works with."""
 
     steps: Steps
-    backend: Backend
+    backend: RowBackend
     columns: int  # K
     local_columns: slice  # of all columns, those of this member
     buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
@@ -198,7 +243,11 @@ class GradientParts:
     more: Any = None  # what one kind of agreement alone needs
     place: Any = None  # of states that are on disk
     loss_scale: LossScale | None = None  # of residuals; all replicas have the same
-    buffer: type[Buffer] = Buffer  # or what makes one of a device
+    memory: Memory = HOST  # where gradients are added up, and slices are stepped
+    is_summed_on_device: bool = False  # replicas sum gradients where these are
+    # What takes steps on the device, of (a row, words of it, states of each), is made
+    # by this; None: the host takes them.
+    linear_step: Callable[[Any, int, int], LinearStep] | None = None
     unit: int = 1  # columns that tiles of slices begin at multiples of
     owes: Owes = lambda kept, rate: None
 
@@ -209,7 +258,7 @@ class GradientParts:
 class Adder:
     """Adds, with a plan for every size of batch."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: RowBackend) -> None:
         self.backend = backend
         self._plans: dict[int, Any] = {}
 
@@ -297,6 +346,10 @@ class Gradient(BatchRequest, Agreement):
     steps_on_devices: ClassVar[bool] = True
     # Where rows are on a device, its steps wait for the host.
     steps_on_host: ClassVar[bool] = False
+    # Where rows are on a device, it is given these, and adds gradients tile by tile.
+    adds_tiles: ClassVar[bool] = False
+    gradients: ClassVar[int] = 1  # that are added up at a time
+    buffer_kind: ClassVar[type[Buffer]] = Buffer
 
     @classmethod
     def variant(
@@ -339,25 +392,39 @@ class Gradient(BatchRequest, Agreement):
         """Whether all batches of an exchange are one: no gradient is kept to add to."""
         return False
 
+    @property
+    def holds_weights_on_device(self) -> bool:
+        """Whether the weights of a run with a device stay there between exchanges."""
+        return self.means.linear_step is not None
+
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
-        self.buffer = self._make_buffer(state, self.means.buffer)
+        self.buffer = self._make_buffer(state)
         if self.means.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
         self.sender = self.means.opener(state, self.buffer)
         self.steps.prepare(state, self.columns)
+        self.linear: LinearStep | None = None
+        if self.means.linear_step is not None:
+            row, words = self.buffer.row, self.buffer.gradient.size
+            states = self.steps.rule.states
+            self.linear = self.means.linear_step(row, words, states)
         for shaper in self.means.shapers:
             shaper.prepare(state)
 
-    def _make_buffer(self, state: State, kind: type[Made]) -> Made:
-        return kind(
-            len(state.weights),
+    def _make_buffer(self, state: State, tiles: int = 0) -> Buffer:
+        """Return a buffer of so many tiles; 0: of as many as messages have buckets."""
+        columns, dtype = len(state.weights), state.weights.dtype
+        return self.buffer_kind(
+            columns,
             self.columns,
-            state.weights.dtype,
-            self.means.buckets(len(state.weights), state.weights.dtype.itemsize),
+            dtype,
+            tiles or self.means.buckets(columns, dtype.itemsize),
             state.intercept is not None,
             self.steps.rule.unit,
             flagged=self.means.loss_scale is not None,
+            memory=self.means.memory,
+            is_summed_on_device=self.means.is_summed_on_device,
         )
 
     def start(self, state: State, exchanges: int) -> None:
@@ -545,6 +612,9 @@ class Gradient(BatchRequest, Agreement):
 
     def _step(self, state: State, task: Task | None) -> None:
         """Tile by tile, as they arrive; all together where they are shaped first."""
+        if self.linear is not None:
+            self._step_on_device(state, self.linear)
+            return
         shapes, counts = bool(self.means.shapers), True
         if shapes:
             self._receive_all()
@@ -560,6 +630,22 @@ class Gradient(BatchRequest, Agreement):
             tail = self._tail()
             mean = tail[: self.buffer.sums] / tail[-1]
             self.steps.take_intercept(state, mean, self._moment)
+
+    def _step_on_device(self, state: State, linear: LinearStep) -> None:
+        """Take x ← M x + u Σ s / n where the weights are.
+
+        They may be divided by a power of two.
+        """
+        cast(PlainSender, self.sender).finish(self.buffer)  # nothing is encoded there
+        tail, moment, rule = self._tail(), self._moment, self.steps.rule
+        assert isinstance(rule, LinearRule)
+        carry = rule.update.transition(moment.rate, self.steps.l2)
+        gain = rule.update.gain(moment.rate, 1) / tail[-1] / state.scale
+        linear.to(state.on_device("weights"), carry, gain)
+        state.mark_written("weights")
+        if state.intercept is not None:
+            mean = tail[: self.buffer.sums] / tail[-1]
+            self.steps.take_intercept(state, mean, moment)
 
     def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
         """The step of one tile."""

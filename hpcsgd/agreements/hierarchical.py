@@ -30,8 +30,22 @@ from hpcsgd.agreements.base import (
     Overlap,
     Supports,
 )
-from hpcsgd.agreements.buckets import PURPOSE, Buffer, Sender, Tile
-from hpcsgd.agreements.codecs.base import Moment
+from hpcsgd.agreements.buckets import (
+    PURPOSE,
+    Buffer,
+    CodecSender,
+    PlainSender,
+    Sender,
+    Tile,
+)
+from hpcsgd.agreements.codecs import make_codec
+from hpcsgd.agreements.codecs.base import (
+    AccordionConfig,
+    Bucket,
+    Codec,
+    CodecConfig,
+    Moment,
+)
 from hpcsgd.comm.communicator import Address, Communicator, own_address
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
@@ -392,3 +406,63 @@ class ByLeaders:
     def close(self) -> None:
         """The groups that were split off."""
         self.groups.close()
+
+
+# The sender of a run: plain or by a codec, of all replicas or of leaders.
+
+
+@dataclass(frozen=True)
+class SenderOpener:
+    """Makes the sender of the buckets of one run."""
+
+    grid: Grid
+    settings: Any  # the section [agreement]
+    codec: CodecConfig
+    accordion: AccordionConfig
+    seed: int
+
+    def __call__(self, state: State, buffer: Buffer) -> Sender:
+        """Return the sender; what its codecs keep goes into the state. Collective."""
+        replicas, kind = self.grid.replicas, self.settings.hierarchical
+        if buffer.is_summed_on_device:
+            return PlainSender(replicas)
+        if kind == "off" or replicas.size == 1:
+            return self._between(state, buffer, replicas, replicas.size)
+        groups = open_groups(self.grid, kind)
+        sender = self._between(state, buffer, groups.leaders, groups.count)
+        return ByLeaders(groups, sender)
+
+    def _between(
+        self, state: State, buffer: Buffer, speakers: Communicator, count: int
+    ) -> Sender:
+        """Return the sender between so many ranks; one alone encodes nothing."""
+        name = self.settings.codec
+        is_plain = name == "identity" and self.codec.feedback != "on"
+        if is_plain or count == 1:
+            return PlainSender(speakers)
+        codecs: dict[int, Codec] = {}
+        for number, tile in enumerate(buffer):
+            bucket = self._bucket(state, buffer, number, tile)
+            codec = make_codec(name, bucket, self.codec, self.accordion)
+            codecs[tile.columns.start] = codec
+            for what, kept in codec.kept.items():
+                state.rank_arrays[f"codec_{number}_{what}"] = kept
+        return CodecSender(speakers, codecs, name, self.grid.members)
+
+    def _bucket(self, state: State, buffer: Buffer, number: int, tile: Tile) -> Bucket:
+        """Return what the codec of a tile knows of it."""
+
+        def room(name: str) -> Array:
+            whole = state.remember(f"codec_{name}", buffer.width)
+            part: Array = whole[tile.columns].reshape(-1)
+            return part
+
+        return Bucket(
+            number=number,
+            height=tile.height,
+            width=buffer.width,
+            dtype=buffer.flat.dtype,
+            seed=self.seed,
+            member=self.grid.member,
+            room=room,
+        )

@@ -30,10 +30,10 @@ from hpcsgd.agreements.base import (
     StateShape,
     Supports,
 )
-from hpcsgd.agreements.buckets import MIB, PURPOSE
-from hpcsgd.agreements.codecs.base import Moment
+from hpcsgd.agreements.buckets import MIB, PURPOSE, SummedColumns
 from hpcsgd.agreements.gradient import Gradient, GradientParts
 from hpcsgd.agreements.shaping import GradientFacts
+from hpcsgd.backends.base import HOST, VELOCITY, Memory, Wait, WordRange
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
@@ -41,7 +41,6 @@ from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
-from hpcsgd.glm.updates import ColumnViews
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS
 from hpcsgd.products.base import Rows, State, Task
@@ -153,22 +152,31 @@ def _cut(tile: slice, heights: tuple[int, ...], replica: int, first: int) -> Cut
 
 
 class TileWorkspace:
-    """Of the words of the largest tile each; the second where there are several."""
+    """Of the words of the largest tile each; the second where there are several.
 
-    def __init__(self, words: int, tiles: int, dtype: np.dtype) -> None:
+    `most`: tiles that are used before the first of them is free again.
+    """
+
+    def __init__(
+        self,
+        words: int,
+        tiles: int,
+        dtype: np.dtype,
+        memory: Memory = HOST,
+        most: int = 2,
+    ) -> None:
         self.words, self.dtype = words, np.dtype(dtype)
-        self._tiles: list[Array | None] = [None] * min(tiles, 2)
+        self.memory = memory
+        self._tiles: list[Any] = [None] * min(tiles, most)
 
-    def tile(self, number: int, words: int) -> Array:
+    def tile(self, number: int, words: int) -> Any:
         """Room for tile `number`; that of the one before stays as it is."""
         place = number % len(self._tiles)
         held = self._tiles[place]
         if held is None:  # nobody needed it before
-            held = self._tiles[place] = self._make()
+            held = self.memory.empty((self.words,), self.dtype)
+            self._tiles[place] = held
         return held[:words]
-
-    def _make(self) -> Array:
-        return np.empty(self.words, dtype=self.dtype)
 
 
 # Slices of all replicas put together, tile by tile.
@@ -239,8 +247,6 @@ class ColumnAssembler:
 #
 # stage 1, 2    what the rule keeps
 # stage 3       and the weights, of which a look gathers tile by tile
-
-VELOCITY = "velocity"  # of linear rules that have one: beside the weights elsewhere
 
 
 class SlicedState(Gradient):
@@ -376,9 +382,10 @@ class Tail:
 
 
 class Scatter:
-    """The gradient of one exchange; `whole`: all of it is kept until the step."""
+    """The gradient of one exchange; `whole`: all of it is kept until the step.
 
-    keeps_slices = True  # apart from tiles, whose room the next ones use
+    It is where its workspace is. `for_host`: the host reads the sums.
+    """
 
     def __init__(
         self,
@@ -387,51 +394,68 @@ class Scatter:
         room: TileWorkspace,
         whole: bool,
         sums: bool,
+        for_host: bool = False,
     ) -> None:
         self.replicas, self.cuts, self.workspace = replicas, cuts, room
+        self.memory, self.for_host = room.memory, for_host
         self.overlap = Overlap(replicas)
         self.tail = Tail(self.overlap, cuts.width, sums, room.dtype)
-        height, width = (cuts.columns if whole else 0), cuts.width
-        self._whole: Array | None = None
+        self._whole: Any = None
         if whole:
-            self._whole = self._zeros(height, width)
-        stays = whole or len(cuts) == 1 or not self.keeps_slices
-        kept = 0 if stays else cuts.height
-        self._slices: Array = self._zeros(kept, width)
-        self._travelling: list[tuple[int, Pending]] = []
-        self._there: dict[int, Array] = {}
+            self._whole = self._zeros(cuts.columns)
+        # Own slices move out of tiles, whose room the next ones use.
+        self._slices: Any = None
+        if not whole and len(cuts) > 1 and cuts.height:
+            self._slices = self._zeros(cuts.height)
+        self._travelling: list[tuple[int, Pending, Wait]] = []
+        self._there: dict[int, Any] = {}
+
+    @property
+    def takes_residuals(self) -> bool:
+        """Whether residuals are summed, for an intercept; else they are counted."""
+        return self.tail.words.size > 1
+
+    @property
+    def device_values(self) -> Any:
+        """The words of the whole gradient, for a device that adds it up."""
+        return self.gradient.reshape(-1)
+
+    def gradient_columns(self, complete: bool) -> SummedColumns:
+        """Return what stands for rows: no tile is copied before its sum."""
+        return SummedColumns(None)
 
     def begin(self) -> None:
         """Nothing summed yet."""
         self.tail.clear()
         self._there.clear()
         if self._whole is not None:
-            self._clear(self._whole)
+            self.memory.clear(self._whole)
 
     @property
-    def gradient(self) -> Array:
+    def gradient(self) -> Any:
         """Where several batches are summed before any is sent."""
         assert self._whole is not None
         return self._whole
 
-    def tile(self, number: int, cut: Cut) -> Array:
+    def tile(self, number: int, cut: Cut) -> Any:
         """Where the sums of a tile go; of a whole gradient some may be there."""
         if self._whole is not None:
             return self._whole[cut.columns]
         if len(self._travelling) == 2:
             self._settle()
         words = self.workspace.tile(number, cut.height * self.cuts.width)
-        self._clear(words)
+        self.memory.clear(words)
         return words.reshape(-1, self.cuts.width)
 
-    def send(self, number: int, cut: Cut, tile: Array) -> None:
+    def send(self, number: int, cut: Cut, tile: Any) -> None:
         """Begin to sum what was just written."""
         words, counts = tile.reshape(-1), cut.counts(self.cuts.width)
         with self.overlap.posting():
             pending = self.replicas.start_sum_parts(words, counts, PURPOSE)
-        self._travelling.append((number, pending))
+        memory = self.memory if self.for_host else HOST
+        self._travelling.append((number, pending, memory.host_wait(self.replicas)))
 
-    def own(self, number: int, cut: Cut) -> Array:
+    def own(self, number: int, cut: Cut) -> Any:
         """This replica's slice of a tile, summed over all; waited for."""
         while number not in self._there:
             self._settle()
@@ -440,28 +464,27 @@ class Scatter:
     def _settle(self) -> None:
         """Wait for the first that travels; its slice moves out of the way."""
         self.tail.total()  # which was posted before
-        number, pending = self._travelling.pop(0)
+        number, pending, host_wait = self._travelling.pop(0)
         with self.overlap.waiting():
-            own = self.wait_for(pending).reshape(-1, self.cuts.width)
-        if len(self._slices):
+            own = self.wait_for(pending, host_wait).reshape(-1, self.cuts.width)
+        if self._slices is not None:
             kept = self._slices[self.cuts.all[number].place]
             self.keep_slice(own, kept)
             own = kept
         self._there[number] = own
 
-    def wait_for(self, pending: Pending) -> Array:
+    def wait_for(self, pending: Pending, host_wait: Wait) -> Any:
         """Return the own part of a sum, as soon as it may be read."""
-        return pending.wait()
+        own = pending.wait()
+        host_wait()
+        return own
 
-    def _zeros(self, height: int, width: int) -> Array:
-        return np.zeros((height, width), dtype=self.workspace.dtype)
-
-    def _clear(self, array: Array) -> None:
-        array[...] = 0.0
-
-    def keep_slice(self, own: Array, kept: Array) -> None:
+    def keep_slice(self, own: Any, kept: Any) -> None:
         """Copy the own slice out of a tile that the next sum overwrites."""
-        kept[...] = own
+        self.memory.copy(own, kept)
+
+    def _zeros(self, height: int) -> Any:
+        return self.memory.zeros((height, self.cuts.width), self.workspace.dtype)
 
 
 # ZeRO: replicas share the mean gradient in slices, and each steps its own.
@@ -536,31 +559,92 @@ class ShardedSettings(SlicedSettings):
 
 
 class ShardedAgreement(SlicedState):
-    """Steps on the slices of one replica, and the messages that make them whole."""
+    """Steps on the slices of one replica, and the messages that make them whole.
+
+    On a device, sums, slices of state, steps and gathers are where the rows are. Tiles
+    begin where rows have whole chunks; slices of them begin anywhere. Nothing as large
+    as a slice crosses to the host but for what somebody reads, and gradients that are
+    shaped before the step.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = ShardedSettings
+    adds_tiles: ClassVar[bool] = True
+
+    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+        super().__init__(grid, share, means)
+        self.slice_memory = means.memory  # where slices are stepped
+        self._turn = 0  # of rooms for slices that were stepped
+        self._parts: dict[tuple[int, ...], Any] = {}  # scores of a tile, by their shape
 
     @property
     def takes_at_once(self) -> bool:
         """No gradient is kept whole to add batches up in."""
         return self.stage > 1
 
+    @property
+    def holds_weights_on_device(self) -> bool:
+        """All of them, or their slices."""
+        return True
+
+    @property
+    def sums(self) -> Scatter:
+        """Where gradients are added up."""
+        return self.scatter
+
+    @property
+    def keeps_gradient_whole(self) -> bool:
+        """Whether all tiles of the gradient are kept until the step."""
+        return self.stage == 1 or self.replicas.size == 1
+
     def prepare(self, state: State) -> None:
         """Room for tiles of gradient, and slices of what the rule keeps."""
-        whole = self.stage == 1 or self.replicas.size == 1
-        sums = state.intercept is not None
-        self.scatter = self._make_scatter(whole, sums)
+        memory, cuts, dtype = self.means.memory, self.cuts, state.weights.dtype
+        self.tile_room = self.workspace
+        if memory.on_device:
+            tiles = cuts.largest, len(cuts)
+            self.tile_room = TileWorkspace(*tiles, dtype, memory)
+        self.stepped_room = TileWorkspace(
+            self._widest_slice(), len(cuts), dtype, self.slice_memory
+        )
+        self.scatter = Scatter(
+            self.replicas,
+            cuts,
+            self.tile_room,
+            self.keeps_gradient_whole,
+            state.intercept is not None,
+            for_host=self.steps_on_host,
+        )
+        shape = cuts.height, self.columns
+        if self.means.shapers or self.steps_on_host:  # these read the gradient
+            self.incoming = memory.host_zeros(shape, dtype)
         for name in self._sliced():
-            shape = self.cuts.height, self.columns
-            state.memory[name] = np.zeros(shape, dtype=state.weights.dtype)
+            state.memory[name] = np.zeros(shape, dtype=dtype)
+        state.memory = self.slice_memory.mirrored(state.memory, self._sliced())
         for name in self.steps.rule.state_names:
             if state.intercept is not None:
                 state.shared[name] = np.zeros((1, self.columns))
         for shaper in self.means.shapers:
             shaper.prepare(state)
 
-    def _make_scatter(self, whole: bool, sums: bool) -> Scatter:
-        return Scatter(self.replicas, self.cuts, self.workspace, whole, sums)
+    def device_bytes(self, columns: int) -> int:
+        """Return the bytes of all arrays on a device that has so many columns."""
+        self.shape(columns, self.columns)
+        cuts, alone = self.cuts, self.replicas.size == 1
+        own, tiles = cuts.height * self.columns, min(len(cuts), 2)
+        words = own if self.stage == 3 else columns * self.columns
+        words += own * len(self._sliced())
+        if self.keeps_gradient_whole:
+            words += columns * self.columns
+        else:
+            words += tiles * cuts.largest + own * (tiles > 1)
+        if self.stage < 3 and not alone:
+            words += tiles * self._widest_slice()
+        return 4 * words
+
+    def _widest_slice(self) -> int:
+        """Return the words of the widest of this replica's slices."""
+        rank = self.replicas.rank
+        return max(cut.heights[rank] for cut in self.cuts) * self.columns
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """Whole columns and their tiles: slices differ among replicas."""
@@ -575,17 +659,22 @@ class ShardedAgreement(SlicedState):
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """out ← Σ over tiles of Y w; each is there while it is used."""
+        """out ← Σ over tiles of Y w; the first one writes, the others are added."""
         if self.stage < 3:
-            task.backend.scores(rows, point, out)
+            self.backend.scores(rows, point, out)
             return
-        part = out if len(self.cuts) == 1 else np.empty_like(out)
-        if part is not out:
-            out[...] = 0.0
-        for cut, tile in self._tiles_of(point):
-            task.backend.scores(self._of_tile(rows, cut), tile, part)
-            if part is not out:
-                out += part
+        for number, (cut, tile) in enumerate(self._tiles_of(point)):
+            part = self._part(out) if number else out
+            self.backend.scores(self._of_tile(rows, cut), tile, part)
+            if number:
+                self.slice_memory.add(part, out)
+
+    def _part(self, out: Any) -> Any:
+        """Return room for the scores of one tile."""
+        shape = tuple(out.shape)
+        if shape not in self._parts:
+            self._parts[shape] = self.slice_memory.empty(shape, out.dtype)
+        return self._parts[shape]
 
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
@@ -610,7 +699,7 @@ class ShardedAgreement(SlicedState):
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             if self.stage == 3:
-                for _ in self._tiles_of(self._weights(state)):
+                for _ in self._tiles_of(state.on_device("weights")):
                     pass
             self.scatter.tail.send()
             for number, cut in enumerate(self.cuts):
@@ -620,18 +709,18 @@ class ShardedAgreement(SlicedState):
 
     def _check(self, state: State, exchanges: int) -> None:
         """Of what all replicas hold: no slices."""
+        if not self.check.is_due(exchanges):  # weights stay on a device
+            return
         seen = state
         if self.stage == 3:
             seen = replace(state, weights=state.weights[:0])
         self.check.after_exchange(seen, exchanges, list(state.shared.values()))
 
-    def _weights(self, state: State) -> Array:
-        """Where steps are taken."""
-        return state.weights
-
-    def _tiles_of(self, own: Array) -> Iterator[tuple[Cut, Array]]:
+    def _tiles_of(self, own: Any) -> Iterator[tuple[Cut, Any]]:
         """All columns, tile by tile, where scores are made."""
-        return self.joining.tiles(own, PURPOSE)
+        if self.replicas.size == 1:  # all of them, in one tile
+            return iter([(self.cuts.all[0], own)])
+        return self.joining.tiles(own, PURPOSE, self.tile_room)
 
     def _begin(self, number: int) -> None:
         self.scatter.begin()
@@ -656,54 +745,46 @@ class ShardedAgreement(SlicedState):
             own = self._advance(state, cut, gradient, factor)
             if task is not None:
                 task.clock.lap("update")
-            if self.stage < 3:
-                self._spread(own, cut, self._weights(state)[cut.columns])
+            if self.stage < 3 and self.replicas.size > 1:  # else it is in its place
+                self._spread(own, cut, state.on_device("weights")[cut.columns])
         self.joining.wait()
+        for name in ("weights", *self._sliced()):
+            state.mark_written(name)
         if state.intercept is not None:
             tail = self._tail()
             self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
 
-    def _spread(self, own: Array, cut: Cut, tile: Array) -> None:
+    def _spread(self, own: Any, cut: Cut, tile: Any) -> None:
         """What was stepped, to all replicas."""
         self.joining.start(own, cut, tile, PURPOSE)
         self.joining.wait(behind=1)
 
-    def _advance(self, state: State, cut: Cut, gradient: Array, factor: float) -> Array:
-        """The own slice of a tile, stepped: a view in stage 3, else a copy."""
-        held = state.weights
-        own = held[cut.place] if self.stage == 3 else held[cut.own].copy()
-        self._step_slice(own, state.memory, cut, gradient, factor, self._moment)
-        return own
+    def _advance(self, state: State, cut: Cut, gradient: Any, factor: float) -> Any:
+        """Step the own slice of a tile, where no other replica reads it in place.
 
-    def _step_slice(
-        self,
-        own: Array,
-        memory: dict[str, Array],
-        cut: Cut,
-        gradient: Array,
-        factor: float,
-        moment: Moment,
-    ) -> None:
-        """In place; a velocity lies beside the weights for as long as it takes."""
-        if not len(own):  # a tile of fewer columns than replicas
-            return
-        kept = {name: memory[name][cut.place] for name in self.steps.rule.state_names}
-        if self.states == 1:
-            self.steps.step(ColumnViews(own, kept), gradient, factor, moment)
-            return
-        velocity = memory[VELOCITY][cut.place]
-        both = np.hstack([own, velocity])
-        self.steps.step(ColumnViews(both, kept), gradient, factor, moment)
-        own[...], velocity[...] = np.split(both, 2, axis=1)
+        Else the result is in a room from which it is sent.
+        """
+        weights = state.on_device("weights")
+        own = to = weights[cut.place if self.stage == 3 else cut.own]
+        if self.stage < 3 and self.replicas.size > 1:
+            self._turn += 1
+            room = self.stepped_room.tile(self._turn, own.size)
+            to = room.reshape(-1, self.columns)
+        kept = {name: state.on_device(name)[cut.place] for name in self._sliced()}
+        part = WordRange(own, to, kept, state.scale)
+        self.steps.step_slice(part, gradient, factor, self._moment, self.slice_memory)
+        return to
 
     def _shape_slices(self, factor: float) -> None:
-        """Shapers see all slices of this replica as one array."""
+        """Shapers see all slices of this replica as one array, on the host."""
+        memory, mean = self.means.memory, self.incoming
         found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
-        mean = np.concatenate(found)
+        for own, cut in zip(found, self.cuts, strict=True):
+            memory.start_to_host(own, mean[cut.place])()
         mean *= mean.dtype.type(factor)
         self._shape_mean(mean)
         for own, cut in zip(found, self.cuts, strict=True):
-            own[...] = mean[cut.place]
+            memory.from_host(mean[cut.place], own)
 
     def _shape_mean(self, mean: Array) -> None:
         columns = self.means.local_columns.start + self.cuts.numbers
@@ -780,6 +861,7 @@ class ShardedAgreement(SlicedState):
             "transfer_seconds": transfer,
             "hidden_seconds": hidden,
             "hidden_share": hidden / transfer if transfer else 0.0,
+            **self.means.memory.facts(),
         }
 
 

@@ -1,16 +1,19 @@
 """What a backend does for an exchange, and the scaling of narrow formats."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, Format, count_lost, get_format
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, PlainSteps, UnrolledSteps
+from hpcsgd.glm.updates import ColumnViews, Rule, Turn
 from hpcsgd.precision import FIELDS, Precision
 
 # Powers of two that bring the columns of a matrix into the range of a narrow format.
@@ -97,23 +100,45 @@ class StepBatch:
         )
 
 
+Matrix = Array | Csr  # rows as they are stored
+
+
+class Rows(Protocol):
+    """Sampled rows Y of one member, in one storage; made by `Backend.gather`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice) -> "Rows": ...
+
+    def part(self, columns: slice) -> "Rows":
+        """Return the same rows in these columns alone; of dense ones no copy."""
+
+    def dense(self) -> tuple[Array, Array | slice]:
+        """Return the values as one array, and the numbers of its columns, or all."""
+
+    def margins(self, weights: Array, out: Array) -> None:
+        """out ← Y W."""
+
+    def gram(self, blocks: Blocks, out: Array) -> None:
+        """out ← the strictly-lower blocks of Y Yᵀ, packed."""
+
+    def add_transposed(self, scaled: Array, weights: Array) -> None:
+        """Add Yᵀ scaled to the first columns of `weights`, in place."""
+
+    def first_not_finite(self) -> tuple[int, int] | None:
+        """Return row and column of the first value that is no number, or None."""
+
+
 @dataclass(frozen=True)
 class StepSequence:
     """Steps to be taken one after the other, and what on."""
 
-    rows: Any
+    rows: Rows
     blocks: Blocks
     steps: PlainSteps
     family: Family
     batch: StepBatch
     intercept: Array | None
-
-
-class CoefficientPlan(Protocol):
-    """The coefficients of an exchange, prepared once for one device."""
-
-    blocks: Blocks
-    unrolled: UnrolledSteps
 
 
 class Backend(Protocol):
@@ -128,41 +153,38 @@ class Backend(Protocol):
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Weights of this shape, in `precision.weights`."""
 
-    def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> Any:
-        """The `CoefficientPlan` that the other calls take."""
-
-    def for_sparse(self) -> "Backend":
-        """The backend that does the same with rows held as `Csr`."""
+    def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> "HostPlan":
+        """The coefficients as the other calls take them."""
 
     def pick(self, matrix: Any, rows: Array) -> Any:
-        """The sampled rows as they are stored."""
+        """The sampled rows as they are stored: of an array an array, else a `Csr`."""
 
-    def widen(self, stored: Any, out: Any) -> Any:
-        """Stored values, exactly, for the products: in `out`, None for sparse ones."""
+    def widen(self, stored: Matrix, out: Array | None) -> Rows:
+        """Stored values, exactly, for the products: dense ones in `out`, if given."""
 
-    def gather(self, matrix: Any, rows: Array, out: Any) -> Any:
+    def gather(self, matrix: Matrix, rows: Array, out: Array | None) -> Rows:
         """The sampled rows for the products, widened in `out` or where they lie.
 
-        What comes back is for this backend alone; `out` is None for sparse rows.
+        What comes back is for this backend alone; sparse rows need no `out`.
         """
 
-    def some_columns(self, rows: Any, part: slice) -> Any:
+    def some_columns(self, rows: Rows, part: slice) -> Rows:
         """Gathered rows of these columns alone; of dense ones no copy."""
 
     def round(self, values: Array, name: str) -> None:
         """Each value to the nearest that format `name` has, in place."""
 
-    def scores(self, rows: Any, weights: Array, out: Array) -> Array:
+    def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
         """out ← Y W."""
 
-    def strict_gram(self, rows: Any, blocks: Blocks, out: Array) -> Array:
+    def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
         """out ← the strictly-lower blocks of Y Yᵀ, packed."""
 
     def corrected_residuals(
         self,
         margins: Array,
         gram: Array,
-        plan: Any,
+        plan: "HostPlan",
         family: Family,
         batch: StepBatch,
         intercept: Array | None,
@@ -170,7 +192,7 @@ class Backend(Protocol):
         """The residuals of s exact steps; `intercept` advances in place."""
 
     def apply_update(
-        self, weights: Array, rows: Any, residuals: Array, plan: Any
+        self, weights: Array, rows: Rows, residuals: Array, plan: "HostPlan"
     ) -> None:
         """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
 
@@ -183,7 +205,7 @@ class Backend(Protocol):
 
     def pipelined_steps(
         self, weights: Array, plain: StepSequence
-    ) -> tuple[Any, Array] | None:
+    ) -> tuple[Callable[..., None], Array] | None:
         """Return the steps as a function that a sum of margins over members may part.
 
         What to call with (j, summed margins of step j, place for those of step j + 1),
@@ -362,6 +384,8 @@ class HostPlan:
     gain: tuple[Array, ...]  # [state]: (m, 1); of the first states, which move
     carry: Array  # (states, states)
     unrolled: UnrolledSteps
+    # Family -> the same as its compiled recurrence takes it, made when first needed.
+    recurrences: dict[str, Callable[..., Array]] = field(default_factory=dict)
 
     def apply_transition(self, weights: Array) -> None:
         """Apply weights ← Φ weights, where state k owns K columns."""
@@ -508,3 +532,213 @@ def make_loss_scale(value: float) -> LossScale:
             f" {MOST:g}, or 0 for one that adapts"
         )
     return LossScale(value, is_fixed=True)
+
+
+# Where the arrays of an agreement are stored, and what is done with them.
+#
+# An agreement is written once. Its memory is that of the host or that of a device, and
+# knows how arrays there are made, cleared, copied, added and stepped.
+
+Wait = Callable[[], None]  # returns once a copy has arrived
+VELOCITY = "velocity"  # of momenta: where it lies beside the weights, not between them
+
+
+@dataclass(frozen=True)
+class WordRange:
+    """Some words of a state, and what a rule keeps beside them."""
+
+    weights: Any  # which are read
+    to: Any  # where they are written, maybe the same
+    arrays: Mapping[str, Any]
+    scale: float = 1.0  # weights on a device are divided by it
+
+
+class Memory(Protocol):
+    """Arrays of one rank, on its host or on its device."""
+
+    on_device: ClassVar[bool]  # False: its arrays are NumPy arrays
+
+    # Streams for copies beside the kernels; None on the host.
+    layer: Any
+    stream: Any
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array of zeros."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array whose values are not known."""
+
+    def mirrored(
+        self, kept: dict[str, Array], names: Iterable[str]
+    ) -> dict[str, Array]:
+        """Return the same arrays; those named are stepped in this memory."""
+
+    def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return zeros of the host, which are copied from and to this memory."""
+
+    def row_of(self, host: Array) -> Any:
+        """Return the words of a flat array of `host_zeros` as a matrix of one row.
+
+        On the host it is a view, on a device it has words of its own, zeros at first,
+        and ends with a whole chunk.
+        """
+
+    def clear(self, array: Any) -> None:
+        """Set all words of an array without gaps to 0."""
+
+    def copy(self, array: Any, out: Any) -> None:
+        """Compute out ← array."""
+
+    def add(self, array: Any, out: Any) -> None:
+        """Compute out ← out + array."""
+
+    def step(
+        self,
+        rule: Rule,
+        l2: float,
+        part: WordRange,
+        gradient: Any,
+        factor: float,
+        turn: Turn,
+    ) -> None:
+        """Step along `factor` · `gradient` plus the penalty, λw.
+
+        The host destroys the gradient.
+        """
+
+    def host_wait(self, group: Communicator) -> Wait:
+        """Return what waits on the host for the newest collective of a group.
+
+        On a device its `wait` makes no more than the stream wait.
+        """
+
+    def start_to_host(self, array: Any, out: Array) -> Wait:
+        """Start to copy an array into one of `host_zeros`."""
+
+    def from_host(self, values: Array, out: Any) -> None:
+        """Copy values of the host into an array; they may change at once."""
+
+    def fetch(self, array: Any) -> Array:
+        """Return the values of an array on the host."""
+
+    def settle(self) -> None:
+        """Wait until everything that was asked for is done."""
+
+    def facts(self) -> dict[str, int]:
+        """Return the bytes that were copied up to a device and down from it."""
+
+
+class HostMemory:
+    """NumPy arrays, which are copied and cleared at once."""
+
+    on_device: ClassVar[bool] = False
+    layer: Any = None
+    stream: Any = None
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return an array of zeros."""
+        return np.zeros(shape, dtype=dtype)
+
+    host_zeros = zeros
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return an array whose values are not known."""
+        return np.empty(shape, dtype=dtype)
+
+    def mirrored(
+        self, kept: dict[str, Array], names: Iterable[str]
+    ) -> dict[str, Array]:
+        """Return the arrays themselves."""
+        return kept
+
+    def row_of(self, host: Array) -> Array:
+        """Return the array as a matrix of one row."""
+        return host[None]
+
+    def clear(self, array: Array) -> None:
+        """Set all words to 0."""
+        array[...] = 0.0
+
+    def copy(self, array: Array, out: Array) -> None:
+        """Compute out ← array."""
+        out[...] = array
+
+    def add(self, array: Array, out: Array) -> None:
+        """Compute out ← out + array."""
+        out += array
+
+    def step(
+        self,
+        rule: Rule,
+        l2: float,
+        part: WordRange,
+        gradient: Array,
+        factor: float,
+        turn: Turn,
+    ) -> None:
+        """Step in place; meanwhile a velocity lies between the weights."""
+        own = part.to
+        if not len(own):
+            return
+        if own is not part.weights:
+            own[...] = part.weights
+        kept = {name: part.arrays[name] for name in rule.state_names}
+        if rule.states == 1:
+            rule.step(ColumnViews(own, kept), gradient, factor, turn, l2)
+            return
+        velocity = part.arrays[VELOCITY]
+        both = np.hstack([own, velocity])
+        rule.step(ColumnViews(both, kept), gradient, factor, turn, l2)
+        own[...], velocity[...] = np.split(both, 2, axis=1)
+
+    def host_wait(self, group: Communicator) -> Wait:
+        """Return what returns at once: `wait` of a collective is enough."""
+        return _has_arrived
+
+    def start_to_host(self, array: Array, out: Array) -> Wait:
+        """Copy the array at once."""
+        out[...] = array
+        return _has_arrived
+
+    def from_host(self, values: Array, out: Array) -> None:
+        """Copy the values."""
+        out[...] = values
+
+    def fetch(self, array: Array) -> Array:
+        """Return the array itself."""
+        return array
+
+    def settle(self) -> None:
+        """Return at once: the host does what it is asked for in order."""
+
+    def facts(self) -> dict[str, int]:
+        """Return an empty dict: nothing crosses."""
+        return {}
+
+
+def _has_arrived() -> None: ...
+
+
+HOST = HostMemory()
+
+
+# The copies of a state on a device, as those who hold the state see them.
+
+
+class DeviceCopy(Protocol):
+    """One array on a device, and on the host when it is read there."""
+
+    def on_host(self) -> Array:
+        """Return the host's copy, to be read or written."""
+
+    def host_view(self) -> Array:
+        """Return the host's copy, to be read alone."""
+
+    def on_device(self) -> Any:
+        """Return the device's copy, to be read or written."""
+
+    def written(self) -> None:
+        """Note that the device's copy was written."""
+
+    def replace(self, values: Array) -> None:
+        """Take other values, of the host."""

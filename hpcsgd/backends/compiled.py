@@ -1,130 +1,31 @@
-"""The compiled backend: C kernels for dense and sparse rows."""
+"""The compiled backend: C kernels that take sampled rows where they are stored.
 
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any
+What the kernels do not cover (float64, other formats, few rows of several columns) is
+done by NumPy on a copy of the rows, which is made when it is first needed.
+"""
+
+from functools import cached_property
 
 import numpy as np
 
-from hpcsgd.backends import compiled_calls, many_models
-from hpcsgd.backends.base import HostPlan, StepBatch, StepSequence
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.base import HostPlan, Matrix, Rows, StepBatch, StepSequence
 from hpcsgd.backends.compiled_calls import (
     FAMILIES,
-    REALS,
     SOFTMAX,
-    Between,
     Call,
+    CompiledRecurrence,
+    CompiledSteps,
+    CStruct,
+    KernelScratch,
     PlainStepsPlan,
-    RecurrencePlan,
-    door_to,
-    for_family,
 )
-from hpcsgd.backends.many_models import LEAST_ROWS, NativeManyPlan, TileProducts
-from hpcsgd.backends.numpy_rows import (
-    HostBackend,
-    ManyPlan,
-    SparseHostBackend,
-    SparseRows,
-)
+from hpcsgd.backends.numpy_rows import DenseRows, HostBackend, ManyPlan
 from hpcsgd.data.sparse import ByColumns, Csr
 from hpcsgd.formats import Array
-from hpcsgd.glm.families import Family, exp_bound
-from hpcsgd.glm.unrolling import Blocks, PlainSteps, UnrolledSteps
+from hpcsgd.glm.families import Family
+from hpcsgd.glm.unrolling import Blocks, PlainSteps
 from hpcsgd.precision import Precision
-
-# The coefficients of an exchange as NumPy takes them, and as the kernels do.
-
-
-@dataclass(frozen=True)
-class NativePlan(HostPlan):
-    """Coefficients as NumPy takes them, and as the kernels do."""
-
-    kept: dict[str, compiled_calls.RecurrencePlan] = field(default_factory=dict)
-
-    @cached_property
-    def starts(self) -> Array:
-        """Where each batch begins, for the kernels."""
-        return np.array(self.blocks.starts, dtype=np.int64)
-
-    @cached_property
-    def coefficients(self) -> compiled_calls.RecurrencePlan:
-        """What no family changes."""
-        return compiled_calls.RecurrencePlan(self.unrolled, self.starts, 0, 0.0)
-
-    def recurrence(self, family: Family, dtype: Any) -> compiled_calls.RecurrencePlan:
-        """Made for the first exchange of this plan, used by all."""
-        found = self.kept.get(family.name)
-        if found is None:
-            own = numbered(family, dtype)
-            found = compiled_calls.RecurrencePlan(self.unrolled, self.starts, *own)
-            self.kept[family.name] = found
-        return found
-
-
-def numbered(family: Family, dtype: Any) -> tuple[int, float]:
-    """The number of a family in the kernels, and the setting that it has."""
-    setting = getattr(family, "delta", exp_bound(dtype))
-    return FAMILIES.index(family.name), float(setting)
-
-
-# The compiled recurrence of softmax: K scores a row.
-
-
-def recur_softmax(
-    coefficients: RecurrencePlan,
-    margins: Array,
-    gram: Array,
-    batch: StepBatch,
-    intercept: Array | None,
-    states: int,
-) -> Array:
-    """Residuals (m, K) of all steps; the intercept advances in place."""
-    m, classes = len(margins), margins.shape[1] // states
-    residuals: Array = np.empty((m, classes), dtype=margins.dtype)
-    scratch = np.empty_like(residuals)
-    sides = (batch.weights, batch.offsets, intercept)
-    function = _functions(compiled_calls.best()[0])[REALS[margins.dtype.char]]
-    function(
-        *(coefficients.pointer, classes, margins, gram, batch.targets),
-        *(*sides, residuals, scratch),
-    )
-    return residuals
-
-
-@lru_cache(maxsize=1)
-def _functions(library: Any) -> dict[str, Call]:
-    """The kernels of a library by the kind of real."""
-    return {
-        kind: door_to(library, f"hpcsgd_recur_softmax{kind}") for kind in REALS.values()
-    }
-
-
-# Sampled rows that are taken where they lie.
-
-
-class Sampled:
-    """Sampled rows by their numbers, with room for a copy where one is asked for."""
-
-    def __init__(self, matrix: Array, rows: Array, room: Array) -> None:
-        self.matrix = matrix
-        self.rows = rows
-        self.room = room
-        self.is_copied = False
-        self.whole: tuple[Sampled, slice] | None = None  # some columns of those rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, part: slice) -> "Sampled":
-        some = Sampled(self.matrix, self.rows[part], self.room[part])
-        some.is_copied = self.is_copied
-        return some
-
-
-# The compiled backend: kernels that take the sampled rows where they lie.
-#
-# What the kernels do not cover (several columns of weights, other formats) is done by
-# NumPy on a copy of the rows, which is made when it is first needed.
 
 MOST_STATES = 8
 PAIRS_FROM = 48  # sampled rows from which turning them pays
@@ -133,7 +34,244 @@ DOTS_FROM = 256  # columns from which a dot product is worth its last addition
 # below, turning the weights costs more than a copy of the rows.
 MANY_ROWS, MANY_COLUMNS = 128, 1000
 MOST_COLUMNS = 32  # from here on BLAS has enough to do with a copy of the rows
-DOTS_TO = {"float32": 512, "uint16": 64}  # rows from which BLAS on a copy is faster
+LEAST_ROWS = 16  # of a tile
+FLOAT32, BF16 = "f", "H"  # letters of dtypes: asking for a name takes longer
+DOTS_TO = {FLOAT32: 512, BF16: 64}  # rows from which BLAS on a copy is faster
+
+
+class SampledRows:
+    """Sampled rows of a dense matrix, taken where they are stored.
+
+    Whether there is a copy changes no result: a run that is resumed may need one where
+    the run before it did not.
+
+    Parameters
+    ----------
+    matrix : ndarray of float32 or bf16 bits whose rows are contiguous
+    numbers : ndarray of int64, of the sampled rows
+    room : ndarray, where a copy goes
+    backend : NativeBackend, makes the copy and keeps scratch of kernels
+    """
+
+    def __init__(
+        self, matrix: Array, numbers: Array, room: Array, backend: "NativeBackend"
+    ) -> None:
+        self.matrix = matrix
+        self.numbers = numbers
+        self.room = room
+        self.backend = backend
+        self.is_copied = False
+        self.whole: tuple[SampledRows, slice] | None = None  # some columns of those
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, part: slice) -> "SampledRows":
+        numbers, room = self.numbers[part], self.room[part]
+        some = SampledRows(self.matrix, numbers, room, self.backend)
+        some.is_copied = self.is_copied
+        return some
+
+    def part(self, columns: slice) -> "SampledRows":
+        """Where they are stored; a copy is one of all columns."""
+        matrix, room = self.matrix[:, columns], self.room[:, columns]
+        some = SampledRows(matrix, self.numbers, room, self.backend)
+        some.whole = self, columns
+        return some
+
+    def copy(self) -> DenseRows:
+        """Return the rows as NumPy takes them, copied once."""
+        if self.whole is not None:
+            rows, columns = self.whole
+            return rows.copy().part(columns)
+        if not self.is_copied:
+            HostBackend.gather(self.backend, self.matrix, self.numbers, self.room)
+            self.is_copied = True
+        return DenseRows(self.room)
+
+    def dense(self) -> tuple[Array, Array | slice]:
+        """The copy, of all columns."""
+        return self.copy().dense()
+
+    def first_not_finite(self) -> tuple[int, int] | None:
+        """Row and column of the first value that is no number."""
+        return self.copy().first_not_finite()
+
+    def margins(self, weights: Array, out: Array) -> None:
+        """out ← Y W."""
+        kernel = self.product_kernel(weights, out)
+        if kernel is None:
+            self.copy().margins(weights, out)
+        elif kernel == "column":
+            compiled_calls.margins(self.matrix, self.numbers, weights, out)
+        elif kernel == "columns":
+            weights = np.ascontiguousarray(weights)
+            compiled_calls.margins_columns(self.matrix, self.numbers, weights, out)
+        else:
+            weights, scratch = np.ascontiguousarray(weights), self.backend.scratch
+            compiled_calls.margins_tiles(
+                self.matrix, self.numbers, weights, out, scratch
+            )
+
+    def gram(self, blocks: Blocks, out: Array) -> None:
+        """Packed G straight from the rows, where this processor is fast at it."""
+        kernel = self.gram_kernel(out)
+        if kernel is None:
+            self.copy().gram(blocks, out)
+            return
+        starts = np.array(blocks.starts, dtype=np.int64)
+        if kernel == "pairs":
+            scratch = self.backend.scratch
+            compiled_calls.strict_gram_pairs(
+                self.matrix, self.numbers, starts, out, scratch
+            )
+        else:
+            compiled_calls.strict_gram(self.matrix, self.numbers, starts, out)
+
+    def add_transposed(self, scaled: Array, weights: Array) -> None:
+        """Add Yᵀ scaled to the first columns of `weights`."""
+        part = weights[:, : scaled.shape[1]]
+        kernel = self.product_kernel(part, scaled)
+        # A single row of several states is contiguous, too, and BLAS's as others are.
+        if kernel == "column" and part.shape == weights.shape:
+            compiled_calls.update(self.matrix, self.numbers, scaled, part)
+        elif kernel == "columns" and part.flags.c_contiguous:
+            scaled = np.ascontiguousarray(scaled)
+            compiled_calls.update_columns(self.matrix, self.numbers, scaled, part)
+        elif kernel == "tiles" and part.flags.c_contiguous:
+            scaled, scratch = np.ascontiguousarray(scaled), self.backend.scratch
+            compiled_calls.update_tiles(
+                self.matrix, self.numbers, scaled, part, scratch
+            )
+        else:
+            self.copy().add_transposed(scaled, weights)
+
+    def product_kernel(self, weights: Array, other: Array) -> str | None:
+        """Name the kernel of a product with these columns of weights.
+
+        "column", "columns" or "tiles"; None where BLAS on a copy is faster, or where
+        `weights` or the array of all rows is no float32.
+        """
+        if not weights.dtype.char == other.dtype.char == FLOAT32:
+            return None
+        K = weights.shape[1]
+        if K == 1:
+            return "column" if weights.flags.c_contiguous else None
+        m, width = len(self.numbers), self.matrix.shape[1]
+        if K > MOST_COLUMNS:
+            is_bf16 = self.matrix.dtype.char == BF16
+            fits = is_bf16 and m >= LEAST_ROWS and compiled_calls.has_tiles()
+            return "tiles" if fits else None
+        # Where the Gram needs a copy, BLAS has it already.
+        pays = m >= MANY_ROWS and width >= MANY_COLUMNS and self.gram_kernel(other)
+        return "columns" if pays else None
+
+    def gram_kernel(self, out: Array) -> str | None:
+        """Name the kernel that was fastest by benchmarks/bench_cpu.py.
+
+        "pairs" or "dots"; None where BLAS on a copy was.
+        """
+        if out.dtype.char != FLOAT32:
+            return None
+        m, width = len(self.numbers), self.matrix.shape[1]
+        stored = self.matrix.dtype.char
+        if stored == BF16 and m >= PAIRS_FROM and compiled_calls.has_pairs():
+            return "pairs"
+        fits = width >= DOTS_FROM and m <= DOTS_TO[stored]
+        return "dots" if fits and compiled_calls.instructions() != "portable" else None
+
+    def steps_kernel(self, name: str, family: str) -> Call | None:
+        """Return the kernel `name` of plain steps of a family."""
+        name = f"{name}_softmax" if family == SOFTMAX else name
+        return compiled_calls.kernel(name, self.matrix)
+
+    def place(self) -> tuple[Array, int, Array, int]:
+        """What the rows are in, its stride, their numbers, how many columns."""
+        stride = compiled_calls.stride_of(self.matrix)
+        return self.matrix, stride, self.numbers, self.matrix.shape[1]
+
+
+class SampledCsrRows:
+    """Sampled CSR rows, taken where they are stored.
+
+    Kernels take any number of columns of weights.
+
+    Parameters
+    ----------
+    stored : Csr of float32 or bf16 bits
+    numbers : ndarray of int64, of the sampled rows
+    backend : NativeBackend, makes a copy and keeps scratch of kernels
+    """
+
+    def __init__(self, stored: Csr, numbers: Array, backend: "NativeBackend") -> None:
+        self.stored = stored
+        self.numbers = numbers
+        self.backend = backend
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, part: slice) -> "SampledCsrRows":
+        return SampledCsrRows(self.stored, self.numbers[part], self.backend)
+
+    @cached_property
+    def widened(self) -> Rows:
+        """A copy as SciPy takes it."""
+        taken = self.stored.take(self.numbers)
+        return HostBackend.widen(self.backend, taken, None)
+
+    @cached_property
+    def by_columns(self) -> ByColumns:
+        """A copy as it is stored, for tiles of columns."""
+        return ByColumns(self.stored.take(self.numbers))
+
+    def part(self, columns: slice) -> Rows:
+        """A copy of their values, which kernels take, too."""
+        return self.backend.widen(self.by_columns.tile(columns), None)
+
+    def dense(self) -> tuple[Array, Array | slice]:
+        """A dense copy of the touched columns, and their numbers."""
+        return self.widened.dense()
+
+    def first_not_finite(self) -> tuple[int, int] | None:
+        """Row and column of the first stored value that is no number."""
+        return self.widened.first_not_finite()
+
+    def margins(self, weights: Array, out: Array) -> None:
+        """out ← Y W over stored values."""
+        if _is_narrow(weights, out):
+            compiled_calls.csr_margins(self.stored, self.numbers, weights, out)
+        else:
+            self.widened.margins(weights, out)
+
+    def gram(self, blocks: Blocks, out: Array) -> None:
+        """Packed G, from the columns that sampled rows share."""
+        if out.dtype != np.float32:
+            self.widened.gram(blocks, out)
+            return
+        starts, scratch = np.array(blocks.starts, dtype=np.int64), self.backend.scratch
+        compiled_calls.csr_strict_gram(self.stored, self.numbers, starts, out, scratch)
+
+    def add_transposed(self, scaled: Array, weights: Array) -> None:
+        """Add Yᵀ scaled to the first columns of `weights`, over stored values."""
+        part = weights[:, : scaled.shape[1]]
+        scaled = np.ascontiguousarray(scaled, dtype=np.float32)
+        if _is_narrow(part):
+            compiled_calls.csr_update(self.stored, self.numbers, scaled, part)
+        else:
+            self.widened.add_transposed(scaled, weights)
+
+    def steps_kernel(self, name: str, family: str) -> Call | None:
+        """Return the kernel of all plain steps of a family with one score a row."""
+        if name != "walk" or family == SOFTMAX:
+            return None
+        return compiled_calls.csr_kernel("walk_csr", self.stored)
+
+    def place(self) -> tuple[Array, int, Array, int]:
+        """What the rows are in, no stride, their numbers, how many columns."""
+        csr = self.stored
+        parts = CStruct((), None, (csr.indptr, csr.indices, csr.data))
+        return parts.words, 0, self.numbers, csr.width
 
 
 class NativeBackend(HostBackend):
@@ -144,385 +282,125 @@ class NativeBackend(HostBackend):
         narrow = np.dtype(np.float32)
         self._has_rows = precision.working == narrow and self.weights == narrow
         self._rounds_margins = precision.margin == "bf16"
-        self._tiles = TileProducts()
-        self._pair_room: compiled_calls.PairRoom | None = None
-        self._last_walk: tuple[PlainSteps, str, PlainStepsPlan] | None = None
+        self.scratch = KernelScratch()
+        self._last_plan: tuple[PlainSteps, str, PlainStepsPlan] | None = None
 
-    def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> HostPlan:
-        """The same plan, with a place for what the kernels want."""
-        plan = super().prepare(unrolled, blocks)
-        kind = NativeManyPlan if isinstance(plan, ManyPlan) else NativePlan
-        return kind(**vars(plan))
-
-    def for_sparse(self) -> HostBackend:
-        """The same precision for rows held as CSR."""
-
-        return self._like(NativeSparseBackend(self.precision))
-
-    def gather(self, matrix: Array, rows: Array, out: Array) -> Any:
-        """The rows where they lie; `out` is room for a copy."""
-        lies_flat = matrix.strides[1] == matrix.itemsize
-        if (
-            not self._has_rows
-            or not lies_flat
-            or matrix.dtype.char not in compiled_calls.MATRICES
-        ):
+    def gather(self, matrix: Matrix, rows: Array, out: Array | None) -> Rows:
+        """The rows where they are stored; `out` is room for a copy."""
+        if not self._takes(matrix):
             return super().gather(matrix, rows, out)
-        return Sampled(matrix, np.ascontiguousarray(rows, dtype=np.int64), out)
+        numbers = np.ascontiguousarray(rows, dtype=np.int64)
+        if isinstance(matrix, Csr):
+            return SampledCsrRows(matrix, numbers, self)
+        if out is None:
+            out = np.empty((len(rows), matrix.shape[1]), self.working)
+        return SampledRows(matrix, numbers, out, self)
 
-    def some_columns(self, rows: Any, part: slice) -> Any:
-        """Where they lie; a copy is one of all columns."""
-        if not isinstance(rows, Sampled):
-            return super().some_columns(rows, part)
-        some = Sampled(rows.matrix[:, part], rows.rows, rows.room[:, part])
-        some.whole = rows, part
-        return some
+    def widen(self, stored: Matrix, out: Array | None) -> Rows:
+        """Stored values, exactly; sparse ones where they are stored."""
+        if not (isinstance(stored, Csr) and self._takes(stored)):
+            return super().widen(stored, out)
+        return SampledCsrRows(stored, np.arange(len(stored), dtype=np.int64), self)
 
-    def round(self, values: Array, name: str) -> None:
-        """By the kernel where it has the format."""
-        has = name == "bf16" and values.dtype == np.float32
-        if has and values.flags.c_contiguous and compiled_calls.available():
-            compiled_calls.round_bf16(values)
-        else:
-            super().round(values, name)
-
-    def scores(self, rows: Any, weights: Array, out: Array) -> Array:
-        """out ← Y W, without a copy of Y for one column.
-
-        Whether there is a copy changes nothing: a run that goes on where another
-        broke off may need one where that one did not.
-        """
-        if self._takes_tiles(rows, weights, out):
-            self._tiles.margins(rows.matrix, rows.rows, _packed(weights), out)
-            return out
-        if self._takes_columns(rows, weights, out):
-            many_models.margins(rows.matrix, rows.rows, _packed(weights), out)
-            return out
-        if not isinstance(rows, Sampled) or not _is_one(weights, out):
-            return super().scores(self._copy(rows), weights, out)
-        compiled_calls.margins(rows.matrix, rows.rows, weights, out)
-        return out
-
-    def strict_gram(self, rows: Any, blocks: Blocks, out: Array) -> Array:
-        """Packed G straight from the rows, where that is what this processor is for."""
-        way = self._way_to_gram(rows, out)
-        if way == "numpy":
-            return super().strict_gram(self._copy(rows), blocks, out)
-        starts = np.array(blocks.starts, dtype=np.int64)
-        if way == "pairs":
-            room = self._room(blocks)
-            compiled_calls.strict_gram_pairs(rows.matrix, rows.rows, starts, out, room)
-        else:
-            compiled_calls.strict_gram(rows.matrix, rows.rows, starts, out)
-        return out
+    def _takes(self, matrix: Matrix) -> bool:
+        """True for rows that kernels take where they are stored."""
+        if not self._has_rows or matrix.dtype.char not in compiled_calls.MATRICES:
+            return False
+        return isinstance(matrix, Csr) or matrix.strides[1] == matrix.itemsize
 
     def corrected_residuals(
         self,
         margins: Array,
         gram: Array,
-        plan: Any,
+        plan: HostPlan,
         family: Family,
         batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
         """All s steps in one call, for families with one score a row."""
-        plain = batch.anchors is None
-        if isinstance(plan, NativeManyPlan):
-            fits = plain and self._fits_many(margins, gram, plan)
-            if fits and family.name in FAMILIES:
-                number, setting = numbered(family, self.inner)
-                recur = plan.recurrence(number, setting, self.inner)
-                found: Array = recur(margins, gram, batch, intercept)
-                return found
-        elif plain and self._is_softmax(margins, gram, plan, family):
-            given = (margins, gram, batch, intercept, plan.states)
-            return recur_softmax(plan.coefficients, *given)
-        if not (plain and self._is_for_steps(margins, gram, plan, family)):
+        kernel = self._recurrence_kernel(margins, gram, plan, family, batch)
+        if kernel is None:
             return super().corrected_residuals(
                 margins, gram, plan, family, batch, intercept
             )
-        residuals = np.empty((len(margins), 1), dtype=self.inner)
-        by = plan.recurrence(family, self.inner)
-        by(margins, gram, batch, intercept, residuals, np.empty_like(residuals))
-        return residuals
+        if family.name not in plan.recurrences:
+            recurrence = CompiledRecurrence(kernel, plan, family, self.inner)
+            plan.recurrences[family.name] = recurrence
+        return plan.recurrences[family.name](margins, gram, batch, intercept)
+
+    def _recurrence_kernel(
+        self,
+        margins: Array,
+        gram: Array,
+        plan: HostPlan,
+        family: Family,
+        batch: StepBatch,
+    ) -> str | None:
+        """Name the kernel of all s steps; None where NumPy takes them."""
+        # Scores of one step may come as they are read, not state by state.
+        fits = batch.anchors is None and len(plan.lead) == plan.states <= MOST_STATES
+        if not fits or not margins.dtype == gram.dtype == self.inner:
+            return None
+        if isinstance(plan, ManyPlan):
+            return "recur_many" if family.name in FAMILIES else None
+        if family.name == SOFTMAX:
+            return "recur_softmax"
+        is_one = margins.shape[1] == plan.states and family.name in FAMILIES
+        return "recur" if is_one else None
 
     def apply_update(
-        self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
+        self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """One pass over the rows where they lie, where `_takes_columns` for several."""
-        is_column = weights.shape[1] == 1 and weights.flags.c_contiguous
-        is_column &= not isinstance(plan, ManyPlan)
-        if not isinstance(rows, Sampled) or not is_column:
-            super().apply_update(weights, rows, residuals, plan)
-            return
-        scaled = (residuals * plan.gain[0]).astype(np.float32, copy=False)
-        carry = float(plan.carry[0, 0])
-        if carry != 1.0:
-            weights *= carry
-        compiled_calls.update(rows.matrix, rows.rows, scaled, weights)
+        """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
+        if isinstance(plan, ManyPlan) and isinstance(rows, SampledRows):
+            # A sweep of a single model adds in the order of BLAS, as wider ones do.
+            rows = rows.copy() if weights.shape[1] == 1 else rows
+        super().apply_update(weights, rows, residuals, plan)
 
     def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
         """All steps in one call, with their residuals; None where NumPy has to."""
         rows = plain.rows
-        matrix = rows.matrix if isinstance(rows, Sampled) else rows
-        numbers = rows.rows if isinstance(rows, Sampled) else np.arange(len(rows))
-        if not self._walks_dense(matrix, weights, plain):
+        if isinstance(rows, DenseRows):  # a copy is as good as rows in their place
+            numbers = np.arange(len(rows))
+            rows = SampledRows(rows.values, numbers, rows.values, self)
+        steps = self._compiled_steps("walk", rows, weights, plain)
+        if steps is None:
             return None
-        by = compiled_calls.kernel(for_family("hpcsgd_walk", plain), matrix)
-        place = (matrix, compiled_calls.stride_of(matrix), numbers, matrix.shape[1])
-        return self._walk(plain, weights).all_at_once(by, place, weights, plain)
+        steps()
+        return steps.residuals
 
     def pipelined_steps(
         self, weights: Array, plain: StepSequence
-    ) -> tuple[Between, Array] | None:
+    ) -> tuple[CompiledSteps, Array] | None:
         """The same for steps that sums over members part; None where NumPy has to."""
-        rows = plain.rows
-        if not isinstance(rows, Sampled):
-            return None
-        matrix = rows.matrix
-        if not self._walks_dense(matrix, weights, plain):
-            return None
-        by = compiled_calls.kernel(for_family("hpcsgd_between", plain), matrix)
-        place = (matrix, compiled_calls.stride_of(matrix), rows.rows, matrix.shape[1])
-        return self._walk(plain, weights).one_at_a_time(by, place, weights, plain)
+        steps = self._compiled_steps("between", plain.rows, weights, plain)
+        return None if steps is None else (steps, steps.residuals)
 
-    def _walk(self, plain: StepSequence, weights: Array) -> PlainStepsPlan:
-        """The coefficients as the kernel wants them; the last ones are remembered."""
-        steps, family, known = plain.steps, plain.family, self._last_walk
-        if known is None or known[0] is not steps or known[1] != family.name:
-            go = PlainStepsPlan(plain, weights.shape[1], self._rounds_margins)
-            known = self._last_walk = (steps, family.name, go)
+    def _compiled_steps(
+        self, name: str, rows: Rows, weights: Array, plain: StepSequence
+    ) -> CompiledSteps | None:
+        """Plain steps by the kernel `name` of what rows are stored as, or None."""
+        family, states = plain.family.name, plain.steps.states
+        narrow = {self.inner, self.weights, weights.dtype} == {np.dtype(np.float32)}
+        fits = narrow and states <= MOST_STATES and weights.flags.c_contiguous
+        is_one = family in FAMILIES and weights.shape[1] == states
+        if not (fits and (is_one or family == SOFTMAX)):
+            return None
+        if not isinstance(rows, SampledRows | SampledCsrRows):
+            return None
+        kernel = rows.steps_kernel(name, family)
+        if kernel is None:
+            return None
+        steps = self._steps_plan(plain, weights)
+        return CompiledSteps(kernel, steps, rows.place(), weights, plain)
+
+    def _steps_plan(self, plain: StepSequence, weights: Array) -> PlainStepsPlan:
+        """The coefficients as the kernel takes them; the last ones are remembered."""
+        steps, family, known = plain.steps, plain.family.name, self._last_plan
+        if known is None or known[0] is not steps or known[1] != family:
+            plan = PlainStepsPlan(plain, weights.shape[1], self._rounds_margins)
+            known = self._last_plan = (steps, family, plan)
         return known[2]
-
-    def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
-        flat = weights.flags.c_contiguous
-        if flat and self._takes_tiles(rows, weights, scaled):
-            self._tiles.update(rows.matrix, rows.rows, _packed(scaled), weights)
-        elif flat and self._takes_columns(rows, weights, scaled):
-            many_models.update(rows.matrix, rows.rows, _packed(scaled), weights)
-        else:
-            super()._add_gradient(weights, self._copy(rows), scaled)
-
-    def _takes_tiles(self, rows: Any, weights: Array, other: Array) -> bool:
-        """True for so many columns that tiles beat BLAS on a copy."""
-        if not isinstance(rows, Sampled) or weights.shape[1] <= MOST_COLUMNS:
-            return False
-        is_narrow = weights.dtype == other.dtype == np.float32
-        fits = rows.matrix.dtype == np.uint16 and len(rows) >= LEAST_ROWS
-        return is_narrow and fits and many_models.available()
-
-    def _takes_columns(self, rows: Any, weights: Array, other: Array) -> bool:
-        """True for several columns, where no copy is made for the Gram and it pays."""
-        if not isinstance(rows, Sampled) or not 1 < weights.shape[1] <= MOST_COLUMNS:
-            return False
-        m, width = len(rows), rows.matrix.shape[1]
-        is_narrow = weights.dtype == other.dtype == np.float32
-        pays = m >= MANY_ROWS and width >= MANY_COLUMNS
-        return is_narrow and pays and self._way_to_gram(rows, other) != "numpy"
-
-    def _walks(self, weights: Array, plain: StepSequence) -> bool:
-        """True for one score a row."""
-        fits = self._fits(weights, plain) and plain.family.name in FAMILIES
-        return fits and weights.shape[1] == plain.steps.states
-
-    def _walks_dense(self, matrix: Array, weights: Array, plain: StepSequence) -> bool:
-        """True for K scores a row too, where the rows are dense."""
-        is_softmax = plain.family.name == SOFTMAX and self._fits(weights, plain)
-        fits = is_softmax or self._walks(weights, plain)
-        return fits and matrix.dtype.char in compiled_calls.MATRICES
-
-    def _fits(self, weights: Array, plain: StepSequence) -> bool:
-        narrow = {np.dtype(np.float32)}
-        fits = {self.inner, self.weights, weights.dtype} == narrow
-        few = plain.steps.states <= MOST_STATES
-        return fits and few and weights.flags.c_contiguous
-
-    def _copy(self, rows: Any) -> Any:
-        """The rows as NumPy takes them, copied once."""
-        if not isinstance(rows, Sampled):
-            return rows
-        if rows.whole is not None:
-            rows, part = rows.whole
-            return self._copy(rows)[:, part]
-        if not rows.is_copied:
-            super().gather(rows.matrix, rows.rows, rows.room)
-            rows.is_copied = True
-        return rows.room
-
-    def _way_to_gram(self, rows: Any, out: Array) -> str:
-        """What was fastest by benchmarks/bench_cpu.py: pairs, dots or numpy."""
-        if not isinstance(rows, Sampled) or out.dtype != np.float32:
-            return "numpy"
-        m, width = len(rows), rows.matrix.shape[1]
-        if (
-            rows.matrix.dtype == np.uint16
-            and m >= PAIRS_FROM
-            and compiled_calls.has_pairs()
-        ):
-            return "pairs"
-        fits = width >= DOTS_FROM and m <= DOTS_TO[rows.matrix.dtype.name]
-        return (
-            "dots" if fits and compiled_calls.instructions() != "portable" else "numpy"
-        )
-
-    def _room(self, blocks: Blocks) -> compiled_calls.PairRoom:
-        """Return scratch; an exchange of fewer rows uses that of the others."""
-        room, batches = self._pair_room, len(blocks.sizes)
-        if room is None or not room.holds(blocks.rows, batches):
-            room = self._pair_room = compiled_calls.PairRoom(blocks.rows, batches)
-        return room
-
-    def _is_softmax(
-        self, margins: Array, gram: Array, plan: HostPlan, family: Family
-    ) -> bool:
-        return family.name == SOFTMAX and self._is_one_call(margins, gram, plan)
-
-    def _is_for_steps(
-        self, margins: Array, gram: Array, plan: HostPlan, family: Family
-    ) -> bool:
-        return (
-            self._is_one_call(margins, gram, plan)
-            and margins.shape[1] == plan.states
-            and family.name in FAMILIES
-        )
-
-    def _fits_many(self, margins: Array, gram: Array, plan: ManyPlan) -> bool:
-        """True where scores come state by state, in the format of the recurrence."""
-        alike = margins.dtype == gram.dtype == self.inner
-        return alike and len(plan.lead) == plan.states <= MOST_STATES
-
-    def _is_one_call(self, margins: Array, gram: Array, plan: HostPlan) -> bool:
-        return (
-            not isinstance(plan, ManyPlan)
-            and margins.dtype == gram.dtype == self.inner
-            # Scores of one step may come as they are read, not state by state.
-            and len(plan.lead) == plan.states <= MOST_STATES
-        )
-
-
-def _packed(values: Array) -> Array:
-    """Row behind row."""
-    return np.ascontiguousarray(values)
-
-
-def _is_one(weights: Array, out: Array) -> bool:
-    """True for one contiguous column of float32, from which scores of float32 come."""
-    narrow = weights.dtype == out.dtype == np.float32
-    return narrow and weights.shape[1] == 1 and weights.flags.c_contiguous
-
-
-# The compiled backend for CSR rows: kernels that take them where they are stored.
-#
-# What the kernels do not cover (float64) is done as `SparseHostBackend` does it.
-
-
-class SampledCsr:
-    """Sampled rows by their numbers; `widened` is a copy, made when asked for."""
-
-    def __init__(self, backend: SparseHostBackend, stored: Csr, rows: Array) -> None:
-        self.backend = backend
-        self.stored = stored
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, part: slice) -> "SampledCsr":
-        return SampledCsr(self.backend, self.stored, self.rows[part])
-
-    @cached_property
-    def widened(self) -> SparseRows:
-        """As the backend of SciPy takes them."""
-        taken = self.stored.take(self.rows)
-        return SparseHostBackend.widen(self.backend, taken, None)
-
-    @cached_property
-    def by_columns(self) -> ByColumns:
-        """A copy as it is stored, for tiles of columns."""
-        return ByColumns(self.stored.take(self.rows))
-
-    @property
-    def csr(self) -> Csr:
-        """The copy, as `SparseRows` has it."""
-        return self.widened.csr
-
-
-class NativeSparseBackend(SparseHostBackend, NativeBackend):
-    """Kernels for scores, gradients and the Gram, any number of columns of weights."""
-
-    def __init__(self, precision: Precision) -> None:
-        super().__init__(precision)
-        self._gram_room = compiled_calls.GramRoom()
-
-    def gather(  # type: ignore[override]
-        self, matrix: Csr, rows: Array, out: Array | None
-    ) -> Any:
-        """The rows where they are stored."""
-        if not self._is_for_kernels(matrix):
-            return super().widen(self.pick(matrix, rows), out)
-        return SampledCsr(self, matrix, np.ascontiguousarray(rows, dtype=np.int64))
-
-    def widen(self, stored: Csr, out: Array | None) -> Any:  # type: ignore[override]
-        """All of the rows, where they are stored."""
-        if not self._is_for_kernels(stored):
-            return super().widen(stored, out)
-        return SampledCsr(self, stored, np.arange(len(stored), dtype=np.int64))
-
-    def some_columns(self, rows: Any, part: slice) -> Any:
-        """A copy of their values, which kernels take, too."""
-        if not isinstance(rows, SampledCsr):
-            return super().some_columns(rows, part)
-        return self.widen(rows.by_columns.tile(part), None)
-
-    def scores(self, rows: Any, weights: Array, out: Array) -> Array:
-        """out ← Y W over stored values."""
-        if not isinstance(rows, SampledCsr):
-            return super().scores(rows, weights, out)
-        if not _is_narrow(weights, out):
-            return super().scores(rows.widened, weights, out)
-        compiled_calls.csr_margins(rows.stored, rows.rows, weights, out)
-        return out
-
-    def strict_gram(self, rows: Any, blocks: Blocks, out: Array) -> Array:
-        """Packed G, from the columns that sampled rows share."""
-        if not isinstance(rows, SampledCsr):
-            return super().strict_gram(rows, blocks, out)
-        if out.dtype != np.float32:
-            return super().strict_gram(rows.widened, blocks, out)
-        starts = np.array(blocks.starts, dtype=np.int64)
-        compiled_calls.csr_strict_gram(
-            rows.stored, rows.rows, starts, out, self._gram_room
-        )
-        return out
-
-    def apply_update(
-        self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
-    ) -> None:
-        """One pass over stored values for every state and all s steps."""
-        HostBackend.apply_update(self, weights, rows, residuals, plan)
-
-    def _add_gradient(self, weights: Array, rows: Any, scaled: Array) -> None:
-        if not isinstance(rows, SampledCsr):
-            super()._add_gradient(weights, rows, scaled)
-            return
-        scaled = np.ascontiguousarray(scaled, dtype=np.float32)
-        if _is_narrow(weights):
-            compiled_calls.csr_update(rows.stored, rows.rows, scaled, weights)
-        else:
-            super()._add_gradient(weights, rows.widened, scaled)
-
-    def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
-        """All steps in one call, with their residuals; None where SciPy has to."""
-        rows = plain.rows
-        if not isinstance(rows, SampledCsr) or not self._walks(weights, plain):
-            return None
-        go = self._walk(plain, weights)
-        return compiled_calls.csr_fused_steps(
-            go, rows.stored, rows.rows, weights, plain
-        )
-
-    def _is_for_kernels(self, stored: Csr) -> bool:
-        return self._has_rows and stored.dtype.name in compiled_calls.VALUES
 
 
 def _is_narrow(*arrays: Array) -> bool:

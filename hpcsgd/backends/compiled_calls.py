@@ -6,19 +6,17 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.base import StepBatch, StepSequence
+from hpcsgd.backends.base import HostPlan, StepBatch, StepSequence
 from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
-from hpcsgd.files import load_kernels
+from hpcsgd.files import declare, load_kernels
 from hpcsgd.formats import Array
-from hpcsgd.glm.families import exp_bound
-from hpcsgd.glm.unrolling import UnrolledSteps
+from hpcsgd.glm.families import Family, exp_bound
 
 # Calls of compiled kernels: arrays go in as they are and become pointers there.
 
@@ -67,7 +65,6 @@ def best() -> tuple[Any, str, str]:
     library, why = load_library("portable")
     if library is None:
         return None, "", why
-    library.hpcsgd_level.restype = ctypes.c_int
     level, refused = min(library.hpcsgd_level(), _cap()), ""
     for name in reversed(SETS[1 : level + 1]):
         better, said = load_library(name)
@@ -100,96 +97,101 @@ def _cap() -> int:
 
 
 def load_library(name: str) -> tuple[Any, str]:
+    """(library or None, why) of one set of instructions."""
     return load_kernels(Path(__file__).parent, f"_cpu_{name}", "the NumPy path")
 
 
-# Which of the compiled kernels multiplies bf16 rows by one another.
+# The table of kernels; NumPy does their work where they are missing.
+#
+# Arguments are not checked again: dtypes, shapes and row numbers are for the caller to
+# know. `rows` are int64 and contiguous, matrices float32 or bf16 bits (uint16) with
+# contiguous rows, everything else is contiguous. Columns of CSR rows are int32 or
+# int64; what is stored of them was checked when it was read.
 
-GRAM_INT = ctypes.c_int64
-KINDS = (  # the scratch and the Gram of each; of a set with both, the faster first
+# By the letter of the element type: asking for its name takes longer than a kernel.
+MATRICES = {"f": "_f32", "H": "_bf16"}
+REALS = {"f": "_f32", "d": "_f64"}
+COLUMNS = {4: "_i32", 8: "_i64"}  # bytes of a column number
+_ALONE = ("",)
+_DENSE = tuple(MATRICES.values())
+_REAL = tuple(REALS.values())
+_CSR = tuple(f"{matrix}{column}" for matrix in _DENSE for column in COLUMNS.values())
+# Kernel -> the element types that it is compiled for. What each one takes is said where
+# it is defined, in kernels/cpu.
+KERNELS = {
+    "widen_rows": ("_bf16",),
+    "round": ("_bf16",),
+    "exact_scores": _ALONE,
+    "find_bad": _ALONE,
+    "fingerprint": _ALONE,
+    "margins": _DENSE,
+    "margins_columns": _DENSE,
+    "update": _DENSE,
+    "update_columns": _DENSE,
+    "strict_gram": _DENSE,
+    "csr_margins": _CSR,
+    "csr_update": _CSR,
+    "csr_shared": _CSR,
+    "csr_gram": _ALONE,
+    "recur": _REAL,
+    "recur_softmax": _REAL,
+    "recur_many": _REAL,
+    "stand": _ALONE,
+    "walk": _DENSE,
+    "walk_softmax": _DENSE,
+    "walk_csr": _CSR,
+    "between": _DENSE,
+    "between_softmax": _DENSE,
+    "set_threads": _ALONE,
+}
+TILE_KERNELS = ("margins_tiles", "update_tiles")  # that objects without tiles lack
+# The scratch and the Gram of bf16 rows; of a set with both, the faster first.
+BF16_GRAMS = (
     ("hpcsgd_tile_room", "hpcsgd_strict_gram_tiles"),
     ("hpcsgd_gram_room", "hpcsgd_strict_gram_pairs"),
 )
 
 
+@lru_cache(maxsize=1)
+def functions() -> dict[str, Any]:
+    """Return all kernels by name and element type; an empty dict where none is
+    compiled.
+    """
+    library = best()[0]
+    return {} if library is None else bind(library)
+
+
+def bind(library: Any) -> dict[str, Any]:
+    """Return the kernels of one compiled object by name and element type."""
+    bound = {
+        name + kind: door_to(library, f"hpcsgd_{name}{kind}")
+        for name, kinds in KERNELS.items()
+        for kind in kinds
+    }
+    if hasattr(library, f"hpcsgd_{TILE_KERNELS[0]}"):
+        bound |= {name: door_to(library, f"hpcsgd_{name}") for name in TILE_KERNELS}
+    bound["columns_room"] = declare(library, "hpcsgd_columns_room", "l", "lll")
+    return bound | bf16_gram(library)
+
+
 def bf16_gram(library: Any) -> dict[str, Any]:
     """The Gram of this set and its scratch: by tiles, by pairs, or none."""
-    for room, name in KINDS:
-        words = getattr(library, room)
-        words.restype, words.argtypes = GRAM_INT, (GRAM_INT,)
+    for room, name in BF16_GRAMS:
+        words = declare(library, room, "l", "l")
         if words(1):
-            gram = door_to(library, name)
-            return {"hpcsgd_strict_gram_pairs": gram, "hpcsgd_gram_room": words}
+            return {"strict_gram_pairs": door_to(library, name), "gram_room": words}
     return {}
 
 
-def tile_peak() -> Callable[[int], int] | None:
-    """Multiplies tiles in registers that many rounds, says how many products it took.
-
-    None where there are no tiles.
-    """
-    library, name, _ = best()
-    if name != TILES:
-        return None
-    peak: Callable[[int], int] = library.hpcsgd_tile_peak
-    library.hpcsgd_tile_peak.restype, library.hpcsgd_tile_peak.argtypes = (
-        GRAM_INT,
-        (GRAM_INT,),
-    )
-    return peak
-
-
-# Compiled CPU kernels through ctypes; NumPy does their work where they are missing.
-#
-# Arguments are not checked again: dtypes, shapes and row numbers are for the caller to
-# know. `rows` are int64 and contiguous, matrices float32 or bf16 bits (uint16) with
-# contiguous rows, everything else is contiguous.
-
-POINTER, INT = ctypes.c_void_p, ctypes.c_int64
-# What each kernel takes is said where it is defined, in kernels/cpu.
-KERNELS = (
-    "hpcsgd_widen_rows_bf16",
-    "hpcsgd_exact_scores",
-    "hpcsgd_find_bad",
-    "hpcsgd_fingerprint",
-    "hpcsgd_margins_f32",
-    "hpcsgd_margins_bf16",
-    "hpcsgd_update_f32",
-    "hpcsgd_update_bf16",
-    "hpcsgd_strict_gram_f32",
-    "hpcsgd_strict_gram_bf16",
-    "hpcsgd_recur_f32",
-    "hpcsgd_recur_f64",
-    "hpcsgd_round_bf16",
-    "hpcsgd_stand",
-    "hpcsgd_walk_f32",
-    "hpcsgd_walk_bf16",
-    "hpcsgd_between_f32",
-    "hpcsgd_between_bf16",
-    "hpcsgd_walk_softmax_f32",
-    "hpcsgd_walk_softmax_bf16",
-    "hpcsgd_between_softmax_f32",
-    "hpcsgd_between_softmax_bf16",
-)
-# By the letter of the element type: asking for its name takes longer than a kernel.
-MATRICES = {"f": "_f32", "H": "_bf16"}
-REALS = {"f": "_f32", "d": "_f64"}
-
-
-@lru_cache(maxsize=1)
-def dense_functions() -> dict[str, Any]:
-    """Return the dense kernels by name; an empty dict where nothing is compiled."""
-    library = best()[0]
-    if library is None:
-        return {}
-    found: dict[str, Any] = {name: door_to(library, name) for name in KERNELS}
-    found.update(bf16_gram(library))
-    return found
+def kernel(name: str, matrix: Array) -> Call:
+    """The kernel of this name for what `matrix` is stored as."""
+    call: Call = functions()[name + MATRICES[matrix.dtype.char]]
+    return call
 
 
 def available() -> bool:
     """True where the compiled kernels are in use."""
-    return bool(dense_functions())
+    return bool(functions())
 
 
 def why() -> str:
@@ -202,72 +204,54 @@ def instructions() -> str:
     return best()[1]
 
 
+def has_pairs() -> bool:
+    """True where bf16 is multiplied in pairs, at twice the speed of float32."""
+    return "strict_gram_pairs" in functions()
+
+
+def has_tiles() -> bool:
+    """True where this processor has tiles and the system lets us use them."""
+    return instructions() == TILES
+
+
 def settle(sets: Sequence[str]) -> None:
     """Use what all ranks have; `sets` is what each of them said of `instructions`.
 
     Ranks that compute the same thing would otherwise differ in its last bits.
     """
     if resolve_isa(sets):
-        dense_functions.cache_clear()
+        functions.cache_clear()
 
 
-def widen_rows(matrix: Array, rows: Array, out: Array) -> None:
-    """out[i] ← matrix[rows[i]], bf16 bits to float32."""
-    rows = np.ascontiguousarray(rows, dtype=np.int64)
-    call = dense_functions()["hpcsgd_widen_rows_bf16"]
-    call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], out)
+def tile_peak() -> Callable[[int], int] | None:
+    """Multiplies tiles in registers that many rounds, says how many products it took.
+
+    None where there are no tiles.
+    """
+    if not has_tiles():
+        return None
+    peak: Callable[[int], int] = declare(best()[0], "hpcsgd_tile_peak", "l", "l")
+    return peak
 
 
-def margins(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
-    """out[i] ← matrix[rows[i]] · weights."""
-    call = dense_functions()["hpcsgd_margins" + MATRICES[matrix.dtype.char]]
-    call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], weights, out)
+class KernelScratch:
+    """Scratch of kernels, kept from call to call and zero when it is made.
+
+    Every backend has its own: ranks that are threads share none.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+
+    def array(self, name: str, words: int, dtype: Any) -> Array:
+        """Return the array `name`, of at least so many words."""
+        array = self._arrays.get(name)
+        if array is None or len(array) < words:
+            array = self._arrays[name] = np.zeros(words, dtype=dtype)
+        return array
 
 
-def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None:
-    """weights += Σ_i residuals[i] matrix[rows[i]]."""
-    call = dense_functions()["hpcsgd_update" + MATRICES[matrix.dtype.char]]
-    call(
-        matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], residuals, weights
-    )
-
-
-def exact_scores(block: Array, weights: Array, out: Array) -> None:
-    """out ← block · weights for float32 rows, in float64."""
-    call = dense_functions()["hpcsgd_exact_scores"]
-    call(block, stride_of(block), *block.shape, weights, out)
-
-
-def has_bad(block: Array) -> bool:
-    """Whether a float32 of the block is infinite or no number."""
-    found = np.zeros(1, dtype=np.int64)
-    dense_functions()["hpcsgd_find_bad"](block, stride_of(block), *block.shape, found)
-    return bool(found[0])
-
-
-def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
-    """Σ rows_i columns_j bits_ij mod 2⁶⁴."""
-    total = np.zeros(1, dtype=np.uint64)
-    call = dense_functions()["hpcsgd_fingerprint"]
-    call(bits, stride_of(bits), *bits.shape, rows, columns, total)
-    found: np.uint64 = total[0]
-    return found
-
-
-def kernel(name: str, matrix: Array) -> Call:
-    """The kernel of this name for what `matrix` is stored as."""
-    found: Call = dense_functions()[name + MATRICES[matrix.dtype.char]]
-    return found
-
-
-def stand(place: Array, *fields: Any) -> None:
-    """Write what steps are taken on: `place` of kernels/cpu/steps.c."""
-    dense_functions()["hpcsgd_stand"](place, *fields)
-
-
-def round_bf16(values: Array) -> None:
-    """Each float32 to the nearest that bf16 has, in place."""
-    dense_functions()["hpcsgd_round_bf16"](values, values.size)
+# Passes over dense rows.
 
 
 def stride_of(matrix: Array) -> int:
@@ -275,330 +259,348 @@ def stride_of(matrix: Array) -> int:
     return matrix.strides[0] // matrix.itemsize
 
 
-def has_pairs() -> bool:
-    """True where bf16 is multiplied in pairs, at twice the speed of float32."""
-    return "hpcsgd_strict_gram_pairs" in dense_functions()
+def widen_rows(matrix: Array, rows: Array, out: Array) -> None:
+    """out[i] ← matrix[rows[i]], bf16 bits to float32."""
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    call = functions()["widen_rows_bf16"]
+    call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], out)
 
 
-def pair_room_bytes(rows: int) -> int:
-    """Return the bytes of scratch of `strict_gram_pairs`; 0 where there is none."""
-    if not (available() and has_pairs()):
-        return 0
-    return (
-        int(dense_functions()["hpcsgd_gram_room"](rows)) * np.dtype(np.uint32).itemsize
+def round_bf16(values: Array) -> None:
+    """Each float32 to the nearest that bf16 has, in place."""
+    functions()["round_bf16"](values, values.size)
+
+
+def exact_scores(block: Array, weights: Array, out: Array) -> None:
+    """out ← block · weights for float32 rows, in float64."""
+    call = functions()["exact_scores"]
+    call(block, stride_of(block), *block.shape, weights, out)
+
+
+def has_bad(block: Array) -> bool:
+    """Whether a float32 of the block is infinite or no number."""
+    bad = np.zeros(1, dtype=np.int64)
+    functions()["find_bad"](block, stride_of(block), *block.shape, bad)
+    return bool(bad[0])
+
+
+def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
+    """Σ rows_i columns_j bits_ij mod 2⁶⁴."""
+    total = np.zeros(1, dtype=np.uint64)
+    call = functions()["fingerprint"]
+    call(bits, stride_of(bits), *bits.shape, rows, columns, total)
+    word: np.uint64 = total[0]
+    return word
+
+
+# Products of sampled dense rows: with one column of weights, with several, and with
+# many by AMX tiles.
+
+
+def margins(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
+    """out[i] ← matrix[rows[i]] · weights."""
+    call = kernel("margins", matrix)
+    call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], weights, out)
+
+
+def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None:
+    """weights += Σ_i residuals[i] matrix[rows[i]]."""
+    call = kernel("update", matrix)
+    call(
+        matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], residuals, weights
     )
 
 
-class PairRoom:
-    """Scratch of `strict_gram_pairs`, kept from call to call."""
-
-    def __init__(self, rows: int, batches: int) -> None:
-        words = pair_room_bytes(rows) // np.dtype(np.uint32).itemsize
-        self.panels = np.empty(words, dtype=np.uint32)
-        self.starts = np.empty(batches, dtype=np.uintp)
-        self.rows = rows
-
-    def holds(self, rows: int, batches: int) -> bool:
-        """Return whether there is room for so many sampled rows in so many batches."""
-        return rows <= self.rows and batches <= self.starts.size
+def margins_columns(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
+    """out ← Y W for the sampled rows Y and weights (d, K)."""
+    _by_columns("margins_columns", matrix, rows, weights, out)
 
 
-def strict_gram_pairs(
-    matrix: Array, rows: Array, starts: Array, out: Array, room: PairRoom
+def update_columns(
+    matrix: Array, rows: Array, residuals: Array, weights: Array
 ) -> None:
-    """The same for bf16 rows, on processors that multiply bf16 in pairs or tiles."""
-    dense_functions()["hpcsgd_strict_gram_pairs"](
-        *(matrix, stride_of(matrix), rows, matrix.shape[1]),
-        *(starts, len(starts) - 1, out, room.panels, room.starts),
-    )
+    """weights += Yᵀ R for the sampled rows Y and residuals (m, K)."""
+    _by_columns("update_columns", matrix, rows, residuals, weights)
+
+
+def _by_columns(
+    name: str, matrix: Array, rows: Array, factor: Array, out: Array
+) -> None:
+    width, K = matrix.shape[1], factor.shape[1]
+    scratch = np.empty(width * K, dtype=np.float32)
+    call = kernel(name, matrix)
+    call(matrix, stride_of(matrix), rows, len(rows), width, K, factor, out, scratch)
+
+
+def margins_tiles(
+    matrix: Array, rows: Array, weights: Array, out: Array, scratch: KernelScratch
+) -> None:
+    """out ← Y W for the sampled bf16 rows Y and weights (d, K)."""
+    _by_tiles("margins_tiles", matrix, rows, weights, out, scratch)
+
+
+def update_tiles(
+    matrix: Array, rows: Array, residuals: Array, weights: Array, scratch: KernelScratch
+) -> None:
+    """weights += Yᵀ R for the sampled bf16 rows Y and residuals (m, K)."""
+    _by_tiles("update_tiles", matrix, rows, residuals, weights, scratch)
+
+
+def _by_tiles(
+    name: str,
+    matrix: Array,
+    rows: Array,
+    factor: Array,
+    out: Array,
+    scratch: KernelScratch,
+) -> None:
+    sizes = len(rows), matrix.shape[1], factor.shape[1]
+    words = functions()["columns_room"](*sizes)
+    room = scratch.array("tiles", words, np.uint32)
+    functions()[name](matrix, stride_of(matrix), rows, *sizes, factor, out, room)
 
 
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
     """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed."""
-    dense_functions()["hpcsgd_strict_gram" + MATRICES[matrix.dtype.char]](
-        *(matrix, stride_of(matrix), rows, matrix.shape[1]),
-        *(starts, len(starts) - 1, out),
+    call = kernel("strict_gram", matrix)
+    stride, width = stride_of(matrix), matrix.shape[1]
+    call(matrix, stride, rows, width, starts, len(starts) - 1, out)
+
+
+def pair_room_bytes(rows: int) -> int:
+    """Return the bytes of scratch of `strict_gram_pairs`; 0 where there is none."""
+    words = int(functions()["gram_room"](rows)) if has_pairs() else 0
+    return words * np.dtype(np.uint32).itemsize
+
+
+def strict_gram_pairs(
+    matrix: Array, rows: Array, starts: Array, out: Array, scratch: KernelScratch
+) -> None:
+    """The same for bf16 rows, on processors that multiply bf16 in pairs or tiles."""
+    call, batches = functions()["strict_gram_pairs"], len(starts) - 1
+    words = functions()["gram_room"](len(rows))
+    call(
+        matrix,
+        stride_of(matrix),
+        rows,
+        matrix.shape[1],
+        starts,
+        batches,
+        out,
+        scratch.array("panels", words, np.uint32),
+        scratch.array("panel starts", batches, np.uintp),
     )
 
 
-class RecurrencePlan:
-    """The coefficients of an exchange as `hpcsgd_recur` wants them, made once."""
+# Products of sampled CSR rows.
 
-    def __init__(
-        self, unrolled: UnrolledSteps, starts: Array, family: int, setting: float
-    ) -> None:
-        couple = [np.asarray(c, dtype=np.float64) for c in unrolled.couple]
-        self.kept = [  # what the addresses below point to
-            starts,
-            *(
-                np.ascontiguousarray(values, dtype=np.float64)
-                for values in (
-                    unrolled.lead,
-                    np.concatenate(couple),
-                    unrolled.free,
-                    unrolled.push,
-                    unrolled.probe,
-                )
-            ),
-        ]
-        states = len(unrolled.probe)
-        sizes = (len(starts) - 1, states, family)
-        self.plan = _StepsPlan(*sizes, setting, *(a.ctypes.data for a in self.kept))
-        self.pointer = ctypes.addressof(self.plan)
-
-    def __call__(
-        self,
-        margins: Array,
-        gram: Array,
-        batch: StepBatch,
-        intercept: Array | None,
-        residuals: Array,
-        scratch: Array,
-    ) -> None:
-        """Residuals of all steps; the intercept advances in place."""
-        dense_functions()["hpcsgd_recur" + REALS[residuals.dtype.char]](
-            *(self.pointer, margins, gram),
-            *(batch.targets, batch.weights, batch.offsets),
-            *(intercept, residuals, scratch),
-        )
-
-
-class _StepsPlan(ctypes.Structure):
-    """`plan` of kernels/cpu/steps_body.h."""
-
-    _fields_ = (
-        *((name, INT) for name in ("batches", "states", "family")),
-        ("setting", ctypes.c_double),
-        *(
-            (name, POINTER)
-            for name in ("starts", "lead", "couple", "free", "push", "probe")
-        ),
-    )
-
-
-# Plain steps by compiled kernels: all of a group in one call, or one at a time.
-
-POINTER, PLAIN_INT = ctypes.c_void_p, ctypes.c_int64
-PLACE = 11  # words of `place` in kernels/cpu/steps.c
-# Families in the order of the numbers that kernels/cpu/steps.c gives them.
-FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
-SOFTMAX = "softmax"  # K scores a row have kernels of their own
-# The end of step j (from -1) by its summed margins, and the margins of the next one.
-Between = Callable[[int, Array | None, Array | None], None]
-
-
-class PlainStepsPlan:
-    """The coefficients of plain steps as the kernels want them."""
-
-    def __init__(self, plain: StepSequence, width: int, rounds: bool) -> None:
-        steps, name = plain.steps, plain.family.name
-        starts = np.array(plain.blocks.starts, dtype=np.int64)
-        own = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
-        self.kept = [starts, *(np.ascontiguousarray(a, dtype=np.float64) for a in own)]
-        number = 0 if name == SOFTMAX else FAMILIES.index(name)
-        setting = getattr(plain.family, "delta", exp_bound(np.float32))
-        sizes = (len(starts) - 1, steps.states, number, int(rounds))
-        self.plan = _Walk(*sizes, setting, *(a.ctypes.data for a in self.kept))
-        self.columns = width // steps.states  # scores of a row
-        self.is_turned = name == SOFTMAX
-        pointer = ctypes.addressof(self.plan)
-        # What each call begins with.
-        self.words = (pointer, self.columns) if self.is_turned else (pointer,)
-
-    def all_at_once(
-        self,
-        walk: Call,
-        rows: tuple[Any, ...],
-        weights: Array,
-        plain: StepSequence,
-    ) -> Array:
-        """The residuals of all steps; weights and intercept advance in place.
-
-        `rows` are what they lie in, its stride, their numbers, and how many columns.
-        """
-        stood = self._stand(rows, weights, plain)
-        walk(*self.words, stood.place)
-        return stood.residuals
-
-    def one_at_a_time(
-        self,
-        between: Call,
-        rows: tuple[Any, ...],
-        weights: Array,
-        plain: StepSequence,
-    ) -> tuple[Between, Array]:
-        """What to call between two messages, and the residuals that it fills."""
-        stood = self._stand(rows, weights, plain)
-        call = _CallArguments(partial(between, *self.words, stood.place), (self, stood))
-        return call, stood.residuals
-
-    def _stand(
-        self, rows: tuple[Any, ...], weights: Array, plain: StepSequence
-    ) -> "_Place":
-        """With room for a point, a gradient, and scaled residuals.
-
-        Softmax also has room for weights that are turned, and one state of it reads
-        those as they are.
-        """
-        d, m = len(weights), len(plain.batch.targets)
-        many = 0 if self.is_turned and plain.steps.states == 1 else 2
-        words = (many * d + m) * self.columns + self.is_turned * weights.size
-        return _Place(rows, weights, plain, (m, self.columns), words)
-
-
-class _CallArguments:
-    """A call, and what its pointers point to."""
-
-    def __init__(self, call: Between, kept: Any) -> None:
-        self.call = call
-        self.kept = kept
-
-    def __call__(self, step: int, summed: Array | None, out: Array | None) -> None:
-        self.call(step, summed, out)
-
-
-class _Place:
-    """Where steps are taken, with the arrays that it points to."""
-
-    def __init__(
-        self,
-        rows: tuple[Any, ...],
-        weights: Array,
-        plain: StepSequence,
-        shape: tuple[int, int],
-        words: int,
-    ) -> None:
-        batch = plain.batch
-        self.residuals = np.empty(shape, dtype=np.float32)
-        scratch = np.empty(words, dtype=np.float32)
-        fields = (
-            *(*rows, weights, batch.targets, batch.weights, batch.offsets),
-            *(plain.intercept, self.residuals, scratch),
-        )
-        self.kept = fields
-        self.place = np.empty(PLACE, dtype=np.int64)
-        stand(self.place, *fields)
-
-
-class _Walk(ctypes.Structure):
-    """`walk` of kernels/cpu/steps.c."""
-
-    _fields_ = (
-        *((name, PLAIN_INT) for name in ("steps", "states", "family", "rounds")),
-        ("setting", ctypes.c_double),
-        *(
-            (name, POINTER)
-            for name in ("starts", "carry", "gain", "free", "push", "probe")
-        ),
-    )
-
-
-def for_family(name: str, plain: StepSequence) -> str:
-    """The kernel of softmax has a name of its own."""
-    return f"{name}_softmax" if plain.family.name == SOFTMAX else name
-
-
-# Compiled kernels on sampled CSR rows.
-#
-# Rows are float32 or bf16 bits (uint16) under columns of int32 or int64; weights,
-# scores and residuals are contiguous float32. What is stored was checked when it was
-# read.
-
-VALUES = {"float32": "f32", "uint16": "bf16"}
-COLUMNS = {"int32": "i32", "int64": "i64"}
 ABREAST = 16  # as in kernels/cpu/csr.c
 
 
-class _Rows(ctypes.Structure):
-    """`csr_rows` of kernels/cpu/csr.h."""
-
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("indptr", "indices", "data"))
-
-
-@lru_cache(maxsize=1)
-def _csr_functions(library: Any) -> dict[str, Call]:
-    """The kernels of a library by name."""
-    found = {"gram": door_to(library, "hpcsgd_csr_gram")}
-    for value, column in product(VALUES.values(), COLUMNS.values()):
-        kind = f"{value}_{column}"
-        found[f"walk_{kind}"] = door_to(library, f"hpcsgd_walk_csr_{kind}")
-        for name in ("margins", "update", "shared"):
-            found[f"{name}_{kind}"] = door_to(library, f"hpcsgd_csr_{name}_{kind}")
-    return found
-
-
-def _function(name: str, csr: Csr) -> Call:
-    kind = f"{VALUES[csr.dtype.name]}_{COLUMNS[csr.indices.dtype.name]}"
-    return _csr_functions(best()[0])[f"{name}_{kind}"]
+def csr_kernel(name: str, csr: Csr) -> Call:
+    """The kernel of this name for what `csr` is stored as."""
+    kind = MATRICES[csr.data.dtype.char] + COLUMNS[csr.indices.itemsize]
+    call: Call = functions()[name + kind]
+    return call
 
 
 def call_csr(name: str, csr: Csr, rows: Array, *rest: Any) -> None:
     """Call a compiled kernel on the sampled `rows` of a CSR matrix."""
-    parts = (csr.indptr, csr.indices, csr.data, rows)
-    _function(name, csr)(*parts, len(rows), *rest)
+    call = csr_kernel(name, csr)
+    call(csr.indptr, csr.indices, csr.data, rows, len(rows), *rest)
 
 
 def csr_margins(csr: Csr, rows: Array, weights: Array, out: Array) -> None:
     """out[i] ← row i of the sample times the weights, (width, K)."""
-    call_csr("margins", csr, rows, weights.shape[1], weights, out)
+    call_csr("csr_margins", csr, rows, weights.shape[1], weights, out)
 
 
 def csr_update(csr: Csr, rows: Array, residuals: Array, weights: Array) -> None:
     """weights += Yᵀ residuals, (m, K)."""
-    K = weights.shape[1]
-    call_csr("update", csr, rows, K, residuals, weights)
-
-
-def csr_fused_steps(
-    steps: PlainStepsPlan,
-    csr: Csr,
-    rows: Array,
-    weights: Array,
-    plain: StepSequence,
-) -> Array:
-    """Take all steps and return their residuals; weights and intercept advance in
-    place.
-    """
-    parts = (csr.indptr, csr.indices, csr.data)
-    stored = _Rows(*(part.ctypes.data for part in parts))
-    place = (ctypes.addressof(stored), 0, rows, csr.width)
-    by = _function("walk", csr)
-    return steps.all_at_once(by, place, weights, plain)
-
-
-class GramRoom:
-    """Scratch of `strict_gram`, zero between calls, which grows as it has to."""
-
-    def __init__(self) -> None:
-        self._place = np.zeros(0, dtype=np.int32)
-        self._dense = np.zeros(0, dtype=np.float32)
-
-    def place(self, width: int) -> Array:
-        """One number for each column."""
-        if len(self._place) < width:
-            self._place = np.zeros(width, dtype=np.int32)
-        return self._place
-
-    def dense(self, columns: int) -> Array:
-        """Rows abreast, and what they take to begin where a vector does."""
-        words = (columns + 1) * ABREAST
-        if len(self._dense) < words:
-            self._dense = np.zeros(words, dtype=np.float32)
-        return self._dense
+    call_csr("csr_update", csr, rows, weights.shape[1], residuals, weights)
 
 
 def csr_strict_gram(
-    csr: Csr, rows: Array, starts: Array, out: Array, room: GramRoom
+    csr: Csr, rows: Array, starts: Array, out: Array, scratch: KernelScratch
 ) -> None:
-    """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed."""
+    """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed.
+
+    What the kernels take from the scratch they leave as zeros.
+    """
     stored = int((csr.indptr[rows + 1] - csr.indptr[rows]).sum())
     edges = np.empty(len(rows) + 1, dtype=np.int64)
     columns = np.empty(stored, dtype=np.int32)
     values = np.empty(stored, dtype=np.float32)
-    made, count = (edges, columns, values), np.empty(1, dtype=np.int64)
-    call_csr("shared", csr, rows, room.place(csr.width), *made, count)
-    gram = _csr_functions(best()[0])["gram"]
-    gram(*made, starts, len(starts) - 1, out, room.dense(int(count[0])))
+    count = np.empty(1, dtype=np.int64)
+    places = scratch.array("places", csr.width, np.int32)
+    call_csr("csr_shared", csr, rows, places, edges, columns, values, count)
+    # Rows abreast, and what they take to begin where a vector does.
+    abreast = scratch.array("abreast", (int(count[0]) + 1) * ABREAST, np.float32)
+    gram = functions()["csr_gram"]
+    gram(edges, columns, values, starts, len(starts) - 1, out, abreast)
+
+
+# The coefficients of an exchange and of plain steps as C structs.
+
+MANY_VECTOR = 64  # bytes that rows of scratch of `recur_many` are rounded up to
+# Families in the order of the numbers that kernels/cpu/steps.c gives them.
+FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+SOFTMAX = "softmax"  # K scores a row have kernels of their own
+
+
+class CStruct:
+    """A C struct of whole numbers, a float64 where there is one, and addresses."""
+
+    def __init__(
+        self, numbers: Sequence[int], setting: float | None, arrays: Sequence[Array]
+    ) -> None:
+        bits = [] if setting is None else [int(np.float64(setting).view(np.int64))]
+        addresses = [array.ctypes.data for array in arrays]
+        self.words = np.array([*numbers, *bits, *addresses], dtype=np.int64)
+        self._arrays = arrays  # what the addresses point to
+
+
+def family_number(family: Family) -> int:
+    """The number of a family in the kernels; softmax needs none."""
+    return 0 if family.name == SOFTMAX else FAMILIES.index(family.name)
+
+
+def family_setting(family: Family, dtype: Any) -> float:
+    """The δ of huber, the bound of exponents of the others."""
+    return float(getattr(family, "delta", exp_bound(dtype)))
+
+
+class CompiledRecurrence:
+    """The coefficients of an exchange as `hpcsgd_recur` and its like take them.
+
+    Parameters
+    ----------
+    kernel : {"recur", "recur_softmax", "recur_many"}
+    plan : HostPlan
+    family : Family
+    dtype : dtype of margins, Gram and residuals
+    """
+
+    def __init__(
+        self, kernel: str, plan: HostPlan, family: Family, dtype: np.dtype[Any]
+    ) -> None:
+        self.kernel = kernel
+        self._call: Call = functions()[kernel + REALS[dtype.char]]
+        self.states = plan.states
+        unrolled = plan.unrolled
+        exact = np.dtype(np.float64)
+        real = dtype if kernel == "recur_many" else exact
+        couple = np.concatenate([np.asarray(c, dtype=real) for c in unrolled.couple])
+        numbers = [len(plan.blocks.sizes), plan.states, family_number(family)]
+        if kernel == "recur_many":
+            numbers.append(unrolled.push.shape[2])
+        arrays = [
+            np.array(plan.blocks.starts, dtype=np.int64),
+            np.ascontiguousarray(unrolled.lead, dtype=real),
+            couple,
+            np.ascontiguousarray(unrolled.free, dtype=exact),
+            np.ascontiguousarray(unrolled.push, dtype=exact),
+            np.ascontiguousarray(unrolled.probe, dtype=exact),
+        ]
+        self._plan = CStruct(numbers, family_setting(family, dtype), arrays)
+
+    def __call__(
+        self, margins: Array, gram: Array, batch: StepBatch, intercept: Array | None
+    ) -> Array:
+        """Residuals (m, K) of all steps; the intercept advances in place."""
+        m, K = len(margins), margins.shape[1] // self.states
+        residuals: Array = np.empty((m, K), dtype=margins.dtype)
+        words = m * K
+        more: tuple[int, ...] = ()
+        if self.kernel == "recur_softmax":
+            more = (K,)
+        elif self.kernel == "recur_many":
+            more = (int(batch.weights is not None and batch.weights.shape[1] > 1),)
+            each = MANY_VECTOR // margins.itemsize
+            words = (m + 1) * -(-K // each) * each
+        self._call(
+            self._plan.words,
+            *more,
+            margins,
+            gram,
+            batch.targets,
+            batch.weights,
+            batch.offsets,
+            intercept,
+            residuals,
+            np.empty(words, dtype=margins.dtype),
+        )
+        return residuals
+
+
+class PlainStepsPlan:
+    """The coefficients of plain steps as `walk` of kernels/cpu/steps.c."""
+
+    def __init__(self, plain: StepSequence, width: int, rounds: bool) -> None:
+        steps, family = plain.steps, plain.family
+        starts = np.array(plain.blocks.starts, dtype=np.int64)
+        own = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
+        arrays = [starts, *(np.ascontiguousarray(a, dtype=np.float64) for a in own)]
+        numbers = (len(starts) - 1, steps.states, family_number(family), int(rounds))
+        self._plan = CStruct(numbers, family_setting(family, np.float32), arrays)
+        self.columns = width // steps.states  # scores of a row
+        self.is_turned = family.name == SOFTMAX
+        # What each call begins with.
+        self.words: tuple[Any, ...] = (self._plan.words,)
+        if self.is_turned:
+            self.words = (self._plan.words, self.columns)
+
+
+PLACE = 11  # words of `place` in kernels/cpu/steps.c
+
+
+class CompiledSteps:
+    """Plain steps on sampled rows: a call of a kernel, and all that it points to.
+
+    `hpcsgd_walk` takes all steps at once, without arguments. `hpcsgd_between` is called
+    with j, the summed margins of step j, and a place for those of step j + 1, from
+    j = -1 on.
+
+    Parameters
+    ----------
+    kernel : callable, of the family and of what the rows are stored as
+    plan : PlainStepsPlan
+    rows : tuple, what the rows are in, its stride, their numbers, how many columns
+    weights : ndarray, advances in place
+    plain : StepSequence; its intercept advances in place
+    """
+
+    def __init__(
+        self,
+        kernel: Call,
+        plan: PlainStepsPlan,
+        rows: tuple[Any, int, Array, int],
+        weights: Array,
+        plain: StepSequence,
+    ) -> None:
+        batch, d, m = plain.batch, len(weights), len(plain.batch.targets)
+        self.residuals = np.empty((m, plan.columns), dtype=np.float32)
+        # Room for a point, a gradient, and scaled residuals. Softmax also has room for
+        # weights that are turned, and one state of it reads those as they are.
+        many = 0 if plan.is_turned and plain.steps.states == 1 else 2
+        words = (many * d + m) * plan.columns + plan.is_turned * weights.size
+        fields = (
+            *rows,
+            weights,
+            batch.targets,
+            batch.weights,
+            batch.offsets,
+            plain.intercept,
+            self.residuals,
+            np.empty(words, dtype=np.float32),
+        )
+        place = np.empty(PLACE, dtype=np.int64)
+        functions()["stand"](place, *fields)
+        self._call = partial(kernel, *plan.words, place)
+        self._kept = (plan, fields)
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
 
 
 # How many threads share the work of one call of a compiled kernel.
@@ -612,9 +614,8 @@ def use(count: int, grain: int = 0) -> None:
     A call of fewer than two times `grain` nanoseconds stays with its thread; 0 is what
     pays.
     """
-    library = best()[0]
-    if library is not None:
-        door_to(library, "hpcsgd_set_threads")(count, grain)
+    if available():
+        functions()["set_threads"](count, grain)
 
 
 def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> None:

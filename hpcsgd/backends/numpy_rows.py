@@ -1,5 +1,6 @@
 """The NumPy backend, dense and sparse."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -8,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.base import ColumnExponents, HostPlan, StepBatch, StepSequence
+from hpcsgd.backends.base import (
+    ColumnExponents,
+    HostPlan,
+    Matrix,
+    Rows,
+    StepBatch,
+    StepSequence,
+)
 from hpcsgd.data.sparse import ByColumns, Csr
 from hpcsgd.formats import Array, decode, encode, get_format, round_through, widen_bf16
 from hpcsgd.glm.families import Family
@@ -73,11 +81,9 @@ def plan_many(unrolled: ManyUnrolledSteps, blocks: Blocks, dtype: Any) -> ManyPl
 
 # The NumPy backend: the reference every other backend is held against.
 
-HALVING_WORK = 2e6  # multiply-adds of a Gram from which squarer products pay
-
 
 class HostBackend:
-    """Products by BLAS, the recurrence by one small product per step."""
+    """Products by NumPy and SciPy, the recurrence by one small product per step."""
 
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
@@ -86,22 +92,13 @@ class HostBackend:
         self.weights = get_format(precision.weights).carrier
         self.scaling: ColumnExponents | None = None  # of a matrix with few exponents
         self._narrow = precision.matrix == "bf16"
+        self._marks = Marks()  # threads share no scratch
 
     def store(self, block: Array) -> Array:
         """The block rounded into the storage of `precision.matrix`."""
         if self.scaling is not None:
             block = self.scaling.up(block)
         return encode(block, self.precision.matrix)
-
-    def for_sparse(self) -> "HostBackend":
-        """The same precision for rows held as CSR."""
-
-        return self._like(SparseHostBackend(self.precision))
-
-    def _like(self, other: "HostBackend") -> "HostBackend":
-        """`other`, with all that was set here after the start."""
-        other.scaling = self.scaling
-        return other
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Weights of this shape."""
@@ -130,50 +127,54 @@ class HostBackend:
         """One value for each batch, as a column over its rows."""
         return np.repeat(values, sizes).astype(self.inner)[:, None]
 
-    def pick(self, matrix: Array, rows: Array) -> Array:
+    def pick(self, matrix: Any, rows: Array) -> Any:
         """The sampled rows as they are stored."""
+        if isinstance(matrix, Csr):
+            return matrix.take(rows)
         return np.take(matrix, rows, axis=0)
 
-    def widen(self, stored: Array, out: Array) -> Array:
-        """out ← stored values, exactly."""
+    def widen(self, stored: Matrix, out: Array | None) -> Rows:
+        """Stored values, exactly: dense ones in `out`, or in an array of their own."""
+        if isinstance(stored, Csr):
+            data = decode(stored.data, self.precision.matrix, self.working)
+            if self.scaling is not None:
+                self.scaling.down(data)
+            return CsrRows(stored.with_data(data), self._marks)
+        out = np.empty(stored.shape, self.working) if out is None else out
         if self._narrow:
-            return widen_bf16(stored, out.dtype, out)
+            return DenseRows(widen_bf16(stored, out.dtype, out))
         decode(stored, self.precision.matrix, out.dtype, out)
         if self.scaling is not None:
             self.scaling.down(out)
-        return out
+        return DenseRows(out)
 
-    def gather(self, matrix: Array, rows: Array, out: Array) -> Array:
+    def gather(self, matrix: Matrix, rows: Array, out: Array | None) -> Rows:
         """The sampled rows in the dtype of `out`, in one pass where there is one."""
+        if isinstance(matrix, Csr) or out is None:
+            return self.widen(self.pick(matrix, rows), out)
         if matrix.dtype == out.dtype:
-            return np.take(matrix, rows, axis=0, out=out, mode="clip")
+            return DenseRows(np.take(matrix, rows, axis=0, out=out, mode="clip"))
         if self._narrow and out.dtype == np.float32 and compiled_calls.available():
             compiled_calls.widen_rows(matrix, rows, out)
-            return out
+            return DenseRows(out)
         return self.widen(self.pick(matrix, rows), out)
 
-    def some_columns(self, rows: Any, part: slice) -> Any:
-        """A view; BLAS takes it with its stride."""
-        return rows[:, part]
+    def some_columns(self, rows: Rows, part: slice) -> Rows:
+        """The rows in these columns alone."""
+        return rows.part(part)
 
     def round(self, values: Array, name: str) -> None:
         """Each value to the nearest that format `name` has, in place."""
-        round_through(values, name)
+        round_values(values, name)
 
-    def scores(self, rows: Array, weights: Array, out: Array) -> Array:
-        """out ← Y W, computed in the dtype of `rows`."""
-        return _product(rows, weights.astype(rows.dtype, copy=False), out)
+    def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
+        """out ← Y W."""
+        rows.margins(weights, out)
+        return out
 
-    def strict_gram(self, rows: Array, blocks: Blocks, out: Array) -> Array:
-        """Packed G: whole block rows where they are small, else by halving."""
-        panels = block_rows(out, blocks)
-        if blocks.gram_words * rows.shape[1] >= HALVING_WORK:
-            _halve(rows, blocks, panels, 0, len(blocks.sizes))
-            return out
-        turned = rows.T
-        for j, panel in enumerate(panels, start=1):
-            first, last = blocks.starts[j], blocks.starts[j + 1]
-            _product(rows[first:last], turned[:, :first], panel)
+    def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
+        """out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        rows.gram(blocks, out)
         return out
 
     def corrected_residuals(
@@ -236,19 +237,16 @@ class HostBackend:
         score *= weights
 
     def apply_update(
-        self, weights: Array, rows: Any, residuals: Array, plan: HostPlan
+        self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
         """One transposed product for every state that moves, and all s steps."""
         scaled = [residuals * gain for gain in plan.gain]
         self._move(weights, rows, np.hstack(scaled) if scaled[1:] else scaled[0], plan)
 
-    def _move(self, weights: Array, rows: Any, scaled: Array, plan: HostPlan) -> None:
+    def _move(self, weights: Array, rows: Rows, scaled: Array, plan: HostPlan) -> None:
         """weights ← Φ weights + Yᵀ scaled."""
         plan.apply_transition(weights)
-        self._add_gradient(weights[:, : scaled.shape[1]], rows, scaled)
-
-    def _add_gradient(self, weights: Array, rows: Array, scaled: Array) -> None:
-        weights += np.dot(rows.T, scaled.astype(rows.dtype, copy=False))
+        rows.add_transposed(scaled, weights)
 
     def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
         """None: NumPy takes the steps one by one."""
@@ -256,7 +254,7 @@ class HostBackend:
 
     def pipelined_steps(
         self, weights: Array, plain: StepSequence
-    ) -> tuple[Any, Array] | None:
+    ) -> tuple[Callable[..., None], Array] | None:
         """None: NumPy takes the steps one by one."""
         return None
 
@@ -273,6 +271,88 @@ def moving(gain: Array) -> list[Array]:
     touched = np.flatnonzero(gain.any(axis=0))
     last = touched[-1] if len(touched) else 0
     return list(gain.T[: last + 1])
+
+
+def _lead(margins: Array, plan: HostPlan) -> Array:
+    """Σ_k lead_k z_k for all rows, z_k the K columns that belong to state k."""
+    width = margins.shape[1] // len(plan.lead)
+    parts = [margins[:, k * width : (k + 1) * width] for k in range(len(plan.lead))]
+    total: Array = parts[0].copy() if plan.lead[0] is None else parts[0] * plan.lead[0]
+    for part, lead in zip(parts[1:], plan.lead[1:], strict=True):
+        total += part if lead is None else part * lead
+    return total
+
+
+# Sampled rows as NumPy takes them: dense, or CSR.
+
+HALVING_WORK = 2e6  # multiply-adds of a Gram from which squarer products pay
+
+
+ALL = slice(None)
+
+
+class DenseRows:
+    """Sampled rows as one array, of all columns or of those in which a row has values.
+
+    Columns of zeros change no sum, and leaving them out changes no bound.
+
+    Parameters
+    ----------
+    values : ndarray, (m, columns)
+    columns : ndarray, their numbers; or a slice of all
+    """
+
+    def __init__(self, values: Array, columns: Array | slice = ALL) -> None:
+        self.values = values
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, part: slice) -> "DenseRows":
+        return DenseRows(self.values[part], self.columns)
+
+    def part(self, columns: slice) -> "DenseRows":
+        """A view; BLAS takes it with its stride."""
+        if isinstance(self.columns, slice):
+            return DenseRows(self.values[:, columns])
+        first, last = np.searchsorted(self.columns, (columns.start, columns.stop))
+        numbers = self.columns[first:last] - columns.start
+        return DenseRows(self.values[:, first:last], numbers)
+
+    def dense(self) -> tuple[Array, Array | slice]:
+        """The values, and the numbers of their columns."""
+        return self.values, self.columns
+
+    def margins(self, weights: Array, out: Array) -> None:
+        """out ← Y W, computed in the dtype of the rows."""
+        point = weights[self.columns].astype(self.values.dtype, copy=False)
+        _product(self.values, point, out)
+
+    def gram(self, blocks: Blocks, out: Array) -> None:
+        """Packed G: whole block rows where they are small, else by halving."""
+        rows, panels = self.values, block_rows(out, blocks)
+        if blocks.gram_words * rows.shape[1] >= HALVING_WORK:
+            _halve(rows, blocks, panels, 0, len(blocks.sizes))
+            return
+        turned = rows.T
+        for j, panel in enumerate(panels, start=1):
+            first, last = blocks.starts[j], blocks.starts[j + 1]
+            _product(rows[first:last], turned[:, :first], panel)
+
+    def add_transposed(self, scaled: Array, weights: Array) -> None:
+        """Add Yᵀ scaled to the first columns of `weights`."""
+        scaled = scaled.astype(self.values.dtype, copy=False)
+        weights[self.columns, : scaled.shape[1]] += np.dot(self.values.T, scaled)
+
+    def first_not_finite(self) -> tuple[int, int] | None:
+        """Row and column of the first value that is no number."""
+        places = np.argwhere(~np.isfinite(self.values))
+        if not len(places):
+            return None
+        row, place = map(int, places[0])
+        column = place if isinstance(self.columns, slice) else self.columns[place]
+        return row, int(column)
 
 
 def _halve(
@@ -313,21 +393,9 @@ def _product(left: Array, right: Array, out: Array) -> Array:
     return out
 
 
-def _lead(margins: Array, plan: HostPlan) -> Array:
-    """Σ_k lead_k z_k for all rows, z_k the K columns that belong to state k."""
-    width = margins.shape[1] // len(plan.lead)
-    parts = [margins[:, k * width : (k + 1) * width] for k in range(len(plan.lead))]
-    total: Array = parts[0].copy() if plan.lead[0] is None else parts[0] * plan.lead[0]
-    for part, lead in zip(parts[1:], plan.lead[1:], strict=True):
-        total += part if lead is None else part * lead
-    return total
-
-
-# The NumPy backend for rows held as CSR.
-#
-# Scores and gradients touch stored values alone. The Gram is a sum of two: columns that
-# many of the sampled rows share are made a dense panel for BLAS, the others are
-# multiplied as they are.
+# Of CSR rows scores and gradients touch stored values alone. The Gram is a sum of two:
+# columns that many of the sampled rows share are made a dense panel for BLAS, the
+# others are multiplied as they are.
 
 # Share of the sampled rows from which BLAS multiplies a column faster; measured by
 # benchmarks/bench_sparse.py, part "gram": a multiply-add between sparse rows costs as
@@ -355,16 +423,11 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class SparseRows:
-    """Sampled rows, widened: what the dense backend has an array for."""
+class CsrRows:
+    """Sampled rows as SciPy multiplies them, widened."""
 
     csr: Csr
     marks: Marks
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
-        return self.csr.dtype
 
     @cached_property
     def matrix(self) -> Any:
@@ -376,9 +439,8 @@ class SparseRows:
         """The touched columns, and the matrix of these alone; or of all, if many."""
         if self.csr.nnz >= self.csr.width:
             return slice(None), self.matrix
-        touched, indices = self.marks.compact(self.csr.indices, self.csr.width)
-        parts = self.csr.indptr, indices, self.csr.data
-        return touched, Csr(*parts, len(touched)).to_scipy()
+        touched, csr = self._touched()
+        return touched, csr.to_scipy()
 
     @cached_property
     def by_columns(self) -> ByColumns:
@@ -388,50 +450,32 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.csr)
 
-    def __getitem__(self, part: slice) -> "SparseRows":
-        return SparseRows(self.csr[part], self.marks)
+    def __getitem__(self, part: slice) -> "CsrRows":
+        return CsrRows(self.csr[part], self.marks)
 
+    def part(self, columns: slice) -> "CsrRows":
+        """A copy of their values, sorted by column for the first call."""
+        return CsrRows(self.by_columns.tile(columns), self.marks)
 
-class SparseHostBackend(HostBackend):
-    """The host backend on `Csr` where that one takes arrays."""
+    def dense(self) -> tuple[Array, Array | slice]:
+        """A dense copy of the touched columns, and their numbers."""
+        touched, csr = self._touched()
+        return csr.to_scipy().toarray(), touched
 
-    marks: Marks
-
-    def pick(self, matrix: Csr, rows: Array) -> Csr:  # type: ignore[override]
-        """The sampled rows as they are stored."""
-        return matrix.take(rows)
-
-    def widen(self, stored: Csr, out: Array | None) -> SparseRows:  # type: ignore[override]
-        """Stored rows for the products; `out` is for dense ones."""
-        data = decode(stored.data, self.precision.matrix, self.working)
-        if self.scaling is not None:
-            self.scaling.down(data)
-        return SparseRows(stored.with_data(data), self._own_marks())
-
-    def gather(  # type: ignore[override]
-        self, matrix: Csr, rows: Array, out: Array | None
-    ) -> SparseRows:
-        """The sampled rows, widened."""
-        return self.widen(self.pick(matrix, rows), out)
-
-    def some_columns(self, rows: Any, part: slice) -> Any:
-        """A copy of their values, sorted by column for the first who asks."""
-        return SparseRows(rows.by_columns.tile(part), rows.marks)
-
-    def scores(self, rows: SparseRows, weights: Array, out: Array) -> Array:  # type: ignore[override]
+    def margins(self, weights: Array, out: Array) -> None:
         """out ← Y W over stored values."""
-        out[...] = times(rows.matrix, weights.astype(rows.dtype, copy=False))
-        return out
+        out[...] = times(self.matrix, weights.astype(self.csr.dtype, copy=False))
 
-    def strict_gram(self, rows: SparseRows, blocks: Blocks, out: Array) -> Array:  # type: ignore[override]
+    def gram(self, blocks: Blocks, out: Array) -> None:
         """Packed G: shared columns by BLAS, the others by sparse products."""
-        _, matrix = rows.compact
+        _, matrix = self.compact
         counts = np.bincount(matrix.indices, minlength=matrix.shape[1])
-        heavy = counts > max(HEAVY * len(rows), 1.0)
-        total = out if out.dtype == rows.dtype else np.empty(out.shape, rows.dtype)
+        heavy = counts > max(HEAVY * len(self), 1.0)
+        dtype = self.csr.dtype
+        total = out if out.dtype == dtype else np.empty(out.shape, dtype)
         if heavy.any():
             panel, matrix = split(matrix, heavy)
-            super().strict_gram(panel, blocks, total)
+            DenseRows(panel).gram(blocks, total)
         else:
             total[...] = 0.0
         shared = counts[~heavy & (counts > 1)].astype(float)
@@ -440,17 +484,21 @@ class SparseHostBackend(HostBackend):
             _add_light(matrix, blocks, block_rows(total, blocks), work)
         if total is not out:
             out[...] = total
-        return out
 
-    def _add_gradient(self, weights: Array, rows: SparseRows, scaled: Array) -> None:  # type: ignore[override]
-        touched, matrix = rows.compact
-        weights[touched] += times(matrix.T, scaled.astype(rows.dtype, copy=False))
+    def add_transposed(self, scaled: Array, weights: Array) -> None:
+        """Add Yᵀ scaled to the first columns of `weights`, where rows have values."""
+        touched, matrix = self.compact
+        total = times(matrix.T, scaled.astype(self.csr.dtype, copy=False))
+        weights[touched, : scaled.shape[1]] += total
 
-    def _own_marks(self) -> Marks:
-        """Its own on every rank: threads share no scratch."""
-        if not hasattr(self, "marks"):
-            self.marks = Marks()
-        return self.marks
+    def first_not_finite(self) -> tuple[int, int] | None:
+        """Row and column of the first stored value that is no number."""
+        bad = np.flatnonzero(~np.isfinite(self.csr.data))
+        return self.csr.place(int(bad[0])) if len(bad) else None
+
+    def _touched(self) -> tuple[Array, Csr]:
+        touched, indices = self.marks.compact(self.csr.indices, self.csr.width)
+        return touched, Csr(self.csr.indptr, indices, self.csr.data, len(touched))
 
 
 def times(matrix: Any, right: Array) -> Array:
@@ -505,12 +553,13 @@ def _add_light(matrix: Any, blocks: Blocks, panels: list[Array], work: float) ->
     part(0, len(blocks.sizes), work)
 
 
-# Scores in float64 of whatever rows are stored as: what a reported loss is made of.
+# Passes over blocks of rows, by a kernel where one takes them and by NumPy elsewhere.
 
 
 def exact_scores(rows: Any, weights: Array) -> Array:
     """rows @ weights in float64; `rows` are an array, or sparse ones that multiply."""
-    if not _is_for_kernel(rows, weights):
+    is_column = weights.shape[1:] == (1,) and weights.dtype == np.float64
+    if not (is_column and weights.flags.c_contiguous and _has_kernel(rows, np.float32)):
         scores: Array = rows.astype(np.float64, copy=False) @ weights
         return scores
     out = np.empty((len(rows), 1))
@@ -518,27 +567,9 @@ def exact_scores(rows: Any, weights: Array) -> Array:
     return out
 
 
-def _is_for_kernel(rows: Any, weights: Array) -> bool:
-    """One column of weights, and float32 rows that lie one behind the other."""
-    return (
-        isinstance(rows, np.ndarray)
-        and rows.dtype == np.float32
-        and rows.ndim == 2
-        and (rows.strides[1] == rows.itemsize or rows.shape[1] == 1)
-        and rows.strides[0] >= 0
-        and weights.shape[1:] == (1,)
-        and weights.dtype == np.float64
-        and weights.flags.c_contiguous
-        and compiled_calls.available()
-    )
-
-
-# What is looked at while data are read, by kernels where they fit: one fast pass.
-
-
 def all_finite(block: Array) -> bool:
     """Whether no value of it is infinite or no number."""
-    if _fits(block, np.float32):
+    if _has_kernel(block, np.float32):
         return not compiled_calls.has_bad(block)
     # A sum is finite only if all terms are: one pass without a mask in the good case.
     with np.errstate(all="ignore"):
@@ -548,19 +579,30 @@ def all_finite(block: Array) -> bool:
 
 def weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
     """Σ rows_i columns_j bits_ij mod 2⁶⁴, of the numbers as they are stored."""
-    if _fits(bits, np.uint32):
+    if _has_kernel(bits, np.uint32):
         return compiled_calls.fingerprint(bits, rows, columns)
     with np.errstate(over="ignore"):
         total: np.uint64 = np.einsum("i,i->", rows, np.einsum("ij,j->i", bits, columns))
     return total
 
 
-def _fits(block: Array, kind: Any) -> bool:
-    """Words of 32 bits whose rows are contiguous, and kernels to look at them."""
+def _has_kernel(block: Any, dtype: Any) -> bool:
+    """True for an array of this dtype with contiguous rows, where kernels are."""
     return (
-        block.dtype == kind
+        isinstance(block, np.ndarray)
+        and block.dtype == dtype
+        and block.ndim == 2
         and block.size > 0
-        and block.strides[1] == block.itemsize
+        and (block.strides[1] == block.itemsize or block.shape[1] == 1)
         and block.strides[0] >= 0
         and compiled_calls.available()
     )
+
+
+def round_values(values: Array, name: str) -> None:
+    """`round_through`, by a kernel where there is one."""
+    has = name == "bf16" and values.dtype == np.float32 and values.flags.c_contiguous
+    if has and compiled_calls.available():
+        compiled_calls.round_bf16(values)
+    else:
+        round_through(values, name)

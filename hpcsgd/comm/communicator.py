@@ -1,4 +1,4 @@
-"""Communicators: collectives on the ranks of a group, timed, watched and counted."""
+"""Collectives as values, what a transport supplies for them, and communicators."""
 
 import os
 import pickle
@@ -6,7 +6,6 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -16,261 +15,7 @@ from hpcsgd.comm.ledger import Ledger, ThreadLocation
 from hpcsgd.errors import HpcsgdError, TransportError
 from hpcsgd.formats import Array
 
-# What a transport has to supply: nothing here is timed, booked or shortcut.
-
-
-class TransportHooks(ABC):
-    """Collectives of a group of two ranks or more, each called by all of them.
-
-    Swaps alone are of two ranks, whatever the others do.
-    """
-
-    rank: int
-    size: int
-
-    @property
-    def mpi_handle(self) -> Any:
-        """The communicator of mpi4py beneath, for libraries that want one, or None."""
-        return None
-
-    def has_lost_ranks(self, error: BaseException) -> bool:
-        """True where `error` says that other ranks are gone and we may go on."""
-        return False
-
-    def exit_abruptly(self) -> None:
-        """Leave the other ranks, which may continue; return where the transport cannot.
-
-        What they see is what a rank that was killed leaves behind.
-        """
-        return
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of what the transport holds."""
-
-    @abstractmethod
-    def abort(self, code: int = 1) -> NoReturn:
-        """End all ranks now."""
-
-    @abstractmethod
-    def _sum(self, buffer: Array) -> None: ...
-
-    @abstractmethod
-    def _start_sum(self, buffer: Array) -> Callable[[], None]: ...
-
-    def _keep(self, array: Array) -> Array:
-        """The transport's own kind of a lasting copy."""
-        return array.copy()
-
-    @abstractmethod
-    def _reduce(self, buffer: Array) -> None:
-        """Sum into the buffer of rank 0; the others' keep what they held."""
-
-    @abstractmethod
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None: ...
-
-    def _start_gather(
-        self, part: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        """Begin it; a transport that cannot has done it when this returns."""
-        self._gather(part, counts, out)
-        return lambda: None
-
-    @abstractmethod
-    def _start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _start_swap(
-        self, array: Array, out: Array, peer: int
-    ) -> Callable[[], None]: ...
-
-    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
-        """The same at once; a transport may have a shorter way."""
-        self._start_exchange(pieces, counts, out)()
-
-    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
-        """Where a sum of parts leaves that of this rank."""
-        return buffer[: counts[self.rank]]
-
-    def _start_sum_parts(
-        self, buffer: Array, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        """Begin it; a transport that knows no better adds in rank order."""
-        return self._start_parts_in_order(buffer, counts)
-
-    def _start_parts_in_order(
-        self, buffer: Array, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        """By an exchange of pieces, which each rank then adds."""
-        own = counts[self.rank]
-        parts = np.empty((self.size, own), dtype=buffer.dtype)
-        arrive = self._start_exchange(buffer, counts, parts.reshape(-1))
-
-        def finish() -> None:
-            arrive()
-            total = buffer[:own]
-            total[...] = parts[0]
-            for part in parts[1:]:
-                total += part
-
-        return finish
-
-    def _deal(
-        self,
-        pieces: Array,
-        counts: Sequence[int],
-        out: Array,
-        received: Sequence[int],
-    ) -> None:
-        """Pieces of any sizes; a transport may know better than telling everybody."""
-        ends = np.cumsum([0, *counts])
-        own = [pieces[a:b].copy() for a, b in zip(ends, ends[1:], strict=False)]
-        parts = [said[self.rank] for said in self._objects(own)]
-        np.concatenate(parts, out=out)
-
-    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        """Into `out` of rank 0; a transport may know better than telling everybody."""
-        everything = out if self.rank == 0 else np.empty(sum(counts), part.dtype)
-        self._gather(part, counts, everything)
-
-    @abstractmethod
-    def _broadcast(self, buffer: Array, root: int) -> None: ...
-
-    @abstractmethod
-    def _max(self, value: int) -> int: ...
-
-    @abstractmethod
-    def _objects(self, item: Any) -> list[Any]: ...
-
-
-# Where every collective is watched, timed and booked, whatever it says.
-
-
-class LedgerGroup(TransportHooks):
-    """A group of ranks and the ledger that its collectives are written into."""
-
-    def __init__(
-        self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
-    ) -> None:
-        self.rank, self.size = rank, size
-        self.ledger = ledger
-        self.reproducible = reproducible
-        self.begun = 0  # collectives of this group so far
-
-    def enter(self, what: str, purpose: str) -> ThreadLocation:
-        """Enter the next collective of this group; `with` leaves it.
-
-        Whatever may wait for other ranks is done inside: the watchdog reads from the
-        returned location where a rank is.
-        """
-        self.begun += 1
-        return self.ledger.place.enter(what, purpose, self.begun, self.size)
-
-    def _wait(
-        self, finish: Callable[[], None], purpose: str, number: int, what: str = "sum"
-    ) -> None:
-        began = perf_counter()
-        with self.ledger.place.enter(what, purpose, number, self.size):
-            finish()
-        self.ledger.wait(purpose, perf_counter() - began)
-
-    def _book(self, purpose: str, sent: Array, wire_bytes: float, began: float) -> None:
-        elapsed = perf_counter() - began
-        self.ledger.record(purpose, sent.size, sent.nbytes, wire_bytes, elapsed)
-
-
-# Whether the arrays of a collective fit together, each said in one sentence.
-
-
-def check_summable(dtype: np.dtype[Any]) -> None:
-    """MPI has no 16-bit float, and a sum of integers that hold some is nonsense."""
-    if dtype.char not in "fdg":
-        raise TransportError(
-            f"a buffer of {dtype} cannot be summed over ranks; sum float32 or float64"
-        )
-
-
-def check_parts(rank: int, part: Array, counts: Sequence[int], out: Array) -> None:
-    """A part of every rank, and all of them."""
-    if part.size != counts[rank] or out.size != sum(counts):
-        raise TransportError(
-            f"rank {rank} gathers {part.size} words into {out.size} and the"
-            f" counts are {list(counts)}; partition once, and pass the same counts"
-        )
-
-
-def check_part(rank: int, part: Array, counts: Sequence[int]) -> None:
-    """A part of every rank, where one rank alone gets all of them."""
-    if part.size != counts[rank]:
-        raise TransportError(
-            f"rank {rank} gives {part.size} words and the counts are"
-            f" {list(counts)}; pass the same counts on all ranks"
-        )
-
-
-def check_cut(rank: int, ranks: int, buffer: Array, counts: Sequence[int]) -> None:
-    """What is summed in parts, one of each rank."""
-    check_summable(buffer.dtype)
-    if buffer.size != sum(counts) or len(counts) != ranks:
-        raise TransportError(
-            f"rank {rank} sums {buffer.size} words in parts of {list(counts)}"
-            f" on {ranks} ranks; pass the same counts on all ranks"
-        )
-
-
-def check_pieces(
-    rank: int, ranks: int, pieces: Array, counts: Sequence[int], out: Array
-) -> None:
-    """A piece for every rank, and as many of one size."""
-    if pieces.size != sum(counts) or out.size != ranks * counts[rank]:
-        raise TransportError(
-            f"rank {rank} exchanges {pieces.size} words for {out.size} and the"
-            f" counts are {list(counts)}; pass the same counts on all ranks"
-        )
-
-
-def check_dealt(
-    rank: int,
-    pieces: Array,
-    counts: Sequence[int],
-    out: Array,
-    received: Sequence[int],
-) -> None:
-    """Pieces of any sizes, and what comes."""
-    if pieces.size != sum(counts) or out.size != sum(received):
-        raise TransportError(
-            f"rank {rank} deals {pieces.size} words by counts of"
-            f" {sum(counts)} and takes {out.size} by counts of {sum(received)};"
-            " plan both once, from what all ranks have"
-        )
-
-
-def check_swap(rank: int, ranks: int, array: Array, out: Array, peer: int) -> None:
-    """What two ranks give each other."""
-    if not 0 <= peer < ranks:
-        raise TransportError(
-            f"rank {rank} would swap with rank {peer} of {ranks}; name a"
-            " rank of the group"
-        )
-    if array.dtype != out.dtype:
-        raise TransportError(
-            f"rank {rank} gives words of {array.dtype} and takes {out.dtype};"
-            " swap words of one type"
-        )
-
-
-def check_swapped(rank: int, peer: int, got: int, wanted: int) -> None:
-    """A peer that says less than there is room for would leave old words in it."""
-    if got != wanted:
-        raise TransportError(
-            f"rank {peer} gave rank {rank} {got} bytes in a swap, not {wanted}; both"
-            " must know what the other gives"
-        )
-
-
-# Bytes a ring moves for each collective, per rank: the model behind `wire_bytes`.
+# Bytes that a ring moves for each collective, per rank: the model behind `wire_bytes`.
 
 
 def sum_bytes(payload: int, ranks: int) -> float:
@@ -294,310 +39,321 @@ def gather_bytes(total: int, ranks: int) -> float:
 
 
 def exchange_bytes(payload: int, ranks: int) -> float:
-    """Exchange of pieces: all but the own one, (p−1)/p of the payload."""
+    """All-to-all: all but the own piece, (p−1)/p of the payload."""
     return (ranks - 1) / ranks * payload
 
 
-def swap_bytes(payload: int) -> float:
-    """Sent to one peer, straight."""
-    return float(payload)
+# A collective is a value: its kind, what this rank sends, where the result goes.
 
 
-# What ranks say to each other and wait for until it is said.
+class SentObject:
+    """A Python object as what a rank sends; its size is that of its pickle."""
+
+    __slots__ = ("nbytes", "size", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.size = self.nbytes = len(pickle.dumps(value))
 
 
-class BlockingCollectives(LedgerGroup):
-    """Collectives that are over when they return; groups of one have none."""
+class Collective(NamedTuple):
+    """One collective of a group of ranks, as each rank of the group calls it.
 
-    def sum(self, buffer: Array, purpose: str) -> Array:
-        """buffer ← Σ over ranks, in place.
+    ============= =============================================================
+    kind          result in `receive`, on all ranks unless the row says otherwise
+    ============= =============================================================
+    sum           Σ over ranks, in place
+    reduce        Σ over ranks, in place, on rank 0; other ranks keep their values
+    broadcast     the buffer of rank `root`, in place
+    max           the largest word of all ranks, in place
+    gather        the parts of all ranks in rank order, counts[q] words from rank q
+    collect       as gather, on rank 0; `receive` of other ranks is empty
+    exchange      the pieces for this rank, in rank order: `send` of every rank holds
+                  counts[q] words for rank q
+    deal          as exchange, but `counts` differ between ranks: received[q] words
+                  come from rank q
+    parts         Σ over ranks of the piece for this rank, as in exchange; `receive`
+                  is a view of `send`, whose other words become undefined
+    ordered_parts as parts, added in rank order
+    swap          the array that rank `peer` sends to this rank
+    objects       the values of all ranks in rank order
+    ============= =============================================================
 
-        Reproducible groups reduce to rank 0 and broadcast, so that every rank holds
-        the same bits: two collectives, booked as two.
+    In place means that `send` and `receive` are one array. All arrays are contiguous.
+    """
+
+    kind: str
+    send: Any  # array that this rank sends; an `SentObject` for objects
+    receive: Any  # array for the result; a list for objects
+    counts: Sequence[int] = ()
+    received: Sequence[int] = ()
+    root: int = 0
+    peer: int = -1  # of a swap alone
+
+    @property
+    def title(self) -> str:
+        """The name of the collective in reports of the watchdog."""
+        title = _KINDS[self.kind].title
+        return title if self.peer < 0 else f"{title} with rank {self.peer}"
+
+    def wire_bytes(self, ranks: int, rank: int | None = None) -> float:
+        """Return the bytes that rank `rank` of `ranks` sends over the network.
+
+        None is a rank like most others: where ranks send unequal amounts, their mean.
         """
-        if self.size == 1:
-            return buffer
-        if self.reproducible:
-            return self._sum_in_one_place(buffer, purpose)
-        check_summable(buffer.dtype)
-        began = perf_counter()
-        with self.enter("sum", purpose):
-            self._sum(buffer)
-        self._book(purpose, buffer, sum_bytes(buffer.nbytes, self.size), began)
-        return buffer
+        return _KINDS[self.kind].wire_bytes(self, ranks, rank)
 
-    def reduce(self, buffer: Array, purpose: str) -> Array:
-        """buffer ← Σ over ranks, on rank 0 alone; the others' keep what they held."""
-        if self.size == 1:
-            return buffer
-        check_summable(buffer.dtype)
-        began = perf_counter()
-        with self.enter("reduction", purpose):
-            self._reduce(buffer)
-        self._book(purpose, buffer, reduce_bytes(buffer.nbytes, self.size), began)
-        return buffer
+    def check(self, rank: int, ranks: int) -> None:
+        """Raise `TransportError` where the arrays and counts do not fit together."""
+        check = _KINDS[self.kind].check
+        if check is not None:
+            check(self, rank, ranks)
 
-    def gather(
-        self, part: Array, counts: Sequence[int], out: Array, purpose: str
-    ) -> Array:
-        """out ← the flat parts of all ranks in rank order, counts[r] elements each."""
-        if self.size == 1:
-            out[...] = part
-            return out
-        check_parts(self.rank, part, counts, out)
-        began = perf_counter()
-        with self.enter("gather", purpose):
-            self._gather(part, counts, out)
-        self._book(purpose, part, gather_bytes(out.nbytes, self.size), began)
-        return out
+    def with_arrays(self, send: Any, receive: Any) -> "Collective":
+        """Return the same collective of other arrays: staged copies of these."""
+        return self._replace(send=send, receive=receive)
 
-    def exchange_pieces(
-        self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
-    ) -> Array:
-        """Piece r of every rank goes to rank r, counts[r] elements each.
 
-        out ← in rank order, what all ranks have for this one.
-        """
-        if self.size == 1:
-            out[...] = pieces
-            return out
-        check_pieces(self.rank, self.size, pieces, counts, out)
-        began = perf_counter()
-        with self.enter("exchange of pieces", purpose):
-            self._exchange(pieces, counts, out)
-        moved = exchange_bytes(pieces.nbytes, self.size)
-        self._book(purpose, pieces, moved, began)
-        return out
-
-    def deal(
-        self,
-        pieces: Array,
-        counts: Sequence[int],
-        out: Array,
-        received: Sequence[int],
-        purpose: str,
-    ) -> Array:
-        """Piece r goes to rank r, counts[r] elements; others may have other counts.
-
-        out ← in rank order, what all ranks have for this one: received[r] of rank r.
-        """
-        check_dealt(self.rank, pieces, counts, out, received)
-        if self.size == 1:
-            out[...] = pieces
-            return out
-        began = perf_counter()
-        with self.enter("deal of pieces", purpose):
-            self._deal(pieces, counts, out, received)
-        itself = counts[self.rank] * pieces.itemsize
-        self._book(purpose, pieces, float(pieces.nbytes - itself), began)
-        return out
-
-    def collect(
-        self, part: Array, counts: Sequence[int], purpose: str = "control"
-    ) -> Array | None:
-        """The flat parts of all ranks in rank order, on rank 0; None elsewhere."""
-        if self.size == 1:
-            return part
-        check_part(self.rank, part, counts)
-        out = np.empty(sum(counts) if self.rank == 0 else 0, dtype=part.dtype)
-        began = perf_counter()
-        with self.enter("collection", purpose):
-            self._collect(part, counts, out)
-        self._book(purpose, part, float(part.nbytes) if self.rank else 0.0, began)
-        return out if self.rank == 0 else None
-
-    def broadcast(
-        self, buffer: Array, root: int = 0, purpose: str = "control"
-    ) -> Array:
-        """buffer ← that of `root`."""
-        if self.size == 1:
-            return buffer
-        began = perf_counter()
-        with self.enter("broadcast", purpose):
-            self._broadcast(buffer, root)
-        self._book(purpose, buffer, broadcast_bytes(buffer.nbytes, self.size), began)
-        return buffer
-
-    def max_flag(self, value: int, purpose: str = "control") -> int:
-        """The largest value that any rank gave."""
-        if self.size == 1:
-            return value
-        began = perf_counter()
-        with self.enter("largest flag", purpose):
-            largest = self._max(value)
-        self.ledger.record(
-            purpose, 1, 8, sum_bytes(8, self.size), perf_counter() - began
+def check_summable(dtype: np.dtype[Any]) -> None:
+    """Refuse 16-bit floats, which MPI has not, and integers, which may hold some."""
+    if dtype.char not in "fdg":
+        raise TransportError(
+            f"a buffer of {dtype} cannot be summed over ranks; sum float32 or float64"
         )
-        return largest
 
-    def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
-        """The items of all ranks, in rank order, on every rank."""
-        if self.size == 1:
-            return [item]
-        began = perf_counter()
-        size = len(pickle.dumps(item))
-        with self.enter("exchange of objects", purpose):
-            items = self._objects(item)
-        self.ledger.record(
-            purpose, size, size, (self.size - 1) * size, perf_counter() - began
+
+def _check_sum(c: Collective, rank: int, ranks: int) -> None:
+    check_summable(c.send.dtype)
+
+
+def _check_gather(c: Collective, rank: int, ranks: int) -> None:
+    if c.send.size != c.counts[rank] or c.receive.size != sum(c.counts):
+        raise TransportError(
+            f"rank {rank} gathers {c.send.size} words into {c.receive.size} and the"
+            f" counts are {list(c.counts)}; partition once, and pass the same counts"
         )
-        return items
-
-    def _sum_in_one_place(self, buffer: Array, purpose: str) -> Array:
-        return self.broadcast(self.reduce(buffer, purpose), 0, purpose)
 
 
-# A sum that was started and is not waited for yet.
+def _check_collect(c: Collective, rank: int, ranks: int) -> None:
+    if c.send.size != c.counts[rank]:
+        raise TransportError(
+            f"rank {rank} gives {c.send.size} words and the counts are"
+            f" {list(c.counts)}; pass the same counts on all ranks"
+        )
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """The finish of a transfer that can be asked whether it would have to wait."""
+def _check_parts(c: Collective, rank: int, ranks: int) -> None:
+    check_summable(c.send.dtype)
+    if c.send.size != sum(c.counts) or len(c.counts) != ranks:
+        raise TransportError(
+            f"rank {rank} sums {c.send.size} words in parts of {list(c.counts)}"
+            f" on {ranks} ranks; pass the same counts on all ranks"
+        )
 
-    wait: Callable[[], Any]
-    has_come: Callable[[], bool]
 
-    def __call__(self) -> None:
-        """Block until it is here."""
-        self.wait()
+def _check_exchange(c: Collective, rank: int, ranks: int) -> None:
+    if c.send.size != sum(c.counts) or c.receive.size != ranks * c.counts[rank]:
+        raise TransportError(
+            f"rank {rank} exchanges {c.send.size} words for {c.receive.size} and the"
+            f" counts are {list(c.counts)}; pass the same counts on all ranks"
+        )
+
+
+def _check_deal(c: Collective, rank: int, ranks: int) -> None:
+    if c.send.size != sum(c.counts) or c.receive.size != sum(c.received):
+        raise TransportError(
+            f"rank {rank} deals {c.send.size} words by counts of"
+            f" {sum(c.counts)} and takes {c.receive.size} by counts of"
+            f" {sum(c.received)}; plan both once, from what all ranks have"
+        )
+
+
+def _check_swap(c: Collective, rank: int, ranks: int) -> None:
+    if not 0 <= c.peer < ranks:
+        raise TransportError(
+            f"rank {rank} would swap with rank {c.peer} of {ranks}; name a"
+            " rank of the group"
+        )
+    if c.send.dtype != c.receive.dtype:
+        raise TransportError(
+            f"rank {rank} gives words of {c.send.dtype} and takes {c.receive.dtype};"
+            " swap words of one type"
+        )
+
+
+def check_swapped(rank: int, peer: int, got: int, wanted: int) -> None:
+    """Refuse a message of `peer` that would leave old words in the array for it."""
+    if got != wanted:
+        raise TransportError(
+            f"rank {peer} gave rank {rank} {got} bytes in a swap, not {wanted}; both"
+            " must know what the other gives"
+        )
+
+
+def _dealt_bytes(c: Collective, ranks: int, rank: int | None) -> float:
+    if rank is None:
+        return exchange_bytes(c.send.nbytes, ranks)
+    return float(c.send.nbytes - c.counts[rank] * c.send.itemsize)
+
+
+class _Kind(NamedTuple):
+    title: str
+    wire_bytes: Callable[[Collective, int, int | None], float]  # of ranks, rank
+    check: Callable[[Collective, int, int], None] | None = None  # of rank, ranks
+
+
+_KINDS = {
+    "sum": _Kind("sum", lambda c, n, _: sum_bytes(c.send.nbytes, n), _check_sum),
+    "reduce": _Kind(
+        "reduction", lambda c, n, _: reduce_bytes(c.send.nbytes, n), _check_sum
+    ),
+    "broadcast": _Kind("broadcast", lambda c, n, _: broadcast_bytes(c.send.nbytes, n)),
+    "max": _Kind("largest flag", lambda c, n, _: sum_bytes(c.send.nbytes, n)),
+    "gather": _Kind(
+        "gather", lambda c, n, _: gather_bytes(c.receive.nbytes, n), _check_gather
+    ),
+    "collect": _Kind(
+        "collection",
+        lambda c, _, rank: 0.0 if rank == 0 else float(c.send.nbytes),
+        _check_collect,
+    ),
+    "exchange": _Kind(
+        "exchange of pieces",
+        lambda c, n, _: exchange_bytes(c.send.nbytes, n),
+        _check_exchange,
+    ),
+    "deal": _Kind("deal of pieces", _dealt_bytes, _check_deal),
+    "parts": _Kind(
+        "sum of parts", lambda c, n, _: reduce_bytes(c.send.nbytes, n), _check_parts
+    ),
+    "ordered_parts": _Kind(
+        "sum of parts", lambda c, n, _: reduce_bytes(c.send.nbytes, n), _check_parts
+    ),
+    "swap": _Kind("swap", lambda c, n, _: float(c.send.nbytes), _check_swap),
+    "objects": _Kind(
+        "exchange of objects", lambda c, n, _: float((n - 1) * c.send.nbytes)
+    ),
+}
+
+
+# What a transport has to supply.
+
+
+class Transfer(NamedTuple):
+    """A collective under way: how to wait for it, and how to poll it.
+
+    `is_done` is None where the transport cannot tell without waiting.
+    """
+
+    wait: Callable[[], object]
+    is_done: Callable[[], bool] | None = None
+
+
+DONE = Transfer(lambda: None, lambda: True)  # of a collective that is over
+
+
+class Transport(ABC):
+    """The part of a communicator that moves data: all that a transport supplies.
+
+    `begin` is the only method that moves data. It may rely on this: the arrays and
+    counts have been checked, the group has two ranks or more, all ranks make the same
+    call in the same order (of a swap: the two ranks of it), and `Communicator` measures
+    the time, counts the words and informs the watchdog.
+    """
+
+    rank: int
+    size: int
+    transport: str  # its name in reports
+
+    @abstractmethod
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Start a collective, and return how to wait for it.
+
+        The arrays of the collective belong to the transport until `wait` returns. If
+        `blocking`, the caller waits at once: the transport may have a shorter way, and
+        may return `DONE`.
+        """
+
+    @abstractmethod
+    def split(self, color: int, key: int) -> "Communicator":
+        """Return the group of the ranks with this color, ordered by key. Collective.
+
+        It writes into the same ledger.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the transport holds. Collective."""
+
+    @abstractmethod
+    def abort(self, code: int = 1) -> NoReturn:
+        """End all ranks now."""
+
+    def survivors(self) -> "Communicator":
+        """Return the group of the ranks that are left after a loss; they all call it.
+
+        Optional: a transport that can lose ranks has it, and `has_lost_ranks`.
+        """
+        raise TransportError(
+            f"{self.transport} cannot go on without a rank; use --on-failure stop"
+        )
+
+
+def start_parts_in_order(transport: Transport, parts: Collective) -> Transfer:
+    """Begin a sum of parts as an exchange of pieces, which each rank adds in order.
+
+    For transports that have no sum of parts, or none in rank order.
+    """
+    total, ranks = parts.receive, transport.size
+    pieces = np.empty((ranks, total.size), dtype=total.dtype)
+    exchange = Collective("exchange", parts.send, pieces.reshape(-1), parts.counts)
+    transfer = transport.begin(exchange, False)
+
+    def wait() -> None:
+        transfer.wait()
+        np.copyto(total, pieces[0])
+        for piece in pieces[1:]:
+            np.add(total, piece, out=total)
+
+    return Transfer(wait, transfer.is_done)
+
+
+# A collective that was started and is not waited for yet.
 
 
 class Pending:
-    """A sum under way; `wait` gives the buffer back, as often as it is asked."""
+    """A collective under way; `wait` returns the result, as often as it is called."""
 
     def __init__(
         self,
         buffer: Array,
-        finish: Callable[[], None] | None = None,
-        has_come: Callable[[], bool] | None = None,
+        finish: Callable[[], object] | None = None,
+        is_done: Callable[[], bool] | None = None,
     ) -> None:
         self.buffer = buffer
         self._finish = finish
-        self._has_come = has_come
+        self._is_done = is_done
 
     @property
     def is_under_way(self) -> bool:
-        """Whether nobody has waited for it yet."""
+        """True until `wait` is called."""
         return self._finish is not None
 
     def wait(self) -> Array:
-        """Block until the sum is in the buffer."""
+        """Block until the result is in the buffer, and return that."""
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
         return self.buffer
 
     def has_arrived(self) -> bool:
-        """Whether `wait` would return at once; False where nobody can tell.
+        """Return whether `wait` would return at once; False if that is not known.
 
-        Ranks hear of it at different times: what they say next must not depend on it.
+        Ranks learn it at different times: what they send next must not depend on it.
         """
         if self._finish is None:
             return True
-        return self._has_come is not None and self._has_come()
-
-
-def completion_test(finish: Callable[[], None]) -> Callable[[], bool] | None:
-    """Return the function that tests whether a transfer is complete, None where the
-    transport has none.
-    """
-    return finish.has_come if isinstance(finish, Arrival) else None
-
-
-# The same, begun now and waited for later: work goes on in between.
-
-
-class StartedCollectives(BlockingCollectives):
-    """Collectives that give a `Pending`; their arrays belong to it until `wait`."""
-
-    def start_sum(self, buffer: Array, purpose: str) -> Pending:
-        """Begin a sum; the buffer belongs to it until `wait`."""
-        if self.size == 1:
-            return Pending(buffer)
-        if self.reproducible:
-            return Pending(self._sum_in_one_place(buffer, purpose))
-        check_summable(buffer.dtype)
-        began = perf_counter()
-        with self.enter("start of the sum", purpose):
-            finish = self._start_sum(buffer)
-        number = self.begun
-        self._book(purpose, buffer, sum_bytes(buffer.nbytes, self.size), began)
-        wait = lambda: self._wait(finish, purpose, number)  # noqa: E731
-        return Pending(buffer, wait, completion_test(finish))
-
-    def start_gather(
-        self, part: Array, counts: Sequence[int], out: Array, purpose: str
-    ) -> Pending:
-        """Begin it; both arrays belong to it until `wait`."""
-        if self.size == 1:
-            return Pending(self.gather(part, counts, out, purpose))
-        check_parts(self.rank, part, counts, out)
-        began = perf_counter()
-        with self.enter("start of the gather", purpose):
-            finish = self._start_gather(part, counts, out)
-        number = self.begun
-        self._book(purpose, part, gather_bytes(out.nbytes, self.size), began)
-        return Pending(out, lambda: self._wait(finish, purpose, number, "gather"))
-
-    def start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
-    ) -> Pending:
-        """Begin it; both arrays belong to it until `wait`."""
-        if self.size == 1:
-            return Pending(self.exchange_pieces(pieces, counts, out, purpose))
-        check_pieces(self.rank, self.size, pieces, counts, out)
-        began = perf_counter()
-        with self.enter("start of the exchange of pieces", purpose):
-            finish = self._start_exchange(pieces, counts, out)
-        number = self.begun
-        moved = exchange_bytes(pieces.nbytes, self.size)
-        self._book(purpose, pieces, moved, began)
-        what = "exchange of pieces"
-        return Pending(out, lambda: self._wait(finish, purpose, number, what))
-
-    def start_sum_parts(
-        self, buffer: Array, counts: Sequence[int], purpose: str
-    ) -> Pending:
-        """Begin a sum of which each rank gets its part alone, counts[r] elements.
-
-        In place: `wait` gives that part, a view that arrays of the host begin with; the
-        rest of the buffer is then nobody's. Reproducible groups add in rank order.
-        """
-        check_cut(self.rank, self.size, buffer, counts)
-        own = self._own_part(buffer, counts)
-        if self.size == 1:
-            return Pending(own)
-        began = perf_counter()
-        with self.enter("start of the sum of parts", purpose):
-            if self.reproducible:
-                finish = self._start_parts_in_order(buffer, counts)
-            else:
-                finish = self._start_sum_parts(buffer, counts)
-        number = self.begun
-        self._book(purpose, buffer, reduce_bytes(buffer.nbytes, self.size), began)
-        what = "sum of parts"
-        return Pending(own, lambda: self._wait(finish, purpose, number, what))
-
-    def swap(self, array: Array, out: Array, peer: int, purpose: str) -> Array:
-        """out ← what rank `peer` gives this one, which gives it `array`.
-
-        Both call it for each other; pairs need not wait for other pairs. With oneself
-        nothing is sent. Swaps of the same two are in the order of their calls.
-        """
-        return self.start_swap(array, out, peer, purpose).wait()
-
-    def start_swap(self, array: Array, out: Array, peer: int, purpose: str) -> Pending:
-        """Begin it; both arrays belong to it until `wait`."""
-        if peer == self.rank:
-            np.copyto(out, array)
-            return Pending(out)
-        check_swap(self.rank, self.size, array, out, peer)
-        began, what = perf_counter(), f"swap with rank {peer}"
-        with self.enter(f"start of the {what}", purpose):
-            finish = self._start_swap(array, out, peer)
-        number = self.begun
-        self._book(purpose, array, swap_bytes(array.nbytes), began)
-        return Pending(out, lambda: self._wait(finish, purpose, number, what))
+        return self._is_done is not None and self._is_done()
 
 
 # Where a rank stands: its node, and the rack of that where somebody says so.
@@ -620,14 +376,14 @@ def own_address(environ: Mapping[str, str] = os.environ) -> Address:
 
 
 class Message(Protocol):
-    """What a product writes into and sums, in whatever format it travels."""
+    """An array that products write into and sum, in any format of the wire."""
 
     @property
     def array(self) -> Array:
-        """Where this rank's part of the next sum goes, as float32 or float64."""
+        """The array for this rank's part of the next sum, float32 or float64."""
 
     def sum(self, purpose: str) -> Array:
-        """Σ over ranks of what was written, good until the next sum."""
+        """Return Σ over ranks of what was written, good until the next sum."""
 
     def start(self, purpose: str) -> Pending:
         """Begin the sum; `array` belongs to it until `wait`, which gives the total."""
@@ -643,14 +399,15 @@ class Workspace:
     def __init__(self, group: "Communicator", words: int, dtype: Any) -> None:
         self.group = group
         self._array: Array = np.empty(words, dtype=dtype)
+        self._collective = Collective("sum", self._array, self._array)
 
     @property
     def array(self) -> Array:
-        """Where this rank's part of the next sum goes."""
+        """The array for this rank's part of the next sum."""
         return self._array
 
     def sum(self, purpose: str) -> Array:
-        """Σ over ranks of what was written."""
+        """Return Σ over ranks of what was written."""
         return self.group.sum_workspace(self, purpose)
 
     def start(self, purpose: str) -> Pending:
@@ -658,22 +415,21 @@ class Workspace:
         return self.group.start_sum(self.array, purpose)
 
     def add(self) -> Array:
-        """Σ over ranks, not booked: the part that transports replace."""
-        self.group._sum(self._array)
+        """Return Σ over ranks, not booked: the part that transports replace."""
+        self.group.begin(self._collective, True).wait()
         return self._array
 
 
-# What ranks can say to each other.
-#
-# The public methods shortcut groups of one, time and book every collective
-# (`BlockingCollectives`, `StartedCollectives`); what a transport has to supply are
-# the hooks behind them (`hpcsgd.comm.communicator`).
+# The calls of programs: every one is checked, watched, timed and booked.
 
 T = TypeVar("T")
 
 
-class Communicator(StartedCollectives):
-    """A group of ranks. Every collective is called by all of them, in one order."""
+class Communicator(Transport):
+    """A group of ranks. Every collective is called by all of them, in one order.
+
+    A group of one rank sends nothing, and books nothing.
+    """
 
     transport = "one process"  # what carries the words
     waits_busily = False  # True: its ranks spin in collectives and own a core each
@@ -683,8 +439,221 @@ class Communicator(StartedCollectives):
     serves_threads = True  # False: one thread of a rank alone may call it
     address: Address | None = None  # of this rank, where it is not what the system says
 
+    def __init__(
+        self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.ledger = ledger
+        self.reproducible = reproducible
+        self.begun = 0  # collectives of this group so far
+        # Flags are exchanged all the time: their array and collective are made once.
+        self._flag = np.zeros(1, dtype=np.int64)
+        self._largest_flag = Collective("max", self._flag, self._flag)
+
+    def run(self, collective: Collective, purpose: str) -> Any:
+        """Do a collective, and return what it has received."""
+        collective.check(self.rank, self.size)
+        if self.size == 1:
+            return _alone(collective)
+        return self._run(collective, purpose)
+
+    def start(self, collective: Collective, purpose: str) -> Pending:
+        """Begin a collective; its arrays belong to it until `wait`."""
+        collective.check(self.rank, self.size)
+        if self.size == 1:
+            return Pending(_alone(collective))
+        return self._start(collective, purpose)
+
+    def _run(self, collective: Collective, purpose: str) -> Any:
+        began = perf_counter()
+        with self.enter(collective.title, purpose):
+            self.begin(collective, True).wait()
+        self._book(collective, purpose, began)
+        return collective.receive
+
+    def _start(self, collective: Collective, purpose: str) -> Pending:
+        began, title = perf_counter(), collective.title
+        with self.enter(f"start of the {title}", purpose):
+            transfer = self.begin(collective, False)
+        number = self.begun
+        self._book(collective, purpose, began)
+
+        def wait() -> None:
+            began = perf_counter()
+            with self.ledger.place.enter(title, purpose, number, self.size):
+                transfer.wait()
+            self.ledger.wait(purpose, perf_counter() - began)
+
+        return Pending(collective.receive, wait, transfer.is_done)
+
+    def _book(self, collective: Collective, purpose: str, began: float) -> None:
+        sent, elapsed = collective.send, perf_counter() - began
+        moved = collective.wire_bytes(self.size, self.rank)
+        self.ledger.record(purpose, sent.size, sent.nbytes, moved, elapsed)
+
+    def enter(self, what: str, purpose: str) -> ThreadLocation:
+        """Enter the next collective of this group; `with` leaves it.
+
+        Whatever may wait for other ranks is done inside: the watchdog reads from the
+        returned location where a rank is.
+        """
+        self.begun += 1
+        return self.ledger.place.enter(what, purpose, self.begun, self.size)
+
+    def sum(self, buffer: Array, purpose: str) -> Array:
+        """buffer ← Σ over ranks, in place.
+
+        Reproducible groups reduce to rank 0 and broadcast, so that every rank holds
+        the same bits: two collectives, booked as two.
+        """
+        if self.size == 1:
+            return buffer
+        if self.reproducible:
+            return self.broadcast(self.reduce(buffer, purpose), 0, purpose)
+        self.run(Collective("sum", buffer, buffer), purpose)
+        return buffer
+
+    def start_sum(self, buffer: Array, purpose: str) -> Pending:
+        """Begin a sum; the buffer belongs to it until `wait`."""
+        if self.size == 1:
+            return Pending(buffer)
+        if self.reproducible:
+            return Pending(self.sum(buffer, purpose))
+        return self.start(Collective("sum", buffer, buffer), purpose)
+
+    def reduce(self, buffer: Array, purpose: str) -> Array:
+        """buffer ← Σ over ranks, on rank 0 alone; the others' keep what they held."""
+        if self.size > 1:
+            self.run(Collective("reduce", buffer, buffer), purpose)
+        return buffer
+
+    def gather(
+        self, part: Array, counts: Sequence[int], out: Array, purpose: str
+    ) -> Array:
+        """out ← the flat parts of all ranks in rank order, counts[r] elements each."""
+        if self.size == 1:
+            out[...] = part
+        else:
+            self.run(Collective("gather", part, out, counts), purpose)
+        return out
+
+    def start_gather(
+        self, part: Array, counts: Sequence[int], out: Array, purpose: str
+    ) -> Pending:
+        """Begin a gather; both arrays belong to it until `wait`."""
+        if self.size == 1:
+            return Pending(self.gather(part, counts, out, purpose))
+        return self.start(Collective("gather", part, out, counts), purpose)
+
+    def exchange_pieces(
+        self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
+    ) -> Array:
+        """Piece r of every rank goes to rank r, counts[r] elements each.
+
+        out ← in rank order, what all ranks have for this one.
+        """
+        if self.size == 1:
+            out[...] = pieces
+        else:
+            self.run(Collective("exchange", pieces, out, counts), purpose)
+        return out
+
+    def start_exchange(
+        self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
+    ) -> Pending:
+        """Begin an exchange of pieces; both arrays belong to it until `wait`."""
+        if self.size == 1:
+            return Pending(self.exchange_pieces(pieces, counts, out, purpose))
+        return self.start(Collective("exchange", pieces, out, counts), purpose)
+
+    def deal(
+        self,
+        pieces: Array,
+        counts: Sequence[int],
+        out: Array,
+        received: Sequence[int],
+        purpose: str,
+    ) -> Array:
+        """Piece r goes to rank r, counts[r] elements; others may have other counts.
+
+        out ← in rank order, what all ranks have for this one: received[r] of rank r.
+        """
+        self.run(Collective("deal", pieces, out, counts, received), purpose)
+        return out
+
+    def collect(
+        self, part: Array, counts: Sequence[int], purpose: str = "control"
+    ) -> Array | None:
+        """Return the flat parts of all ranks in order on rank 0, None elsewhere."""
+        if self.size == 1:
+            return part
+        out = np.empty(sum(counts) if self.rank == 0 else 0, dtype=part.dtype)
+        self.run(Collective("collect", part, out, counts), purpose)
+        return out if self.rank == 0 else None
+
+    def broadcast(
+        self, buffer: Array, root: int = 0, purpose: str = "control"
+    ) -> Array:
+        """buffer ← that of `root`."""
+        if self.size > 1:
+            self._run(Collective("broadcast", buffer, buffer, root=root), purpose)
+        return buffer
+
+    def start_sum_parts(
+        self, buffer: Array, counts: Sequence[int], purpose: str
+    ) -> Pending:
+        """Begin a sum of which each rank gets its part alone, counts[r] elements.
+
+        In place: `wait` gives that part, a view that arrays of the host begin with; the
+        rest of the buffer is undefined afterwards. Reproducible groups add in rank
+        order.
+        """
+        kind = "ordered_parts" if self.reproducible else "parts"
+        whole = Collective(kind, buffer, buffer, counts)
+        whole.check(self.rank, self.size)
+        own = self._own_part(buffer, counts)
+        if self.size == 1:
+            return Pending(own)
+        return self._start(whole.with_arrays(buffer, own), purpose)
+
+    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
+        """Return the view in which a sum of parts leaves the part of this rank."""
+        return buffer[: counts[self.rank]]
+
+    def swap(self, array: Array, out: Array, peer: int, purpose: str) -> Array:
+        """out ← what rank `peer` gives this one, which gives it `array`.
+
+        Both call it for each other; pairs need not wait for other pairs. With oneself
+        nothing is sent. Swaps of the same two are in the order of their calls.
+        """
+        return self.start_swap(array, out, peer, purpose).wait()
+
+    def start_swap(self, array: Array, out: Array, peer: int, purpose: str) -> Pending:
+        """Begin a swap; both arrays belong to it until `wait`."""
+        if peer == self.rank:
+            np.copyto(out, array)
+            return Pending(out)
+        return self.start(Collective("swap", array, out, peer=peer), purpose)
+
+    def max_flag(self, value: int, purpose: str = "control") -> int:
+        """Return the largest value of all ranks."""
+        if self.size == 1:
+            return value
+        self._flag[0] = value
+        self._run(self._largest_flag, purpose)
+        return int(self._flag[0])
+
+    def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
+        """Return the items of all ranks, in rank order, on every rank."""
+        if self.size == 1:
+            return [item]
+        items: list[Any] = self._run(
+            Collective("objects", SentObject(item), []), purpose
+        )
+        return items
+
     def workspace(self, words: int, dtype: Any) -> Workspace:
-        """A message that is summed again and again, by the fastest way there is.
+        """Open a message that is summed again and again, by the fastest way there is.
 
         Asked for by all ranks in one order, as collectives are; so is `keep`.
         """
@@ -694,21 +663,23 @@ class Communicator(StartedCollectives):
         if self.reproducible:
             return Workspace(self, words, dtype)
         with self.enter("opening of a workspace", "control"):
-            return self._workspace(words, dtype)
+            return self._workspace(words, dtype) or Workspace(self, words, dtype)
 
     def sum_workspace(self, workspace: Workspace, purpose: str) -> Array:
-        """Σ over ranks of what they wrote into the workspace; booked as `sum` is."""
+        """Return Σ over ranks of what is in the workspace; booked as `sum` is."""
         written = workspace.array
         if self.size == 1 or self.reproducible:
             return self.sum(written, purpose)
         began = perf_counter()
         with self.enter("sum", purpose):
             total = workspace.add()
-        self._book(purpose, written, sum_bytes(written.nbytes, self.size), began)
+        size, elapsed = written.nbytes, perf_counter() - began
+        moved = sum_bytes(size, self.size)
+        self.ledger.record(purpose, written.size, size, moved, elapsed)
         return total
 
     def keep(self, array: Array) -> Array:
-        """A lasting copy of what all ranks hold alike; ranks of a node may share it."""
+        """Return a lasting copy of an equal array; ranks of a node may share it."""
         if self.size == 1:
             return array.copy()
         with self.enter("copy for the node", "control"):
@@ -760,19 +731,45 @@ class Communicator(StartedCollectives):
 
     @property
     def copied(self) -> tuple[int, int]:
-        """Bytes that went (up, down) between GPU and host to be carried, so far."""
+        """Bytes copied (up, down) between GPU and host for collectives, so far."""
         return 0, 0
 
-    def survivors(self) -> "Communicator":
-        """Those that are left; called by all of them, after such an error."""
-        raise TransportError(
-            f"{self.transport} cannot go on without a rank; use --on-failure stop"
-        )
+    @property
+    def processes(self) -> int:
+        """How many processes of this machine the ranks are."""
+        return self.size
 
-    @abstractmethod
-    def split(self, color: int, key: int) -> "Communicator":
-        """The ranks that gave the same color, ordered by key; shares the ledger."""
+    # What a transport may supply besides: other libraries, losses, shorter ways.
 
-    def _workspace(self, words: int, dtype: Any) -> Workspace:
-        """The transport's own kind of it."""
-        return Workspace(self, words, dtype)
+    @property
+    def mpi_handle(self) -> Any:
+        """The communicator of mpi4py beneath, for libraries that want one, or None."""
+        return None
+
+    def has_lost_ranks(self, error: BaseException) -> bool:
+        """Return whether `error` reports lost ranks, and this one may continue."""
+        return False
+
+    def exit_abruptly(self) -> None:
+        """Leave the other ranks, which may continue; return where the transport cannot.
+
+        What they see is what a rank that was killed leaves behind.
+        """
+        return
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace | None:
+        """Open a shorter way for a sum that repeats, if there is one. Collective."""
+        return None
+
+    def _keep(self, array: Array) -> Array:
+        """Make a lasting copy, as the transport does. Collective."""
+        return array.copy()
+
+
+def _alone(collective: Collective) -> Any:
+    """Do a collective of one rank."""
+    if collective.kind == "objects":
+        collective.receive[:] = [collective.send.value]
+    elif collective.receive is not collective.send:
+        collective.receive[...] = collective.send
+    return collective.receive

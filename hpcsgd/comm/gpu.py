@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Communicator, Workspace
+from hpcsgd.comm.communicator import Collective, Communicator, Transfer, Workspace
 from hpcsgd.errors import ConfigError, DeviceLost, TransportError
 from hpcsgd.formats import Array
 
@@ -37,52 +37,52 @@ class Layer(Protocol):
 
     @property
     def place(self) -> str:
-        """Equal for two ranks of a node that use the same GPU."""
+        """Return a name that is equal for ranks of a node that use the same GPU."""
 
     def owns(self, array: Any) -> bool:
-        """Whether an array is in the memory of GPUs."""
+        """Return whether an array is in the memory of GPUs."""
 
     def empty(self, words: int, dtype: Any) -> Any:
-        """A new array on the GPU."""
+        """Allocate an array on the GPU."""
 
     def pinned(self, words: int, dtype: Any) -> Array:
-        """A new array of the host that the GPU copies from and to by itself."""
+        """Allocate an array of the host that the GPU copies from and to by itself."""
 
     def current_stream(self) -> Any:
-        """Where work goes that names no stream."""
+        """Return the stream of work that names none."""
 
     def new_stream(self) -> Any:
-        """One more, beside it."""
+        """Create another stream."""
 
     def synchronize(self, stream: Any) -> None:
-        """Wait until all its work is done."""
+        """Wait until all work of the stream is done."""
 
     def record(self, stream: Any) -> Any:
-        """An event that is done once the work so far is."""
+        """Return an event that is done once the work on the stream so far is."""
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
         """Make the stream wait for the event; the host goes on."""
 
     def is_done(self, event: Any) -> bool:
-        """Whether it is, without waiting."""
+        """Return whether the event is done, without waiting."""
 
     def wait(self, event: Any) -> None:
-        """Wait until it is."""
+        """Wait until the event is done."""
 
     def address(self, array: Any) -> int:
-        """Where its first element is, for NCCL."""
+        """Return the address of the first element, for NCCL."""
 
     def handle(self, stream: Any) -> int:
-        """The stream, for NCCL."""
+        """Return the handle of the stream, for NCCL."""
 
     def to_host(self, array: Any, host: Array, stream: Any) -> None:
-        """host ← array, later; `host` is pinned and as long, both without gaps."""
+        """Queue host ← array; `host` is pinned and as long, both without gaps."""
 
     def to_device(self, host: Array, array: Any, stream: Any) -> None:
-        """array ← host, later."""
+        """Queue array ← host."""
 
     def for_mpi(self, array: Any) -> Any:
-        """What MPI is given of an array whose work is done."""
+        """Return what MPI takes as a buffer, for an array whose work is done."""
 
     def narrow(self, values: Any, bits: Any, stream: Any) -> None:
         """bits ← float32 values as bf16, rounded to nearest even."""
@@ -107,11 +107,11 @@ def fetched(layer: Layer, array: Any, stream: Any) -> Array:
     return host
 
 
-# What carries arrays of GPUs: the hooks of a transport, for the device.
+# What carries arrays of GPUs: as a transport does, for the device.
 
 
 class Carrier(ABC):
-    """Collectives of device arrays without gaps, as of `TransportHooks` on hosts."""
+    """Moves device arrays without gaps for the ranks of `host`."""
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         self.host, self.layer = host, layer
@@ -120,53 +120,17 @@ class Carrier(ABC):
 
     @property
     def stream(self) -> Any:
-        """Whose work comes before a collective, and what follows comes after it."""
+        """The stream whose work comes before a collective, and then after it."""
         given = self._stream
         return self.layer.current_stream() if given is None else given
 
     @abstractmethod
-    def _sum(self, buffer: Any) -> None: ...
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Start a collective of device arrays, as `Transport.begin` does on the host.
 
-    @abstractmethod
-    def _start_sum(self, buffer: Any) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _reduce(self, buffer: Any) -> None: ...
-
-    @abstractmethod
-    def _broadcast(self, buffer: Any, root: int) -> None: ...
-
-    @abstractmethod
-    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None: ...
-
-    @abstractmethod
-    def _start_exchange(
-        self, pieces: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _start_sum_parts(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]: ...
-
-    @abstractmethod
-    def _start_parts_in_order(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]: ...
-
-    def _own_part(self, buffer: Any, counts: Sequence[int]) -> Any:
-        """Where that of this rank lay all along."""
-        first = sum(counts[: self.host.rank])
-        return buffer[first : first + counts[self.host.rank]]
-
-    def _start_gather(
-        self, part: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        self._gather(part, counts, out)
-        return lambda: None
-
-    def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
-        self._start_exchange(pieces, counts, out)()
+        `wait` may return once the work is queued on the stream. Kinds are sum, reduce,
+        broadcast, gather, exchange, parts and ordered_parts.
+        """
 
     def _to_host(self, array: Any, host: Any) -> None:
         self.layer.to_host(array, host, self.stream)
@@ -177,7 +141,7 @@ class Carrier(ABC):
         self.up += array.nbytes
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Free what the carrier holds."""
         return
 
     def abort_pending(self) -> None:
@@ -187,9 +151,9 @@ class Carrier(ABC):
 
 # A group of ranks whose arrays may be on GPUs.
 #
-# Arrays of the host, flags and objects go the way of the host's communicator; arrays of
-# the device go through a carrier, which has the same hooks for them. Both are booked in
-# one ledger by the same lines, so no transport can count in a way of its own.
+# Arrays of the host, flags and objects go the way of the host's communicator; arrays
+# of the device go through a carrier. Both are booked in one ledger by the same lines,
+# so no transport can count in a way of its own.
 
 
 class DeviceCommunicator(Communicator):
@@ -199,6 +163,7 @@ class DeviceCommunicator(Communicator):
     remedy = ""  # what else may work where it does not
     by_host = True  # whether the host's communicator carries device arrays
     captures = False  # whether sums may be part of a graph that the GPU repeats
+    parts_come_first = False  # whether a sum of parts ends where the buffer begins
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host.rank, host.size, host.ledger, host.reproducible)
@@ -210,15 +175,15 @@ class DeviceCommunicator(Communicator):
 
     @abstractmethod
     def _open(self) -> Carrier:
-        """What device arrays go through; called by all ranks."""
+        """Open the carrier of device arrays. Collective."""
 
     def _described(self) -> str:
-        """For reports: which one it is, and what is known of its way."""
+        """Return the name of the transport for reports, with what is known of it."""
         return self.kind
 
     @property
     def mpi_handle(self) -> Any:
-        """That of the host."""
+        """The communicator of mpi4py of the host, or None."""
         return self.host.mpi_handle
 
     @property
@@ -229,35 +194,35 @@ class DeviceCommunicator(Communicator):
 
     @property
     def charged(self) -> float | None:
-        """What the host's network took, where device arrays go that way."""
+        """Seconds that the host's emulated network took for device arrays, or None."""
         return self.host.charged if self.by_host else None
 
     @property
     def copied(self) -> tuple[int, int]:
-        """By the carrier."""
+        """Bytes that the carrier copied (up, down) between GPU and host, so far."""
         return self.carrier.up, self.carrier.down
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """As the host sees it."""
+        """Return whether the host's communicator takes the error for a lost rank."""
         return self.host.has_lost_ranks(error)
 
     def survivors(self) -> "DeviceCommunicator":
-        """Those that are left, each on the GPU that it had."""
+        """Return the group of the ranks that are left, each on the GPU that it had."""
         self.carrier.abort_pending()
         return type(self)(self.host.survivors(), self.layer, self._stream)
 
     def watch(self, timeout: float) -> None:
-        """Watch the host's: both book in one ledger, and stand in one place."""
+        """Start the watchdog of the host's communicator, which has the same ledger."""
         super().watch(timeout)
         self.host.watch(timeout)
 
     def unwatch(self) -> None:
-        """No longer."""
+        """Stop the watchdog of the host's communicator."""
         super().unwatch()
         self.host.unwatch()
 
     def share_nodes(self, how: str) -> None:
-        """Tell the host's, too."""
+        """Set whether ranks of a node share memory, for the host's, too."""
         super().share_nodes(how)
         self.host.share_nodes(how)
 
@@ -270,18 +235,18 @@ class DeviceCommunicator(Communicator):
 
     @property
     def newest(self) -> Any:
-        """What was begun last, for `reach`."""
+        """The collective that was begun last, for `reach`."""
         return None
 
     def reach(self, begun: Any) -> None:  # noqa: B027
-        """The host waits for it, where `wait` makes no more than the stream wait."""
+        """Make the host wait for a collective for which only the stream waits."""
 
     def queue_sum(self, buffer: Any) -> None:
-        """What `sum` of it asks of the GPU, into the graph that is being recorded."""
+        """Record a sum of the buffer in the graph that the stream is recorded in."""
         raise self._no_graphs()
 
     def adopt(self, graph: StreamGraph) -> None:  # noqa: B027
-        """A graph with such sums, once it is recorded: it ends before this does."""
+        """Note a recorded graph that holds sums; it is released before this closes."""
 
     def replay(self, graph: StreamGraph, buffers: Sequence[Any], purpose: str) -> None:
         """Launch a graph that holds the sums of these buffers, in this order.
@@ -295,13 +260,13 @@ class DeviceCommunicator(Communicator):
             f"transport {self.kind} has no sums within a graph; use transport = nccl"
         )
 
-    def split(self, color: int, key: int) -> "DeviceCommunicator":
-        """The same way to the GPU, in a part of the ranks."""
+    def split(self, color: int, key: int) -> Self:
+        """Return a group of some ranks, with a carrier of its own. Collective."""
         self.host.reproducible = self.reproducible  # may have been lent a new one
         return type(self)(self.host.split(color, key), self.layer, self._stream)
 
     def close(self) -> None:
-        """The carrier's end, then the host's."""
+        """Close the carrier, then the host's communicator."""
         self.carrier.close()
         self.host.close()
 
@@ -309,19 +274,34 @@ class DeviceCommunicator(Communicator):
         """End all ranks now; NCCL's own end could wait for those that are gone."""
         self.host.abort(code)
 
-    def _way(self, array: Any) -> Any:
-        """Who carries it: the same question, and so the same answer, on all ranks."""
-        if not self.layer.owns(array):
-            return self.host
-        if not array.flags.c_contiguous:
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Begin on the host or on the device: where the arrays of all ranks are."""
+        c = collective
+        if not self.layer.owns(c.send):
+            return self.host.begin(c, blocking)
+        if c.kind == "collect":  # into the host's memory: rank 0 writes it down
+            part = fetched(self.layer, c.send, self.stream)
+            return self.host.begin(c.with_arrays(part, c.receive), blocking)
+        if c.kind in ("swap", "deal"):
+            raise TransportError(
+                f"transport {self.kind} {c.kind}s no arrays of a GPU; {c.kind} those"
+                " of the host"
+            )
+        if not c.send.flags.c_contiguous:
             raise TransportError(
                 "a device array with gaps cannot be sent; send a contiguous copy"
             )
-        return self.carrier
+        return self.carrier.begin(c, blocking)
 
-    def _workspace(self, words: int, dtype: Any) -> Workspace:
-        inner = self.host._workspace(words, dtype)
-        return Workspace(self, words, dtype) if type(inner) is Workspace else inner
+    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
+        """Return the part where it was before the sum, on the device."""
+        if self.parts_come_first or not self.layer.owns(buffer):
+            return super()._own_part(buffer, counts)
+        first = sum(counts[: self.rank])
+        return buffer[first : first + counts[self.rank]]
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace | None:
+        return self.host._workspace(words, dtype)
 
     def _keep(self, array: Array) -> Array:
         if not self.layer.owns(array):
@@ -329,88 +309,9 @@ class DeviceCommunicator(Communicator):
         with self.stream:  # CuPy copies on the current one, which no other waits for
             return array.copy()
 
-    def _sum(self, buffer: Array) -> None:
-        self._way(buffer)._sum(buffer)
-
-    def _start_sum(self, buffer: Array) -> Callable[[], None]:
-        finish: Callable[[], None] = self._way(buffer)._start_sum(buffer)
-        return finish
-
-    def _reduce(self, buffer: Array) -> None:
-        self._way(buffer)._reduce(buffer)
-
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        self._way(part)._gather(part, counts, out)
-
-    def _start_gather(
-        self, part: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        finish: Callable[[], None] = self._way(part)._start_gather(part, counts, out)
-        return finish
-
-    def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
-        own: Array = self._way(buffer)._own_part(buffer, counts)
-        return own
-
-    def _start_sum_parts(
-        self, buffer: Array, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        way = self._way(buffer)
-        finish: Callable[[], None] = way._start_sum_parts(buffer, counts)
-        return finish
-
-    def _start_parts_in_order(
-        self, buffer: Array, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        way = self._way(buffer)
-        finish: Callable[[], None] = way._start_parts_in_order(buffer, counts)
-        return finish
-
-    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
-        self._way(pieces)._exchange(pieces, counts, out)
-
-    def _start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        way = self._way(pieces)
-        finish: Callable[[], None] = way._start_exchange(pieces, counts, out)
-        return finish
-
-    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
-        if self.layer.owns(array):
-            raise TransportError(
-                f"transport {self.kind} swaps no arrays of a GPU; swap those of the"
-                " host"
-            )
-        return self.host._start_swap(array, out, peer)
-
-    def _deal(
-        self,
-        pieces: Array,
-        counts: Sequence[int],
-        out: Array,
-        received: Sequence[int],
-    ) -> None:
-        self.host._deal(pieces, counts, out, received)
-
-    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        """Into the host's memory: rank 0 writes it down."""
-        if self.layer.owns(part):
-            part = fetched(self.layer, part, self.stream)
-        self.host._collect(part, counts, out)
-
-    def _broadcast(self, buffer: Array, root: int) -> None:
-        self._way(buffer)._broadcast(buffer, root)
-
-    def _max(self, value: int) -> int:
-        return self.host._max(value)
-
-    def _objects(self, item: Any) -> list[Any]:
-        return self.host._objects(item)
-
 
 def of_hosts(group: Communicator) -> Communicator:
-    """The same ranks, who say nothing that is on a GPU: a part of them opens none."""
+    """Return the group for arrays of hosts alone; its parts open no GPU transport."""
     if not isinstance(group, DeviceCommunicator):
         return group
     group.host.reproducible = group.reproducible  # may have been lent a new one
@@ -586,7 +487,7 @@ def open_transport(
 
 
 def transport_of(kind: str) -> type[DeviceCommunicator]:
-    """What a row opens."""
+    """Return the class of a transport by its name."""
     if kind not in TRANSPORTS:
         raise ConfigError(
             f"[run] unknown transport: {kind!r}; known: {', '.join(TRANSPORTS)}"

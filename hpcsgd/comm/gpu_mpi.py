@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.communicator import DONE, Collective, Communicator, Transfer
 from hpcsgd.comm.gpu import Carrier, DeviceCommunicator, Layer, fetched
 from hpcsgd.comm.messages import NarrowPieces, NarrowSum
 from hpcsgd.comm.shared_memory import share
@@ -52,64 +52,32 @@ class HostStaging(Carrier):
         super().__init__(host, layer, stream)
         self.pinned = PinnedBuffers(layer)
 
-    def _sum(self, buffer: Any) -> None:
-        self._in_chunks(buffer, self.host._sum)
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Copy to the host, begin there, and copy back in `wait`."""
+        c = collective
+        in_place = c.receive is c.send
+        if in_place and blocking:
+            self._in_chunks(c)
+            return DONE
+        sent = self._down(c.send)
+        borrowed = [sent]
+        if in_place:
+            received = sent
+        elif c.kind in ("parts", "ordered_parts"):
+            received = sent[: c.receive.size]
+        else:
+            received = self.pinned.take(c.receive.size, c.receive.dtype)
+            borrowed.insert(0, received)
+        transfer = self.host.begin(c.with_arrays(sent, received), blocking)
 
-    def _reduce(self, buffer: Any) -> None:
-        self._in_chunks(buffer, self.host._reduce)
+        def wait() -> None:
+            transfer.wait()
+            stream = self.stream
+            self._to_device(received, c.receive)
+            for buffer in borrowed:
+                self.pinned.give(buffer, stream)
 
-    def _broadcast(self, buffer: Any, root: int) -> None:
-        self._in_chunks(buffer, lambda chunk: self.host._broadcast(chunk, root))
-
-    def _start_sum(self, buffer: Any) -> Callable[[], None]:
-        host = self._down(buffer)
-        arrived = self.host._start_sum(host)
-        return lambda: self._up(arrived, host, buffer, ())
-
-    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
-        sent, received = self._down(part), self.pinned.take(out.size, out.dtype)
-        self.host._gather(sent, counts, received)
-        self._up(lambda: None, received, out, (sent,))
-
-    def _start_sum_parts(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        return self._in_parts(self.host._start_sum_parts, buffer, counts)
-
-    def _start_parts_in_order(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        return self._in_parts(self.host._start_parts_in_order, buffer, counts)
-
-    def _in_parts(
-        self, start: Callable[..., Any], buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        """All of it goes down, and the part of this rank up again."""
-        below = self._down(buffer)
-        arrived = start(below, counts)
-        here, there = (one._own_part for one in (self.host, self))
-        own, out = here(below, counts), there(buffer, counts)
-
-        def finish() -> None:
-            arrived()
-            self._to_device(own, out)
-            self.pinned.give(below, self.stream)
-
-        return finish
-
-    def _start_gather(
-        self, part: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        sent, received = self._down(part), self.pinned.take(out.size, out.dtype)
-        arrived = self.host._start_gather(sent, counts, received)
-        return lambda: self._up(arrived, received, out, (sent,))
-
-    def _start_exchange(
-        self, pieces: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        sent, received = self._down(pieces), self.pinned.take(out.size, out.dtype)
-        arrived = self.host._start_exchange(sent, counts, received)
-        return lambda: self._up(arrived, received, out, (sent,))
+        return Transfer(wait)
 
     def _down(self, array: Any) -> Array:
         host, stream = self.pinned.take(array.size, array.dtype), self.stream
@@ -117,22 +85,9 @@ class HostStaging(Carrier):
         self.layer.wait(self.layer.record(stream))
         return host
 
-    def _up(
-        self,
-        arrived: Callable[[], None],
-        host: Array,
-        array: Any,
-        sent: Sequence[Array],
-    ) -> None:
-        arrived()
-        stream = self.stream
-        self._to_device(host, array)
-        for buffer in (host, *sent):
-            self.pinned.give(buffer, stream)
-
-    def _in_chunks(self, buffer: Any, action: Callable[[Array], None]) -> None:
-        """The same chunks on all ranks; within a stream nothing overtakes."""
-        layer, stream, flat = self.layer, self.stream, buffer.reshape(-1)
+    def _in_chunks(self, whole: Collective) -> None:
+        """Use the same chunks on all ranks; within a stream nothing overtakes."""
+        layer, stream, flat = self.layer, self.stream, whole.send.reshape(-1)
         chunks = chunks_of(flat.size, flat.dtype.itemsize)
         longest = max(chunk.stop - chunk.start for chunk in chunks)
         slots = [self.pinned.take(longest, flat.dtype) for _ in chunks[:2]]
@@ -149,7 +104,7 @@ class HostStaging(Carrier):
             if number + 1 < len(chunks):
                 below = descend(number + 1)
             layer.wait(copied)
-            action(host)
+            self.host.begin(whole.with_arrays(host, host), True).wait()
             self._to_device(host, flat[chunk])
         for slot in slots:
             self.pinned.give(slot, stream)
@@ -306,64 +261,31 @@ class CudaAware(Carrier):
         self.layer.synchronize(self.stream)
         return [self.layer.for_mpi(array) for array in arrays]
 
-    def _sum(self, buffer: Any) -> None:
-        self.host._sum(*self._ready(buffer))
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Begin it on the addresses of the device arrays."""
+        c = collective
+        if c.kind == "ordered_parts":
+            return self._begin_ordered_parts(c)
+        if c.receive is c.send:
+            (send,) = self._ready(c.send)
+            receive = send
+        else:
+            send, receive = self._ready(c.send, c.receive)
+        return self.host.begin(c.with_arrays(send, receive), blocking)
 
-    def _start_sum(self, buffer: Any) -> Callable[[], None]:
-        return self.host._start_sum(*self._ready(buffer))
+    def _begin_ordered_parts(self, parts: Collective) -> Transfer:
+        """Add on the host, by way of pinned memory: MPI promises no order."""
+        sent = fetched(self.layer, parts.send, self.stream)
+        self.down += parts.send.nbytes
+        total = sent[: parts.receive.size]
+        transfer = self.host.begin(parts.with_arrays(sent, total), False)
 
-    def _reduce(self, buffer: Any) -> None:
-        self.host._reduce(*self._ready(buffer))
+        def wait() -> None:
+            transfer.wait()
+            self._to_device(total, parts.receive)
+            self.layer.synchronize(self.stream)
 
-    def _broadcast(self, buffer: Any, root: int) -> None:
-        (ready,) = self._ready(buffer)
-        self.host._broadcast(ready, root)
-
-    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
-        sent, received = self._ready(part, out)
-        self.host._gather(sent, counts, received)
-
-    def _start_gather(
-        self, part: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        sent, received = self._ready(part, out)
-        return self.host._start_gather(sent, counts, received)
-
-    def _own_part(self, buffer: Any, counts: Sequence[int]) -> Any:
-        """Where MPI leaves it."""
-        return buffer[: counts[self.host.rank]]
-
-    def _start_sum_parts(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        (ready,) = self._ready(buffer)
-        return self.host._start_sum_parts(ready, counts)
-
-    def _start_parts_in_order(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        """Added by the host, by way of pinned memory: MPI promises no order."""
-        layer, own = self.layer, self._own_part(buffer, counts)
-        below = fetched(layer, buffer, self.stream)
-        self.down += buffer.nbytes
-        arrived = self.host._start_parts_in_order(below, counts)
-
-        def finish() -> None:
-            arrived()
-            self._to_device(below[: own.size], own)
-            layer.synchronize(self.stream)
-
-        return finish
-
-    def _exchange(self, pieces: Any, counts: Sequence[int], out: Any) -> None:
-        sent, received = self._ready(pieces, out)
-        self.host._exchange(sent, counts, received)
-
-    def _start_exchange(
-        self, pieces: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        sent, received = self._ready(pieces, out)
-        return self.host._start_exchange(sent, counts, received)
+        return Transfer(wait)
 
 
 class CudaAwareCommunicator(DeviceCommunicator):
@@ -371,6 +293,7 @@ class CudaAwareCommunicator(DeviceCommunicator):
 
     kind = "mpi-cuda"
     remedy = f"this MPI does not read the memory of GPUs: {REMEDY}"
+    parts_come_first = True  # MPI leaves them there
 
     def _described(self) -> str:
         if self.host.mpi_handle is None:
@@ -421,12 +344,13 @@ class DeviceNarrowSum(NarrowSum):
         self._received: NarrowPieces = DevicePieces(group, [own] * group.size)
         self._own: NarrowPieces = DevicePieces(group, [own])
         self._totals: NarrowPieces = DevicePieces(group, lengths)
+        self._prepare()
 
     def _finish(self, purpose: str) -> None:
-        group, totals, own = self.group, self._totals, self._own
+        group, own = self.group, self._own
         group.layer.add_bits(self._received.held, group.size, own.held, group.stream)
-        group.gather(own.held, totals.counts, totals.held, purpose)
-        totals.read(self._array)
+        group.run(self._gather, purpose)
+        self._totals.read(self._array)
 
 
 class DevicePieces(NarrowPieces):

@@ -1,6 +1,5 @@
 """Messages in narrow formats: packing, conversion, and sums in a fixed order."""
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcsgd.comm.communicator import Message, Pending, Workspace
+from hpcsgd.comm.communicator import Collective, Message, Pending, Workspace
 from hpcsgd.comm.ledger import SentWords
 from hpcsgd.comm.shared_memory import add_in_order, share
 from hpcsgd.files import load_kernels
@@ -31,21 +30,17 @@ if TYPE_CHECKING:
 
 # In the order of the numbers that kernels/cpu/casts.c gives.
 KINDS = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
-_pointer, _count, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_CAST = [_pointer, _pointer, _count, ctypes.c_int]
+SIGNATURES = {
+    "hpcsgd_encode": ("", "pplif"),
+    "hpcsgd_decode": ("", "ppli"),
+    "hpcsgd_largest": ("f", "pl"),
+}
 
 
 @lru_cache(maxsize=1)
 def library() -> Any:
     """The compiled casts, or None."""
-    found, _ = load_kernels(Path(__file__).parent, "_casts", "NumPy")
-    if found is not None:
-        found.hpcsgd_encode.argtypes = [*_CAST, _real]
-        found.hpcsgd_decode.argtypes = _CAST
-        found.hpcsgd_encode.restype = found.hpcsgd_decode.restype = None
-        found.hpcsgd_largest.argtypes = [_pointer, _count]
-        found.hpcsgd_largest.restype = _real
-    return found
+    return load_kernels(Path(__file__).parent, "_casts", "NumPy", SIGNATURES)[0]
 
 
 def message_dtype(name: str) -> np.dtype[Any]:
@@ -168,6 +163,13 @@ class NarrowSum:
         self._own = NarrowPieces(form, [own])
         self._totals = NarrowPieces(form, lengths)
         self._parts: Array = np.empty((group.size, own), dtype=np.float32)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make both collectives, once for all sums."""
+        sent, received, totals = self._sent, self._received, self._totals
+        self._exchange = Collective("exchange", sent.held, received.held, sent.counts)
+        self._gather = Collective("gather", self._own.held, totals.held, totals.counts)
 
     @property
     def array(self) -> Array:
@@ -176,36 +178,30 @@ class NarrowSum:
 
     def sum(self, purpose: str) -> Array:
         """Exchange, add, gather."""
-        sent = self._sent
-        sent.write(self._array)
-        received = self._received.held
-        self.group.exchange_pieces(sent.held, sent.counts, received, purpose)
+        self._sent.write(self._array)
+        self.group.run(self._exchange, purpose)
         self._finish(purpose)
         return self._array
 
     def start(self, purpose: str) -> Pending:
         """Post the exchange; the rest is done where it is waited for."""
-        sent = self._sent
-        sent.write(self._array)
-        received = self._received.held
-        travelling = self.group.start_exchange(
-            sent.held, sent.counts, received, purpose
-        )
+        self._sent.write(self._array)
+        exchange = self.group.start(self._exchange, purpose)
 
         def finish() -> None:
-            travelling.wait()
+            exchange.wait()
             self._finish(purpose)
 
         return Pending(self._array, finish)
 
     def _finish(self, purpose: str) -> None:
-        total, totals = self._parts[0], self._totals
+        total = self._parts[0]
         with np.errstate(over="ignore", invalid="ignore"):  # guards look for it
             self._received.read(self._parts.reshape(-1))
             add_in_order(list(self._parts), total)
             self._own.write(total)
-            self.group.gather(self._own.held, totals.counts, totals.held, purpose)
-            totals.read(self._array)
+            self.group.run(self._gather, purpose)
+            self._totals.read(self._array)
 
 
 class NarrowPieces:

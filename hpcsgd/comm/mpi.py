@@ -12,8 +12,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import communicator
-from hpcsgd.comm.communicator import Arrival, Communicator, Workspace
+from hpcsgd.comm.communicator import (
+    DONE,
+    Collective,
+    Communicator,
+    Transfer,
+    Workspace,
+    check_swapped,
+    start_parts_in_order,
+)
 from hpcsgd.comm.launchers import (
     abort_on_uncaught,
     is_loss,
@@ -264,9 +271,8 @@ class MpiCommunicator(Communicator):
         level = self._mpi.Query_thread()
         self.serves_threads = level >= self._mpi.THREAD_SERIALIZED
         self._ways = ways or SumChoice(comm, self._mpi)
-        # One word for flags, allocated once: they are asked for all the time.
-        self._flag = np.zeros(1, dtype=np.int64)
         self._watchdog: Watchdog | None = None
+        self._mail: MpiMail | None = None  # of the watchdog, where it can have one
         self._groups: list[Any] = []  # what was split off: revoked with us
 
     @property
@@ -284,11 +290,13 @@ class MpiCommunicator(Communicator):
 
     def survivors(self) -> "MpiCommunicator":
         """Those that are left, in the order they had."""
-        dog, self._watchdog = self._watchdog, None
         groups = [group for group in self._groups if group]
-        if dog is not None:
-            dog.stop()
-            groups += [dog.mail.comm] if isinstance(dog.mail, MpiMail) else []
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+        if self._mail is not None:
+            groups.append(self._mail.comm)
+            self._mail = None
         left = shrink(self._mpi, self._comm, groups)
         return MpiCommunicator(left, Ledger(), self.reproducible)
 
@@ -305,7 +313,7 @@ class MpiCommunicator(Communicator):
         dog.start()
         if self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE:
             with self.enter("start of the run", "control"):
-                dog.mail = MpiMail(self._comm.Dup())
+                dog.mail = self._mail = MpiMail(self._comm.Dup())
 
     def unwatch(self) -> None:
         """Stop it once all ranks are here, the last wait that it watches."""
@@ -316,9 +324,10 @@ class MpiCommunicator(Communicator):
         with self.enter("end of the run", "control"):
             self._comm.Barrier()
         dog.stop()
-        if isinstance(dog.mail, MpiMail):
+        if self._mail is not None:
             self._comm.Barrier()  # nobody posts any more
-            dog.mail.close()
+            self._mail.close()
+            self._mail = None
 
     def split(self, color: int, key: int) -> "MpiCommunicator":
         """MPI_Comm_split."""
@@ -347,113 +356,119 @@ class MpiCommunicator(Communicator):
             _end_all(self._mpi, code)
         raise SystemExit(code)
 
-    def _sum(self, buffer: Array) -> None:
-        self._comm.Allreduce(self._mpi.IN_PLACE, buffer)
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Make MPI's own call for it, or that which begins with an I."""
+        kind = collective.kind
+        if blocking and kind == "sum":  # the shortest way for what repeats most
+            self._comm.Allreduce(self._mpi.IN_PLACE, collective.receive)
+            return DONE
+        if kind in OTHERS:
+            return OTHERS[kind](self, collective)
+        name, arguments = CALLS[kind](self._mpi, self.rank, collective)
+        if blocking:
+            getattr(self._comm, name)(*arguments)
+            return DONE
+        request = getattr(self._comm, f"I{name.lower()}")(*arguments)
+        return Transfer(request.Wait, request.Test)
 
-    def _workspace(self, words: int, dtype: Any) -> Workspace:
-        return self._ways.workspace(self, words, dtype)
-
-    def _keep(self, array: Array) -> Array:
-        return self._ways.keep(self.node_sharing, array)
-
-    def _start_sum(self, buffer: Array) -> Callable[[], None]:
-        request = self._comm.Iallreduce(self._mpi.IN_PLACE, buffer)
-        return Arrival(request.Wait, request.Test)
-
-    def _start_sum_parts(
-        self, buffer: Array, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        mpi = self._mpi
-        request = self._comm.Ireduce_scatter(mpi.IN_PLACE, buffer, counts, mpi.SUM)
-        return lambda: request.Wait()
-
-    def _reduce(self, buffer: Array) -> None:
-        if self.rank == 0:
-            self._comm.Reduce(self._mpi.IN_PLACE, buffer, root=0)
-        else:
-            self._comm.Reduce(buffer, None, root=0)
-
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        if _are_equal(counts):
-            self._comm.Allgather(_sendable(part), _sendable(out))
-        else:
-            self._comm.Allgatherv(_sendable(part), [_sendable(out), counts])
-
-    def _start_gather(
-        self, part: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        if _are_equal(counts):
-            request = self._comm.Iallgather(_sendable(part), _sendable(out))
-        else:
-            received = [_sendable(out), counts]
-            request = self._comm.Iallgatherv(_sendable(part), received)
-        return lambda: request.Wait()
-
-    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
-        if _are_equal(counts):
-            self._comm.Alltoall(_sendable(pieces), _sendable(out))
-        else:
-            self._comm.Alltoallv(*self._pieces(pieces, counts, out))
-
-    def _start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        if _are_equal(counts):
-            request = self._comm.Ialltoall(_sendable(pieces), _sendable(out))
-        else:
-            request = self._comm.Ialltoallv(*self._pieces(pieces, counts, out))
-        return lambda: request.Wait()
-
-    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
-        told = self._mpi.Status(), self._mpi.Status()
-        # Received first: what then arrives has where to go.
-        taken = self._comm.Irecv(_sendable(out), peer)
-        requests = taken, self._comm.Isend(_sendable(array), peer)
-
-        def finish() -> None:
-            self._mpi.Request.Waitall(requests, told)
-            got = told[0].Get_count(self._mpi.BYTE)
-            communicator.check_swapped(self.rank, peer, got, out.nbytes)
-
-        return finish
-
-    def _deal(
-        self,
-        pieces: Array,
-        counts: Sequence[int],
-        out: Array,
-        received: Sequence[int],
-    ) -> None:
-        sent, taken = [_sendable(pieces), counts], [_sendable(out), received]
-        self._comm.Alltoallv(sent, taken)
-
-    def _pieces(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> tuple[list[Any], list[Any]]:
-        """What is sent and what is received, each with its counts."""
-        received = [counts[self.rank]] * self.size
-        return [_sendable(pieces), counts], [_sendable(out), received]
-
-    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        into = [_sendable(out), counts] if self.rank == 0 else None
-        self._comm.Gatherv(_sendable(part), into, root=0)
-
-    def _broadcast(self, buffer: Array, root: int) -> None:
-        self._comm.Bcast(_sendable(buffer), root=root)
-
-    def _max(self, value: int) -> int:
-        self._flag[0] = value
-        self._comm.Allreduce(self._mpi.IN_PLACE, self._flag, op=self._mpi.MAX)
-        return int(self._flag[0])
-
-    def _objects(self, item: Any) -> list[Any]:
+    def _exchange_objects(self, objects: Collective) -> Transfer:
         if self.is_patient:
             # MPI spins while it waits, on a core that others could use.
             all_here = self._comm.Ibarrier()
             while not all_here.Test():
                 time.sleep(NAP)
-        items: list[Any] = self._comm.allgather(item)
-        return items
+        objects.receive[:] = self._comm.allgather(objects.send.value)
+        return DONE
+
+    def _begin_swap(self, swap: Collective) -> Transfer:
+        statuses = self._mpi.Status(), self._mpi.Status()
+        # Received first: what then arrives has where to go.
+        received = self._comm.Irecv(_sendable(swap.receive), swap.peer)
+        requests = received, self._comm.Isend(_sendable(swap.send), swap.peer)
+
+        def wait() -> None:
+            self._mpi.Request.Waitall(requests, statuses)
+            got = statuses[0].Get_count(self._mpi.BYTE)
+            check_swapped(self.rank, swap.peer, got, swap.receive.nbytes)
+
+        return Transfer(wait)
+
+    def _workspace(self, words: int, dtype: Any) -> Workspace | None:
+        return self._ways.workspace(self, words, dtype)
+
+    def _keep(self, array: Array) -> Array:
+        return self._ways.keep(self.node_sharing, array)
+
+
+# The call of MPI for each kind of collective, and its arguments on this rank.
+
+
+def _sum(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    return "Allreduce", (mpi.IN_PLACE, c.receive)
+
+
+def _largest(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    return "Allreduce", (mpi.IN_PLACE, c.receive, mpi.MAX)
+
+
+def _reduce(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    if rank == 0:
+        return "Reduce", (mpi.IN_PLACE, c.receive)
+    return "Reduce", (c.send, None)
+
+
+def _broadcast(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    return "Bcast", (_sendable(c.receive), c.root)
+
+
+def _parts(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    return "Reduce_scatter", (mpi.IN_PLACE, c.send, c.counts)
+
+
+def _gather(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    sent, received = _sendable(c.send), _sendable(c.receive)
+    if _are_equal(c.counts):
+        return "Allgather", (sent, received)
+    return "Allgatherv", (sent, [received, c.counts])
+
+
+def _collect(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    received = [_sendable(c.receive), c.counts] if rank == 0 else None
+    return "Gatherv", (_sendable(c.send), received)
+
+
+def _exchange(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    sent, received = _sendable(c.send), _sendable(c.receive)
+    if _are_equal(c.counts):
+        return "Alltoall", (sent, received)
+    counts = [c.counts[rank]] * len(c.counts)
+    return "Alltoallv", ([sent, c.counts], [received, counts])
+
+
+def _deal(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
+    sent, received = _sendable(c.send), _sendable(c.receive)
+    return "Alltoallv", ([sent, c.counts], [received, c.received])
+
+
+CALLS: dict[str, Callable[[Any, int, Collective], tuple[str, tuple[Any, ...]]]] = {
+    "sum": _sum,
+    "max": _largest,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "parts": _parts,
+    "gather": _gather,
+    "collect": _collect,
+    "exchange": _exchange,
+    "deal": _deal,
+}
+
+
+# What is no call of MPI alone.
+OTHERS: dict[str, Callable[[MpiCommunicator, Collective], Transfer]] = {
+    "objects": MpiCommunicator._exchange_objects,
+    "swap": MpiCommunicator._begin_swap,
+    "ordered_parts": start_parts_in_order,  # MPI promises no order
+}
 
 
 def _sendable(array: Array) -> Array:

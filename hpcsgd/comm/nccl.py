@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, Self
 from weakref import WeakSet
 
 import numpy as np
 
-from hpcsgd.comm import communicator
-from hpcsgd.comm.communicator import Communicator, Pending
+from hpcsgd.comm.communicator import (
+    DONE,
+    Collective,
+    Communicator,
+    Pending,
+    SentObject,
+    Transfer,
+    check_summable,
+)
 from hpcsgd.comm.gpu import Carrier, DeviceCommunicator, Layer, StreamGraph, is_half
 from hpcsgd.comm.gpu_mpi import rdma_way, version_text
 from hpcsgd.comm.ledger import ThreadLocation
@@ -64,7 +71,9 @@ class NcclQueue(Carrier):
         with self._checked():
             if host.rank == 0:
                 name = self._nccl.get_unique_id()
-        name = host._objects(name)[0]
+        names = Collective("objects", SentObject(name), [])
+        host.begin(names, True).wait()
+        name = names.receive[0]
         with self._checked():
             return self._nccl.NcclCommunicator(host.size, name, host.rank)
 
@@ -138,18 +147,18 @@ class NcclQueue(Carrier):
         for graph in list(self._graphs):
             graph.release()
 
-    def _aside(self, action: Callable[[int], None]) -> Callable[[], None]:
+    def _aside(self, action: Callable[[int], None]) -> Transfer:
         """On the second stream, after what is queued on the first so far."""
         ready = self.layer.record(self.stream)
         self.layer.stream_wait_event(self._side, ready)
         done = self._queue(self._side, action)
         said = self._said()
 
-        def finish() -> None:
+        def wait() -> None:
             self.layer.stream_wait_event(self.stream, done)
             self._check(said)
 
-        return finish
+        return Transfer(wait)
 
     def _queue(self, stream: Any, action: Callable[[int], None]) -> Any:
         """Hand it to NCCL as one group; the event that says it is done."""
@@ -232,35 +241,41 @@ SUM = 0
 
 
 class Nccl(NcclQueue):
-    """Collectives as calls of NCCL; those that give `_calls` may be part of a graph."""
+    """Collectives as calls of NCCL, queued on a stream, or recorded for a graph."""
 
-    def sum_calls(self, buffer: Any) -> Callable[[int], None]:
-        """What sums it, once it is given a stream; so are the other two."""
-        return lambda to: self._add(buffer, to)
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Queue it on the stream, or beside it; the host does not wait for its end."""
+        action = self.calls(collective)
+        if blocking or collective.kind == "exchange":
+            self._queue(self.stream, action)
+            return DONE  # what follows on the stream comes after it
+        return self._aside(action)
 
-    def reduce_calls(self, buffer: Any) -> Callable[[int], None]:
-        """The sum on rank 0 alone."""
-        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
-        return lambda to: self._comm.reduce(at, at, buffer.size, kind, SUM, 0, to)
+    def calls(self, collective: Collective) -> Callable[[int], None]:
+        """Return what makes the calls of NCCL, once it is given a stream."""
+        calls: Callable[[int], None] = CALLS[collective.kind](self, collective)
+        return calls
 
-    def broadcast_calls(self, buffer: Any, root: int) -> Callable[[int], None]:
-        """That of one rank to all."""
-        at, size = self.layer.address(buffer), buffer.nbytes
-        return lambda to: self._comm.broadcast(at, at, size, BYTES, root, to)
+    def _sum(self, c: Collective) -> Callable[[int], None]:
+        def action(to: int) -> None:
+            at, kind = self.layer.address(c.send), KINDS[c.send.dtype.char]
+            self._comm.allReduce(at, at, c.send.size, kind, SUM, to)
 
-    def _sum(self, buffer: Any) -> None:
-        self._queue(self.stream, self.sum_calls(buffer))
+        return action
 
-    def _start_sum(self, buffer: Any) -> Callable[[], None]:
-        return self._aside(self.sum_calls(buffer))
+    def _reduce(self, c: Collective) -> Callable[[int], None]:
+        at, kind = self.layer.address(c.send), KINDS[c.send.dtype.char]
+        return lambda to: self._comm.reduce(at, at, c.send.size, kind, SUM, 0, to)
 
-    def _start_sum_parts(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]:
+    def _broadcast(self, c: Collective) -> Callable[[int], None]:
+        at, size = self.layer.address(c.send), c.send.nbytes
+        return lambda to: self._comm.broadcast(at, at, size, BYTES, c.root, to)
+
+    def _parts(self, c: Collective) -> Callable[[int], None]:
         """Parts of one size as NCCL has them, others as one group of reductions."""
-        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
-        item, own = buffer.dtype.itemsize, counts[self.host.rank]
-        sizes = [count * item for count in counts]
+        at, kind = self.layer.address(c.send), KINDS[c.send.dtype.char]
+        item, own = c.send.dtype.itemsize, c.counts[self.host.rank]
+        sizes = [count * item for count in c.counts]
 
         def scatter(to: int) -> None:
             there = at + self.host.rank * own * item
@@ -272,34 +287,12 @@ class Nccl(NcclQueue):
                     words = size // item
                     self._comm.reduce(start, start, words, kind, SUM, root, to)
 
-        return self._aside(scatter if len(set(counts)) == 1 else reduce)
+        return scatter if len(set(c.counts)) == 1 else reduce
 
-    def _start_parts_in_order(
-        self, buffer: Any, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        """The same: where all is reproducible, what NCCL chooses by is pinned."""
-        return self._start_sum_parts(buffer, counts)
-
-    def _reduce(self, buffer: Any) -> None:
-        self._queue(self.stream, self.reduce_calls(buffer))
-
-    def _broadcast(self, buffer: Any, root: int) -> None:
-        self._queue(self.stream, self.broadcast_calls(buffer, root))
-
-    def _gather(self, part: Any, counts: Sequence[int], out: Any) -> None:
-        self._queue(self.stream, self._gather_calls(part, counts, out))
-
-    def _start_gather(
-        self, part: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        return self._aside(self._gather_calls(part, counts, out))
-
-    def _gather_calls(
-        self, part: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[int], None]:
-        """Everybody's part to everybody, as one group of broadcasts."""
-        sent, at = self.layer.address(part), self.layer.address(out)
-        sizes = [count * out.dtype.itemsize for count in counts]
+    def _gather(self, c: Collective) -> Callable[[int], None]:
+        """Send every part to all ranks, as one group of broadcasts."""
+        sent, at = self.layer.address(c.send), self.layer.address(c.receive)
+        sizes = [count * c.receive.dtype.itemsize for count in c.counts]
 
         def action(to: int) -> None:
             for root, (start, size) in enumerate(_places(at, sizes)):
@@ -309,13 +302,11 @@ class Nccl(NcclQueue):
 
         return action
 
-    def _start_exchange(
-        self, pieces: Any, counts: Sequence[int], out: Any
-    ) -> Callable[[], None]:
-        """One group of sends and receipts; the stream comes after it by itself."""
-        own = counts[self.host.rank] * out.dtype.itemsize
-        sizes = [count * pieces.dtype.itemsize for count in counts]
-        sent, received = self.layer.address(pieces), self.layer.address(out)
+    def _exchange(self, c: Collective) -> Callable[[int], None]:
+        """Send and receive all pieces as one group."""
+        own = c.counts[self.host.rank] * c.receive.dtype.itemsize
+        sizes = [count * c.send.dtype.itemsize for count in c.counts]
+        sent, received = self.layer.address(c.send), self.layer.address(c.receive)
 
         def action(to: int) -> None:
             for peer, (start, size) in enumerate(_places(sent, sizes)):
@@ -324,12 +315,19 @@ class Nccl(NcclQueue):
                 if own:
                     self._comm.recv(received + peer * own, own, BYTES, peer, to)
 
-        self._queue(self.stream, action)
-        return lambda: None
+        return action
 
-    def _add(self, buffer: Any, to: int) -> None:
-        at, kind = self.layer.address(buffer), KINDS[buffer.dtype.char]
-        self._comm.allReduce(at, at, buffer.size, kind, SUM, to)
+
+CALLS = {
+    "sum": Nccl._sum,
+    "reduce": Nccl._reduce,
+    "broadcast": Nccl._broadcast,
+    "gather": Nccl._gather,
+    "exchange": Nccl._exchange,
+    "parts": Nccl._parts,
+    # Where all is reproducible, what NCCL chooses its order by is pinned.
+    "ordered_parts": Nccl._parts,
+}
 
 
 def _places(start: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -351,14 +349,6 @@ PINNED["NCCL_PROTO"] = ("Simple",)
 # Buffers of graphs that NCCL has registered have hung without a word between nodes
 # (github.com/NVIDIA/nccl/issues/2389); whoever sets it to 1 keeps that.
 SAFER = {"NCCL_GRAPH_REGISTER": "0"}
-
-
-class Call(NamedTuple):
-    """One collective of a sum: what it is called, what it asks for, what it costs."""
-
-    what: str
-    action: Callable[[int], None]  # of a stream
-    cost: Callable[[int, int], float]  # bytes on the wire, of a payload among ranks
 
 
 def pin(environment: MutableMapping[str, str]) -> None:
@@ -386,7 +376,7 @@ class NcclCommunicator(DeviceCommunicator):
             pin(os.environ)
         for name, value in SAFER.items():
             os.environ.setdefault(name, value)
-        with self.enter("start of NCCL", "control"):
+        with super().enter("start of NCCL", "control"):  # there is no carrier yet
             return Nccl(self.host, self.layer, self._stream)
 
     def _described(self) -> str:
@@ -404,31 +394,18 @@ class NcclCommunicator(DeviceCommunicator):
         """
         if not self._adds_halves(buffer):
             return super().sum(buffer, purpose)
-        began = perf_counter()
-        with self.enter("sum", purpose):
-            self._sum(buffer)
-        self._book(
-            purpose, buffer, communicator.sum_bytes(buffer.nbytes, self.size), began
-        )
+        self._run(Collective("sum", buffer, buffer), purpose)
         return buffer
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
         """On a second stream; `wait` makes the first one wait, not the host."""
         if not self._adds_halves(buffer):
             return super().start_sum(buffer, purpose)
-        began = perf_counter()
-        with self.enter("start of the sum", purpose):
-            finish = self._start_sum(buffer)
-        number = self.begun
-        self._book(
-            purpose, buffer, communicator.sum_bytes(buffer.nbytes, self.size), began
-        )
-        return Pending(buffer, lambda: self._wait(finish, purpose, number))
+        return self._start(Collective("sum", buffer, buffer), purpose)
 
-    def split(self, color: int, key: int) -> DeviceCommunicator:
+    def split(self, color: int, key: int) -> Self:
         """Those of a part are waited for in one order with those of the whole."""
         part = super().split(color, key)
-        assert isinstance(part, NcclCommunicator)
         part.carrier.follow(self.carrier)
         return part
 
@@ -437,8 +414,8 @@ class NcclCommunicator(DeviceCommunicator):
         if self.size == 1:
             return
         self.carrier.now = ("capture of a sum", "a graph", self.begun)
-        for call in self._calls(buffer):
-            self.carrier.record(call.action)
+        for collective in self._collectives(buffer):
+            self.carrier.record(self.carrier.calls(collective))
 
     def adopt(self, graph: StreamGraph) -> None:
         """NCCL would wait for it for ever; what is launched is known anyway."""
@@ -450,29 +427,23 @@ class NcclCommunicator(DeviceCommunicator):
             graph()
             return
         began = perf_counter()
-        calls = [(call, one) for one in buffers for call in self._calls(one)]
-        alone = len(calls) == 1
-        what = calls[0][0].what if alone else f"graph of {len(calls)} collectives"
+        held = [each for one in buffers for each in self._collectives(one)]
+        alone = len(held) == 1
+        what = held[0].title if alone else f"graph of {len(held)} collectives"
         with self.enter(what, purpose):
             self.carrier.launch(graph)
-        self.begun += len(calls) - 1
-        for call, buffer in calls:
-            self._book(purpose, buffer, call.cost(buffer.nbytes, self.size), began)
+        self.begun += len(held) - 1
+        for collective in held:
+            self._book(collective, purpose, began)
             began = perf_counter()
 
-    def _calls(self, buffer: Any) -> list[Call]:
-        """The collectives that `sum` makes of it, one after the other."""
-        carrier, halves = self.carrier, self._adds_halves(buffer)
+    def _collectives(self, buffer: Any) -> list[Collective]:
+        """Return the collectives that `sum` of the buffer is, one after the other."""
+        halves = self._adds_halves(buffer)
         if not halves:
-            communicator.check_summable(buffer.dtype)
-        if halves or not self.reproducible:
-            return [Call("sum", carrier.sum_calls(buffer), communicator.sum_bytes)]
-        reduction = carrier.reduce_calls(buffer)
-        broadcast = carrier.broadcast_calls(buffer, 0)
-        return [
-            Call("reduction", reduction, communicator.reduce_bytes),
-            Call("broadcast", broadcast, communicator.broadcast_bytes),
-        ]
+            check_summable(buffer.dtype)
+        kinds = ("sum",) if halves or not self.reproducible else ("reduce", "broadcast")
+        return [Collective(kind, buffer, buffer) for kind in kinds]
 
     @property
     def newest(self) -> Any:
@@ -501,10 +472,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     def enter(self, what: str, purpose: str) -> ThreadLocation:
         """Enter the next collective, not too far ahead of the device."""
-        carrier = getattr(self, "carrier", None)  # none while it is opened
-        if carrier is not None:
-            carrier.limit_pending(AHEAD)
+        self.carrier.limit_pending(AHEAD)
         place = super().enter(what, purpose)
-        if carrier is not None:
-            carrier.now = (what, purpose, self.begun)
+        self.carrier.now = (what, purpose, self.begun)
         return place

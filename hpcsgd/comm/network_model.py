@@ -2,10 +2,9 @@
 
 import ctypes
 import os
-import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import ceil, log2
 from time import perf_counter
@@ -13,8 +12,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import communicator
-from hpcsgd.comm.communicator import Arrival, Communicator, Workspace, completion_test
+from hpcsgd.comm.communicator import (
+    DONE,
+    Collective,
+    Communicator,
+    Transfer,
+    Workspace,
+    start_parts_in_order,
+    sum_bytes,
+)
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
@@ -88,7 +94,7 @@ PR_SET_TIMERSLACK = 29
 
 
 class NetworkLink:
-    """What one rank can put on the network: one transfer after the other."""
+    """The link of one rank to the network: one transfer after the other."""
 
     def __init__(self, network: Network, rank: int, spins: bool = False) -> None:
         self.network = network
@@ -100,7 +106,7 @@ class NetworkLink:
             _sleep_sharply()
 
     def book(self, seconds: float) -> float:
-        """Queue a transfer of `seconds`; when it will be done."""
+        """Queue a transfer of `seconds`, and return when it will be done."""
         if self.network.jitter:
             seconds *= 1.0 + self.network.jitter * self._rng.uniform()
         self.charged += seconds
@@ -108,7 +114,7 @@ class NetworkLink:
         return self.free_at
 
     def is_over(self, moment: float) -> bool:
-        """Whether a transfer that takes until then is done."""
+        """Return whether a transfer that takes until then is done."""
         return perf_counter() >= moment
 
 
@@ -158,169 +164,90 @@ class DelayedCommunicator(Communicator):
         self.inner = inner
         self.transport = f"{inner.transport}, delayed"
         self.network = network
-        here = getattr(inner, "processes", inner.size)  # unless it knows better
-        owns_a_core = inner.waits_busily and here <= (os.cpu_count() or 1)
+        owns_a_core = inner.waits_busily and inner.processes <= (os.cpu_count() or 1)
         self.link = link or NetworkLink(network, inner.rank, spins=owns_a_core)
         # A tree over the emulated ranks, if there are more than there are.
         self.modelled_ranks = max(network.ranks, inner.size) if inner.size > 1 else 1
 
     @property
     def mpi_handle(self) -> Any:
-        """That of the inner one: reading a file is not delayed."""
+        """The communicator of mpi4py beneath: reading a file is not delayed."""
         return self.inner.mpi_handle
 
     @property
     def charged(self) -> float:
-        """Of all transfers of this rank, on the link that its groups share."""
+        """Seconds of all transfers of this rank, on the link that its groups share."""
         return self.link.charged
 
     @property
     def copied(self) -> tuple[int, int]:
-        """Those of the inner one."""
+        """Bytes that the inner communicator copied (up, down), so far."""
         return self.inner.copied
 
     def watch(self, timeout: float) -> None:
-        """Watch the inner one: both book in one ledger, and stand in one place."""
+        """Start the watchdog of the inner communicator, which has the same ledger."""
         self.inner.watch(timeout)
 
     def unwatch(self) -> None:
-        """No longer."""
+        """Stop the watchdog of the inner communicator."""
         self.inner.unwatch()
 
     def split(self, color: int, key: int) -> "DelayedCommunicator":
-        """The inner group, on the same link."""
+        """Split the inner communicator; its parts share the link."""
         return DelayedCommunicator(
             self.inner.split(color, key), self.network, self.link
         )
 
     def close(self) -> None:
-        """Close the inner one."""
+        """Close the inner communicator."""
         self.inner.close()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """Abort the inner one."""
+        """End all ranks of the inner communicator."""
         self.inner.abort(code)
 
     def share_nodes(self, how: str) -> None:
-        """Tell the inner one."""
+        """Set whether ranks of a node share memory, for the inner communicator."""
         self.inner.share_nodes(how)
 
     def charge(self, wire_bytes: float) -> float:
-        """α⌈log₂p⌉ + bytes / bandwidth."""
+        """Return the seconds of a collective: α⌈log₂p⌉ + bytes / bandwidth."""
         hops = ceil(log2(self.modelled_ranks))
         return self.network.alpha * hops + wire_bytes / self.network.bandwidth
 
-    def _sum(self, buffer: Array) -> None:
-        self.inner._sum(buffer)
-        self._feel(communicator.sum_bytes(buffer.nbytes, self.modelled_ranks))
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Begin the inner collective; its end is as late as the network makes it."""
+        transfer = self.inner.begin(collective, blocking)
+        moved = collective.wire_bytes(self.modelled_ranks)
+        if collective.kind == "swap":
+            seconds = self.network.alpha + moved / self.network.bandwidth
+        else:
+            seconds = self.charge(moved)
+        if not blocking:
+            return self.postpone(transfer, seconds)
+        transfer.wait()
+        self.link.wait_until(self.link.book(seconds))
+        return DONE
 
-    def _workspace(self, words: int, dtype: Any) -> Workspace:
-        inner = self.inner._workspace(words, dtype)
-        if type(inner) is Workspace:  # an ordinary sum: this group's own
-            return Workspace(self, words, dtype)
-        return DelayedWorkspace(self, inner)
-
-    def _keep(self, array: Array) -> Array:
-        return self.inner._keep(array)
-
-    def _start_sum(self, buffer: Array) -> Callable[[], None]:
-        finish = self.inner._start_sum(buffer)
-        return self.postpone(
-            finish,
-            self.charge(communicator.sum_bytes(buffer.nbytes, self.modelled_ranks)),
-        )
-
-    def _start_sum_parts(
-        self, buffer: Array, counts: Sequence[int]
-    ) -> Callable[[], None]:
-        finish = self.inner._start_sum_parts(buffer, counts)
-        moved = communicator.reduce_bytes(buffer.nbytes, self.modelled_ranks)
-        return self.postpone(finish, self.charge(moved))
-
-    def postpone(
-        self, finish: Callable[[], None], seconds: float
-    ) -> Callable[[], None]:
-        """Return `finish`, delayed until a message posted now has crossed the link."""
+    def postpone(self, transfer: Transfer, seconds: float) -> Transfer:
+        """Return `transfer`, prolonged until a message posted now has arrived."""
         done_at = self.link.book(seconds)
 
         def wait() -> None:
-            finish()
+            transfer.wait()
             self.link.wait_until(done_at)
 
-        inner = completion_test(finish)
-        if inner is None:
-            return wait
-        return Arrival(wait, lambda: self.link.is_over(done_at) and inner())
+        is_done = transfer.is_done
+        if is_done is None:
+            return Transfer(wait)
+        return Transfer(wait, lambda: self.link.is_over(done_at) and is_done())
 
-    def _reduce(self, buffer: Array) -> None:
-        self.inner._reduce(buffer)
-        self._feel(communicator.reduce_bytes(buffer.nbytes, self.modelled_ranks))
+    def _workspace(self, words: int, dtype: Any) -> Workspace | None:
+        inner = self.inner._workspace(words, dtype)
+        return None if inner is None else DelayedWorkspace(self, inner)
 
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        self.inner._gather(part, counts, out)
-        self._feel(communicator.gather_bytes(out.nbytes, self.modelled_ranks))
-
-    def _start_gather(
-        self, part: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        finish = self.inner._start_gather(part, counts, out)
-        return self.postpone(
-            finish,
-            self.charge(communicator.gather_bytes(out.nbytes, self.modelled_ranks)),
-        )
-
-    def _exchange(self, pieces: Array, counts: Sequence[int], out: Array) -> None:
-        self.inner._exchange(pieces, counts, out)
-        self._feel(communicator.exchange_bytes(pieces.nbytes, self.modelled_ranks))
-
-    def _deal(
-        self,
-        pieces: Array,
-        counts: Sequence[int],
-        out: Array,
-        received: Sequence[int],
-    ) -> None:
-        self.inner._deal(pieces, counts, out, received)
-        self._feel(communicator.exchange_bytes(pieces.nbytes, self.modelled_ranks))
-
-    def _start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        finish = self.inner._start_exchange(pieces, counts, out)
-        return self.postpone(
-            finish,
-            self.charge(
-                communicator.exchange_bytes(pieces.nbytes, self.modelled_ranks)
-            ),
-        )
-
-    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
-        finish = self.inner._start_swap(array, out, peer)
-        seconds = self.network.alpha + communicator.swap_bytes(array.nbytes) / (
-            self.network.bandwidth
-        )
-        return self.postpone(finish, seconds)
-
-    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        self.inner._collect(part, counts, out)
-        self._feel(float(part.nbytes))
-
-    def _broadcast(self, buffer: Array, root: int) -> None:
-        self.inner._broadcast(buffer, root)
-        self._feel(communicator.broadcast_bytes(buffer.nbytes, self.modelled_ranks))
-
-    def _max(self, value: int) -> int:
-        largest = self.inner._max(value)
-        self._feel(communicator.sum_bytes(8, self.modelled_ranks))
-        return largest
-
-    def _objects(self, item: Any) -> list[Any]:
-        items = self.inner._objects(item)
-        self._feel((self.modelled_ranks - 1) * len(pickle.dumps(item)))
-        return items
-
-    def _feel(self, wire_bytes: float) -> None:
-        self.link.wait_until(self.link.book(self.charge(wire_bytes)))
+    def _keep(self, array: Array) -> Array:
+        return self.inner._keep(array)
 
 
 class DelayedWorkspace(Workspace):
@@ -329,20 +256,20 @@ class DelayedWorkspace(Workspace):
     def __init__(self, group: DelayedCommunicator, inner: Workspace) -> None:
         super().__init__(group, 0, inner.array.dtype)
         self.inner = inner
-        self._feel = group._feel
-        self._wire_bytes = communicator.sum_bytes(
-            inner.array.nbytes, group.modelled_ranks
+        self._link = group.link
+        self._seconds = group.charge(
+            sum_bytes(inner.array.nbytes, group.modelled_ranks)
         )
 
     @property
     def array(self) -> Array:
-        """That of the inner one."""
+        """Where this rank's part of the next sum goes, in the inner workspace."""
         return self.inner.array
 
     def add(self) -> Array:
-        """Σ over ranks, then the wait."""
+        """Sum over ranks, then wait as long as the network would take."""
         total = self.inner.add()
-        self._feel(self._wire_bytes)
+        self._link.wait_until(self._link.book(self._seconds))
         return total
 
 
@@ -357,7 +284,6 @@ class EmulatedCommunicator(Communicator):
     """Rank 0 of `size`, alone."""
 
     waits_busily = True
-    processes = 1  # the others are elsewhere
 
     def __init__(
         self,
@@ -371,44 +297,31 @@ class EmulatedCommunicator(Communicator):
         self.parts = list(parts)  # sizes of the groups that will be split off, in order
 
     def split(self, color: int, key: int) -> "EmulatedCommunicator":
-        """The next of the groups that were announced."""
+        """Return the next of the groups whose sizes are in `parts`."""
         size = self.parts.pop(0)
         return EmulatedCommunicator(size, (), self.ledger, self.reproducible)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Return: it holds nothing."""
 
     def abort(self, code: int = 1) -> NoReturn:
-        """Leave."""
+        """End this process."""
         sys.exit(code)
 
-    def _sum(self, buffer: Array) -> None: ...
+    @property
+    def processes(self) -> int:
+        """One process: the other ranks do not exist."""
+        return 1
 
-    def _start_sum(self, buffer: Array) -> Callable[[], None]:
-        return lambda: None
-
-    def _reduce(self, buffer: Array) -> None: ...
-
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        out[...] = np.resize(part, out.shape)
-
-    def _start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        out[...] = np.resize(pieces[: counts[0]], out.shape)
-        return lambda: None
-
-    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
-        out[...] = np.resize(array, out.shape)
-        return lambda: None
-
-    def _collect(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        self._gather(part, counts, out)
-
-    def _broadcast(self, buffer: Array, root: int) -> None: ...
-
-    def _max(self, value: int) -> int:
-        return value
-
-    def _objects(self, item: Any) -> list[Any]:
-        return [item] * self.size
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Write as many words as would come, each a word of this rank's own."""
+        c = collective
+        if c.kind in ("parts", "ordered_parts"):
+            return start_parts_in_order(self, c)
+        if c.kind == "objects":
+            c.receive[:] = [c.send.value] * self.size
+        elif c.kind in ("exchange", "deal"):
+            c.receive[...] = np.resize(c.send[: c.counts[0]], c.receive.shape)
+        elif c.receive is not c.send:
+            c.receive[...] = np.resize(c.send, c.receive.shape)
+        return DONE

@@ -383,8 +383,10 @@ class SumChoice:
         part._held, part._of_world = self._held, False
         return part
 
-    def workspace(self, group: "Communicator", words: int, dtype: Any) -> Workspace:
-        """The fastest one for messages of this size; collective."""
+    def workspace(
+        self, group: "Communicator", words: int, dtype: Any
+    ) -> Workspace | None:
+        """Return the fastest for this size, None for an ordinary sum. Collective."""
         size = words * np.dtype(dtype).itemsize
         if self._shares_sums(group.node_sharing, size):
             shared = self._shared(group, words, dtype)
@@ -394,7 +396,7 @@ class SumChoice:
             prepared = PersistentWorkspace(group, self._comm, self._mpi, words, dtype)
             self._requests.add(prepared.request)
             return prepared
-        return Workspace(group, words, dtype)
+        return None
 
     def keep(self, sharing: str, array: Array) -> Array:
         """A lasting copy of what all ranks hold alike, one for each node."""

@@ -9,8 +9,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hpcsgd.comm import communicator
-from hpcsgd.comm.communicator import Arrival, Communicator
+from hpcsgd.comm.communicator import (
+    Collective,
+    Communicator,
+    Transfer,
+    check_swapped,
+)
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.watchdog import PATIENCE
 from hpcsgd.errors import TransportError
@@ -198,14 +202,14 @@ class ThreadCommunicator(Communicator):
             return self._split(color, key)
 
     def _split(self, color: int, key: int) -> "ThreadCommunicator":
-        said = self._objects((color, key))
+        said = self._items_of_all((color, key))
         group = sorted((k, r) for r, (c, k) in enumerate(said) if c == color)
         ranks = [r for _, r in group]
         board = None
         if ranks[0] == self.rank:
             board = Board(len(ranks), self._board.limit)
             self._boards.append(board)
-        boards = self._objects(board)
+        boards = self._items_of_all(board)
         return ThreadCommunicator(
             ranks.index(self.rank),
             boards[ranks[0]],
@@ -225,84 +229,116 @@ class ThreadCommunicator(Communicator):
             f"the run was ended with code {code}; the first report says why"
         )
 
-    def _sum(self, buffer: Array) -> None:
-        self._start_sum(buffer)()
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Leave what this rank sends; what all have left is combined in `wait`."""
+        if collective.kind == "swap":
+            return self._begin_swap(collective)
+        number = self._put(_message(collective))
 
-    def _start_sum(self, buffer: Array) -> Callable[[], None]:
-        number = self._say(buffer.copy())
+        def wait() -> None:
+            messages = self._board.take(number, self._waits)
+            COMBINE[collective.kind](collective, messages, self.rank)
 
-        def finish() -> None:
-            parts = self._board.take(number, self._waits)
-            np.copyto(buffer, parts[0])
-            for part in parts[1:]:
-                np.add(buffer, part, out=buffer)
+        return Transfer(wait, lambda: self._board.is_complete(number))
 
-        return Arrival(finish, lambda: self._board.is_complete(number))
+    def _begin_swap(self, swap: Collective) -> Transfer:
+        self._board.send(self.rank, swap.peer, swap.send.copy())
 
-    def _reduce(self, buffer: Array) -> None:
-        parts = self._objects(buffer.copy())
-        if self.rank == 0:
-            for part in parts[1:]:
-                buffer += part
-
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        parts = self._objects(part.copy())
-        _check_counts(parts, counts)
-        np.concatenate(parts, out=out)
-
-    def _start_gather(
-        self, part: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        number = self._say(part.copy())
-
-        def finish() -> None:
-            parts = self._board.take(number, self._waits)
-            _check_counts(parts, counts)
-            np.concatenate(parts, out=out)
-
-        return finish
-
-    def _start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        number = self._say(np.split(pieces.copy(), np.cumsum(counts)[:-1]))
-
-        def finish() -> None:
-            said = self._board.take(number, self._waits)
-            own = [parts[self.rank] for parts in said]
-            _check_counts(own, [counts[self.rank]] * self.size)
-            np.concatenate(own, out=out)
-
-        return finish
-
-    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
-        self._board.send(self.rank, peer, array.copy())
-
-        def finish() -> None:
-            got = self._board.receive(peer, self.rank, self._waits)
-            communicator.check_swapped(self.rank, peer, got.nbytes, out.nbytes)
+        def wait() -> None:
+            got, out = (
+                self._board.receive(swap.peer, self.rank, self._waits),
+                swap.receive,
+            )
+            check_swapped(self.rank, swap.peer, got.nbytes, out.nbytes)
             out[...] = got.reshape(out.shape)
 
-        return finish
+        return Transfer(wait)
 
-    def _broadcast(self, buffer: Array, root: int) -> None:
-        np.copyto(buffer, self._objects(buffer.copy())[root])
-
-    def _max(self, value: int) -> int:
-        return int(max(self._objects(value)))
-
-    def _objects(self, item: Any) -> list[Any]:
-        return self._board.take(self._say(item), self._waits)
+    def _items_of_all(self, item: Any) -> list[Any]:
+        return self._board.take(self._put(item), self._waits)
 
     def _waits(self) -> str:
         spot, _ = self.ledger.place.spot()
         return f"rank {self.rank} of {self.size} waits in {spot}"
 
-    def _say(self, item: Any) -> int:
+    def _put(self, item: Any) -> int:
         number = self._number
         self._number += 1
         self._board.put(number, self.rank, item)
         return number
+
+
+def _message(c: Collective) -> Any:
+    """Return what a rank sends: an item, a copy of an array, or of its pieces."""
+    if c.kind == "objects":
+        return c.send.value
+    if c.kind in ("exchange", "deal", "parts", "ordered_parts"):
+        return np.split(c.send.copy(), np.cumsum(c.counts)[:-1])
+    return c.send.copy()
+
+
+# What a rank makes of the messages of all ranks, for each kind of collective.
+
+
+def _add(c: Collective, messages: list[Array], rank: int) -> None:
+    np.copyto(c.receive, messages[0])
+    for message in messages[1:]:
+        np.add(c.receive, message, out=c.receive)
+
+
+def _reduce(c: Collective, messages: list[Array], rank: int) -> None:
+    if rank == 0:
+        _add(c, messages, rank)
+
+
+def _broadcast(c: Collective, messages: list[Array], rank: int) -> None:
+    np.copyto(c.receive, messages[c.root])
+
+
+def _largest(c: Collective, messages: list[Array], rank: int) -> None:
+    c.receive[0] = max(message[0] for message in messages)
+
+
+def _gather(c: Collective, messages: list[Array], rank: int) -> None:
+    _check_counts(messages, c.counts)
+    np.concatenate(messages, out=c.receive)
+
+
+def _collect(c: Collective, messages: list[Array], rank: int) -> None:
+    _check_counts(messages, c.counts)
+    if rank == 0:
+        np.concatenate(messages, out=c.receive)
+
+
+def _take_pieces(c: Collective, messages: list[list[Array]], rank: int) -> None:
+    pieces = [message[rank] for message in messages]
+    _check_counts(pieces, c.received or [c.counts[rank]] * len(pieces))
+    np.concatenate(pieces, out=c.receive)
+
+
+def _add_pieces(c: Collective, messages: list[list[Array]], rank: int) -> None:
+    pieces = [message[rank] for message in messages]
+    _check_counts(pieces, [c.counts[rank]] * len(pieces))
+    _add(c, pieces, rank)
+
+
+def _list_items(c: Collective, messages: list[Any], rank: int) -> None:
+    c.receive[:] = messages
+
+
+COMBINE: dict[str, Callable[[Collective, list[Any], int], None]] = {
+    "sum": _add,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "max": _largest,
+    "gather": _gather,
+    "collect": _collect,
+    "exchange": _take_pieces,
+    "deal": _take_pieces,
+    "parts": _add_pieces,
+    "ordered_parts": _add_pieces,
+    "objects": _list_items,
+}
 
 
 def _check_counts(parts: Sequence[Array], counts: Sequence[int]) -> None:
@@ -351,7 +387,7 @@ def run_ranks(
     return results
 
 
-# One rank: every collective is a shortcut, none of the hooks is ever reached.
+# One rank: every collective is a shortcut, and `begin` is never reached.
 
 
 class SerialCommunicator(Communicator):
@@ -373,34 +409,6 @@ class SerialCommunicator(Communicator):
         """Leave."""
         sys.exit(code)
 
-    def _sum(self, buffer: Array) -> None:
-        self._alone()
-
-    def _start_sum(self, buffer: Array) -> Callable[[], None]:
-        self._alone()
-
-    def _reduce(self, buffer: Array) -> None:
-        self._alone()
-
-    def _gather(self, part: Array, counts: Sequence[int], out: Array) -> None:
-        self._alone()
-
-    def _start_exchange(
-        self, pieces: Array, counts: Sequence[int], out: Array
-    ) -> Callable[[], None]:
-        self._alone()
-
-    def _start_swap(self, array: Array, out: Array, peer: int) -> Callable[[], None]:
-        self._alone()
-
-    def _broadcast(self, buffer: Array, root: int) -> None:
-        self._alone()
-
-    def _max(self, value: int) -> int:
-        self._alone()
-
-    def _objects(self, item: Any) -> list[Any]:
-        self._alone()
-
-    def _alone(self) -> NoReturn:
+    def begin(self, collective: Collective, blocking: bool) -> Transfer:
+        """Refuse: a group of one rank sends nothing."""
         raise TransportError("one rank has nobody to talk to; start more with --ranks")

@@ -122,14 +122,10 @@ def _call(file: int, pieces: Array, offset: int) -> int:
 @cache
 def _compiled() -> Any:
     """The loop in C, or None: then the table of pieces is made here."""
-    library, _ = load_kernels(Path(__file__).parent, "_scatter", "Python")
-    if library is None:
-        return None
-    read = library.hpcsgd_read_runs
-    long, place = ctypes.c_int64, ctypes.c_void_p
-    read.restype = long
-    read.argtypes = (ctypes.c_int, place, long, place, long, place)
-    return read
+    signatures = {"hpcsgd_read_runs": ("l", "iplplp")}
+    folder = Path(__file__).parent
+    library, _ = load_kernels(folder, "_scatter", "Python", signatures)
+    return None if library is None else library.hpcsgd_read_runs
 
 
 @cache

@@ -11,11 +11,12 @@ from hpcsgd.data.preparation import RAW, Preparation
 from hpcsgd.data.sparse import from_scipy
 from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import DataError
-from hpcsgd.formats import Array
+from hpcsgd.formats import ROUNDING, Array, Format
 
 # Where rows come from, and how a rank's block is read and checked.
 
 CHUNK_BYTES = 64 * 2**20  # read at once: bounds the memory beside the shard
+WIDE = 8  # bytes of a float64
 # What narrow storages hold before they round to inf: bf16, just below float32.
 NARROW_MAX = 3.38e38
 LOOKED = 1024  # rows that say how long the others are
@@ -148,6 +149,44 @@ def load_block(
     return whole
 
 
+def bytes_of_block(
+    reader: RowReader, rows: int, cols: int, form: Format
+) -> tuple[int, int]:
+    """Return the bytes of a dense block, and of pieces while `load_block` fills it.
+
+    A piece is held as it is read and as it is stored. The last one fills the rest of
+    the block: what it has not filled when the one before is read is not counted twice.
+    """
+    element = element_of(reader)
+    in_memory = getattr(reader, "is_in_memory", False)
+    if in_memory and _is_in_place(reader, cols, form):
+        return 0, 0
+    words = _piece_bytes(reader) // WIDE
+    read = 0 if in_memory else words * element.itemsize
+    is_copied = in_memory or not form.is_wide or element != form.dtype
+    stored = words * form.dtype.itemsize if is_copied else 0
+    if not form.is_wide:
+        stored += ROUNDING
+    whole, rest = divmod(rows * cols, words)
+    share = rest / words  # of a piece, the last one
+    unfilled = share * words * form.dtype.itemsize
+    piece = read + stored - unfilled if whole else 0
+    size = rows * cols * form.dtype.itemsize
+    return size, int(max(piece, share * (read + stored)))
+
+
+def _is_in_place(reader: RowReader, cols: int, form: Format) -> bool:
+    """Return whether the block is one array of the caller's, whole and aligned."""
+    X = reader.X  # type: ignore[attr-defined]
+    is_whole = cols == reader.cols and X.flags.c_contiguous and X.flags.aligned
+    return bool(is_whole and form.is_wide and X.dtype == form.dtype)
+
+
+def _piece_bytes(reader: RowReader) -> int:
+    """Return how many bytes of float64 are read together."""
+    return min(getattr(reader, "best_piece", CHUNK_BYTES), CHUNK_BYTES)
+
+
 def pieces(
     reader: RowReader,
     rows: slice,
@@ -159,8 +198,7 @@ def pieces(
 ) -> Iterator[tuple[int, Array]]:
     """(first row, rows as `store` wants them), checked, one piece after the other."""
     width = cols.stop - cols.start
-    budget = budget or min(getattr(reader, "best_piece", CHUNK_BYTES), CHUNK_BYTES)
-    step = max(budget // (8 * max(width, 1)), 1)
+    step = max((budget or _piece_bytes(reader)) // (WIDE * max(width, 1)), 1)
     blocks = getattr(reader, "block_rows", 1)  # read whole, they can be checked
     step = step // blocks * blocks or step
     for start in range(rows.start, rows.stop, step):

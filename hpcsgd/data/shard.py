@@ -19,10 +19,10 @@ from hpcsgd.data.readers import (
     pieces,
     too_large,
 )
-from hpcsgd.data.sparse import Csr, from_scipy, stack
+from hpcsgd.data.sparse import COLUMN, Csr, from_scipy, stack
 from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import DataError
-from hpcsgd.formats import Array, get_format
+from hpcsgd.formats import Array, Format, get_format
 from hpcsgd.precision import Precision
 
 # The block of the data that one rank holds.
@@ -92,6 +92,11 @@ class Shard:
         return int(self.matrix.shape[1])
 
 
+def bytes_of_sides(rows: int, item: int) -> int:
+    """Return the bytes of targets, weights and offsets, and of the order of rows."""
+    return rows * (3 * item + 8)
+
+
 def take(column: Array | None, rows: Array) -> Array | None:
     """The entries of an optional column."""
     return None if column is None else np.take(column, rows, axis=0)
@@ -132,10 +137,13 @@ def exact_columns(
 
 def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
     """Whether what is held are the values of the data themselves."""
-    stored = get_format(precision.matrix)
-    source = element_of(reader)
-    held = stored.is_wide and np.can_cast(source, stored.dtype, casting="safe")
-    return held and not isinstance(shard.matrix, Unheld)
+    is_stored = not isinstance(shard.matrix, Unheld)
+    return is_stored and keeps_values(reader, get_format(precision.matrix))
+
+
+def keeps_values(reader: RowReader, form: Format) -> bool:
+    """Return whether a matrix in this format has the values of the data themselves."""
+    return form.is_wide and np.can_cast(element_of(reader), form.dtype, casting="safe")
 
 
 # A rank's sparse block, read in pieces and checked as a dense one is.
@@ -170,6 +178,16 @@ def load_csr(
             _refuse(piece, start, cols.start, large, too_large, names_of(reader))
         stored.append(piece.with_data(data))
     return stored[0] if len(stored) == 1 else stack(stored)
+
+
+def bytes_of_csr(rows: int, stored: int, form: Format) -> tuple[int, int]:
+    """Return the bytes of a sparse block, and of pieces while `load_csr` joins them.
+
+    The memory of reading stays with the process meanwhile: the arrays are so small that
+    the C library keeps it.
+    """
+    size = stored * (form.dtype.itemsize + COLUMN) + 8 * rows
+    return size, size + 2 * min(CHUNK_BYTES, VALUE_BYTES * (stored + rows))
 
 
 def sparse_pieces(

@@ -12,6 +12,7 @@ import numpy as np
 from hpcsgd.formats import Array
 
 MOST_INT32 = 2**31 - 1
+COLUMN = 4  # bytes of a column number, where it is an int32
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Csr:
     def nnz(self) -> int:
         """Stored values, zeros among them counted."""
         return len(self.data)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the three arrays."""
+        return self.indptr.nbytes + self.indices.nbytes + self.data.nbytes
 
     @property
     def lengths(self) -> Array:

@@ -101,6 +101,11 @@ class Unheld:
 WINDOWS = 4
 
 
+def bytes_of_windows(block: int, window: int, row: int) -> int:
+    """Return the bytes of the windows that are held, of rows of so many bytes."""
+    return WINDOWS * block * window * row
+
+
 @dataclass(frozen=True)
 class Route:
     """Which blocks come when: the windows of all epochs, counted through."""

@@ -18,7 +18,6 @@ from hpcsgd.jobs.resources import (
     seconds_of,
 )
 from hpcsgd.jobs.sites import Site
-from hpcsgd.runs.result import Status
 
 if TYPE_CHECKING:  # parsers of commands wait for no template
     from jinja2 import Environment
@@ -322,6 +321,8 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
     >>> "#SBATCH --ntasks=4" in script
     True
     """
+    from hpcsgd.runs.result import Status  # parsers of commands wait for no NumPy
+
     check(job, site)
     template = _environment().get_template(f"{job.template}.sbatch")
     text: str = template.render(

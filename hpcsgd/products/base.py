@@ -4,11 +4,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from hpcsgd.backends.base import Backend
+from hpcsgd.backends.base import Backend, DeviceCopy
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock, SentWords
 from hpcsgd.comm.messages import bytes_of_word, sent_for_sum
@@ -30,6 +30,9 @@ from hpcsgd.glm.unrolling import (
 )
 from hpcsgd.glm.updates import LinearUpdate
 from hpcsgd.precision import Precision
+
+if TYPE_CHECKING:  # a run without a GPU needs none of these
+    from hpcsgd.backends.cuda.weights import DeviceCopies
 
 # What watches the products from inside: here nobody does, `gap` has one who does.
 
@@ -215,13 +218,53 @@ class Task:
         return np.empty(0, dtype=get_format(self.precision.inner).carrier)
 
 
+class HostCopy:
+    """A field of `State`, which may be stored on a device: the host's copy.
+
+    It is copied when it is read, and may be written to.
+    """
+
+    def __init__(self, is_optional: bool = False) -> None:
+        self.is_optional = is_optional
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, state: "State | None", owner: type) -> Any:
+        if state is None:  # `dataclass` asks for the default of the field
+            if not self.is_optional:
+                raise AttributeError(self.name)
+            return None
+        fields = state.__dict__
+        if fields.get("copies") is None:  # in each step of a host
+            return fields[self.name]
+        copy = state.device_copy(self.name)
+        return fields[self.name] if copy is None else copy.on_host()
+
+    def __set__(self, state: "State", values: Any) -> None:
+        copy = state.device_copy(self.name)
+        if copy is None or values is None:
+            vars(state)[self.name] = values
+        else:
+            copy.replace(values)
+
+
 @dataclass
 class State:
-    """What evolves: the weights of this member, and what all members hold."""
+    """What evolves: the weights of this member, and what all members hold.
 
-    weights: Array  # (columns held, states · K)
-    intercept: Array | None  # (states, K), the same on every member
-    residuals: Array | None = None  # of the last exchange, the same on every member
+    Once it was placed on a device, an exchange reads and writes the device's copies.
+    Who reads a field of it reads an array of the host, which comes then, and goes back
+    when the next exchange begins; what is only read (`host_array`, `host_state`) is not
+    sent back.
+    """
+
+    # (columns held, states · K)
+    weights: Array = cast(Array, HostCopy())
+    # (states, K), the same on every member
+    intercept: Array | None = cast(Array, HostCopy())
+    # of the last exchange, the same on every member
+    residuals: Array | None = cast(Array, HostCopy(is_optional=True))
     # What agreements and codecs keep between calls, one row a column held: checkpoints
     # save it by name.
     memory: dict[str, Array] = field(default_factory=dict)
@@ -229,6 +272,20 @@ class State:
     rank_arrays: dict[str, Array] = field(default_factory=dict)
     # And what they keep beside the intercept: (k, K), the same on every member.
     shared: dict[str, Array] = field(default_factory=dict)
+    copies: "DeviceCopies | None" = field(default=None, init=False)  # None: on a host
+
+    def place(self, copies: "DeviceCopies") -> None:
+        """Have exchanges read and write the copies of a device from now on."""
+        self.copies = copies
+
+    def device_copy(self, name: str) -> DeviceCopy | None:
+        """Return the copy of one of its arrays, or of `memory`, on a device."""
+        copies = vars(self).get("copies")  # not yet, while it is made
+        if copies is None:
+            return None
+        kept = getattr(self.memory, "mirrors", {})
+        copy: DeviceCopy | None = kept.get(name) or copies.arrays.get(name)
+        return copy
 
     def remember(self, name: str, width: int) -> Array:
         """The kept array of that name, zeros at first: `width` words a column held."""
@@ -237,27 +294,70 @@ class State:
             self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
         return self.memory[name]
 
+    @property
+    def scale(self) -> float:
+        """Return what weights on a device are divided by."""
+        return 1.0 if self.copies is None else self.copies.scale
+
+    def on_device(self, name: str) -> Any:
+        """Return one of its arrays, or of `memory`, where steps are taken.
+
+        It is to be read and written there; None where the state has no such array.
+        """
+        copy = self.device_copy(name)
+        if copy is not None:
+            return copy.on_device()
+        return self.memory[name] if name in self.memory else getattr(self, name)
+
+    def mark_written(self, name: str) -> None:
+        """Note that one of its arrays was written where steps are taken."""
+        copy = self.device_copy(name)
+        if copy is not None:
+            copy.written()
+
+    def written(self, residuals: Any) -> None:
+        """Note that an exchange on a device wrote it, and made these residuals."""
+        assert self.copies is not None
+        self.copies.written(residuals)
+
     def host_array(self, name: str) -> Any:
         """Return one of its arrays to be read; where it is stored on a device, it stays
         there.
         """
-        return getattr(self, name)
+        copy = self.device_copy(name)
+        return getattr(self, name) if copy is None else copy.host_view()
 
     def host_state(self) -> "State":
-        """Return this state to be read; arrays on a device stay there."""
-        return self
+        """Return weights and intercept to be read; arrays on a device stay there."""
+        if self.copies is None:
+            return self
+        return State(
+            weights=self.host_array("weights"),
+            intercept=self.host_array("intercept"),
+            memory=self.memory,
+            rank_arrays=self.rank_arrays,
+            shared=self.shared,
+        )
 
-    def portion(self, share: float, group: Communicator) -> Array:
-        """What evolves, times `share`, in one array that `group` can sum."""
-        parts = [self.weights.reshape(-1)]
-        if self.intercept is not None:
-            parts.append(self.intercept.reshape(-1).astype(self.weights.dtype))
+    def portion(self, share: float, group: Communicator) -> Any:
+        """What evolves, times `share`, in one array that `group` can sum.
+
+        It is on the device, where the group sums arrays of devices.
+        """
+        if self.copies is not None and self.copies.sums(group):
+            return self.copies.portion(share)
+        weights, intercept = self.host_array("weights"), self.host_array("intercept")
+        parts = [weights.reshape(-1)]
+        if intercept is not None:
+            parts.append(intercept.reshape(-1).astype(weights.dtype))
         buffer: Array = np.concatenate(parts)
         buffer *= share
         return buffer
 
-    def become(self, total: Array) -> Array | None:
+    def become(self, total: Any) -> Any:
         """Such an array from now on; the intercept of it, to be written to."""
+        if self.copies is not None and self.copies.has_made(total):
+            return self.copies.become()
         weights, intercept = self.weights, self.intercept
         weights[...] = total[: weights.size].reshape(weights.shape)
         if intercept is not None:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcsgd.backends.base import Memory
 from hpcsgd.backends.cuda.device import Device
 from hpcsgd.backends.cuda.exchange import DenseProducts, DeviceExchange, SparseProducts
 from hpcsgd.backends.cuda.kernels import blend, build_of
@@ -15,7 +16,6 @@ from hpcsgd.backends.exchange import probed
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
 from hpcsgd.products.base import Group, State, Task
-from hpcsgd.products.cuda_state import MirroredState
 
 # Gradients of batches on a device, for replicas that share them before they step.
 #
@@ -46,8 +46,7 @@ class Sums(Protocol):
     """Where a device adds the gradients of an exchange."""
 
     device_values: Any  # float32: the gradient, row by row, and more behind it
-    up: int  # bytes that went to the device
-    down: int  # and came from it
+    memory: Memory  # where it is; counts what crosses
 
     @property
     def takes_residuals(self) -> bool:
@@ -64,7 +63,9 @@ class DeviceGradient:
 
     holds_all_columns = False
 
-    def __init__(self, task: Task, device: Device, shares: Shares) -> None:
+    def __init__(
+        self, task: Task, device: Device, shares: Shares, holds_weights: bool = False
+    ) -> None:
         self.task = replace(task, states=1, probe=np.ones(1))
         self.exchanges = CudaExchanges(self.task, device)
         self.device, self.sums = device, self.exchanges.sums
@@ -74,7 +75,7 @@ class DeviceGradient:
         self.point: Any = None
         self.intercept: Any = None
         self.plain = adding(self.scale)
-        self.holds_weights = False  # True: the state's are there, and stay
+        self.holds_weights = holds_weights  # True: the state's are there, and stay
         self._is_old = True  # what is there is from before a step
         # By rows of a batch, and sums.
         self._known: dict[tuple[int, int], CudaSequence] = {}
@@ -83,7 +84,7 @@ class DeviceGradient:
         """Add Yᵀr of one batch, and hand on what the agreement is to take."""
         sums, rows = self.shares.sums, group.blocks.rows
         if self._is_old:
-            self._send(state, sums)
+            self._send(state, sums.memory)
         self._is_old, is_full = self.shares.is_last, self.shares.is_full
         exchange = self.exchange_of(group.blocks)
         self.order.seek(*group.place, rows)
@@ -127,19 +128,17 @@ class DeviceGradient:
         """Where somebody sums them or compares them; else no more than how many."""
         if not sums.takes_residuals and self.task.members.size == 1:
             return np.broadcast_to(np.float32(0.0), exchange.residuals.shape)
-        state.residuals = found = self.device.fetch(exchange.residuals)
-        sums.down += found.nbytes
+        state.residuals = found = sums.memory.fetch(exchange.residuals)
         return found
 
-    def _send(self, state: State, sums: Sums) -> None:
+    def _send(self, state: State, memory: Memory) -> None:
         """Where scores are read, in the units of rows that are stored times a power."""
         if self.holds_weights:
-            assert isinstance(state, MirroredState)
             self._read(state.on_device("weights"))
         else:
-            self._send_point(state, sums)
+            self._send_point(state, memory)
         if state.intercept is not None:
-            self._send_intercept(state.intercept, sums)
+            self._send_intercept(state.intercept, memory)
 
     def _read(self, weights: Any) -> None:
         """The weights, or a point of all their states."""
@@ -155,7 +154,7 @@ class DeviceGradient:
         launch = device.kernel(build_of("blend", "fp32", device.arch))
         launch(*blend(count)[:2], (weights, *sizes, self._probe, self.point))
 
-    def _send_point(self, state: State, sums: Sums) -> None:
+    def _send_point(self, state: State, memory: Memory) -> None:
         task = self.gradient_task
         if self.point is None:
             shape = len(state.weights), task.columns
@@ -164,15 +163,13 @@ class DeviceGradient:
             point, there = probed(task, state.weights[columns]), self.point[columns]
             if self.scale != 1.0:
                 point = point / point.dtype.type(self.scale)
-            self.device.fill(there, np.ascontiguousarray(point, dtype=np.float32))
-            sums.up += there.nbytes
+            memory.from_host(np.ascontiguousarray(point, dtype=np.float32), there)
 
-    def _send_intercept(self, intercept: Array, sums: Sums) -> None:
+    def _send_intercept(self, intercept: Array, memory: Memory) -> None:
         read = np.ascontiguousarray(self.gradient_task.probe @ intercept)[None]
         if self.intercept is None:
             self.intercept = self.device.empty(read.shape, np.float64)
-        self.device.fill(self.intercept, read)
-        sums.up += self.intercept.nbytes
+        memory.from_host(read, self.intercept)
 
     def _cycle(self, exchange: DeviceExchange, sums: Sums) -> CudaSequence:
         """The same launches every time: what they write to stays where it is."""
@@ -235,17 +232,22 @@ class DeviceRowViews:
 
 
 class DeviceSlices(DeviceGradient):
-    """Weights stay on the device, all of them or its slices."""
+    """Weights stay on the device, all of them or its slices.
 
-    gathers = False  # True: w is in slices, and scores are made tile by tile
+    `gathers`: w is in slices, and scores are made tile by tile.
+    """
+
+    def __init__(
+        self, task: Task, device: Device, shares: Shares, gathers: bool
+    ) -> None:
+        super().__init__(task, device, shares, holds_weights=True)
+        self.gathers = gathers
 
     def _compute(self, exchange: DeviceExchange, state: State, sums: Sums) -> None:
         if not self.gathers:
             super()._compute(exchange, state, sums)
             return
-        assert (
-            isinstance(state, MirroredState) and self.gradient_task.gradient is not None
-        )
+        assert self.gradient_task.gradient is not None
         exchange.sample()
         own, rows = state.on_device("weights"), self._rows(exchange)
         self.gradient_task.gradient.scores(

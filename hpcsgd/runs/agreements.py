@@ -8,17 +8,10 @@ import numpy as np
 
 from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.base import ReplicaCheck
-from hpcsgd.agreements.buckets import (
-    Buffer,
-    CodecSender,
-    PlainSender,
-    Sender,
-    bucket_count,
-)
-from hpcsgd.agreements.codecs import make_codec, owed
-from hpcsgd.agreements.codecs.base import Bucket, Codec
+from hpcsgd.agreements.buckets import bucket_count
+from hpcsgd.agreements.codecs import owed
 from hpcsgd.agreements.gradient import Gradient, GradientParts, Steps
-from hpcsgd.agreements.hierarchical import ByLeaders, open_groups
+from hpcsgd.agreements.hierarchical import SenderOpener
 from hpcsgd.agreements.shaping import (
     ByNorm,
     ByPercentile,
@@ -42,9 +35,9 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
-from hpcsgd.glm.updates import Rule, make_rate
+from hpcsgd.glm.updates import LinearRule, Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
-from hpcsgd.products.base import Product, State, Task
+from hpcsgd.products.base import Product, Task
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
 from hpcsgd.runs.assembled_run import Feed, ResolvedNames, RoundFeed
 from hpcsgd.runs.gpu import BY_HOST
@@ -252,7 +245,13 @@ def make_gradient(
         columns=task.columns,
         local_columns=shard.columns,
         buckets=buckets,
-        opener=lambda state, buffer: _sender(kind, config, grid, state, buffer),
+        opener=SenderOpener(
+            grid,
+            config.agreement,
+            config.codec,
+            config.accordion,
+            config.sampling.seed,
+        ),
         check=ReplicaCheck(grid.replicas, config.run.check_members),
         settings=config.agreement,
         rows=lengths(shard.total_rows, grid.replicas.size),
@@ -267,15 +266,37 @@ def make_gradient(
             config.agreement.codec, config.codec, config.accordion, kept, rate
         ),
     )
-    share = shard.height / shard.total_rows
-    if device is None:
-        return kind(grid, share, means)
-    from hpcsgd.agreements.cuda import make_on_device
-    from hpcsgd.backends.cuda.matrix import CHUNK
+    if device is not None:
+        from hpcsgd.backends.cuda.matrix import CHUNK
 
-    chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
-    sums = _sums_on_device(kind, config, grid.replicas)
-    return make_on_device(kind, grid, share, means, device, chunk, sums)
+        sums = _sums_on_device(kind, config, grid.replicas)
+        chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
+        means = _on_device(means, kind, device, sums, chunk)
+    return kind(grid, shard.height / shard.total_rows, means)
+
+
+def _on_device(
+    means: GradientParts, kind: type[Gradient], device: "Device", sums: bool, chunk: int
+) -> GradientParts:
+    """Return what an agreement works with where a device adds up its gradients.
+
+    Replicas sum on their devices if `sums`. Tiles of slices begin where rows have whole
+    chunks of so many columns.
+    """
+    from hpcsgd.backends.cuda.weights import DeviceMemory, DeviceRows
+
+    rule, memory = means.steps.rule, DeviceMemory(device)
+    takes = sums and vars(kind).get("steps_on_devices") and not means.shapers
+    # Of many scores a row, what momenta keep lies between the scores.
+    is_linear = isinstance(rule, LinearRule) and 1 in (rule.states, means.columns)
+    return replace(
+        means,
+        backend=DeviceRows(),
+        memory=memory,
+        is_summed_on_device=sums,
+        linear_step=memory.linear_step if takes and is_linear else None,
+        unit=chunk if kind.adds_tiles else 1,
+    )
 
 
 def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
@@ -318,59 +339,6 @@ def _sums_on_device(
     plain = asked.codec == "identity" and asked.hierarchical == "off"
     carries = isinstance(replicas, DeviceCommunicator) and replicas.kind != BY_HOST
     return plain and feedback != "on" and carries
-
-
-def _sender(
-    kind: type[Gradient], config: RunConfig, grid: Grid, state: State, buffer: Buffer
-) -> Sender:
-    """Of all replicas, or of the leaders of groups of them."""
-    replicas, of = grid.replicas, config.agreement.hierarchical
-    if buffer.is_on_device and _sums_on_device(kind, config, replicas):
-        from hpcsgd.agreements.cuda import sum_on_device
-
-        return sum_on_device(buffer, replicas)
-    if of == "off" or replicas.size == 1:
-        return _between(config, grid, state, buffer, replicas, replicas.size)
-    groups = open_groups(grid, of)
-    sender = _between(config, grid, state, buffer, groups.leaders, groups.count)
-    return ByLeaders(groups, sender)
-
-
-def _between(
-    config: RunConfig,
-    grid: Grid,
-    state: State,
-    buffer: Buffer,
-    speakers: Communicator,
-    count: int,
-) -> Sender:
-    """One alone has nobody to be short with: nothing is encoded."""
-    agreement = config.agreement
-    is_plain = agreement.codec == "identity" and config.codec.feedback != "on"
-    if is_plain or count == 1:
-        return PlainSender(speakers)
-    codecs: dict[int, Codec] = {}
-    for number, tile in enumerate(buffer):
-
-        def room(name: str, columns: slice = tile.columns) -> Array:
-            whole = state.remember(f"codec_{name}", buffer.width)
-            part: Array = whole[columns].reshape(-1)
-            return part
-
-        bucket = Bucket(
-            number=number,
-            height=tile.height,
-            width=buffer.width,
-            dtype=buffer.flat.dtype,
-            seed=config.sampling.seed,
-            member=grid.member,
-            room=room,
-        )
-        codec = make_codec(agreement.codec, bucket, config.codec, config.accordion)
-        codecs[tile.columns.start] = codec
-        for name, kept in codec.kept.items():
-            state.rank_arrays[f"codec_{number}_{name}"] = kept
-    return CodecSender(speakers, codecs, agreement.codec, grid.members)
 
 
 # What a configuration says of rounding, besides the nine formats.

@@ -283,10 +283,10 @@ class AssembledRun:
             return  # nothing of it is there at a time
         if not shard.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
-        if isinstance(shard.matrix, Unheld):
-            rows = out  # nothing of it is there yet
-        else:
-            rows = task.backend.gather(shard.matrix, numbers, out)
+        matrix = shard.matrix
+        if isinstance(matrix, Unheld):  # nothing of it is in memory yet
+            matrix = task.backend.store(np.zeros_like(out))
+        rows = task.backend.gather(matrix, numbers, out)
         weights = task.backend.zeros((shard.width, task.columns))
         margins = np.empty((height, task.columns), dtype=task.margin_dtype)
         task.backend.scores(rows, weights, margins)

@@ -80,7 +80,6 @@ def first_state(
     whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     holder = _holder(product)
-    kind = _state_on_gpu() if holder else State
     weights: Any
     agreement: Any = engine.agreement
     if config.agreement.on_disk:
@@ -88,12 +87,14 @@ def first_state(
         weights = agreement.open_weights(task, whole[0], dtype)
     else:
         weights = task.backend.zeros(agreement.shape(*whole))
-    state = kind(
+    state = State(
         weights=weights,
         intercept=intercept if config.problem.intercept else None,
     )
     if holder:
-        state.hold(holder.device, holder.scale)  # type: ignore[attr-defined]
+        from hpcsgd.backends.cuda.weights import DeviceCopies
+
+        state.place(DeviceCopies(holder.device, weights, state.intercept, holder.scale))
     engine.agreement.prepare(state)
     engine.hooks.prepare(state)
     return state
@@ -103,12 +104,6 @@ def _holder(product: Product) -> "CudaExchanges | None":
     """Where the weights of the run are between exchanges; None: on the host."""
     inner = product.product if isinstance(product, MicroBatches) else product
     return on_gpu(product) if getattr(inner, "holds_weights", True) else None
-
-
-def _state_on_gpu() -> type[State]:
-    from hpcsgd.products.cuda_state import MirroredState
-
-    return MirroredState
 
 
 # The live objects of a run, put together.
@@ -178,7 +173,6 @@ def _task(
     config: RunConfig, words: ResolvedNames, grid: Grid, loaded: LoadedRows
 ) -> Task:
     shard, backend = loaded.shard, words.backend
-    backend = backend.for_sparse() if shard.is_sparse else backend
     models = many_models(config, loaded.columns)
     columns = loaded.columns if models is None else models.columns
     family: Any = words.family

@@ -2,8 +2,9 @@
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpcsgd.agreements.gradient import Gradient
@@ -14,15 +15,14 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import format_bytes
+from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, Task
 from hpcsgd.products.direct import MicroBatches
 from hpcsgd.runs.assembled_run import Feed
 
 if TYPE_CHECKING:  # a run without a GPU needs none of these
-    from hpcsgd.agreements.cuda import DeviceSharded
     from hpcsgd.backends.cuda.device import Device
-    from hpcsgd.backends.cuda.memory import DeviceNeed
     from hpcsgd.backends.cuda.sequences import CudaExchanges
     from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
 
@@ -71,6 +71,92 @@ def open_gpu(
     )
 
 
+# Memory of a run on a GPU, counted before it is taken.
+
+NAMES = {
+    "matrix": "the matrix",
+    "rows": "what belongs to its rows",
+    "exchange": "the buffers of exchanges",
+    "weights": "the weights",
+    "kept": "Grams or rows beside it",
+    "asked": "what makes the Gram",
+}
+
+
+@dataclass(frozen=True)
+class DeviceNeed:
+    """Bytes of one rank, by what they are for."""
+
+    matrix: int
+    rows: int  # targets, weights, offsets, their order
+    exchange: int  # tiles of the Gram, their parts, margins
+    weights: int
+    kept: int = 0  # Grams of all exchanges, rows of other members
+    asked: int = 0  # what another Gram than our plain one works in
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(vars(self).values())
+
+    @property
+    def largest(self) -> str:
+        """What takes most."""
+        return max(vars(self), key=lambda name: getattr(self, name))
+
+    def describe(self, form: str) -> str:
+        """Describe the parts, the largest first; `form` is the format of the matrix."""
+        parts = sorted(vars(self).items(), key=lambda part: -part[1])
+        parts = [part for part in parts if part[1]]
+        return ", ".join(
+            f"{NAMES[name]} {format_bytes(size)}"
+            f"{f' in {form}' if name == 'matrix' else ''}"
+            for name, size in parts
+        )
+
+
+def device_need(
+    matrix: Any,
+    plans: Iterable[Sequence[int]],
+    multiprocessors: int,
+    wide: int = 1,
+    sets: int = 1,
+    kept: int = 0,
+    held: int | None = None,
+    asked: int = 0,
+) -> DeviceNeed:
+    """Return the device memory for a host matrix and `sets` of exchanges of these batch
+    sizes.
+
+    `wide` columns of weights, or `held` bytes of some; beside them `kept` bytes, and
+    those `asked` for by another Gram than our plain one.
+    """
+    from hpcsgd.backends.cuda.matrix import bytes_of_order, bytes_of_rows
+
+    height, width = matrix.shape
+    dense = bytes_of_rows(height, width, matrix.dtype.itemsize)
+    each = [_buffers(matrix, s, multiprocessors, wide) for s in set(map(tuple, plans))]
+    return DeviceNeed(
+        matrix=matrix.nbytes if isinstance(matrix, Csr) else dense,
+        rows=bytes_of_order(height),
+        exchange=sets * sum(sum(buffers.values()) for buffers in each),
+        weights=4 * width * wide if held is None else held,
+        kept=kept,
+        asked=asked,
+    )
+
+
+def _buffers(
+    matrix: Any, sizes: tuple[int, ...], multiprocessors: int, wide: int
+) -> dict[str, int]:
+    """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
+    from hpcsgd.backends.cuda.exchange import DeviceExchange
+
+    blocks, width = blocks_of(sizes), matrix.shape[1]
+    item = 4 if isinstance(matrix, Csr) else matrix.dtype.itemsize
+    return dict(DeviceExchange.holds(blocks, width, item, multiprocessors, wide))
+
+
 def check_device_memory(
     device: "Device",
     task: Task,
@@ -88,8 +174,6 @@ def check_device_memory(
     what makes the Gram. `held`: bytes of weights and of what steps keep, where those
     are not all columns. Returns what is left for a rank on the fullest GPU of all.
     """
-    from hpcsgd.backends.cuda.memory import device_need
-
     wide = task.columns * task.states
     matrix = task.shard.matrix, plans, device.multiprocessors
     need = device_need(*matrix, wide, sets, kept, held, asked)
@@ -123,7 +207,7 @@ def _left(ranks: Sequence[tuple[int, int]]) -> int:
     return (free - needed) // len(ranks)
 
 
-def _smaller(need: "DeviceNeed", task: Task, shared: bool, sliced: bool) -> str:
+def _smaller(need: DeviceNeed, task: Task, shared: bool, sliced: bool) -> str:
     """The knob that turns the largest part."""
     who = "replicas or members" if sliced else "members"
     more = "start fewer ranks on each GPU, or " if shared else ""
@@ -195,7 +279,7 @@ def make_on_gpu(
     plans = feed.plans
     if name not in RECURS:  # steps one by one
         plans = [(size,) for sizes in plans for size in sizes]
-    kept, sets = _kept(name, task, feed), 1 + look_ahead
+    kept, sets = _kept(name, task, feed, device), 1 + look_ahead
     asked = allowed(config.products.gram_kernel, config.run.reproducible)
     takes = sets * _asked_bytes(asked, task, plans, device)
     insists = 0 if asked == "auto" else takes
@@ -241,30 +325,21 @@ def make_gradient_on_gpu(
     gradient: Gradient,
 ) -> "DeviceGradient":
     """What sums the gradients that replicas share; called by all ranks."""
-    from hpcsgd.agreements.cuda import (
-        DeviceGradientAgreement,
-        DeviceOffload,
-        DeviceSharded,
-    )
-    from hpcsgd.agreements.more.tick_tock import TickTock
     from hpcsgd.products.cuda_gradient import DeviceGradient
 
     plans = [(size,) for sizes in feed.plans for size in sizes]
-    if isinstance(gradient, DeviceSharded):
+    if gradient.adds_tiles:
         return _make_slices(task, feed, grid, device, gradient)
     two = replace(task, states=2)  # as wide as weights and their gradient
     own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
-    offloads = isinstance(gradient, DeviceOffload)
-    again = task.shard.width if isinstance(gradient, TickTock) else 0
-    kept = 4 * (own * offloads + again) * task.columns
+    again = task.shard.width * (gradient.gradients - 1)
+    kept = 4 * (own * gradient.steps_on_host + again) * task.columns
     check_device_memory(device, two, plans, grid.world, kept=kept)
-    product = DeviceGradient(task, device, gradient)
-    product.holds_weights = offloads or isinstance(gradient, DeviceGradientAgreement)
-    return product
+    return DeviceGradient(task, device, gradient, gradient.holds_weights_on_device)
 
 
 def _make_slices(
-    task: Task, feed: Feed, grid: Grid, device: "Device", gradient: "DeviceSharded"
+    task: Task, feed: Feed, grid: Grid, device: "Device", gradient: Any
 ) -> "DeviceSlices":
     """Batches of an exchange are one where no gradient is whole to add them up in."""
     from hpcsgd.products.cuda_gradient import DeviceSlices
@@ -277,9 +352,7 @@ def _make_slices(
     gathers = gradient.stage == 3
     kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
     check_device_memory(device, one, plans, grid.world, kept=kept, held=held)
-    product = DeviceSlices(task, device, gradient)
-    product.holds_weights, product.gathers = True, gathers
-    return product
+    return DeviceSlices(task, device, gradient, gathers)
 
 
 def on_gpu(product: Product) -> "CudaExchanges | None":
@@ -289,17 +362,21 @@ def on_gpu(product: Product) -> "CudaExchanges | None":
     return None if exchanges is None or exchanges.device is None else exchanges
 
 
-def _kept(name: str, task: Task, feed: Feed) -> int:
+def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
     """Bytes of Grams or rows that are there beside those of this member."""
-    from hpcsgd.backends.cuda.memory import grams_bytes, rows_bytes
+    from hpcsgd.backends.cuda.matrix import bytes_of_member_rows, bytes_of_rows
 
     shard = task.shard
     if name == "cached":
-        return grams_bytes(feed.plans, shard.width, task.columns * task.states)
+        given = device.multiprocessors, task.columns * task.states
+        return sum(
+            times * _buffers(shard.matrix, sizes, *given)["message"]
+            for sizes, times in Counter(map(tuple, feed.plans)).items()
+        )
     if name not in GATHERS or task.members.size == 1:
         return 0
     item, total = shard.matrix.dtype.itemsize, shard.total_columns
     most = max(sum(sizes) for sizes in feed.plans)
-    travel = most * (shard.width + total) * item
+    travel = bytes_of_member_rows(most, shard.width, total, item)
     here = shard.height if name == "gather-once" else most
-    return travel + rows_bytes(here, total, item) + 4 * total * task.states
+    return travel + bytes_of_rows(here, total, item) + 4 * total * task.states

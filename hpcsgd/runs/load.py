@@ -16,6 +16,7 @@ from hpcsgd.data.checksums import Fingerprint
 from hpcsgd.data.preparation import Preparation
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
+    WIDE,
     DeviceBlock,
     RowReader,
     categories_of,
@@ -97,6 +98,7 @@ def report_rounding_loss(
 
 NARROW_FORMATS = 4096  # columns of a file that are looked at together
 LOOKED = 2**20  # bytes of them
+TILE_BYTES = 4 * LOOKED  # bytes that looking at them takes
 
 
 def stream_tiles(
@@ -235,6 +237,7 @@ def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
 # From a reader to the shard of this rank, checked on all ranks together.
 
 SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
+SCAN_BYTES = 3 * SCANNED  # bytes that looking at them takes
 # Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py: from which
 # density, and up to how many columns whatever the density.
 DENSE_PAYS = {"kernels": (0.2, 0), "SciPy": (0.05, 500)}
@@ -482,6 +485,11 @@ def _stream(
     unheld = Unheld(fill, (height, width), dtype, known)
     there = getattr(reader, "device_block", lambda *_: None)(rows, columns, element)
     return unheld if there is None else DeviceBlock(unheld, there)
+
+
+def bytes_of_filling(values: int, item: int) -> int:
+    """Return the bytes of values on their way from a file: as read, and as stored."""
+    return values * (WIDE + item)
 
 
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:

@@ -18,20 +18,21 @@ from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.numpy_rows import HEAVY
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.readers import CHUNK_BYTES, RowReader, element_of, is_sparse, stored_in
-from hpcsgd.data.shard import lengths
-from hpcsgd.data.stream import WINDOWS
+from hpcsgd.data.readers import RowReader, bytes_of_block, is_sparse, stored_in
+from hpcsgd.data.shard import bytes_of_csr, bytes_of_sides, lengths
+from hpcsgd.data.sparse import COLUMN
+from hpcsgd.data.stream import bytes_of_windows
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import format_bytes
-from hpcsgd.formats import ENCODED, get_format
+from hpcsgd.formats import get_format
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
 from hpcsgd.products import GATHERS, KEEPS, RECURS, get_product
 from hpcsgd.products.base import MemoryShape
 from hpcsgd.products.cost import CACHE_BUDGET
-from hpcsgd.runs.load import SCANNED
-from hpcsgd.solvers.lbfgs import depth_for
-from hpcsgd.solvers.objective import block_rows
+from hpcsgd.runs.load import SCAN_BYTES, TILE_BYTES, bytes_of_filling
+from hpcsgd.solvers.lbfgs import bytes_of_lbfgs
+from hpcsgd.solvers.objective import bytes_of_losses
 
 # What agreements and their codecs hold: states, and what lies beside them.
 
@@ -308,9 +309,8 @@ def _field(path: Path, name: str) -> int | None:
 # Buffers are made once for each number of rows. An epoch has two of them, m = b·s and
 # what remains of its rows; both stay, and multiplying rows takes more for a moment:
 #
-#     bytes = max(held(m) + workspace(m), held(m) + held(rest) + workspace(rest))
+#     peak = buffers(m) + max(workspace(m), buffers(rest) + workspace(rest))
 
-COLUMN = 4  # bytes of a column number
 # Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
 # rounds in place.
 ROUNDED, ROUNDED_IN_PLACE = 6, 3
@@ -318,106 +318,64 @@ ROUNDED, ROUNDED_IN_PLACE = 6, 3
 
 @dataclass(frozen=True)
 class ExchangeSizes:
-    """The sizes of an exchange of one rank."""
+    """The sizes of the exchanges of one rank."""
 
     config: RunConfig
     precision: Precision
-    members: int
-    rows: int  # m, of all batches that are taken together
-    rows_of_gram: int  # m, of the batches of one recurrence
-    rest: int  # rows of the last exchange of an epoch, where they are fewer
-    count: int  # exchanges of all epochs
-    all_rows: int  # of an epoch
-    cols: int  # of this member
-    columns: int  # of all members
-    states: int
-    density: float | None  # of sparse rows
+    epoch: MemoryShape  # without what depends on the rows of an exchange
 
-    @classmethod
-    def of(
-        cls,
-        config: RunConfig,
-        precision: Precision,
-        grid: Grid,
-        rows: int,
-        cols: int,
-        columns: int,
-        states: int,
-        density: float | None,
-    ) -> "ExchangeSizes":
-        """The exchange of a rank that has so many local rows and columns."""
-        schedule = config.schedule
-        of_gram = max(min(schedule.batch * schedule.most_steps, rows), 1)
-        m = max(min(of_gram * batches_at_once(config), rows), 1)
-        return cls(
-            config=config,
-            precision=precision,
-            members=grid.members.size,
-            rows=m,
-            rows_of_gram=of_gram,
-            rest=rows % m,
-            count=schedule.epochs * -(-rows // m),
-            all_rows=rows,
-            cols=cols,
-            columns=columns,
-            states=states,
-            density=density,
-        )
+    @property
+    def rows_of_gram(self) -> int:
+        """Rows m of the batches of one recurrence."""
+        schedule = self.config.schedule
+        return max(min(schedule.batch * schedule.most_steps, self.epoch.all_rows), 1)
+
+    @property
+    def rows(self) -> int:
+        """Rows m of all batches that are taken together."""
+        most = self.rows_of_gram * batches_at_once(self.config)
+        return max(min(most, self.epoch.all_rows), 1)
 
     @property
     def is_monitored(self) -> bool:
         """True where a run is long enough that the recurrence is checked."""
-        every = self.config.run.gap_every
-        return self._has_gram and 0 < every <= self.count
+        count = self.config.schedule.epochs * -(-self.epoch.all_rows // self.rows)
+        return self._has_gram and 0 < self.config.run.gap_every <= count
 
-    def held(self, marked: int) -> int:
-        """Bytes of the exchanges of an epoch, of m rows and of those that remain.
+    def peak(self, marked: int) -> int:
+        """Return the bytes of the exchanges of an epoch, of m rows and of what remains.
 
         Sparse rows touch some of `marked` columns.
         """
-        first = self._held(self.rows)
-        peak = first + self._workspace(self.rows)
-        if self.rest:
-            rest = self._held(self.rest) + self._workspace(self.rest)
-            peak = max(peak, first + rest)
+        peak, rest = self._workspace(self.rows), self.epoch.all_rows % self.rows
+        if rest:
+            peak = max(peak, self._buffers(rest) + self._workspace(rest))
+        peak += self._buffers(self.rows)
         if self.is_monitored:
             # A check repeats the recurrence in float64, a block row at a time.
-            peak += self._words(self.rows_of_gram) * self._gram_size * 3 // 2
+            peak += self._words(self.rows_of_gram) * self.epoch.gram_size * 3 // 2
         # A mark for each column and its place among those that are touched.
-        return peak + (0 if self.density is None else marked * (1 + COLUMN))
+        return peak + (0 if self.epoch.density is None else marked * (1 + COLUMN))
 
     def kept(self, product: str) -> int:
-        """Bytes that a product keeps from the first epoch on."""
-        held = dict(get_product(product).holds(self.shape(self.rows)))
-        return int(held.get("kept", 0))
+        """Return the bytes that a product keeps from the first epoch on."""
+        buffers = dict(get_product(product).holds(self.shape(self.rows)))
+        return int(buffers.get("kept", 0))
 
     def shape(self, m: int) -> MemoryShape:
-        """The sizes of an exchange of m rows, and of all exchanges of an epoch."""
-        form, of_gram = self.precision, self.rows_of_gram
-        return MemoryShape(
+        """Return the sizes of an exchange of m rows, and of all of an epoch."""
+        of_gram, all_rows = self.rows_of_gram, self.epoch.all_rows
+        return replace(
+            self.epoch,
             rows=m,
-            local_columns=self.cols,
-            columns=self.columns,
-            states=self.states,
-            members=self.members,
-            working=form.working.itemsize,
-            matrix=_bytes(form.matrix),
-            density=self.density,
             gram_words=self._words(min(m, of_gram)),
-            gram_size=self._gram_size,
-            gram_wire=form.gram_wire,
-            all_rows=self.all_rows,
-            all_gram_words=self._words(of_gram) * -(-self.all_rows // of_gram),
+            all_gram_words=self._words(of_gram) * -(-all_rows // of_gram),
         )
-
-    @property
-    def _gram_size(self) -> int:
-        return get_format(self.precision.gram_wire).carrier.itemsize
 
     @property
     def _is_open(self) -> bool:
         """True where members may gather rows or sum a Gram, as is chosen later."""
-        return self.config.products.kind == "auto" and self.members > 1
+        return self.config.products.kind == "auto" and self.epoch.members > 1
 
     @property
     def _has_gram(self) -> bool:
@@ -443,7 +401,7 @@ class ExchangeSizes:
             yield get_product(
                 "gram", ahead == "on" or self._is_open and ahead == "auto"
             )
-            if self._is_open and self.density is None:
+            if self._is_open and self.epoch.density is None:
                 yield get_product("gather")
 
     @property
@@ -460,17 +418,17 @@ class ExchangeSizes:
             return 0
         return m * max(m - self.config.schedule.batch, 0) // 2
 
-    def _held(self, m: int) -> int:
-        """Bytes of an exchange of m rows; of each part that of the largest product."""
+    def _buffers(self, m: int) -> int:
+        """Return the bytes of an exchange of m rows, of each part the largest."""
         parts = [dict(kind.holds(self.shape(m))) for kind in self._products]
         names = ("rows", "messages", "vectors")
         return sum(max(part.get(name, 0) for part in parts) for name in names)
 
     def _workspace(self, m: int) -> int:
         """Bytes that multiplying m rows takes for a moment."""
-        if self.density is None:
+        if self.epoch.density is None:
             return self._dense_workspace(m)
-        return self._sparse_workspace(m, self.density)
+        return self._sparse_workspace(m, self.epoch.density)
 
     def _dense_workspace(self, m: int) -> int:
         """Bytes that a Gram of m dense rows takes beside its own.
@@ -481,7 +439,7 @@ class ExchangeSizes:
         """
         form = self.precision
         m = min(m, self.rows_of_gram)
-        words, wide = self._words(m), form.working.itemsize
+        words, wide = self._words(m), self.epoch.working
         if not words:
             return 0
         if form.is_uniform:
@@ -504,92 +462,15 @@ class ExchangeSizes:
         as sparse rows: one square of m x m words where they share little, else halves,
         each as a sparse array and as a dense one.
         """
-        wide = self.precision.working.itemsize
+        wide = self.epoch.working
         m = min(m, self.rows_of_gram)
         if not self._words(m) or self._has_sparse_kernels:
             return 0
         # A heavy column has at least HEAVY·m values, which bounds how many there are.
-        stored = int(m * self.cols * density)
-        panel = min(int(stored / HEAVY), m * self.cols) * wide
+        stored = int(m * self.epoch.local_columns * density)
+        panel = min(int(stored / HEAVY), m * self.epoch.local_columns) * wide
         light = max(m * m * wide, m * m * (2 * wide + COLUMN) // 3)
         return panel + max(self._dense_workspace(m), light)
-
-
-# What reading rows holds beside them: pieces of the file, rounded ones, and copies.
-
-ROUNDING = 8 * ENCODED  # what rounding so many bytes takes, several arrays of them
-WIDE = 8  # bytes of a float64
-
-
-def is_shared(reader: RowReader, cols: int, precision: Precision) -> bool:
-    """True where rows are taken where they lie in the memory of the caller.
-
-    They have to be one array of this format, aligned to its words, of which all columns
-    belong to this rank.
-    """
-    if is_sparse(reader) or not getattr(reader, "is_in_memory", False):
-        return False
-    form = get_format(precision.matrix)
-    X = reader.X  # type: ignore[attr-defined]
-    is_whole = cols == reader.cols and X.flags.c_contiguous and X.flags.aligned
-    return bool(is_whole and form.is_wide and X.dtype == form.dtype)
-
-
-def reading_of_dense(
-    reader: RowReader, rows: int, cols: int, precision: Precision
-) -> int:
-    """Bytes of a piece as it is read and as it is stored, while the matrix fills up.
-
-    The last piece fills the rest of the matrix: what it has not filled when the one
-    before is read is not counted twice.
-    """
-    form = get_format(precision.matrix)
-    if is_shared(reader, cols, precision):
-        return 0
-    in_memory = getattr(reader, "is_in_memory", False)
-    chunk = min(getattr(reader, "best_piece", CHUNK_BYTES), CHUNK_BYTES)
-    words = chunk // WIDE
-    element = element_of(reader)
-    read = 0 if in_memory else words * element.itemsize
-    is_copied = in_memory or not form.is_wide or element != form.dtype
-    stored = words * form.dtype.itemsize if is_copied else 0
-    if not form.is_wide:
-        stored += ROUNDING
-    pieces, rest = divmod(rows * cols, words)
-    share = rest / words  # of a piece, the last one
-    if not pieces:
-        return int(share * (read + stored))
-    unfilled = share * words * form.dtype.itemsize
-    return int(max(read + stored - unfilled, share * (read + stored)))
-
-
-def reading_of_sparse(matrix: int, own: int, rows: int) -> int:
-    """Bytes of the pieces beside the whole that they are put together to.
-
-    What reading `own` values took stays with the process meanwhile: the arrays are so
-    small that the C library keeps them.
-    """
-    return matrix + 2 * min(CHUNK_BYTES, 16 * (own + rows))
-
-
-def losses_of(
-    reader: RowReader,
-    rows: int,
-    cols: int,
-    precision: Precision,
-    is_held: bool = True,
-) -> int:
-    """Bytes of the rows that are looked at together for a loss.
-
-    They are read again where the matrix does not hold the values of the data, and
-    become float64.
-    """
-    form, element = get_format(precision.matrix), element_of(reader)
-    exact = is_held and form.is_wide and np.can_cast(element, form.dtype, "safe")
-    read = 0 if exact else element.itemsize
-    values = form.dtype if exact else element
-    wide = 0 if values == np.float64 else WIDE
-    return min(block_rows(reader.cols), rows) * cols * (read + wide)
 
 
 # What one rank will hold at most: predicted from sizes, and what it holds already.
@@ -658,54 +539,65 @@ def predict(
 
     Stored values of a sparse matrix are taken to lie evenly over its rows and columns.
     """
-    schedule, asked = config.schedule, config.agreement
-    rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
-    cols = lengths(reader.cols, grid.members.size)[grid.member]
-    working, word = precision.working.itemsize, _bytes(precision.matrix)
-    density = None
+    form = get_format(precision.matrix)
+    rows, cols = _block(grid, reader)
+    losses = bytes_of_losses(reader, rows, cols, form)
     if is_sparse(reader):
         density = stored_in(reader) / (reader.rows * reader.cols)
-    exchange = ExchangeSizes.of(
-        config, precision, grid, rows, cols, reader.cols, states, density
+        matrix, reading = bytes_of_csr(rows, int(rows * cols * density), form)
+        losses = int(losses * density)
+    else:
+        density = None
+        matrix, reading = bytes_of_block(reader, rows, cols, form)
+    epoch = MemoryShape(
+        local_columns=cols,
+        columns=reader.cols,
+        states=states,
+        members=grid.members.size,
+        working=precision.working.itemsize,
+        matrix=form.dtype.itemsize,
+        density=density,
+        gram_size=get_format(precision.gram_wire).carrier.itemsize,
+        gram_wire=precision.gram_wire,
+        all_rows=rows,
     )
+    exchanges = ExchangeSizes(config, precision, epoch)
     kind = config.products.kind
-    held = reader.cols if kind in GATHERS else cols
-    again = config.sampling.mode == "shuffle-once" and schedule.epochs > 1
-    kept = 0 if kind == "auto" else exchange.kept(kind)
+    on_disk = config.agreement.on_disk
+    width = reader.cols if kind in GATHERS else cols  # of the weights
+    again = config.sampling.mode == "shuffle-once" and config.schedule.epochs > 1
+    kept = 0 if kind == "auto" else exchanges.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
-        kept = min(max(map(exchange.kept, KEEPS)), CACHE_BUDGET)
-    agreement = get_agreement(asked.kind)
+        kept = min(max(map(exchanges.kept, KEEPS)), CACHE_BUDGET)
     shape = replace(
-        state_shape(config, held, states, precision),
+        state_shape(config, width, states, precision),
         sparse=is_sparse(reader),
         # Good states, the one that a checkpoint is made of, and the walk of a check.
-        copies=2 + 4 * config.run.fall_back + 3 * exchange.is_monitored,
+        copies=2 + 4 * config.run.fall_back + 3 * exchanges.is_monitored,
     )
-    beside = 0 if asked.on_disk else 2 * reader.cols * states * 8
-    need = MemoryNeed(
+    agreement = get_agreement(config.agreement.kind)
+    weights = sum(size for _, size in agreement.holds(shape))
+    of_tile = exchanges.shape(exchanges.rows).sampled(width)  # of sparse rows
+    of_epoch = exchanges.peak(tile_of(config, width, precision))
+    finisher = bytes_of_lbfgs(rows, cols, reader.cols)
+    return MemoryNeed(
         process=process_bytes(),
-        matrix=0 if is_shared(reader, cols, precision) else rows * cols * word,
-        columns=rows * (3 * working + 8),
-        exchange=exchange.held(tile_of(config, held, precision)),
-        kept=kept,
-        weights=beside + sum(size for _, size in agreement.holds(shape)),
-        reading=reading_of_dense(reader, rows, cols, precision),
-        losses=losses_of(reader, rows, cols, precision),
-        finisher=_of_finisher(config, rows, cols, reader.cols),
-    )
-    if config.agreement.on_disk:  # of sparse rows there are those of a tile
-        sampled = exchange.shape(exchange.rows).sampled(held)
-        need = replace(need, exchange=sampled)
-    if density is None:
-        return need
-    own = int(rows * cols * density)
-    matrix = own * (word + COLUMN) + 8 * rows
-    return replace(
-        need,
         matrix=matrix,
-        reading=reading_of_sparse(matrix, own, rows),
-        losses=int(losses_of(reader, rows, cols, precision) * density),
+        columns=bytes_of_sides(rows, epoch.working),
+        exchange=of_tile if on_disk else of_epoch,
+        kept=kept,
+        # Beside states in memory there are the model, and a checkpoint on its way.
+        weights=weights if on_disk else weights + 2 * reader.cols * states * 8,
+        reading=reading,
+        losses=losses,
+        finisher=0 if config.polish.kind == "none" else finisher,
     )
+
+
+def _block(grid: Grid, reader: RowReader) -> tuple[int, int]:
+    """Return how many rows and columns this rank has, where all have equal parts."""
+    rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
+    return rows, lengths(reader.cols, grid.members.size)[grid.member]
 
 
 def streamed(
@@ -720,32 +612,22 @@ def streamed(
     A window is read beside the others while steps are taken: it counts with losses.
     """
     if config.agreement.on_disk:  # of rows no more than a tile is there
-        return replace(need, matrix=0, reading=SCANNED // 2, losses=SCANNED // 2)
-    rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
-    cols = lengths(reader.cols, grid.members.size)[grid.member]
-    sampling, word = config.sampling, _bytes(precision.matrix)
-    losses = losses_of(reader, rows, cols, precision, is_held=False)
-    reading = 3 * SCANNED
+        return replace(need, matrix=0, reading=TILE_BYTES, losses=TILE_BYTES)
+    rows, cols = _block(grid, reader)
+    sampling = config.sampling
+    form = get_format(precision.matrix)
+    word = form.dtype.itemsize
+    losses = bytes_of_losses(reader, rows, cols, form, is_stored=False)
     if config.run.device == "cuda":  # all of it is there, two pieces of it here
-        from hpcsgd.backends.cuda.device import PIECE
+        from hpcsgd.backends.cuda.device import PIECE, bytes_of_uploads
 
-        matrix = 2 * max(PIECE, cols * word)
-        reading = max(reading, PIECE * (1 + 8 // word))
+        matrix = bytes_of_uploads(cols * word)
+        reading = max(SCAN_BYTES, bytes_of_filling(PIECE // word, word))
     else:
-        matrix = WINDOWS * sampling.block * sampling.window * cols * word
-        losses += sampling.block * cols * (8 + word)
+        matrix = bytes_of_windows(sampling.block, sampling.window, cols * word)
+        reading = SCAN_BYTES
+        losses += bytes_of_filling(sampling.block * cols, word)
     return replace(need, matrix=matrix, reading=reading, losses=losses)
-
-
-def _of_finisher(config: RunConfig, rows: int, cols: int, columns: int) -> int:
-    """Scores, residuals and what a pass makes of them; pairs of vectors, and more."""
-    if config.polish.kind == "none":
-        return 0
-    return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
-
-
-def _bytes(name: str) -> int:
-    return int(get_format(name).dtype.itemsize)
 
 
 # Whether what a run will hold fits: held against every limit of every node.
@@ -856,6 +738,3 @@ def _remedy(parts: dict[str, int], config: RunConfig, shared: bool) -> str:
 
 def _gib(size: int) -> str:
     return format_bytes(size, ("GiB",))
-
-
-# Whether a run fits into memory, predicted from sizes before anything is allocated.

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.emulated import Compact
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection
 from hpcsgd.data.sampling import plan_groups
@@ -149,46 +148,15 @@ def find_damage(live: AssembledRun) -> str:
 def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
     """Row and column of the whole data, or None."""
     task, shard = live.task, live.task.shard
-    if shard.is_sparse:
-        return _first_bad_stored(live)
     if isinstance(shard.matrix, Unheld):
         return None  # what is in memory now is not what it was then
     for start in range(0, shard.height, ROWS_AT_ONCE):
-        rows = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
-        out = np.empty((len(rows), shard.width), dtype=task.precision.working)
-        stored = task.backend.pick(shard.matrix, rows)
-        bad = ~np.isfinite(task.backend.widen(stored, out))
-        if bad.any():
-            row, column = np.argwhere(bad)[0]
-            return (
-                shard.rows.start + start + int(row),
-                shard.columns.start + int(column),
-            )
-    return None
-
-
-def _first_bad_stored(live: AssembledRun) -> tuple[int, int] | None:
-    """The same among the stored values of a sparse block."""
-    task, shard = live.task, live.task.shard
-    for start in range(0, shard.height, ROWS_AT_ONCE):
         numbers = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
-        found = _place_in(task.backend.gather(shard.matrix, numbers, None))
-        if found is not None:
-            row, column = found
+        place = task.backend.gather(shard.matrix, numbers, None).first_not_finite()
+        if place is not None:
+            row, column = place
             return shard.rows.start + start + row, shard.columns.start + column
     return None
-
-
-def _place_in(part: Any) -> tuple[int, int] | None:
-    """Where sampled sparse rows have what is no number: as stored, or as `Compact`."""
-    if isinstance(part, Compact):
-        places = np.argwhere(~np.isfinite(part.dense))
-        if not len(places):
-            return None
-        row, column = places[0]
-        return int(row), int(part.touched[column])
-    bad = np.flatnonzero(~np.isfinite(part.csr.data))
-    return part.csr.place(int(bad[0])) if len(bad) else None
 
 
 # Going on with the ranks that are left: their grid, and the state they all know.

@@ -572,16 +572,10 @@ class _Quadratic(ctypes.Structure):
 @lru_cache(maxsize=1)
 def library() -> Any:
     """Return the compiled sweeps, or None."""
-    found, _ = load_kernels(Path(__file__).parent, "_sweep", "NumPy")
-    if found is None:
-        return None
-    place, count = ctypes.c_void_p, ctypes.c_int64
-    for kind in KINDS.values():
-        sweep = getattr(found, f"hpcsgd_sweep_{kind}")
-        sweep.argtypes, sweep.restype = (place, place, count), ctypes.c_double
-        squares = getattr(found, f"hpcsgd_curvatures_{kind}")
-        squares.argtypes, squares.restype = (place, place, count, place), None
-    return found
+    signatures = {f"hpcsgd_sweep_{kind}": ("d", "ppl") for kind in KINDS.values()} | {
+        f"hpcsgd_curvatures_{kind}": ("", "pplp") for kind in KINDS.values()
+    }
+    return load_kernels(Path(__file__).parent, "_sweep", "NumPy", signatures)[0]
 
 
 def available() -> bool:

@@ -33,7 +33,7 @@ from hpcsgd.solvers.full_passes import (
 CURVED = 1e-14  # of ‖s‖‖y‖: a pair with a smaller s·y says nothing
 
 
-class Memory:
+class CurvaturePairs:
     """The vectors as this rank holds them, and the inner products of the whole ones.
 
     Slots 0..M−1 are moves, M..2M−1 changes, and the last is the gradient.
@@ -478,6 +478,13 @@ def depth_for(columns: int) -> int:
     return max(LEAST_DEPTH, min(DEPTH, KEPT_WORDS // (2 * columns)))
 
 
+def bytes_of_lbfgs(rows: int, cols: int, columns: int) -> int:
+    """Return the bytes of scores, residuals and what a pass makes of them, and of pairs
+    of vectors, for `cols` columns of all `columns`.
+    """
+    return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
+
+
 class Lbfgs:
     """One run of it; `ask` says what this rank wishes, after every iteration."""
 
@@ -561,7 +568,7 @@ class Lbfgs:
         """Begin the memory with the gradient at a point in the variables of now."""
         rows, gradient = self.landscape.rows, self._scaled(point)
         total = rows.objective.shard.total_columns * rows.columns
-        self.memory = Memory(depth_for(total), len(gradient))
+        self.memory = CurvaturePairs(depth_for(total), len(gradient))
         self.memory.begin(gradient)
 
     def _rescale(self, point: RefinementPoint, at_least: float = 1.0) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.numpy_rows import exact_scores
 from hpcsgd.comm.grid import Grid
-from hpcsgd.data.shard import Shard
+from hpcsgd.data.readers import WIDE, RowReader, element_of
+from hpcsgd.data.shard import Shard, keeps_values
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import Array
+from hpcsgd.formats import Array, Format
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import Models, Penalty
 
@@ -29,6 +30,21 @@ BLOCK_VALUES = 2**20  # of the whole width: wide rows are read fewer at a time
 def block_rows(total_columns: int) -> int:
     """Rows looked at together; the same for all members, whose widths may differ."""
     return max(min(BLOCK_ROWS, BLOCK_VALUES // total_columns), 64)
+
+
+def bytes_of_losses(
+    reader: RowReader, rows: int, cols: int, form: Format, is_stored: bool = True
+) -> int:
+    """Return the bytes of the rows that are looked at together for a loss.
+
+    They are read again where the matrix, in this format, does not hold the values of
+    the data, and become float64.
+    """
+    element = element_of(reader)
+    exact = is_stored and keeps_values(reader, form)
+    read = 0 if exact else element.itemsize
+    wide = 0 if (form.dtype if exact else element) == np.float64 else WIDE
+    return min(block_rows(reader.cols), rows) * cols * (read + wide)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def test_wrong_flags(hpcsgd, tmp_path, good, flags, words):
     refuse(hpcsgd("train", "--data", "d.h5", *flags), 2, *words)
 
 
-def test_no_data_no_command_unknown_key(hpcsgd, interpreter, tmp_path):
+def test_no_data_no_command_unknown_key(hpcsgd, tmp_path):
     refuse(hpcsgd("train"), 2, "no data", "--data")
     (tmp_path / "run.toml").write_text("[schedule]\nstep = 3\n")
     refuse(hpcsgd("train", "run.toml"), 2, "unknown: ['step']", "'steps'")

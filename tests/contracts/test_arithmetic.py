@@ -46,7 +46,7 @@ class OnHost:
         matrix = backend.store(problem.X)
         room = np.empty((len(problem.sampled), problem.X.shape[1]), precision.working)
         if self.sparse:
-            backend, room = backend.for_sparse(), None
+            room = None
             matrix = from_scipy(as_csr(problem.X))
             matrix = matrix.with_data(encode(matrix.data, problem.form))
         rows = backend.gather(matrix, problem.sampled, room)

@@ -13,6 +13,12 @@ from hpcsgd.comm import (
     launched_size,
     open_world,
 )
+from hpcsgd.comm.communicator import (
+    Collective,
+    Communicator,
+    SentObject,
+    Transport,
+)
 from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError, TransportError
@@ -29,6 +35,13 @@ WRAPPERS = {
     "plain": lambda world: world,
     "delayed": lambda w: DelayedCommunicator(w, FAST),
 }
+
+
+def test_a_transport_supplies_four_methods():
+    """One of them moves data, whatever the collective is."""
+    required = {"begin", "split", "close", "abort"}
+    assert Transport.__abstractmethods__ == required
+    assert Communicator.__abstractmethods__ == required
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)
@@ -169,3 +182,21 @@ def test_serial_is_no_answer_to_several_ranks(monkeypatch):
 def test_every_row_names_an_opener(row):
     module, opener = COMMUNICATORS[row].split(":")
     assert callable(getattr(import_module(module), opener))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_collective_is_a_value_that_can_be_run_or_started(ranks):
+    """The public methods are short ways to `run` and `start`."""
+
+    def on_rank(world):
+        ones = [1] * world.size
+        for begin in (world.run, lambda *said: world.start(*said).wait()):
+            part, out = np.full(1, world.rank + 1.0), np.zeros(world.size)
+            begin(Collective("gather", part, out, ones), "control")
+            assert out.tolist() == [rank + 1.0 for rank in range(world.size)]
+            begin(Collective("sum", part, part), "control")
+            assert part[0] == sum(out)
+            items = Collective("objects", SentObject({world.rank}), [])
+            assert begin(items, "control") == [{r} for r in range(world.size)]
+
+    run_ranks(ranks, on_rank)

@@ -115,24 +115,23 @@ def products():
         return f"{two_digits(min(ratios))} to {two_digits(max(ratios))}"
 
     yield (
-        f"With 50 µs per message, CA-SGD is {times(lan, 'gram')} times as fast as plain"
-        f" SGD with `--products gram`, {times(lan, 'cached')} times with `cached`, and"
-        f" {times(lan, 'gather-once')} times with `gather-once`."
+        "With 50 µs per message, CA-SGD with `--products gram` is"
+        f" {times(lan, 'gram')} times as fast as plain SGD, with `cached`"
+        f" {times(lan, 'cached')} times, and with `gather-once`"
+        f" {times(lan, 'gather-once')} times."
     )
     yield (
-        f"With 5 µs per message, CA-SGD is {times(hpc, 'gram')} times as fast as plain"
-        f" SGD with `--products gram`, {times(hpc, 'cached')} times with `cached`, and"
-        f" {times(hpc, 'gather-once')} times with `gather-once`."
+        "With 5 µs per message, CA-SGD with `--products gram` is"
+        f" {times(hpc, 'gram')} times as fast as plain SGD, with `cached`"
+        f" {times(hpc, 'cached')} times, and with `gather-once`"
+        f" {times(hpc, 'gather-once')} times."
     )
     gaps = [
         abs(rows[product]["loss_gap_percent"])
         for rows in (*lan, *hpc)
         for product in ("gram", "cached", "gather-once")
     ]
-    yield (
-        "The final losses of plain SGD and CA-SGD in these runs agree within"
-        f" {max(gaps):.3f} %."
-    )
+    yield (f"The final losses of plain SGD and CA-SGD agree within {max(gaps):.3f} %.")
     of = document["configuration"]
     assert (of["batch"], of["epochs"], of["repeats"]) == (32, 10, 5)
     yield f"with {of['rows']:,} rows, batches of 32 and ten epochs"

@@ -94,18 +94,18 @@ def campaigns():
     yield f"{starts['starts']} starts of three ranks"
     yield f"{kills['starts']} more starts are killed"
     yield (
-        f"All {count} interrupted starts ended within their time limit, the slowest"
-        f" after {slowest:.1f} s"
+        f"All {count} randomly interrupted starts of hpcsgd ended within their time"
+        f" limit, the slowest after {slowest:.1f} s"
     )
     mapped = sum(part["starts_that_mapped_segments"] for part in (starts, kills))
-    yield f"In {mapped} of the {count} interrupted starts"
+    yield f"In {mapped} of the {count} randomly interrupted starts"
     soak = figures_of("soak")
     storm, calm = soak["storm"], soak["calm"]
     assert storm["wrong"] == 0 and calm["growth"] == 0
     yield (
-        f"In {soak['minutes'] * 2 / 3:.0f} minutes, {storm['runs']} training runs on"
-        f" two to four ranks received {sum(storm['blows'].values())} kills and signals"
-        f" and were resumed {storm['resumes']} times"
+        f"In a test of {soak['minutes'] * 2 / 3:.0f} minutes, {storm['runs']} training"
+        f" runs on two to four ranks received {sum(storm['blows'].values())} kills and"
+        f" signals and were resumed {storm['resumes']} times"
     )
     yield (
         f"run of {calm['exchanges']:,} exchanges (rounds of s SGD steps) wrote"

@@ -11,19 +11,17 @@ from hpcsgd.api import train
 from hpcsgd.backends.cuda.device import CudaDevice
 from hpcsgd.backends.cuda.driver import count_gpus
 from hpcsgd.backends.cuda.kernels import all_builds
+from hpcsgd.backends.cuda.weights import DeviceCopies
 from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.base import State
-from hpcsgd.products.cuda_state import MirroredState
 from hpcsgd.runs import build
 from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
 from tests.helpers.kernels.runs import FAMILIES, on_gpu
 from tests.helpers.sparse import make_sparse
-
-KINDS = (State, MirroredState)
 
 
 def test_every_kernel_is_compiled(device):
@@ -85,9 +83,9 @@ def test_the_next_gram_may_be_a_branch_of_the_graph(device):
 def test_portions_of_an_average_are_those_of_the_host(device):
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(1001, 2)).astype(np.float32)
-    here, there = (kind(weights.copy(), rng.normal(size=(2, 1))) for kind in KINDS)
-    there.intercept = here.intercept.copy()
-    there.hold(device)
+    beta = rng.normal(size=(2, 1))
+    here, there = (State(weights.copy(), beta.copy()) for _ in range(2))
+    there.place(DeviceCopies(device, there.weights, there.intercept))
     group = StagedCommunicator(SerialCommunicator(), device.layer, device.stream)
     wanted = here.portion(1 / 3, group)
     buffer = there.portion(1 / 3, group)

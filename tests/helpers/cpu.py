@@ -22,12 +22,12 @@ def kernels(request, monkeypatch):
     """The kernels of one set, in place of the best one."""
     monkeypatch.setenv("HPCSGD_ISA", request.param)
     compiled_calls.best.cache_clear()
-    compiled_calls.dense_functions.cache_clear()
+    compiled_calls.functions.cache_clear()
     assert compiled_calls.instructions() == request.param
     yield request.param
     monkeypatch.undo()
     compiled_calls.best.cache_clear()
-    compiled_calls.dense_functions.cache_clear()
+    compiled_calls.functions.cache_clear()
 
 
 def sampled(n, d, m, storage, spare=0):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements import Average
+from hpcsgd.backends.cuda.weights import DeviceCopies
 from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.products.base import State
-from hpcsgd.products.cuda_state import MirroredState
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.checks.average import SIZES, agrees
@@ -35,11 +35,11 @@ def test_averages_and_the_ledger_are_those_of_the_host(
     """To the bit, as both add in rank order here; two of them, one after the other."""
     node = Node()
 
-    def state_of(kind, rank):
+    def state_of(rank):
         rng = np.random.default_rng(rank)
         weights = rng.normal(size=(41, 2)).astype(np.float32)
         beta = rng.normal(size=(2, 1)) if intercept else None
-        return kind(weights, beta)
+        return State(weights, beta)
 
     def averaged(world, state):
         grid = Grid(world, replicas, members)
@@ -48,14 +48,15 @@ def test_averages_and_the_ledger_are_those_of_the_host(
         agreement.agree(state, "agreement")
 
     def on_rank(host):
-        here = state_of(State, host.rank)
+        here = state_of(host.rank)
         averaged(host, here)
         plain = vars(host.ledger.entries["agreement"]).copy()
         device = FakeDevice(node)
         world = transport(host, device.layer, device.stream)
         device.settle = world.settle
-        there = state_of(MirroredState, host.rank)
-        there.hold(device, 2.0 ** (grid_row(host, members) + 1))
+        there = state_of(host.rank)
+        scale = 2.0 ** (grid_row(host, members) + 1)
+        there.place(DeviceCopies(device, there.weights, there.intercept, scale))
         averaged(world, there)
         device.synchronize()
         assert device.fetched == 0
@@ -80,8 +81,8 @@ def test_a_group_of_hosts_sums_what_the_host_holds():
     """Behind an emulated network, say, which knows nothing of devices."""
 
     def on_rank(host):
-        state = MirroredState(np.full((3, 1), host.rank + 1, np.float32), None)
-        state.hold(FakeDevice())
+        state = State(np.full((3, 1), host.rank + 1, np.float32), None)
+        state.place(DeviceCopies(FakeDevice(), state.weights, None))
         grid = SimpleNamespace(replicas=host, members=None)
         Average(grid, 0.5, 1).agree(state, "agreement")
         assert (state.weights == 1.5).all()
@@ -96,7 +97,8 @@ def test_runs_agree_without_copies_of_weights(devices, monkeypatch, replicas, me
     agree, agreed = Average.agree, []
 
     def counted(self, state, purpose):
-        device = state.__dict__.get("device") if purpose == "agreement" else None
+        on_device = state.copies is not None and purpose == "agreement"
+        device = state.copies.device if on_device else None
         before = device and device.fetched
         agree(self, state, purpose)
         if device:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.cuda import DeviceBuffer
+from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.store import StoreWriter
@@ -47,7 +47,7 @@ def test_an_intercept_that_moves_twice_is_found(devices, monkeypatch):
 
 def test_means_of_means_are_found(devices, monkeypatch):
     """Uneven replicas that are counted alike."""
-    counted = DeviceBuffer.count_in
+    counted = Buffer.count_in
 
     def alike(self, residuals):
         counted(self, residuals)
@@ -55,7 +55,7 @@ def test_means_of_means_are_found(devices, monkeypatch):
 
     problem = make_problem("logistic", n=13, d=13)
     here = train_on(3, shared(problem, 3, run={"device": "cpu"}), problem)
-    monkeypatch.setattr(DeviceBuffer, "count_in", alike)
+    monkeypatch.setattr(Buffer, "count_in", alike)
     there = train_on(3, shared(problem, 3), problem)
     with pytest.raises(AssertionError):
         near(there, here)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements import AsyncAverage
-from hpcsgd.agreements.cuda import DeviceBuffer
+from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.agreements.more.anybatch import Anybatch
 from hpcsgd.agreements.more.scheduled import Scheduled
 from hpcsgd.agreements.more.tick_tock import TickTock
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.cuda_state import MirroredState
+from hpcsgd.products.base import State
 from hpcsgd.runs import gpu
 from hpcsgd.runs.result import Status
 from tests.helpers.averages import config_of
@@ -156,8 +156,8 @@ def test_averages_that_travel_cross_as_often_as_they_say(devices, monkeypatch):
         monkeypatch.setattr(owner, name, action)
 
     for what, name in (("said", "start_average"), ("taken", "apply_average")):
-        marked(what, AsyncAverage, name, lambda _, state: state.__dict__["device"])
-    marked("ran", MirroredState, "written", lambda state, _: state.__dict__["device"])
+        marked(what, AsyncAverage, name, lambda _, state: state.copies.device)
+    marked("ran", State, "written", lambda state, _: state.copies.device)
     for what, name in (("down", "fetch"), ("up", "fill")):
         marked(what, FakeDevice, name, lambda device, _: device)
     problem = make_problem("logistic", n=80, d=13)  # ten exchanges, three averages
@@ -257,14 +257,14 @@ BROKEN = {
     ),
     "what was said before, again": (
         "scheduled",
-        DeviceBuffer,
+        Buffer,
         "mark_empty",
         lambda self: None,
     ),
-    "the same by halves": ("delayed", DeviceBuffer, "mark_empty", lambda self: None),
+    "the same by halves": ("delayed", Buffer, "mark_empty", lambda self: None),
     "sums that are not cleared": (
         "decentralized",
-        DeviceBuffer,
+        Buffer,
         "clear",
         lambda self: self.tail.fill(0.0),
     ),
@@ -286,7 +286,7 @@ def test_each_is_found(devices, monkeypatch, what):
 def test_clocks_wait_for_the_device(devices, monkeypatch):
     """A round of a fixed time: chunks that are queued have not been computed."""
     looks = []
-    monkeypatch.setattr(DeviceBuffer, "settle", lambda self: looks.append(self))
+    monkeypatch.setattr(Buffer, "settle", lambda self: looks.append(self))
     problem = make_problem("logistic", n=16, d=13)
     for rounds, deadline in (("full", 0.0), ("clock", 1e9)):
         assert not looks

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from hpcsgd.backends.cuda.weights import DeviceCopies
 from hpcsgd.products.base import State
-from hpcsgd.products.cuda_state import MirroredState
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
@@ -70,11 +70,14 @@ def test_weights_go_up_once(devices, monkeypatch, tmp_path, name):
     problem = make_problem("logistic", n=64, d=D)
     config = on_gpu(problem, **sections_of(more, tmp_path))
     held, counts = [], sent_up(monkeypatch)
-    hold = MirroredState.hold
+    place = State.place
     monkeypatch.setattr(
-        MirroredState,
-        "hold",
-        lambda self, *how: (hold(self, *how), held.append(self.mirror("weights"))),
+        State,
+        "place",
+        lambda self, copies: (
+            place(self, copies),
+            held.append(copies.arrays["weights"]),
+        ),
     )
     result = train_on(ranks, config, problem)
     assert result.exchanges > 1 and result.status.value in ("completed", "converged")
@@ -82,10 +85,8 @@ def test_weights_go_up_once(devices, monkeypatch, tmp_path, name):
 
 
 def state_on(device):
-    state = MirroredState(
-        np.arange(6.0, dtype=np.float32).reshape(3, 2), np.zeros((1, 2))
-    )
-    state.hold(device, 2.0)
+    state = State(np.arange(6.0, dtype=np.float32).reshape(3, 2), np.zeros((1, 2)))
+    state.place(DeviceCopies(device, state.weights, state.intercept, 2.0))
     state.on_device("weights"), state.on_device("intercept")
     return state
 
@@ -104,7 +105,7 @@ def test_a_look_cannot_write_and_sees_what_the_device_wrote(monkeypatch):
             assert (seen == 2.0 * turn).all()  # rows are stored times two
             with pytest.raises(ValueError, match="read-only"):
                 seen[...] = 0.0
-        assert type(state.host_state()) is State
+        assert state.host_state().copies is None
         state.on_device("weights")
         assert not ups
     state.weights[1] = 7.0  # who asks for the array itself may write

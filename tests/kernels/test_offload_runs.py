@@ -5,9 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.cuda import DeviceOffload
 from hpcsgd.agreements.gradient import Steps
-from hpcsgd.agreements.more.offload import PinnedLink, Worker
+from hpcsgd.agreements.more.offload import Offload, PinnedLink, Worker
 from hpcsgd.backends.cuda.sequences import CudaSequence
 from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
@@ -134,7 +133,7 @@ def test_no_copy_is_larger_than_a_slice(devices, monkeypatch):
 def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
     """The step of the first ends no sooner than the second is fetched."""
     fetched, seen = threading.Event(), []
-    down, step, slices = PinnedLink.down, Steps.step, []
+    down, step, slices = PinnedLink.down, Steps.step_slice, []
 
     def fetching(self, part, host):
         slices.append(host.size)
@@ -148,7 +147,7 @@ def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
         step(self, *given)
 
     monkeypatch.setattr(PinnedLink, "down", fetching)
-    monkeypatch.setattr(Steps, "step", stepping)
+    monkeypatch.setattr(Steps, "step_slice", stepping)
     problem = make_problem("logistic", n=4, d=13)
     train_on(1, shared(problem, 1, **offloaded(), grid={"replicas": 1}), problem)
     assert seen and all(seen)
@@ -207,14 +206,17 @@ def test_weights_that_go_up_as_they_are_are_found(devices, monkeypatch):
     """Where rows are stored times a power of two."""
     problem = make_problem("logistic", n=13, d=13)
     fp16 = {"precision": {"matrix": "fp16", "scale": "global"}}
-    send_up = DeviceOffload.send_up
+    send_up = Offload.send_up
 
     def unscaled(self, state, cut):
-        scale, state.__dict__["scale"] = state.scale, 1.0
+        if not self.means.memory.on_device:
+            send_up(self, state, cut)
+            return
+        scale, state.copies.scale = state.scale, 1.0
         send_up(self, state, cut)
-        state.__dict__["scale"] = scale
+        state.copies.scale = scale
 
-    monkeypatch.setattr(DeviceOffload, "send_up", unscaled)
+    monkeypatch.setattr(Offload, "send_up", unscaled)
     there, here = both(problem, 2, **offloaded(**fp16))
     with pytest.raises(AssertionError):
         near(there, here)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.helpers.kernels.ptx.kernel import PtxKernel, ptx_of
+from tests.helpers.kernels.ptx.kernel import PtxKernel, Translated, ptx_of
 from tests.helpers.kernels.ptx.lines import text_of
 from tests.helpers.kernels.ptx.opcodes import FORMS
 from tests.helpers.kernels.ptx.parse import Unknown, parsed
@@ -74,8 +74,10 @@ def test_every_instruction_has_its_line():
 
 
 def test_launches_keep_to_the_limits_of_the_text():
-    defines = ("ELEMENT=3", "FAMILY=0", "NC=8")
-    kernel = PtxKernel("recurrence", *defines)
+    text = ptx_of("recurrence", ("ELEMENT=3", "FAMILY=0", "NC=8"))
+    recurrence = parsed(text).entries["recurrence"]
+    assert (recurrence.threads, recurrence.cluster) == (256, 8)
+    kernel = Translated(text_of("", threads=256, cluster=8), "one")
     with pytest.raises(AssertionError, match="maxntid"):
         kernel(8, 257, (), cluster=8)
     with pytest.raises(AssertionError, match="cluster"):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends.cuda import gram, memory, sequences
+from hpcsgd.backends.cuda import gram, sequences
 from hpcsgd.backends.cuda.gram import CublasGram, GramChoice, WgmmaGram, bytes_asked
-from hpcsgd.backends.cuda.memory import device_need
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.runs import gpu
+from hpcsgd.runs.gpu import device_need
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.cublas_gram import case as cublas_case
@@ -45,7 +46,7 @@ def test_what_is_predicted_is_what_is_taken(
     members, needs = 1 + kind.startswith("gather"), []
     left += [Counting(2**30, f"GPU {number}", Node()) for number in range(members)]
     noting = lambda *given: needs.append(device_need(*given)) or needs[-1]  # noqa: E731
-    monkeypatch.setattr(memory, "device_need", noting)
+    monkeypatch.setattr(gpu, "device_need", noting)
     problem = make_problem("logistic", n=112, d=width)
     config = on_gpu(
         problem,
@@ -153,7 +154,7 @@ def test_auto_asks_cublas_where_it_has_room(devices, monkeypatch, caplog, member
     config, problem = long_run("auto")
     needs, asked = [], []
     noting = lambda *given: needs.append(device_need(*given)) or needs[-1]  # noqa: E731
-    monkeypatch.setattr(memory, "device_need", noting)
+    monkeypatch.setattr(gpu, "device_need", noting)
     choose = lambda kind, own, add: asked.append(kind) or GramChoice("own", own, {})  # noqa: E731
     monkeypatch.setattr(sequences, "choose_gram", choose)
     left += [Counting(2**30, f"GPU {rank}", Node()) for rank in range(members)]

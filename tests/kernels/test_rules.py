@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from hpcsgd.backends.base import WordRange
 from hpcsgd.backends.cuda import kernels
 from hpcsgd.backends.cuda.kernels import words
-from hpcsgd.backends.cuda.weights import DeviceRules, WordRange
+from hpcsgd.backends.cuda.weights import DeviceMemory
 from hpcsgd.glm import Turn
 from tests.helpers.kernels import nvrtc
 from tests.helpers.kernels.checks.rules import RULES, agrees, sums_agree
@@ -48,8 +49,8 @@ def test_steps_of_slices_are_rounded_as_hosts_round(name):
 
 def test_nothing_is_launched_for_nothing():
     device = FakeDevice()
-    rules = DeviceRules(device, RULES["adam"], 0.0, 1.0)
     none = device.empty((0, 3), np.float32)
     kept = dict.fromkeys(RULES["adam"].state_names, none)
-    rules.step(WordRange(none, none, kept), none, 1.0, Turn(0, 0.1))
+    part = WordRange(none, none, kept)
+    DeviceMemory(device).step(RULES["adam"], 0.0, part, none, 1.0, Turn(0, 0.1))
     assert not device.launched and words(0).grid == (1,)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.cuda import DeviceSharded
-from hpcsgd.products.cuda_state import MirroredMemory
+from hpcsgd.agreements.zero import ShardedAgreement
+from hpcsgd.products.base import State
 from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on
@@ -59,7 +59,12 @@ def test_runs_that_were_preempted_go_on(devices, tmp_path, stage):
 
 def test_states_that_nobody_fetched_are_found(devices, tmp_path, monkeypatch):
     """In a checkpoint what the rule keeps is that of the device."""
-    monkeypatch.setattr(MirroredMemory, "mark_written", lambda self, name: None)
+    marked = State.mark_written
+    monkeypatch.setattr(
+        State,
+        "mark_written",
+        lambda self, name: name in self.memory or marked(self, name),
+    )
     with pytest.raises(AssertionError):
         test_runs_go_on_bit_for_bit(devices, tmp_path, 1)
 
@@ -91,7 +96,7 @@ def test_looks_see_the_weights_of_that_moment(devices, stage):
 def test_replicas_that_differ_are_mended(devices, monkeypatch, stage):
     """Weights that are whole, or the intercept; slices are nobody else's."""
     problem = make_problem("logistic", n=16, d=13)
-    after_exchange = DeviceSharded.after_exchange
+    after_exchange = ShardedAgreement.after_exchange
 
     def flipped(self, state, exchanges):
         if exchanges == 2 and self.grid.replica == 1:
@@ -101,7 +106,7 @@ def test_replicas_that_differ_are_mended(devices, monkeypatch, stage):
 
     config = shared(problem, 2, **zero(stage, run={"check_members": 1}, **ADAM))
     plain = train_on(2, config, problem)
-    monkeypatch.setattr(DeviceSharded, "after_exchange", flipped)
+    monkeypatch.setattr(ShardedAgreement, "after_exchange", flipped)
     found = train_on(2, config, problem)
     said = [one.report["agreement"]["mended_replicas"] for one in (plain, found)]
     assert said == [0, 1] and found.weights_sha256 == plain.weights_sha256

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hpcsgd.backends.cuda import memory
-from hpcsgd.backends.cuda.memory import device_need
 from hpcsgd.errors import ConfigError
+from hpcsgd.runs import gpu
+from hpcsgd.runs.gpu import device_need
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
@@ -38,7 +38,7 @@ def test_memory_is_that_of_the_table(monkeypatch, stage, name, kept):
         needs = []
         noting = lambda *sizes, to=needs: to.append(device_need(*sizes)) or to[-1]  # noqa: E731
         monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
-        monkeypatch.setattr(memory, "device_need", noting)
+        monkeypatch.setattr(gpu, "device_need", noting)
         problem = make_problem("logistic", n=8, d=columns)
         asked = {"bucket": columns * 2.0**-20}  # four tiles
         sections = zero(stage, agreement=asked, update={"kind": name})

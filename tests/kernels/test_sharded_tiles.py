@@ -4,9 +4,8 @@ import threading
 
 import numpy as np
 
-from hpcsgd.agreements.cuda import DeviceTileScatter
-from hpcsgd.agreements.zero import ColumnAssembler, Cuts
-from hpcsgd.backends.cuda.weights import DeviceRules
+from hpcsgd.agreements.zero import ColumnAssembler, Cuts, Scatter
+from hpcsgd.backends.cuda.weights import DeviceMemory
 from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceRowViews
 from tests.helpers.fake_cuda import FakeLayer
 from tests.helpers.harness import make_problem, train_on
@@ -43,9 +42,9 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
         waits(self, stream)
 
     noted(DeviceRowViews, "add_gradient", "compute")
-    noted(DeviceTileScatter, "send", "send")
-    noted(DeviceTileScatter, "wait_for", "wait")
-    noted(DeviceRules, "step", "step")
+    noted(Scatter, "send", "send")
+    noted(Scatter, "wait_for", "wait")
+    noted(DeviceMemory, "step", "step")
     noted(ColumnAssembler, "start", "spread")
     monkeypatch.setattr(DeviceGradient, "advance", between)
     monkeypatch.setattr(FakeLayer, "synchronize", waiting)

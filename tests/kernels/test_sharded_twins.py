@@ -3,41 +3,42 @@
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
 import pytest
 
-from hpcsgd.agreements.cuda import DeviceTileScatter
-from hpcsgd.agreements.zero import ColumnAssembler
-from hpcsgd.backends.cuda.weights import DeviceRules, WordRange
-from hpcsgd.products.cuda_state import MirroredMemory
+from hpcsgd.agreements.zero import ColumnAssembler, Scatter
+from hpcsgd.backends.cuda.weights import DeviceMemory
+from hpcsgd.products.base import State
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
 from tests.helpers.kernels.gradient_runs import near, shared
 from tests.helpers.kernels.slices import ADAM, STAGES, zero
 
 
-def twice(self, piece, gradient, factor, turn):
+def twice(self, rule, l2, part, gradient, factor, turn):
     """The first slice of all is stepped again."""
-    step(self, piece, gradient, factor, turn)
+    step(self, rule, l2, part, gradient, factor, turn)
     if turn.number == 1:
-        step(self, replace(piece, weights=piece.to), gradient, factor, turn)
+        again = replace(part, weights=part.to)
+        step(self, rule, l2, again, gradient, factor, turn)
 
 
-def whole_chunks_alone(self, piece, gradient, factor, turn):
+def whole_chunks_alone(self, rule, l2, part, gradient, factor, turn):
     """What lies before the first 16 bytes of a slice is left out."""
     skip = -(gradient.held.ctypes.data // 4) % 4
-    kept = {name: one[skip:] for name, one in piece.arrays.items()}
-    part = WordRange(piece.weights[skip:], piece.to[skip:], kept)
-    step(self, part, gradient[skip:], factor, turn)
+    kept = {name: one[skip:] for name, one in part.arrays.items()}
+    rest = replace(part, weights=part.weights[skip:], to=part.to[skip:], arrays=kept)
+    step(self, rule, l2, rest, gradient[skip:], factor, turn)
 
 
-step = DeviceRules.step
-add = DeviceRules.add
+step = DeviceMemory.step
+on_device = State.on_device
 
 
 def beginning_anew(self, name):
-    mirror = self._mirrors[name]
-    return mirror._device.zeros(mirror._host.shape, np.float32)
+    held = on_device(self, name)
+    if name in self.memory:
+        self.copies.device.clear(held)
+    return held
 
 
 def without_a_gather(self, own, cut, tile, purpose):
@@ -50,27 +51,27 @@ start = ColumnAssembler.start
 
 TWINS = {
     "no gather": (STAGES, ColumnAssembler, "start", without_a_gather),
-    "a slice that is stepped twice": (STAGES, DeviceRules, "step", twice),
-    "a head that is skipped": (STAGES, DeviceRules, "step", whole_chunks_alone),
+    "a slice that is stepped twice": (STAGES, DeviceMemory, "step", twice),
+    "a head that is skipped": (STAGES, DeviceMemory, "step", whole_chunks_alone),
     "sums that are not cleared": (STAGES, FakeDevice, "clear", lambda *_: None),
     "slices that stay in a tile": (
         (2, 3),
-        DeviceTileScatter,
+        Scatter,
         "keep_slice",
         lambda *_: None,
     ),
     "sums that nobody waits for": (
         STAGES,
-        DeviceTileScatter,
+        Scatter,
         "wait_for",
-        lambda _, pending: pending.buffer,
+        lambda _, pending, host_wait: pending.buffer,
     ),
-    "states that begin anew": (STAGES, MirroredMemory, "on_device", beginning_anew),
+    "states that begin anew": (STAGES, State, "on_device", beginning_anew),
     "scores of the last tile alone": (
         (3,),
-        DeviceRules,
+        DeviceMemory,
         "add",
-        lambda self, part, total, is_first: add(self, part, total, True),
+        DeviceMemory.copy,
     ),
 }
 

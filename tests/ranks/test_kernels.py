@@ -15,7 +15,7 @@ def afresh(monkeypatch):
     def forget():
         compiled_calls.settled.clear()
         compiled_calls.best.cache_clear()
-        compiled_calls.dense_functions.cache_clear()
+        compiled_calls.functions.cache_clear()
 
     forget()
     yield monkeypatch

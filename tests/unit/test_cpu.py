@@ -123,7 +123,7 @@ def test_the_strict_gram(kernels, d, sizes, storage):
     room = np.full(blocks.gram_words + 9, np.float32(7))
     ways = [compiled_calls.strict_gram]
     if storage == "bf16" and compiled_calls.has_pairs():
-        scratch = compiled_calls.PairRoom(blocks.rows, len(sizes))
+        scratch = compiled_calls.KernelScratch()
         ways.append(lambda *given: compiled_calls.strict_gram_pairs(*given, scratch))
     for way in ways:
         way(matrix, rows, starts, room[: blocks.gram_words])
@@ -297,7 +297,7 @@ def test_rounding_is_that_of_ml_dtypes(kernels, by, monkeypatch):
     """By either door: halfway cases, their neighbours, infinities and NaN."""
     if by == "ctypes":
         monkeypatch.setattr(compiled_calls, "invoke", None)
-        compiled_calls.dense_functions.cache_clear()
+        compiled_calls.functions.cache_clear()
     bits = np.arange(0, 2**16, dtype=np.uint32) << 16
     near = [(bits + np.uint32(0x8000 + d)).view(np.float32) for d in (-1, 0, 1)]
     values = np.concatenate([bits.view(np.float32), *near])
@@ -342,24 +342,13 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits(monkeypatch):
             compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
         )
         out = np.empty(8 * 8 + 14 * 16, dtype=np.float32)
-        monkeypatch.setattr(
-            compiled_calls, "dense_functions", lambda one=library: Named(one)
-        )
+        bound = compiled_calls.bind(library)
+        monkeypatch.setattr(compiled_calls, "functions", lambda one=bound: one)
         compiled_calls.strict_gram(matrix, rows, starts, out)
         z = np.empty((30, 1), dtype=np.float32)
         compiled_calls.margins(matrix, rows, w, z)
         found.append((out.tobytes(), z.tobytes()))
     assert found[0] == found[1]
-
-
-class Named:
-    """The functions of a library by name."""
-
-    def __init__(self, library):
-        self.library = library
-
-    def __getitem__(self, name):
-        return compiled_calls.door_to(self.library, name)
 
 
 def residuals_of(family, scores, targets):

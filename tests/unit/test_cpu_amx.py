@@ -69,7 +69,7 @@ def emulated(request, tmp_path_factory):
 def kernels(emulated, monkeypatch):
     """The emulated kernels in place of those that run here."""
     found = compiled_calls.bf16_gram(emulated)
-    monkeypatch.setattr(compiled_calls, "dense_functions", lambda: found)
+    monkeypatch.setattr(compiled_calls, "functions", lambda: found)
     return emulated
 
 
@@ -77,15 +77,16 @@ def gram(stored, rows, sizes):
     """The packed Gram; what lies behind it and behind the scratch stays."""
     blocks = blocks_of(sizes)
     out = np.full(blocks.gram_words + 9, np.float32(7))
-    room = compiled_calls.PairRoom(blocks.rows, len(sizes))
-    words = len(room.panels)
-    room.panels = np.full(words + 64, GUARD, dtype=np.uint32)
+    room = compiled_calls.KernelScratch()
+    words = compiled_calls.functions()["gram_room"](blocks.rows)
+    panels = room.array("panels", words + 64, np.uint32)
+    panels[:] = GUARD
     starts = np.array(blocks.starts)
     compiled_calls.strict_gram_pairs(
         stored, rows, starts, out[: blocks.gram_words], room
     )
     assert (out[blocks.gram_words :] == 7).all()
-    assert (room.panels[words:] == GUARD).all()
+    assert (panels[words:] == GUARD).all()
     return out[: blocks.gram_words]
 
 

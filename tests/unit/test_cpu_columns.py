@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.backends import compiled as native
-from hpcsgd.backends import compiled_calls, many_models
+from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.compiled import NativeBackend
 from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.precision import RECIPES
@@ -30,13 +30,13 @@ def test_margins_and_updates(kernels, d, K, storage):
         w = rng.normal(size=(d, K)).astype(np.float32)
         room = np.full(m * K + 5, np.float32(7))
         out = room[: m * K].reshape(m, K)
-        many_models.margins(matrix, rows, w, out)
+        compiled_calls.margins_columns(matrix, rows, w, out)
         scale = np.abs(Y) @ np.abs(w) + 1e-30
         assert (np.abs(out - Y @ w) <= 2e-6 * scale).all()
         assert (room[m * K :] == 7).all()
         r = rng.normal(size=(m, K)).astype(np.float32)
         wanted, scale = w + Y.T @ r, np.abs(w) + np.abs(Y.T) @ np.abs(r)
-        many_models.update(matrix, rows, r, w)
+        compiled_calls.update_columns(matrix, rows, r, w)
         assert (np.abs(w - wanted) <= 1e-6 * scale).all()
 
 
@@ -52,9 +52,10 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits():
         path = compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
         library, z, g = ctypes.CDLL(path), np.empty((30, 5), np.float32), w.copy()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiled_calls, "best", lambda one=library: (one, "", ""))
-            many_models.margins(matrix, rows, w, z)
-            many_models.update(matrix, rows, z, g)
+            bound = compiled_calls.bind(library)
+            patch.setattr(compiled_calls, "functions", lambda one=bound: one)
+            compiled_calls.margins_columns(matrix, rows, w, z)
+            compiled_calls.update_columns(matrix, rows, z, g)
         found.append((z.tobytes(), g.tobytes()))
     assert found[0] == found[1]
 
@@ -84,7 +85,9 @@ def test_runs_use_them_and_equal_those_of_numpy(family, update, recipe, monkeypa
     )
     spies, found = {"margins": Spied(), "update": Spied()}, []
     for name, spy in spies.items():
-        monkeypatch.setattr(many_models, name, spy.around(getattr(many_models, name)))
+        name = f"{name}_columns"
+        product = getattr(compiled_calls, name)
+        monkeypatch.setattr(compiled_calls, name, spy.around(product))
     for backend in (HostBackend, NativeBackend):
         assert not any(spy.done for spy in spies.values())
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
@@ -101,7 +104,7 @@ def test_arrays_in_any_order_will_do(monkeypatch):
     """Those of NumPy may lie column by column, or be a part of another."""
     monkeypatch.setattr(native, "DOTS_FROM", 0)
     monkeypatch.setattr(compiled_calls, "instructions", lambda: "avx2")
-    monkeypatch.setitem(native.DOTS_TO, "float32", 130)
+    monkeypatch.setitem(native.DOTS_TO, native.FLOAT32, 130)
     backend, d, m = NativeBackend(RECIPES["fp32"]), native.MANY_COLUMNS, 130
     matrix, exact, numbers = sampled(140, d, m, "fp32")
     rng, Y = np.random.default_rng(0), exact[numbers]
@@ -110,10 +113,10 @@ def test_arrays_in_any_order_will_do(monkeypatch):
     z = backend.scores(rows, both[:, :3], np.empty((m, 3), dtype=np.float32))
     np.testing.assert_allclose(z, Y @ both[:, :3], rtol=0, atol=1e-3)
     w, r = np.zeros((d, 3), dtype=np.float32), rng.normal(size=(m, 3))
-    backend._add_gradient(w, rows, np.asfortranarray(r, dtype=np.float32))
+    rows.add_transposed(np.asfortranarray(r, dtype=np.float32), w)
     np.testing.assert_allclose(w, Y.T @ r, rtol=0, atol=1e-3)
     assert not rows.is_copied
     part = both[:, :3]
     wanted = part + Y.T @ r
-    backend._add_gradient(part, rows, r.astype(np.float32))
+    rows.add_transposed(r.astype(np.float32), part)
     np.testing.assert_allclose(part, wanted, rtol=0, atol=1e-3)

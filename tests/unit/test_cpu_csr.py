@@ -68,7 +68,7 @@ def test_margins_and_updates(kernels, d, storage, column, K):
 @pytest.mark.parametrize("density", [0.005, 0.1, 1.0])
 def test_the_strict_gram(kernels, density, sizes, storage, column):
     """Columns that nobody, one row, or all rows share; scratch is left as it was."""
-    blocks, room = blocks_of(sizes), compiled_calls.GramRoom()
+    blocks, room = blocks_of(sizes), compiled_calls.KernelScratch()
     starts = np.array(blocks.starts)
     for d in (300, 7):  # the scratch is wider than it has to be for the second
         csr, exact, rows = sampled(30, d, blocks.rows, density, storage, column)
@@ -81,7 +81,9 @@ def test_the_strict_gram(kernels, density, sizes, storage, column):
         wanted = np.concatenate([(Y[a:b] @ Y[:a].T).ravel() for a, b in parts])
         assert np.abs(found - wanted).max(initial=0) <= 2e-6 * (Y**2).sum(axis=1).max()
         assert (out[blocks.gram_words :] == 7).all()
-        assert not room._place.any() and not room._dense.any()
+        assert not any(
+            room.array(name, 0, "f4").any() for name in ("places", "abreast")
+        )
         compiled_calls.csr_strict_gram(
             csr, rows, starts, out[: blocks.gram_words], room
         )
@@ -93,7 +95,7 @@ def test_rows_that_share_nothing_have_a_gram_of_zeros(kernels):
     out = np.full(3 * 3, np.nan, dtype=np.float32)
     starts = np.array([0, 3, 6])
     compiled_calls.csr_strict_gram(
-        csr, np.arange(6), starts, out, compiled_calls.GramRoom()
+        csr, np.arange(6), starts, out, compiled_calls.KernelScratch()
     )
     np.testing.assert_array_equal(out, 0.0)
 
@@ -110,10 +112,11 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits():
         path = compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
         with pytest.MonkeyPatch.context() as patch:
             library = ctypes.CDLL(path)
-            patch.setattr(compiled_calls, "best", lambda one=library: (one, "", ""))
+            bound = compiled_calls.bind(library)
+            patch.setattr(compiled_calls, "functions", lambda one=bound: one)
             gram, z = np.empty(8 * 8 + 14 * 16, np.float32), np.empty((30, 3), "f4")
             compiled_calls.csr_strict_gram(
-                csr, rows, starts, gram, compiled_calls.GramRoom()
+                csr, rows, starts, gram, compiled_calls.KernelScratch()
             )
             compiled_calls.csr_margins(csr, rows, w, z)
         found.append((gram.tobytes(), z.tobytes()))
@@ -135,9 +138,8 @@ def test_runs_use_them_and_equal_those_without(
     monkeypatch.setattr(
         compiled_calls, "call_csr", calls.around(compiled_calls.call_csr)
     )
-    monkeypatch.setattr(
-        compiled_calls, "csr_fused_steps", steps.around(compiled_calls.csr_fused_steps)
-    )
+    walk = compiled_calls.CompiledSteps.__call__
+    monkeypatch.setattr(compiled_calls.CompiledSteps, "__call__", steps.around(walk))
     for backend in (HostBackend, NativeBackend):
         assert not calls.done and not steps.done
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
@@ -171,9 +173,8 @@ def test_steps_of_every_set_and_kind_of_column(kernels, recipe, column, monkeypa
         "hpcsgd.data.sparse.index_dtype", lambda width: np.dtype(column)
     )
     steps = Spied()
-    monkeypatch.setattr(
-        compiled_calls, "csr_fused_steps", steps.around(compiled_calls.csr_fused_steps)
-    )
+    walk = compiled_calls.CompiledSteps.__call__
+    monkeypatch.setattr(compiled_calls.CompiledSteps, "__call__", steps.around(walk))
     one = train(config, X=stored.X, y=stored.y)
     assert steps.done
     two = train(config, X=dense.X, y=dense.y)
@@ -182,12 +183,12 @@ def test_steps_of_every_set_and_kind_of_column(kernels, recipe, column, monkeypa
 
 @compiled
 def test_what_is_damaged_later_is_found_in_rows_as_stored():
-    """`csr` of sampled rows is widened, whatever they are stored in."""
+    """A copy of sampled rows is widened, whatever they are stored in."""
     csr, exact, rows = sampled(20, 9, 6, 0.3, "bf16")
-    backend = make_backend(RECIPES["c"]).for_sparse()
+    backend = make_backend(RECIPES["c"])
     taken = backend.gather(csr, rows, None)
-    np.testing.assert_array_equal(taken.csr.to_dense(), exact[rows])
-    np.testing.assert_array_equal(taken[2:5].csr.to_dense(), exact[rows[2:5]])
+    np.testing.assert_array_equal(taken.widened.csr.to_dense(), exact[rows])
+    np.testing.assert_array_equal(taken[2:5].widened.csr.to_dense(), exact[rows[2:5]])
 
 
 def broken():

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hpcsgd.backends import compiled_calls, many_models
+from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.backends.compiled import NativeBackend
 from hpcsgd.backends.compiled_calls import FAMILIES
@@ -52,8 +52,10 @@ def test_the_recurrence_is_that_of_numpy(kernels, recipe, update, K, monkeypatch
     one, each = (np.abs(rng.normal(size=(m, w))).astype(real) for w in (1, K))
     offsets = rng.normal(size=(m, 1)).astype(real)
     beta, calls = rng.normal(size=(states, K)), Spied()
-    recur = many_models.ManyRecurrencePlan.__call__
-    monkeypatch.setattr(many_models.ManyRecurrencePlan, "__call__", calls.around(recur))
+    recur = compiled_calls.CompiledRecurrence.__call__
+    monkeypatch.setattr(
+        compiled_calls.CompiledRecurrence, "__call__", calls.around(recur)
+    )
     sides = list(product((None, one, each), (None, offsets), (None, beta)))
     for number, (w, o, start) in enumerate(sides):
         family = FAMILIES[number % len(FAMILIES)]
@@ -72,15 +74,17 @@ def test_the_recurrence_is_that_of_numpy(kernels, recipe, update, K, monkeypatch
 @pytest.mark.parametrize("product", ["gram", "direct"])
 def test_runs_use_it(family, used, product, monkeypatch):
     """Plain SGD takes a step at a time through the same call."""
-    calls, recur = Spied(), many_models.ManyRecurrencePlan.__call__
-    monkeypatch.setattr(many_models.ManyRecurrencePlan, "__call__", calls.around(recur))
+    calls, recur = Spied(), compiled_calls.CompiledRecurrence.__call__
+    monkeypatch.setattr(
+        compiled_calls.CompiledRecurrence, "__call__", calls.around(recur)
+    )
     problem = make_problem(family)
     config = config_for(problem, sweep={"rate": [0.1, 0.2]}, products={"kind": product})
     sweep_on(2, config, problem)
     assert bool(calls.done) == used
 
 
-tiled = pytest.mark.skipif(not many_models.available(), reason="no AMX tiles here")
+tiled = pytest.mark.skipif(not compiled_calls.has_tiles(), reason="no AMX tiles here")
 GUARD = 7.0  # behind what a kernel may write
 
 
@@ -99,16 +103,16 @@ def bf16_rows(m, d, seed=0):
 def test_products_by_tiles_are_those_of_float32(m, d, K):
     """Within a few roundings of the sum of sizes; nothing behind is touched."""
     matrix, rows, Y = bf16_rows(m, d)
-    rng, tiles = np.random.default_rng(K), many_models.TileProducts()
+    rng, workspace = np.random.default_rng(K), compiled_calls.KernelScratch()
     W = (rng.normal(size=(d, K)) * 10.0 ** rng.integers(-9, 9, (1, K))).astype("f4")
     R = rng.normal(size=(m, K)).astype("f4")
     out = np.full((m + 1, K), GUARD, dtype="f4")
-    tiles.margins(matrix, rows, W, out[:m])
+    compiled_calls.margins_tiles(matrix, rows, W, out[:m], workspace)
     size = np.abs(Y) @ np.abs(W)
     assert (np.abs(out[:m] - Y @ W) <= 2.0**-22 * size).all()
     assert (out[m] == GUARD).all()
     moved = np.vstack([W, np.full((1, K), GUARD, dtype="f4")])
-    tiles.update(matrix, rows, R, moved[:d])
+    compiled_calls.update_tiles(matrix, rows, R, moved[:d], workspace)
     size = np.abs(W) + np.abs(Y).T @ np.abs(R)
     assert (np.abs(moved[:d] - (W + Y.T @ R)) <= 2.0**-22 * size).all()
     assert (moved[d] == GUARD).all()
@@ -121,7 +125,9 @@ def test_a_float_is_the_sum_of_three_parts():
     matrix = encode(np.eye(d, dtype=np.float32), "bf16")
     W = np.random.default_rng(0).normal(size=(d, K)).astype("f4")
     out = np.empty_like(W)
-    many_models.TileProducts().margins(matrix, np.arange(d), W, out)
+    compiled_calls.margins_tiles(
+        matrix, np.arange(d), W, out, compiled_calls.KernelScratch()
+    )
     np.testing.assert_array_equal(out, W)
 
 
@@ -130,7 +136,7 @@ def test_a_column_that_is_no_number_stays_alone():
     matrix, rows, Y = bf16_rows(40, 70)
     W, out = np.ones((70, 40), dtype="f4"), np.empty((40, 40), dtype="f4")
     W[3, 7], W[5, 20] = np.nan, np.inf
-    many_models.TileProducts().margins(matrix, rows, W, out)
+    compiled_calls.margins_tiles(matrix, rows, W, out, compiled_calls.KernelScratch())
     assert list(np.flatnonzero(~np.isfinite(out).all(axis=0))) == [7, 20]
 
 
@@ -148,12 +154,13 @@ def test_a_sweep_by_tiles_is_that_by_blas(update, product, monkeypatch):
         update={"kind": update, "momentum": 0.5},
         products={"kind": product},
     )
-    calls, tiles = Spied(), many_models.TileProducts
-    for name in ("margins", "update"):
-        monkeypatch.setattr(tiles, name, calls.around(getattr(tiles, name)))
+    calls = Spied()
+    for name in ("margins_tiles", "update_tiles"):
+        spy = calls.around(getattr(compiled_calls, name))
+        monkeypatch.setattr(compiled_calls, name, spy)
     by_tiles = sweep_on(2, config, problem)
     assert calls.done
-    monkeypatch.setattr(many_models, "available", lambda: False)
+    monkeypatch.setattr(compiled_calls, "has_tiles", lambda: False)
     by_blas = sweep_on(2, config, problem)
     size = np.abs(by_blas.weights).max()
     np.testing.assert_allclose(by_tiles.weights, by_blas.weights, atol=2e-3 * size)

@@ -7,7 +7,6 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.backends import compiled as native
-from hpcsgd.backends import compiled as softmax_steps
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.backends.compiled import NativeBackend
@@ -47,8 +46,9 @@ def test_the_recurrence_is_that_of_numpy(kernels, recipe, update, K, monkeypatch
     labels = rng.integers(0, K, size=(m, 1)).astype(real)
     weights, offsets = np.abs(rng.normal(size=(2, m, 1))).astype(real)
     beta, calls = rng.normal(size=(states, K)), Spied()
+    recur = compiled_calls.CompiledRecurrence.__call__
     monkeypatch.setattr(
-        softmax_steps, "recur_softmax", calls.around(softmax_steps.recur_softmax)
+        compiled_calls.CompiledRecurrence, "__call__", calls.around(recur)
     )
     for w, o, start in product((None, weights), (None, offsets), (None, beta)):
         given = (recipe, update, z, gram, StepBatch(labels, w, o), start)
@@ -72,8 +72,9 @@ def test_runs_use_it(update, recipe, monkeypatch):
         precision={"recipe": recipe},
         products={"kind": "gram", "look_ahead": "off"},
     )
+    recur = compiled_calls.CompiledRecurrence.__call__
     monkeypatch.setattr(
-        softmax_steps, "recur_softmax", calls.around(softmax_steps.recur_softmax)
+        compiled_calls.CompiledRecurrence, "__call__", calls.around(recur)
     )
     for backend in (HostBackend, NativeBackend):
         assert not calls.done

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.more.offload import HostLink, PinnedLink
+from hpcsgd.backends.base import HOST
 from hpcsgd.comm.gpu import fetched
 from tests.helpers.fake_cuda import FakeLayer, Node
 
@@ -12,7 +13,7 @@ SHAPE = 5, 3
 
 def test_a_host_that_is_its_device_counts_the_same():
     link, part = HostLink(), np.arange(15.0).reshape(SHAPE)
-    host = link.allocate(SHAPE, np.dtype(np.float64))
+    host = HOST.host_zeros(SHAPE, np.float64)
     link.down(part, host)()
     np.testing.assert_array_equal(host, part)
     host += 1.0
@@ -27,8 +28,7 @@ def test_pinned_copies_wait_for_kernels_and_kernels_for_them(dtype):
     layer = FakeLayer(Node())
     link, values = PinnedLink(layer, layer.main), np.arange(15, dtype=dtype)
     gradient, weights = layer.empty(15, dtype), layer.empty(15, dtype)
-    hosts = [link.allocate(SHAPE, np.dtype(dtype)) for _ in range(2)]
-    assert not hosts[0].any()
+    hosts = [layer.pinned(15, dtype).reshape(SHAPE) for _ in range(2)]
     for turn in range(4):  # two buffers in turns
         host = hosts[turn % 2]
         layer.later(gradient, values * (turn + 1))
@@ -47,7 +47,8 @@ def test_a_copy_that_nobody_waited_for_is_not_there():
     """The broken twin: the host reads at once."""
     layer = FakeLayer(Node())
     link, gradient = PinnedLink(layer, layer.main), layer.empty(15, np.float64)
-    host = link.allocate(SHAPE, np.dtype(np.float64))
+    host = layer.pinned(15, np.float64).reshape(SHAPE)
+    host[...] = 0.0
     layer.later(gradient, np.arange(15.0))
     link.down(gradient.reshape(SHAPE), host)
     assert not host.any()

@@ -370,12 +370,12 @@ def test_residuals_of_low_scores():
 
 def test_a_sparse_picture_of_rows_keeps_its_columns():
     X = sparse.csr_array(np.array([[0, 2.0, 0, 1], [0, 0, 0, 3.0]]))
-    backend = RoundedBackend(RECIPES["bf16"]).for_sparse()
+    backend = RoundedBackend(RECIPES["bf16"])
     stored = from_scipy(X)
     stored = stored.with_data(backend.store(stored.data))
     rows = backend.gather(stored, np.array([1, 0]), None)
-    np.testing.assert_array_equal(rows.dense, [[0, 3], [2, 1]])
-    np.testing.assert_array_equal(rows.touched, [1, 3])
+    np.testing.assert_array_equal(rows.values, [[0, 3], [2, 1]])
+    np.testing.assert_array_equal(rows.columns, [1, 3])
     packed = np.empty(1, dtype=np.float32)
     backend.strict_gram(rows, blocks_of((1, 1)), packed)
     assert packed[0] == 3.0

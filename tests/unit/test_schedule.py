@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcsgd.backends import numpy_rows
-from hpcsgd.backends.numpy_rows import HostBackend, block_rows
+from hpcsgd.backends.numpy_rows import DenseRows, HostBackend, block_rows
 from hpcsgd.glm.unrolling import Blocks, uniform_blocks
 from hpcsgd.precision import RECIPES
 
@@ -34,7 +34,7 @@ def test_strict_gram_is_the_lower_blocks_of_the_full_one(monkeypatch, work, size
     blocks = Blocks(tuple(sizes))
     rows = np.random.default_rng(0).normal(size=(blocks.rows, 5))
     packed = np.full(blocks.gram_words, np.nan)
-    HostBackend(RECIPES["fp64"]).strict_gram(rows, blocks, packed)
+    HostBackend(RECIPES["fp64"]).strict_gram(DenseRows(rows), blocks, packed)
     full = rows @ rows.T
     for j, panel in enumerate(block_rows(packed, blocks), start=1):
         first, last = blocks.starts[j], blocks.starts[j + 1]

@@ -79,13 +79,13 @@ def test_the_gram_by_every_way(sizes, heavy, split_work, wire, monkeypatch):
     monkeypatch.setattr(numpy_rows, "HEAVY", heavy)
     monkeypatch.setattr(numpy_rows, "SPLIT_WORK", split_work)
     blocks, (csr, X) = blocks_of(sizes), both(n=sum(sizes), d=40)
-    backend = HostBackend(RECIPES["fp64"]).for_sparse()
+    backend = HostBackend(RECIPES["fp64"])
     dtype = np.float64 if wire == "fp64" else np.float32
     found = np.full(blocks.gram_words, np.nan, dtype=dtype)
     rows = backend.gather(csr, np.arange(len(X)), None)
     backend.strict_gram(rows, blocks, found)
     wanted = np.empty(blocks.gram_words)
-    HostBackend(RECIPES["fp64"]).strict_gram(X, blocks, wanted)
+    backend.strict_gram(numpy_rows.DenseRows(X), blocks, wanted)
     tolerance = 1e-13 if wire == "fp64" else 1e-6
     np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance)
 
@@ -103,14 +103,14 @@ def test_columns_touched_before_are_forgotten():
 def test_scores_and_gradients(width, K):
     """Few columns are all touched; of many only those are, and the others stay."""
     csr, X = both(d=width, density=0.3 if width < 100 else 0.003)
-    rng, backend = np.random.default_rng(0), HostBackend(RECIPES["fp64"]).for_sparse()
+    rng, backend = np.random.default_rng(0), HostBackend(RECIPES["fp64"])
     chosen = np.array([3, 0, 4, 4, 21])
     rows, w = backend.gather(csr, chosen, None), rng.normal(size=(width, K))
     out = np.empty((5, K))
     np.testing.assert_allclose(backend.scores(rows, w, out), X[chosen] @ w, atol=1e-13)
     part, r = rows[1:4], rng.normal(size=(3, K))
     wanted = w + X[chosen[1:4]].T @ r
-    backend._add_gradient(w, part, r)
+    part.add_transposed(r, w)
     np.testing.assert_allclose(w, wanted, atol=1e-13)
 
 
@@ -285,7 +285,7 @@ def test_memory_bounds_what_a_block_takes():
     """The shard's own arrays, and those of an exchange, against what was predicted."""
     X = sp.random_array((3000, 4000), density=0.01, format="csr", dtype=np.float32)
     predicted = need(X, schedule={"batch": 64, "steps": 8})
-    reader, backend = MemoryReader(X, None), HostBackend(RECIPES["fp32"]).for_sparse()
+    reader, backend = MemoryReader(X, None), HostBackend(RECIPES["fp32"])
     block = shard.load_csr(reader, slice(0, 3000), slice(0, 4000), backend.store)
     held = block.indptr.nbytes + block.indices.nbytes + block.data.nbytes
     assert held <= predicted.matrix + 8 <= 1.1 * held

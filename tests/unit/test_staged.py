@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.comm import gpu_mpi, mpi
+from hpcsgd.comm.communicator import DONE
 from hpcsgd.comm.gpu import (
     TRANSPORTS,
     check_transport,
@@ -48,9 +49,9 @@ class Noted:
     def __init__(self, host, events):
         self.host, self.events = host, events
 
-    def _sum(self, buffer):
-        self.events.append("sum")
-        self.host._sum(buffer)
+    def begin(self, collective, blocking):
+        self.events.append(collective.kind)
+        return self.host.begin(collective, blocking)
 
     def __getattr__(self, name):
         return getattr(self.host, name)
@@ -337,18 +338,20 @@ def test_collected_parts_come_to_the_host():
 class Deaf(CudaAware):
     """An MPI that takes the address and adds nothing."""
 
-    def _sum(self, buffer):
-        self._ready(buffer)
-        self.host._max(0)
+    def begin(self, collective, blocking):
+        (ready,) = self._ready(collective.send)
+        copy = ready.copy()
+        return self.host.begin(collective.with_arrays(copy, copy), blocking)
 
 
 class Raising(CudaAware):
     """And one that complains, on one rank after the other came through."""
 
-    def _sum(self, buffer):
-        super()._sum(buffer)
+    def begin(self, collective, blocking):
+        super().begin(collective, blocking).wait()
         if self.host.rank == 1:
             raise RuntimeError("MPI_ERR_BUFFER: invalid buffer pointer")
+        return DONE
 
 
 @pytest.mark.parametrize(

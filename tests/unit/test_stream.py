@@ -310,7 +310,7 @@ def test_what_does_not_fit_either_way_is_refused(data):
 
 
 def test_a_window_must_hold_an_exchange(data, monkeypatch):
-    monkeypatch.setattr("hpcsgd.runs.memory.SCANNED", 4096)
+    monkeypatch.setattr("hpcsgd.runs.memory.SCAN_BYTES", 3 * 4096)
     monkeypatch.setattr("hpcsgd.runs.memory.process_bytes", lambda: 0)
     sampling = {"mode": "blocks", "block": 8, "window": 4}
     with pytest.raises(ConfigError, match="needs a window of as many"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.backends import compiled_calls, many_models
+from hpcsgd.backends import compiled_calls
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.unrolling import blocks_of
@@ -81,8 +81,8 @@ def test_several_columns(kernels, d, K, storage):
 
         def both(matrix=matrix, rows=rows, w=w, m=m):
             out, moved = np.full((m, K), np.nan, dtype=np.float32), w.copy()
-            many_models.margins(matrix, rows, w, out)
-            many_models.update(matrix, rows, out, moved)
+            compiled_calls.margins_columns(matrix, rows, w, out)
+            compiled_calls.update_columns(matrix, rows, out, moved)
             return out.tobytes() + moved.tobytes()
 
         same_for_any_number(both)
@@ -103,7 +103,7 @@ def test_the_strict_gram(kernels, d, sizes, storage):
 
     same_for_any_number(lambda: gram(compiled_calls.strict_gram))
     if storage == "bf16" and compiled_calls.has_pairs():
-        room = compiled_calls.PairRoom(blocks.rows, len(sizes))
+        room = compiled_calls.KernelScratch()
         same_for_any_number(
             lambda: gram(lambda *given: compiled_calls.strict_gram_pairs(*given, room))
         )

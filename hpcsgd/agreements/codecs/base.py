@@ -105,7 +105,7 @@ class CodecConfig(Settings, section="codec"):
     )
     chunk: int = setting(
         1024,
-        "quantisers and byte: words that share one norm",
+        "quantisers and byte: values of a gradient that share a scale",
         at_least=1,
         read_if={"agreement.codec": (*LEVELS, "byte")},
     )

@@ -546,10 +546,7 @@ class Anybatch(Gradient):
 
     def prepare(self, state: State) -> None:
         """One buffer for sums, the first point of the map, and its room."""
-        shape = len(state.weights), self.columns
-        has_intercept = state.intercept is not None
-        given = *shape, state.weights.dtype, 1, has_intercept
-        self.buffer = self.means.buffer(*given)
+        self.buffer = self._make_buffer(state, tiles=1)
         self.mirror = self.terms.mirror(len(state.weights) == self.means.total)
         for name in self.mirror.state_names:
             state.remember(name, self.columns)

@@ -94,13 +94,7 @@ class OwnSteps(Gradient, ABC):
 
     def prepare(self, state: State) -> None:
         """Room for a gradient that nobody else is told."""
-        self.buffer = self.means.buffer(
-            len(state.weights),
-            self.columns,
-            state.weights.dtype,
-            1,
-            state.intercept is not None,
-        )
+        self.buffer = self._make_buffer(state, tiles=1)
         self.steps.prepare(state, self.columns)
 
     def scores(

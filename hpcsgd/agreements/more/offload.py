@@ -32,9 +32,11 @@ from hpcsgd.agreements.zero import (
     Cut,
     ShardedAgreement,
     SlicedSettings,
+    TileWorkspace,
     sent_for_sums,
     sent_for_weights,
 )
+from hpcsgd.backends.base import HOST, Memory, WordRange
 from hpcsgd.comm.gpu import Layer
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
@@ -53,13 +55,10 @@ Arrive = Callable[[], None]  # returns once the copy is there
 
 
 class SliceLink(Protocol):
-    """Copies of whole slices; `host` arrays are those that `allocate` gave."""
+    """Copies of whole slices; `host` arrays are those of `Memory.host_zeros`."""
 
     down_bytes: int
     up_bytes: int
-
-    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Allocate zeros in host memory from which the device copies."""
 
     def down(self, part: Any, host: Array) -> Arrive:
         """host ← part, begun; both belong to it until it is there."""
@@ -73,10 +72,6 @@ class HostLink:
 
     def __init__(self) -> None:
         self.down_bytes = self.up_bytes = 0
-
-    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Allocate zeros in pageable memory."""
-        return np.zeros(shape, dtype=dtype)
 
     def down(self, part: Array, host: Array) -> Arrive:
         """At once."""
@@ -92,20 +87,12 @@ class HostLink:
 
 
 class PinnedLink:
-    """Pinned memory, and a stream for each direction beside that of the kernels."""
+    """A stream for each direction beside that of the kernels."""
 
     def __init__(self, layer: Layer, kernels: Any) -> None:
         self.layer, self._kernels = layer, kernels
         self.down_bytes = self.up_bytes = 0
         self._down, self._up = layer.new_stream(), layer.new_stream()
-
-    def allocate(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Allocate zeros in pinned memory: copies of other memory would delay the
-        device.
-        """
-        host = self.layer.pinned(shape[0] * shape[1], dtype)
-        host[...] = 0
-        return host.reshape(shape)
 
     def down(self, part: Any, host: Array) -> Arrive:
         """Behind what the kernels have been given so far."""
@@ -128,6 +115,13 @@ class PinnedLink:
 
 
 def _there() -> None: ...
+
+
+def open_link(memory: Memory) -> SliceLink:
+    """Return the way between a memory and the host."""
+    if memory.on_device:
+        return PinnedLink(memory.layer, memory.stream)
+    return HostLink()
 
 
 # The thread of the host that takes steps while the device does something else.
@@ -176,6 +170,10 @@ class Worker:
 #
 # The penalty is of the weights that are stepped. What is still to be taken is saved,
 # and taken at the end of a run.
+#
+# With a GPU, that holds w and adds up the gradient, whole; replicas sum on their
+# devices, each its slices of every tile. D/R words a step cross between host and
+# device, each way.
 
 log = logging.getLogger(__name__)
 PENDING = "pending"  # the mean gradient that is late, in the memory; its Σr beside it
@@ -206,32 +204,58 @@ class Offload(ShardedAgreement):
 
     settings: ClassVar[type[AgreementSettings]] = OffloadSettings
     steps_on_host: ClassVar[bool] = True
+    adds_tiles: ClassVar[bool] = False
 
     def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
         super().__init__(grid, share, means)
+        self.slice_memory = HOST
         self.delay = int(means.settings.delay_after)
         self.late: Moment | None = None  # of the gradient that is still to be taken
-        self.link: SliceLink = HostLink()
+        self.link = open_link(means.memory)
         self.worker = Worker()
         self._under_way: Future[None] | None = None
+
+    @property
+    def takes_at_once(self) -> bool:
+        """No gradient is kept whole but on a device, which has the memory."""
+        return not self.means.memory.on_device
+
+    @property
+    def keeps_gradient_whole(self) -> bool:
+        """A device adds up all tiles in one launch."""
+        return self.means.memory.on_device or super().keeps_gradient_whole
 
     def prepare(self, state: State) -> None:
         """The host's weights, and its gradient: two where one is late."""
         super().prepare(state)
         self._memory = state.memory
+        memory = self.means.memory
         shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
-        self.master = self.link.allocate(shape, dtype)
-        self.incoming = self.link.allocate(shape, dtype)
+        self.master = memory.host_zeros(shape, dtype)
         if self.delay >= 0:
-            state.memory[PENDING] = self.link.allocate(shape, dtype)
+            state.memory[PENDING] = memory.host_zeros(shape, dtype)
             state.shared[PENDING] = np.zeros((1, self.columns))
+        # Copies to a device begin later: the host may step on meanwhile. They are over
+        # when the next gradient has come down, which does so behind them.
+        self.rising = self.master
+        rooms = 2
+        if memory.on_device:
+            self.rising = memory.host_zeros(shape, dtype)
+            rooms = len(self.cuts)
+        self.risen = TileWorkspace(
+            self._widest_slice(), len(self.cuts), dtype, memory, rooms
+        )
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """And from when on steps are late."""
         return {**super().plan_in_words(state), "delay": repr(self.delay)}
 
     def _sliced(self) -> tuple[str, ...]:
-        return (*super()._sliced(), *((PENDING,) if self.delay >= 0 else ()))
+        return (*self._stepped(), *((PENDING,) if self.delay >= 0 else ()))
+
+    def _stepped(self) -> tuple[str, ...]:
+        """Names in the memory that a step reads and writes."""
+        return super()._sliced()
 
     def start(self, state: State, exchanges: int) -> None:
         """From the weights at hand, and the gradient that was late."""
@@ -335,10 +359,22 @@ class Offload(ShardedAgreement):
         self.joining.wait(behind=1)
 
     def send_up(self, state: State, cut: Cut) -> None:
-        """Begin to send a stepped slice from the host to all devices that need it."""
-        own = np.empty_like(self.master[cut.place])
-        self.link.up(self.master[cut.place], own)()
-        self.joining.start(own, cut, state.weights[cut.columns], PURPOSE)
+        """Begin to send a stepped slice from the host to all devices that need it.
+
+        Weights on devices are divided by what rows are stored times.
+        """
+        rising, tile = self.rising[cut.place], state.on_device("weights")[cut.columns]
+        if self.rising is not self.master:
+            np.divide(self.master[cut.place], state.scale, out=rising)
+        if self.replicas.size == 1:
+            self.link.up(rising, tile)
+        else:
+            self._turn += 1
+            room = self.risen.tile(self._turn, rising.size)
+            own = room.reshape(-1, self.columns)
+            self.link.up(rising, own)
+            self.joining.start(own, cut, tile, PURPOSE)
+        state.mark_written("weights")
 
     def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
         """The step of all slices."""
@@ -350,7 +386,8 @@ class Offload(ShardedAgreement):
     ) -> None:
         """As in every stage; the gradient is used up."""
         own = host.weights[cut.place]
-        self._step_slice(own, host.memory, cut, gradient, factor, moment)
+        kept = {name: host.memory[name][cut.place] for name in self._stepped()}
+        self.steps.step_slice(WordRange(own, own, kept), gradient, factor, moment)
 
     def consensus(self, state: State, exchanges: int) -> State:
         """With the gradient that is late, on copies."""
@@ -374,6 +411,7 @@ class Offload(ShardedAgreement):
         """The last gradient is taken, too."""
         if self.late is None:
             return
+        self.means.memory.settle()  # the last slices may still be on their way up
         self._apply(_Host(self.master, state.memory), state.memory[PENDING], self.late)
         self._raise_all(state)
         self.late = None
@@ -389,11 +427,18 @@ class Offload(ShardedAgreement):
         """For the report of a run."""
         worker = self.worker
         hidden = max(worker.seconds - worker.waited, 0.0)
+        up, down = self.replicas.copied  # to be carried, where hosts do that
+        more = {
+            "device_bytes_up": self.link.up_bytes + up,
+            "device_bytes_down": self.link.down_bytes + down,
+        }
+        crossed = self.means.memory.facts()
         return super().facts() | {
             "down_bytes": self.link.down_bytes,
             "up_bytes": self.link.up_bytes,
             "host_seconds": worker.seconds,
             "hidden_host_seconds": hidden,
+            **{name: size + more[name] for name, size in crossed.items()},
         }
 
     @classmethod

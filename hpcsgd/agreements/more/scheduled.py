@@ -36,7 +36,7 @@ from hpcsgd.agreements.buckets import (
     Tile,
     pieces_of,
 )
-from hpcsgd.agreements.gradient import Gradient, Made, is_coded, sent_for_gradient
+from hpcsgd.agreements.gradient import Gradient, is_coded, sent_for_gradient
 from hpcsgd.backends.exchange import probed
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
@@ -159,7 +159,8 @@ ORDERS = ("forward", "backward", "shuffled")
 class OrderedTiles(Buffer):
     """[tail | gradient], its tiles in the order in which scores need them.
 
-    The first tile takes along what all steps need: it is the first to be needed.
+    The first tile takes along what all steps need: it is the first to be needed. A
+    device has no tail: the host sums it.
     """
 
     def __init__(self, *sizes: Any, **more: Any) -> None:
@@ -453,6 +454,7 @@ class Scheduled(Gradient):
     """A gradient agreement whose tiles are stepped when somebody needs them."""
 
     settings: ClassVar[type[AgreementSettings]] = ScheduledSettings
+    buffer_kind: ClassVar[type[Buffer]] = OrderedTiles
 
     buffer: OrderedTiles
     own: Communicator | None = None  # of its pieces
@@ -473,10 +475,6 @@ class Scheduled(Gradient):
         self._coming, self._is_begun = 0, False
         self._is_good = True
         self.tuning = PartitionTuner(self, state) if asked.tune_schedule else None
-
-    def _make_buffer(self, state: State, kind: type[Made]) -> OrderedTiles:  # type: ignore[override]
-        # What a device sums into is made there, and in this order already.
-        return super()._make_buffer(state, OrderedTiles if kind is Buffer else kind)  # type: ignore[return-value]
 
     def _open(self) -> AsTheyAre | EncodedTiles:
         """Pieces start when there is credit, here earlier and there later: between them

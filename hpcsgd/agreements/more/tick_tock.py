@@ -143,6 +143,7 @@ class TickTock(Gradient):
     """Two halves of one step: the tick travels while the tock is computed."""
 
     settings: ClassVar[type[AgreementSettings]] = TickTockSettings
+    gradients: ClassVar[int] = 2
 
     @classmethod
     def variant(
@@ -157,7 +158,7 @@ class TickTock(Gradient):
     def prepare(self, state: State) -> None:
         """Two buffers, and two communicators."""
         super().prepare(state)
-        buffers = self.buffer, self._make_buffer(state, self.means.buffer)
+        buffers = self.buffer, self._make_buffer(state)
         self.grid.meet()
         self.items = make_items(buffers, self.grid.replicas)
         self.sender = self.items[0].sender
@@ -215,17 +216,11 @@ class TickTock(Gradient):
         )
         return {
             **super().facts(),
-            **self._bytes(),
             "mode": self.means.settings.mode,
             "transfer_seconds": transfer,
             "hidden_seconds": hidden,
             "hidden_share": hidden / transfer if transfer else 0.0,
         }
-
-    def _bytes(self) -> dict[str, int]:
-        """Between host and device, of both items."""
-        tick, tock = (item.buffer.facts() for item in self.items)
-        return {name: said + tock[name] for name, said in tick.items()}
 
     def close(self) -> None:
         """Both communicators, with all replicas."""

@@ -1,7 +1,7 @@
 """One GPU: its arrays, streams and recorded launches."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -157,6 +157,30 @@ class Mirrored:
             self._newer_there = False
 
 
+class MirroredArrays(dict[str, Array]):
+    """Arrays by name, some of them mirrored: who reads one reads the host's copy."""
+
+    def __init__(
+        self, device: Device, kept: dict[str, Array], names: Iterable[str]
+    ) -> None:
+        super().__init__(kept)
+        self.mirrors = {
+            name: Mirrored(device, kept[name], np.float32) for name in names
+        }
+
+    def __getitem__(self, name: str) -> Array:
+        mirror = self.mirrors.get(name)
+        return super().__getitem__(name) if mirror is None else mirror.on_host()
+
+    def items(self) -> Any:
+        """Return names and arrays of the host."""
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        """Return arrays of the host."""
+        return [self[name] for name in self]
+
+
 # From the host to a device through pinned memory: nobody waits for a copy.
 #
 # Small arrays take turns in a ring of buffers, large ones go in pieces through two of
@@ -195,6 +219,11 @@ class Slots:
             held = self._layer.pinned(1 << max(size - 1, 1023).bit_length(), np.uint8)
             self._buffers[turn] = held
         return held
+
+
+def bytes_of_uploads(row: int) -> int:
+    """Return the pinned bytes for large arrays, whose rows have so many bytes each."""
+    return 2 * max(PIECE, row)
 
 
 class Uploads:

@@ -1,5 +1,6 @@
 """One exchange on a GPU: sample, products, steps, update."""
 
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from hpcsgd.backends.cuda.matrix import (
     DeviceMatrix,
     DeviceSampled,
     Order,
+    bytes_of_order,
     check_element,
     sent,
 )
@@ -440,6 +442,29 @@ class DeviceExchange:
         self.recurrence = DeviceRecurrence(device, blocks, family, self.tiles, widths)
         self._make_message()
         self._point = self._room_for_point()
+
+    @staticmethod
+    def holds(
+        blocks: Blocks, width: int, item: int, multiprocessors: int, columns: int = 1
+    ) -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of the buffers of exchanges of the sizes `blocks`.
+
+        Rows have `width` values of `item` bytes, and weights so many `columns`.
+        """
+        rows, side = blocks.rows, kernels.tile_for(blocks.rows, width)
+        tiles, places = kernels.tiles_of(np.asarray(blocks.starts), side)
+        count = max(len(tiles), 1)
+        splits = kernels.splits_of(count, width, side, item, multiprocessors)
+        plan = kernels.launch_of(
+            len(tiles), rows, width, tile=side, itemsize=item, splits=splits
+        )
+        update = kernels.update(rows, width, item)
+        parts = kernels.update_room(width, update) if columns == 1 else 0
+        yield "message", 4 * (plan.result + rows * columns)
+        yield "sampled rows", bytes_of_order(rows)
+        yield "map of tiles", 4 * (count + places.size)
+        yield "parts of sums", 4 * (plan.workspace + count + parts)
+        yield "residuals and factors", 4 * 2 * rows * columns
 
     @property
     def residuals(self) -> Any:

@@ -4,7 +4,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from hpcsgd.backends.cuda.kernels import (
     tile_for,
     tiles_of,
 )
-from hpcsgd.backends.cuda.matrix import sent
-from hpcsgd.backends.cuda.memory import rows_bytes
+from hpcsgd.backends.cuda.matrix import bytes_of_rows, sent
 from hpcsgd.errors import ConfigError, MissingPackage
+from hpcsgd.glm.unrolling import blocks_of
 
 # Products of rows of which somebody else than our plain kernel makes the Gram.
 
@@ -154,7 +153,7 @@ ELEMENT = "bf16"  # of a matrix that it can multiply
 def cublas_bytes(rows: int, width: int, side: int) -> int:
     """What it works in: rows of `width` numbers, and their square."""
     square = 4 * rows * kernels.pitch_of(rows, side)
-    return rows_bytes(rows, width, 2) + square
+    return bytes_of_rows(rows, width, 2) + square
 
 
 class CublasGram(OtherGram):
@@ -310,9 +309,9 @@ def bytes_asked(
 
 def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
     """(rows, tiles, their side)"""
-    starts = np.array([0, *accumulate(sizes)])
-    side = tile_for(int(starts[-1]), width)
-    return int(starts[-1]), len(tiles_of(starts, side)[0]), side
+    blocks = blocks_of(tuple(sizes))
+    side = tile_for(blocks.rows, width)
+    return blocks.rows, len(tiles_of(np.asarray(blocks.starts), side)[0]), side
 
 
 def allowed(kind: str, reproducible: bool) -> str:

@@ -49,6 +49,16 @@ class DeviceMatrix:
         return np.int64(self.pitch or self.values.shape[1])
 
 
+def stride_of(width: int, item: int) -> int:
+    """Return the elements of a row of whole chunks."""
+    return -(-width * item // CHUNK) * CHUNK // item
+
+
+def bytes_of_rows(height: int, width: int, item: int) -> int:
+    """Return the bytes of dense rows of whole chunks."""
+    return height * stride_of(width, item) * item
+
+
 def put_matrix(
     device: Device, matrix: Any, element: str, scale: float = 1.0
 ) -> DeviceMatrix:
@@ -57,10 +67,9 @@ def put_matrix(
     An array of the host, or what reads one: while a piece travels, the next is read.
     """
     check_element(element)
-    item = matrix.dtype.itemsize
     height, width = matrix.shape
-    stride = -(-width * item // CHUNK) * CHUNK // item
-    held = device.empty((height, stride), matrix.dtype)
+    shape = height, stride_of(width, matrix.dtype.itemsize)
+    held = device.empty(shape, matrix.dtype)
     there, straight = (getattr(matrix, name, None) for name in ("block", "straight"))
     if there is not None:
         device.put_rows(held, there)
@@ -103,6 +112,11 @@ def check_element(element: str) -> None:
 # What one exchange of certain sizes needs on a device, made once for all of them.
 
 PROBE = 4  # its place among coefficients
+
+
+def bytes_of_order(rows: int) -> int:
+    """Return the bytes of an `Order`, or of `DeviceSampled`, for so many rows."""
+    return rows * (8 + 3 * 4)  # a number, and a target, weight and offset
 
 
 class Order:
@@ -229,11 +243,6 @@ class DeviceCoefficients:
 # Sampled rows on their way between members: packed, and put side by side.
 
 
-def stride_of(width: int, item: int) -> int:
-    """Elements of a row of whole chunks."""
-    return -(-width * item // CHUNK) * CHUNK // item
-
-
 def whole_matrix(
     device: Device, own: DeviceMatrix, height: int, width: int
 ) -> DeviceMatrix:
@@ -241,6 +250,11 @@ def whole_matrix(
     kind = own.values.dtype
     values = device.empty((height, stride_of(width, kind.itemsize)), kind)
     return DeviceMatrix(values, own.element, height, width, own.scale)
+
+
+def bytes_of_member_rows(rows: int, own: int, columns: int, item: int) -> int:
+    """Return the bytes of `DeviceMemberRows`: `own` columns, and those of all."""
+    return rows * (own + columns) * item
 
 
 class DeviceMemberRows:

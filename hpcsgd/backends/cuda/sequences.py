@@ -37,6 +37,7 @@ from hpcsgd.backends.exchange import (
     gather_rows,
     wait_for_all,
 )
+from hpcsgd.backends.numpy_rows import DenseRows
 from hpcsgd.comm.communicator import Message, Pending
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.gpu_mpi import DeviceNarrowSum
@@ -380,7 +381,7 @@ class CudaExchange:
         if isinstance(self.task.shard.matrix, Unheld):
             rows = self.launches.rows
             assert isinstance(rows, DenseProducts | OtherGram)
-            return rows.fetched(self.launches.sampled.numbers)
+            return DenseRows(rows.fetched(self.launches.sampled.numbers))
         return gather_rows(self.task, self.maker.scratch, "rows", self.group)
 
     def host_gram(self) -> Array:

@@ -1,19 +1,176 @@
 """Sums, averages and step rules of weights on a GPU."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.base import VELOCITY, DeviceCopy, Wait, WordRange
+from hpcsgd.backends.cuda.device import Device, Mirrored, MirroredArrays
 from hpcsgd.backends.cuda.exchange import DenseProducts, GramTiles, Widths
 from hpcsgd.backends.cuda.kernels import average, build_of, words
 from hpcsgd.backends.cuda.matrix import DeviceMatrix, sent
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.glm.updates import Adagrad, Adam, LinearRule, Rule, Turn
+
+# The memory of a device, for agreements.
+
+CHUNK = 4  # words that kernels read at once
+
+
+class DeviceMemory:
+    """Arrays of float32 on a device, and pinned ones of the host beside them."""
+
+    on_device: ClassVar[bool] = True
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.layer, self.stream = device.layer, device.stream
+        self.up = self.down = 0  # bytes, since this process began
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array of zeros."""
+        return self.device.zeros(shape, dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array whose values are not known."""
+        return self.device.empty(shape, dtype)
+
+    def mirrored(
+        self, kept: dict[str, Array], names: Iterable[str]
+    ) -> dict[str, Array]:
+        """Return the arrays; those named are copied to the host when they are read."""
+        return MirroredArrays(self.device, kept, names)
+
+    def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return zeros in pinned memory."""
+        host: Array = self.device.layer.pinned(int(np.prod(shape)), np.dtype(dtype))
+        host[...] = 0
+        return host.reshape(shape)
+
+    def row_of(self, host: Array) -> Any:
+        """Return zeros for as many words, as a matrix of one row of whole chunks."""
+        words = -(-host.size // CHUNK) * CHUNK
+        return self.device.zeros((1, words), np.float32)
+
+    def clear(self, array: Any) -> None:
+        """Set all words to 0."""
+        self.device.clear(array)
+
+    def copy(self, array: Any, out: Any) -> None:
+        """Compute out ← array by a kernel, which may begin at any word."""
+        self._launch("add_words", array.size, (array, np.int32(True), out))
+
+    def add(self, array: Any, out: Any) -> None:
+        """Compute out ← out + array."""
+        self._launch("add_words", array.size, (array, np.int32(False), out))
+
+    def step(
+        self,
+        rule: Rule,
+        l2: float,
+        part: WordRange,
+        gradient: Any,
+        factor: float,
+        turn: Turn,
+    ) -> None:
+        """Step as `HostMemory.step`; the gradient stays as it is.
+
+        Weights are divided by `part.scale`; what is kept beside them is not.
+        """
+        name, kept, numbers = _step_of(rule)(rule, l2, part.scale, factor, turn)
+        arrays = part.weights, part.to, *(part.arrays[one] for one in kept), gradient
+        self._launch(name, gradient.size, (*arrays, *map(np.float32, numbers)))
+
+    def _launch(self, name: str, count: int, arguments: tuple[Any, ...]) -> None:
+        if not count:
+            return
+        launch = self.device.kernel(build_of(name, "fp32", self.device.arch))
+        launch(*words(count)[:2], (np.int64(count), *arguments))
+
+    def host_wait(self, group: Communicator) -> Wait:
+        """Return what waits for the newest collective; one that failed raises there."""
+        if not isinstance(group, DeviceCommunicator):
+            return lambda: None
+        return partial(group.reach, group.newest)
+
+    def start_to_host(self, array: Any, out: Array) -> Wait:
+        """Start a copy behind what the device was asked for so far."""
+        self.layer.to_host(array.reshape(-1), out.reshape(-1), self.stream)
+        done = self.layer.record(self.stream)
+        self.down += out.nbytes
+        return partial(self.layer.wait, done)
+
+    def from_host(self, values: Array, out: Any) -> None:
+        """Send the values by pinned buffers."""
+        self.device.fill(out, values)
+        self.up += out.nbytes
+
+    def fetch(self, array: Any) -> Array:
+        """Return a copy on the host."""
+        values = self.device.fetch(array)
+        self.down += values.nbytes
+        return values
+
+    def linear_step(self, row: Any, words: int, states: int) -> "DeviceAdd":
+        """Return what steps x ← M x + u g, by the first words of a row of `row_of`."""
+        return DeviceAdd(self.device, row, words, states)
+
+    def settle(self) -> None:
+        """Wait for the device; collectives that failed raise here."""
+        self.device.settle()
+
+    def facts(self) -> dict[str, int]:
+        """Return the bytes that crossed."""
+        return {"device_bytes_up": self.up, "device_bytes_down": self.down}
+
+
+# Rows that were sampled on a device, where agreements add up their gradients.
+
+
+class RowsOnDevice(Protocol):
+    """Rows of a batch, or some of their columns, with its residuals."""
+
+    def part(self, columns: slice) -> "RowsOnDevice":
+        """Return some of the columns."""
+
+    def add_gradient(self, gradient: Any) -> None:
+        """Compute gradient ← gradient + Yᵀr."""
+
+    def scores(self, weights: Any, out: Any) -> None:
+        """Compute out ← Y w."""
+
+
+class DeviceRows:
+    """What agreements ask of a backend, for rows that were sampled on a device."""
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """Return weights of the type that devices have."""
+        return np.zeros(shape, dtype=np.float32)
+
+    def prepare(self, unrolled: Any, blocks: Any) -> None:
+        """Prepare nothing: the coefficients are those of the product."""
+
+    def some_columns(self, rows: RowsOnDevice, part: slice) -> RowsOnDevice:
+        """Return the rows of these columns alone."""
+        return rows.part(part)
+
+    def scores(self, rows: RowsOnDevice, weights: Any, out: Any) -> Any:
+        """Compute out ← Y w."""
+        rows.scores(weights, out)
+        return out
+
+    def apply_update(
+        self, weights: Any, rows: RowsOnDevice, residuals: Array, plan: Any
+    ) -> None:
+        """Add Yᵀr to a gradient."""
+        rows.add_gradient(weights)
+
 
 # x ← M x + u g on a device: the kernel of updates, for a matrix of one row.
 
@@ -73,81 +230,131 @@ class DeviceAverage:
         launch(self._shape.grid, self._shape.block, arguments)
 
 
+class FetchedArray:
+    """An array that a device has made, and the host reads."""
+
+    def __init__(self, device: Device, array: Any) -> None:
+        self._device, self._array = device, array
+        self._host: Array | None = None  # what was put in its place
+
+    def on_host(self) -> Array:
+        """Return a copy."""
+        return self._device.fetch(self._array) if self._host is None else self._host
+
+    host_view = on_host
+
+    def on_device(self) -> Any:
+        """Return the array of the device."""
+        return self._array
+
+    def written(self) -> None:
+        """Do nothing: it is copied whenever it is read."""
+
+    def replace(self, values: Array) -> None:
+        """Have the host read these values."""
+        self._host = values
+
+
+class DeviceCopies:
+    """The arrays of a state on a device, where weights are divided by `scale`."""
+
+    def __init__(
+        self,
+        device: Device,
+        weights: Array,
+        intercept: Array | None,
+        scale: float = 1.0,
+    ) -> None:
+        self.device, self.scale = device, scale
+        self.mirrors = {"weights": Mirrored(device, weights, "float32", scale)}
+        if intercept is not None:
+            self.mirrors["intercept"] = Mirrored(device, intercept, "float64")
+        self.arrays: dict[str, DeviceCopy] = dict(self.mirrors)
+        self._average: DeviceAverage | None = None
+
+    def written(self, residuals: Any) -> None:
+        """Note that an exchange wrote all of them, and made these residuals."""
+        for mirror in self.mirrors.values():
+            mirror.written()
+        self.arrays["residuals"] = FetchedArray(self.device, residuals)
+
+    def sums(self, group: Communicator) -> bool:
+        """Return whether a group sums arrays of devices."""
+        return isinstance(group, DeviceCommunicator)
+
+    def portion(self, share: float) -> Any:
+        """Return weights and intercept, times `share`, in one array of the device."""
+        weights, intercept = self._on_device()
+        if self._average is None:
+            average = DeviceAverage(self.device, weights, intercept, self.scale)
+            self._average = average
+        return self._average.portion(weights, intercept, share)
+
+    def has_made(self, total: Any) -> bool:
+        """Return whether `portion` has returned this array."""
+        return self._average is not None and total is self._average.buffer
+
+    def become(self) -> Any:
+        """Take over what `portion` returned; return the intercept, to be written to."""
+        assert self._average is not None
+        weights, intercept = self._on_device()
+        self._average.become(weights, intercept)
+        for mirror in self.mirrors.values():
+            mirror.written()
+        return intercept
+
+    def _on_device(self) -> tuple[Any, Any]:
+        intercept = self.mirrors.get("intercept")
+        beta = None if intercept is None else intercept.on_device()
+        return self.mirrors["weights"].on_device(), beta
+
+
 # Steps of rules on a device, word by word: slices may begin and end anywhere.
 #
 # Products and sums are rounded one by one, in the order of the host: the same gradient
 # gives the same bits.
 
-VELOCITY = "velocity"  # of momenta: it lies beside the weights, not between them
+Call = tuple[str, tuple[str, ...], tuple[float, ...]]  # kernel, what is kept, numbers
+CallOf = Callable[[Any, float, float, float, Turn], Call]
 
 
-@dataclass(frozen=True)
-class WordRange:
-    """Some words: what is read at `weights` is written to `to`, maybe the same."""
-
-    weights: Any
-    to: Any
-    arrays: Mapping[str, Any]
-
-
-class DeviceRules:
-    """Weights on the device are divided by `scale`; what is kept beside them is not."""
-
-    def __init__(self, device: Device, rule: Rule, l2: float, scale: float) -> None:
-        self.device, self.rule, self.l2, self.scale = device, rule, l2, scale
-
-    def step(self, piece: WordRange, gradient: Any, factor: float, turn: Turn) -> None:
-        """As `Rule.step`; the gradient stays as it is."""
-        name, kept, numbers = self._way()(factor, turn)
-        arrays = piece.weights, piece.to, *(piece.arrays[one] for one in kept), gradient
-        self._launch(name, gradient.size, (*arrays, *map(np.float32, numbers)))
-
-    def add(self, part: Any, total: Any, is_first: bool) -> None:
-        """total ← total + part, or the part alone."""
-        self._launch("add_words", part.size, (part, np.int32(is_first), total))
-
-    def _launch(self, name: str, count: int, arguments: tuple[Any, ...]) -> None:
-        if not count:
-            return
-        launch = self.device.kernel(build_of(name, "fp32", self.device.arch))
-        launch(*words(count)[:2], (np.int64(count), *arguments))
-
-    def _way(self) -> "Way":
-        for kind, way in (
-            (LinearRule, self._linear),
-            (Adagrad, self._adagrad),
-            (Adam, self._adam),
-        ):
-            if type(self.rule) is kind:
-                return way
+def _step_of(rule: Rule) -> CallOf:
+    """Return what gives the kernel of a rule, and its numbers."""
+    call = CALLS.get(type(rule))
+    if call is None:
         raise ConfigError(
-            f"a GPU takes no steps of {type(self.rule).__name__} on slices; use"
+            f"a GPU takes no steps of {type(rule).__name__} on slices; use"
             " --method offload, or --device cpu"
         )
-
-    def _linear(self, factor: float, turn: Turn) -> "Call":
-        assert isinstance(self.rule, LinearRule)
-        update = self.rule.update
-        carry = update.transition(turn.rate, self.l2).ravel()
-        gain = update.gain(turn.rate, 1) * factor
-        if update.states == 1:
-            return "step_plain", (), (self.scale, *carry, *gain)
-        return "step_momentum", (VELOCITY,), (self.scale, *carry, *gain)
-
-    def _adagrad(self, factor: float, turn: Turn) -> "Call":
-        rule = self.rule
-        assert isinstance(rule, Adagrad)
-        numbers = self.scale, factor, self.l2, -turn.rate, rule.epsilon
-        return "step_adagrad", rule.state_names, numbers
-
-    def _adam(self, factor: float, turn: Turn) -> "Call":
-        rule, t = self.rule, turn.number + 1
-        assert isinstance(rule, Adam)
-        first, second = (rule.beta1, 1.0 - rule.beta1), (rule.beta2, 1.0 - rule.beta2)
-        mend, rate = 1.0 / (1.0 - rule.beta2**t), turn.rate / (1.0 - rule.beta1**t)
-        moments = *first, *second, mend, -rate, rule.epsilon
-        return "step_adam", rule.state_names, (self.scale, factor, self.l2, *moments)
+    return call
 
 
-Call = tuple[str, tuple[str, ...], tuple[float, ...]]  # kernel, what is kept, numbers
-Way = Callable[[float, Turn], Call]
+def _linear(
+    rule: LinearRule, l2: float, scale: float, factor: float, turn: Turn
+) -> Call:
+    update = rule.update
+    carry = update.transition(turn.rate, l2).ravel()
+    gain = update.gain(turn.rate, 1) * factor
+    if update.states == 1:
+        return "step_plain", (), (scale, *carry, *gain)
+    return "step_momentum", (VELOCITY,), (scale, *carry, *gain)
+
+
+def _adagrad(rule: Adagrad, l2: float, scale: float, factor: float, turn: Turn) -> Call:
+    numbers = scale, factor, l2, -turn.rate, rule.epsilon
+    return "step_adagrad", rule.state_names, numbers
+
+
+def _adam(rule: Adam, l2: float, scale: float, factor: float, turn: Turn) -> Call:
+    t = turn.number + 1
+    first, second = (rule.beta1, 1.0 - rule.beta1), (rule.beta2, 1.0 - rule.beta2)
+    mend, rate = 1.0 / (1.0 - rule.beta2**t), turn.rate / (1.0 - rule.beta1**t)
+    moments = *first, *second, mend, -rate, rule.epsilon
+    return "step_adam", rule.state_names, (scale, factor, l2, *moments)
+
+
+CALLS: dict[type[Rule], CallOf] = {
+    LinearRule: _linear,
+    Adagrad: _adagrad,
+    Adam: _adam,
+}

@@ -1,6 +1,5 @@
 """Parsers of LIBSVM and CSV lines: compiled, and a small one without a compiler."""
 
-import ctypes
 import math
 import re
 from collections.abc import Iterator
@@ -293,31 +292,18 @@ def count_lines_in_python(text: bytes, delimiter: bytes) -> int:
 
 
 POWERS = range(-342, 309)  # of ten that can give a double from 19 digits
-_pointer, _size, _text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
-# function -> (result, arguments)
-SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "hpcsgd_parse_libsvm": (
-        ctypes.c_int,
-        [_text, _size, _size, *[_pointer] * 6, ctypes.c_int, _size, _size, _pointer],
-    ),
-    "hpcsgd_parse_csv": (
-        ctypes.c_int,
-        [_text, _size, ctypes.c_int, *[_size] * 4, _pointer, _pointer, ctypes.c_int]
-        + [*[_pointer] * 3, _size, _pointer],
-    ),
-    "hpcsgd_count_lines": (_size, [_text, _size, ctypes.c_int]),
+SIGNATURES = {
+    "hpcsgd_parse_libsvm": ("i", "sll" + 6 * "p" + "illp"),
+    "hpcsgd_parse_csv": ("i", "slillllppi" + "ppplp"),
+    "hpcsgd_count_lines": ("l", "sli"),
 }
 
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[Any, str]:
     """(library or None, why)."""
-    library, why = load_kernels(Path(__file__).parent, "_parse", "the Python parser")
-    if library is not None:
-        for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    return library, why
+    folder = Path(__file__).parent
+    return load_kernels(folder, "_parse", "the Python parser", SIGNATURES)
 
 
 def available() -> bool:

@@ -27,7 +27,6 @@ inline void count_conflicts(Warp *warp)
     }
 }
 } // namespace emulated
-extern "C" unsigned bank_conflicts() { return emulated::conflicts.exchange(0); }
 
 inline void load_matrix_4(unsigned (&to)[4], const void *row)
 {

@@ -29,6 +29,7 @@ struct Launch {
     uint64_t seed;
     void (*entry)(void *);
     void *arguments;
+    bool last_block_first = false;
     std::atomic<unsigned> next{0};
     std::atomic<bool> stuck{false};
 };
@@ -64,8 +65,15 @@ struct Copy {
     int bytes, whole, batch;
 };
 
-struct Fiber {
+/* Where whoever does not run goes on. */
+struct Context {
     void *stack_top = nullptr;
+#if !defined(__x86_64__)
+    ucontext_t context;
+#endif
+};
+
+struct Fiber : Context {
     std::unique_ptr<char[]> stack;
     dim3 place;
     Block *block = nullptr;
@@ -74,14 +82,10 @@ struct Fiber {
     bool done = false;
     std::vector<Copy> copies; /* of cp.async, not landed yet */
     int batch = 0;
-#if !defined(__x86_64__)
-    ucontext_t context;
-#endif
 };
 
 inline thread_local Fiber *now = nullptr;
-inline thread_local Fiber scheduler;
-inline thread_local std::vector<Fiber> kept; /* for the next launch: stacks cost most */
+inline thread_local Context scheduler;
 
 #if defined(__x86_64__)
 extern "C" void emulated_switch(void **save, void *load);
@@ -105,9 +109,12 @@ emulated_switch:
  popq %rbp
  ret
 )");
-inline void go(Fiber &from, Fiber &to) { emulated_switch(&from.stack_top, to.stack_top); }
+inline void go(Context &from, Context &to)
+{
+    emulated_switch(&from.stack_top, to.stack_top);
+}
 #else
-inline void go(Fiber &from, Fiber &to) { swapcontext(&from.context, &to.context); }
+inline void go(Context &from, Context &to) { swapcontext(&from.context, &to.context); }
 #endif
 
 inline void yield()
@@ -145,62 +152,17 @@ inline void leave(Barrier &barrier)
         turn(barrier);
 }
 
-inline void began(const void *to, int bytes); /* a copy: see wgmma_on_cpu.h */
-inline void landed(const void *to, int bytes);
-
-inline void land(Fiber &fiber, int batches_left)
-{
-    size_t done = 0;
-    for (; done < fiber.copies.size(); done++) {
-        Copy &copy = fiber.copies[done];
-        if (copy.batch >= fiber.batch - batches_left)
-            break;
-        HOOK_LAND(copy);
-        memset(copy.to, 0, (size_t)copy.whole);
-        memcpy(copy.to, copy.from, (size_t)copy.bytes);
-        landed(copy.to, copy.whole);
-    }
-    fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + (long)done);
-}
-
-inline void body()
-{
-    for (;;) {
-        Fiber *self = now;
-        Launch *launch = self->block->group->launch;
-        launch->entry(launch->arguments);
-        HOOK_EXIT();
-        self->done = true;
-        self->block->group->events++;
-        leave(self->warp->barrier);
-        leave(self->block->barrier);
-        leave(self->block->group->barrier);
-        go(*self, scheduler);
-    }
-}
-
-inline void begin(Fiber &fiber)
-{
-    if (!fiber.stack)
-        fiber.stack.reset(new char[STACK + 64]);
-    fiber.done = false;
-    fiber.copies.clear();
-    fiber.batch = 0;
-    char *base = (char *)(((uintptr_t)fiber.stack.get() + 63) & ~(uintptr_t)63);
-#if defined(__x86_64__)
-    void **top = (void **)(base + STACK - 64);
-    *--top = nullptr; /* `body` never returns */
-    *--top = (void *)body;
-    for (int i = 0; i < 6; i++)
-        *--top = nullptr;
-    fiber.stack_top = top;
+/* What is written to shared memory: of interest to products of wgmma alone. */
+#if defined(WGMMA)
+void began(const void *to, int bytes); /* a copy */
+void landed(const void *to, int bytes);
+void wrote(const void *to, int bytes); /* this thread, and no unit */
 #else
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = base;
-    fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, (void (*)())body, 0);
+inline void began(const void *, int) {}
+inline void landed(const void *, int) {}
+inline void wrote(const void *, int) {}
 #endif
-}
+
+void land(Fiber &fiber, int batches_left); /* see launch.cpp */
 
 } // namespace emulated

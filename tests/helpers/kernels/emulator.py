@@ -5,12 +5,12 @@ beyond an end is found, and what is read there is no number.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-import threading
 from functools import lru_cache
 from pathlib import Path
 
@@ -65,52 +65,89 @@ def cache():
 def build(kernel, defines=(), text=None, folder=KERNELS):
     """The shared object of a kernel, or of another `text` for it."""
     text = source_of(kernel) if text is None else text
-    flags = [f"-D{define}" for define in (*defines, *units_of(text))]
-    said = [text, *flags, *FLAGS, *map(Path.read_text, sorted(HERE.glob("*.h")))]
-    said += [path.read_text() for path in sorted(folder.glob("*.cuh"))]
-    name = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
-    path = cache() / f"{kernel}-{name}.so"
-    if not path.exists():
-        part = part_of(path)
-        header = precompiled("cuda_on_cpu.h", FLAGS, units_of(text))
-        command = [COMPILER, "-x", "c++", *FLAGS, *flags, f"-I{folder}", f"-I{HERE}"]
-        command += ["-include", str(header), "-o", str(part), "-"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr[:4000])
-        part.rename(path)
+    units = units_of(text)
+    said = [text, *defines, *units, *FLAGS, *texts_of(folder, "*.cuh")]
+    path = cached(kernel, "so", *said, *texts_of(HERE))
+    flags = [*FLAGS, *(f"-D{define}" for define in defines), f"-I{folder}", f"-I{HERE}"]
+
+    def make(part):
+        header, launch = run_time(["cuda_on_cpu.h"], FLAGS, units)
+        link(part, text, [*flags, *(f"-D{u}" for u in units)], header, launch)
+
+    return made(path, make)
+
+
+def texts_of(folder, *patterns):
+    """Return the texts of a folder that every kernel is built with."""
+    paths = [path for one in patterns or ("*.h", "*.cpp") for path in folder.glob(one)]
+    return [path.read_text() for path in sorted(paths)]
+
+
+def cached(name, ending, *said):
+    """Return the path in the cache of what is made from these texts."""
+    key = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
+    return cache() / f"{name}-{key}.{ending}"
+
+
+def made(path, make):
+    """Return `path`, which `make` writes to the path that it is given if it is missing.
+
+    Ranks and threads ask for one kernel at once: one makes it, the others wait.
+    """
+    if path.exists():
+        return path
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if not path.exists():
+                part = path.with_suffix(f".part{path.suffix}")
+                make(part)
+                part.rename(path)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # what was forked meanwhile has it too
     return path
 
 
-def part_of(path):
-    """Where a file is written before it is renamed to `path`."""
-    return path.with_suffix(f".{os.getpid()}-{threading.get_ident()}{path.suffix}")
+def compiler(*arguments, text=None):
+    """Run the compiler on a text or on files."""
+    command = [COMPILER, *map(str, arguments)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[:4000])
 
 
-def precompiled(names, flags, units, folders=(HERE,)):
-    """A header of the cache that includes `names`, which the compiler has read once.
+def link(part, text, flags, header, launch):
+    """Build the shared object of a kernel's C++ text, with what launches it."""
+    source = ("-x", "c++", "-include", header, "-", "-x", "none", launch)
+    compiler(*flags, *source, "-o", part, text=text)
 
-    To parse the headers takes longer than most kernels. A compiler that does not take
-    what is beside the header reads the header.
+
+def run_time(names, flags, units, folders=(HERE,)):
+    """Compile what kernels share; return a header and the object that launches them.
+
+    To parse the headers that are called `names`, and to compile a launch, takes longer
+    than most kernels: both are done once. A compiler that does not take the precompiled
+    header reads the header. What a header declares may be defined in a file of the same
+    name that ends in .cpp.
     """
-    names = [names] if isinstance(names, str) else names
-    texts = [one.read_text() for at in folders for one in sorted(at.glob("*.h"))]
-    said = "\0".join([*names, *flags, *units, *texts])
-    name = f"headers-{hashlib.sha256(said.encode()).hexdigest()[:20]}.h"
-    header, lines = cache() / name, "".join(f'#include "{name}"\n' for name in names)
-    compiled = header.with_suffix(".h.gch")
-    if not compiled.exists():
-        part = part_of(header)
-        part.write_text(lines)
-        part.rename(header)
-        part = part_of(compiled)
-        command = [COMPILER, "-x", "c++-header", *flags, *(f"-D{u}" for u in units)]
-        command += [*(f"-I{at}" for at in folders), "-o", str(part), str(header)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr[:4000])
-        part.rename(compiled)
-    return header
+    flags = [*flags, *(f"-D{unit}" for unit in units), *(f"-I{at}" for at in folders)]
+    said = [*names, *flags, *(text for at in folders for text in texts_of(at))]
+    header = cached("headers", "h", *said)
+    sources = [at / Path(name).with_suffix(".cpp") for name in names for at in folders]
+    sources = [HERE / "launch.cpp", *(path for path in sources if path.exists())]
+    lines = "".join(f'#include "{name}"\n' for name in names)
+    parts = "".join(f'#include "{path}"\n' for path in sources)
+
+    def precompile(part):
+        compiler("-x", "c++-header", *flags, "-o", part, header)
+
+    def compile_launch(part):
+        source = ("-x", "c++", "-c", "-include", header, "-")
+        compiler(*flags, *source, "-o", part, text=parts)
+
+    made(header, lambda part: part.write_text(lines))
+    made(header.with_suffix(".h.gch"), precompile)
+    return header, made(header.with_suffix(".o"), compile_launch)
 
 
 def units_of(text):

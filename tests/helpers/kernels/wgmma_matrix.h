@@ -22,7 +22,7 @@
 namespace emulated {
 
 /* Where the 16 bytes of number `chunk` in a row of a matrix lie. */
-inline unsigned address_of(uint64_t matrix, unsigned row, unsigned chunk)
+unsigned address_of(uint64_t matrix, unsigned row, unsigned chunk)
 {
     constexpr unsigned WIDTH[4] = {16, 128, 64, 32}, MASK[4] = {0, 7, 3, 1};
     unsigned begin = (unsigned)(matrix & 0x3fff) << 4, mode = (unsigned)(matrix >> 62);
@@ -69,11 +69,11 @@ inline void read_matrices(Quarter &own, Product &product, bool is_late)
     read_rows(product, product.b, 0, (unsigned)own.count * 2, is_late);
 }
 
-inline float value_of_bf16(const unsigned char *at)
+float value_of_bf16(const unsigned char *at)
 {
     return __uint_as_float((unsigned)(at[0] | at[1] << 8) << 16);
 }
-inline float value_of_f16(const unsigned char *at)
+float value_of_f16(const unsigned char *at)
 {
     return of_half((unsigned)(at[0] | at[1] << 8));
 }

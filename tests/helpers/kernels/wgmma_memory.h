@@ -21,7 +21,7 @@ template <class F> inline void each_grain(const void *to, int bytes, F action)
             action(all, (unsigned)at);
 }
 
-inline void began(const void *to, int bytes)
+void began(const void *to, int bytes)
 {
     each_grain(to, bytes, [](Units &all, unsigned at) {
         all.grains[at].copies++;
@@ -29,8 +29,7 @@ inline void began(const void *to, int bytes)
     });
 }
 
-/* By this thread, not by a unit. */
-inline void wrote(const void *to, int bytes)
+void wrote(const void *to, int bytes)
 {
     each_grain(to, bytes, [](Units &all, unsigned at) {
         all.grains[at].unfenced++;
@@ -39,7 +38,7 @@ inline void wrote(const void *to, int bytes)
     });
 }
 
-inline void landed(const void *to, int bytes)
+void landed(const void *to, int bytes)
 {
     each_grain(to, bytes, [](Units &all, unsigned at) { all.grains[at].copies--; });
     wrote(to, bytes);

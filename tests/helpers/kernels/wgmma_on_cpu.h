@@ -21,48 +21,33 @@ inline unsigned window()
 
 } // namespace emulated
 
-#if !defined(WGMMA)
-namespace emulated {
-inline void began(const void *, int) {}
-inline void wrote(const void *, int) {}
-inline void landed(const void *, int) {}
-} // namespace emulated
-extern "C" const char *wgmma_said() { return nullptr; }
-#else
-#include "wgmma_products.h"
-
-/* The first rule that was broken since it was last asked for, or NULL. */
-extern "C" const char *wgmma_said()
+#if defined(WGMMA)
+namespace emulated { /* see wgmma.cpp */
+typedef float (*Value)(const unsigned char *);
+float value_of_bf16(const unsigned char *at);
+float value_of_f16(const unsigned char *at);
+unsigned address_of(uint64_t matrix, unsigned row, unsigned chunk);
+void wait_for_products(unsigned groups_left);
+void wgmma(std::vector<float *> d, uint64_t a, uint64_t b, Value value);
+template <int COUNT>
+inline void wgmma(float (&d)[COUNT], uint64_t a, uint64_t b, Value value)
 {
-    return emulated::said_of_wgmma.exchange(nullptr);
+    std::vector<float *> places(COUNT);
+    for (int i = 0; i < COUNT; i++)
+        places[(size_t)i] = d + i;
+    wgmma(std::move(places), a, b, value);
 }
+} // namespace emulated
 
 inline unsigned in_shared(const void *at)
 {
     auto *from = emulated::now->block->shared();
     return emulated::window() + (unsigned)((const unsigned char *)at - from);
 }
-inline void fence_for_units()
-{
-    auto &all = emulated::units();
-    for (unsigned at : all.written[emulated::thread_of_block()])
-        all.grains[at].unfenced--;
-    all.written[emulated::thread_of_block()].clear();
-    all.fences++;
-}
-inline void wgmma_begin()
-{
-    emulated::together([](emulated::Warp *) { emulated::quarter().is_fenced = true; });
-}
-inline void wgmma_commit()
-{
-    emulated::together([](emulated::Warp *) { emulated::quarter().groups++; });
-}
-template <int LEFT> inline void wgmma_wait()
-{
-    emulated::together(
-        [](emulated::Warp *) { emulated::complete(emulated::quarter(), LEFT); });
-}
+void fence_for_units();
+void wgmma_begin();
+void wgmma_commit();
+template <int LEFT> inline void wgmma_wait() { emulated::wait_for_products(LEFT); }
 template <int COUNT> inline void wgmma_bf16(float (&d)[COUNT], uint64_t a, uint64_t b)
 {
     emulated::wgmma(d, a, b, emulated::value_of_bf16);

@@ -59,21 +59,4 @@ inline void complete(Quarter &own, unsigned left)
         give_back(own);
 }
 
-inline void wgmma(std::vector<float *> d, uint64_t a, uint64_t b, Value value)
-{
-    Quarter &own = quarter();
-    own.asked[now->lane] = std::move(d);
-    own.a[now->lane] = a;
-    own.b[now->lane] = b;
-    together([&](Warp *) { issue(own, value); });
-}
-template <int COUNT>
-inline void wgmma(float (&d)[COUNT], uint64_t a, uint64_t b, Value value)
-{
-    std::vector<float *> places(COUNT);
-    for (int i = 0; i < COUNT; i++)
-        places[(size_t)i] = d + i;
-    wgmma(std::move(places), a, b, value);
-}
-
 } // namespace emulated

@@ -15,8 +15,6 @@ struct Grain {
     unsigned char seen[16]; /* what it saw */
 };
 
-typedef float (*Value)(const unsigned char *);
-
 struct Product {
     uint64_t a, b;
     unsigned group;

@@ -145,7 +145,7 @@ class Between:
         self._travelling.append(pending)
 
     def _added(self, number: int, words: int, add: "Add") -> Array:
-        flat = self._sums.tile(number, words)
+        flat: Array = self._sums.tile(number, words)
         flat[...] = 0.0
         add(number, flat)
         return flat

@@ -4,7 +4,8 @@ from ctypes import c_longlong, c_void_p
 
 import numpy as np
 
-from hpcsgd.backends.cuda.weights import VELOCITY, DeviceRules, WordRange
+from hpcsgd.backends.base import VELOCITY, WordRange
+from hpcsgd.backends.cuda.weights import DeviceMemory
 from hpcsgd.glm import ColumnViews, Turn
 from hpcsgd.glm.updates import Adagrad, Adam, HeavyBall, LinearRule, Nesterov, Sgd
 from tests.helpers.kernels.emulator import SEEDS, Kernel, check_guards, empty, on_device
@@ -91,12 +92,13 @@ def agrees(name, count, text=None, first=3):
     whole, *kept = (one[first:] if first else one for one in wholes)
     there = dict(zip(names, kept, strict=True))
     whole[...] = weights[:, 0] / scale
-    rules = DeviceRules(Launching(text, SEEDS[count % 4]), rule, 0.05, scale)
+    memory = DeviceMemory(Launching(text, SEEDS[count % 4]))
     for number in range(3):
         gradient = rng.normal(size=(count, 1)).astype("f4")
         gradient[::7] = rng.choice([0.0, 1e-22, 1e-30], size=gradient[::7].shape)
         to, sent = (whole if number else empty(count)), on_device(gradient[:, 0])
-        rules.step(WordRange(whole, to, there), sent, 0.3, Turn(number, 0.02))
+        part = WordRange(whole, to, there, scale)
+        memory.step(rule, 0.05, part, sent, 0.3, Turn(number, 0.02))
         whole[...] = to
         _by_the_host(rule, weights, held, gradient, Turn(number, 0.02))
         np.testing.assert_array_equal(whole * np.float32(scale), weights[:, 0])
@@ -125,7 +127,8 @@ def sums_agree(count, text=None):
     """The first of them begins the sum."""
     rng, device = np.random.default_rng(count), Launching(text, 1)
     parts = rng.normal(size=(2, count)).astype("f4")
-    rules, total = DeviceRules(device, RULES["sgd"], 0.0, 1.0), empty(count)
+    memory, total = DeviceMemory(device), empty(count)
     for number, part in enumerate(parts):
-        rules.add(on_device(part), total, is_first=number == 0)
+        put = memory.add if number else memory.copy
+        put(on_device(part), total)
     np.testing.assert_array_equal(total, parts[0] + parts[1])

@@ -1,8 +1,6 @@
 """A kernel as NVRTC compiles it for a run, built for a processor."""
 
 import ctypes
-import hashlib
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -28,40 +26,32 @@ def ptx_of(kernel, defines=(), arch="90", text=None, fmad=True):
     given = nvrtc.options_for(Build(kernel, kernel, tuple(defines)), arch)
     if not fmad:
         given = ["--fmad=false" if one == "--fmad=true" else one for one in given]
-    path = _cached(kernel, "ptx", text, *given)
-    if not path.exists():
-        made = nvrtc.compile_text(text, kernel, given, nvrtc.major_for(arch))
-        if not made.ok:
-            raise RuntimeError(made.log[:4000])
-        part = emulator.part_of(path)
-        part.write_text(made.ptx)
-        part.rename(path)
-    return path.read_text()
+    path = emulator.cached(kernel, "ptx", text, *given)
+
+    def make(part):
+        compiled = nvrtc.compile_text(text, kernel, given, nvrtc.major_for(arch))
+        if not compiled.ok:
+            raise RuntimeError(compiled.log[:4000])
+        part.write_text(compiled.ptx)
+
+    return emulator.made(path, make).read_text()
 
 
 def build(text, entry, flags=(), watch=None):
     """The shared object of C++ text; `watch` names a header of this folder."""
-    headers = [*sorted(emulator.HERE.glob("*.h")), *sorted(HERE.glob("*.h"))]
-    said = [text, *FLAGS, *flags, watch or "", *(path.read_text() for path in headers)]
-    path = _cached(f"ptx-{entry}", "so", *said)
-    if not path.exists():
-        part, folders = emulator.part_of(path), (HERE, emulator.HERE)
-        names = [*([watch] if watch else []), "on_cpu.h"]
-        units = [unit for unit in ("WGMMA",) if f"-D{unit}" in flags]
-        header = emulator.precompiled(names, FLAGS, units, folders)
-        command = [emulator.COMPILER, "-x", "c++", *FLAGS, *flags]
-        command += [*(f"-I{at}" for at in folders), "-include", str(header)]
-        command += ["-o", str(part), "-"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr[:4000])
-        part.rename(path)
-    return path
+    folders = (HERE, emulator.HERE)
+    headers = [one for at in folders for one in emulator.texts_of(at)]
+    said = [text, *FLAGS, *flags, watch or "", *headers]
+    path = emulator.cached(f"ptx-{entry}", "so", *said)
+    names = [*([watch] if watch else []), "on_cpu.h"]
+    units = [unit for unit in ("WGMMA",) if f"-D{unit}" in flags]
 
+    def make(part):
+        own = [*FLAGS, *flags, *(f"-I{at}" for at in folders)]
+        header, launch = emulator.run_time(names, FLAGS, units, folders)
+        emulator.link(part, text, own, header, launch)
 
-def _cached(name, ending, *said):
-    key = hashlib.sha256("\0".join(said).encode()).hexdigest()[:20]
-    return emulator.cache() / f"{name}-{key}.{ending}"
+    return emulator.made(path, make)
 
 
 class Translated(emulator.Kernel):

@@ -6,11 +6,7 @@ nothing orders (watch.cpp says by which rules). What is found is raised, in sent
 """
 
 import ctypes
-import hashlib
-import os
 import re
-import subprocess
-import threading
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -63,16 +59,10 @@ class Finding(ctypes.Structure):
 @lru_cache
 def watcher():
     """The library that all watched kernels tell."""
-    said = "\0".join(path.read_text() for path in PARTS)
-    key = hashlib.sha256(said.encode()).hexdigest()[:20]
-    path = emulator.cache() / f"watch-{key}.so"
-    if not path.exists():
-        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.so")
-        command = [emulator.COMPILER, "-std=c++17", "-O2", "-shared", "-fPIC"]
-        subprocess.run(
-            [*command, "-o", part, HERE / "watching" / "watch.cpp"], check=True
-        )
-        part.rename(path)
+    path = emulator.cached("watch", "so", *(path.read_text() for path in PARTS))
+    flags = ("-std=c++17", "-O2", "-shared", "-fPIC")
+    source = HERE / "watching" / "watch.cpp"
+    emulator.made(path, lambda part: emulator.compiler(*flags, "-o", part, source))
     found = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     found.watch_array.argtypes = (
         *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_int),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -204,24 +205,33 @@ def batch_of(task: MemberTask, rows: Array) -> StepBatch:
     return StepBatch(targets, weights, take(shard.offsets, rows))
 
 
-def gather_rows(task: MemberTask, scratch: Scratch, name: str, group: Any) -> Any:
+def room_for_rows(task: MemberTask, scratch: Scratch, blocks: Blocks) -> Array | None:
+    """Return memory for the sampled rows of an exchange; None for sparse ones."""
+    if task.shard.is_sparse:
+        return None
+    shape = (blocks.rows, task.shard.width)
+    return scratch.array("rows", shape, task.precision.working)
+
+
+def gather_rows(task: MemberTask, group: Any, room: Array | None) -> Any:
     """Return the sampled rows of this member's columns, widened."""
-    out = None
-    if not task.shard.is_sparse:
-        shape = (group.blocks.rows, task.shard.width)
-        out = scratch.array(name, shape, task.precision.working)
-    rows = task.backend.gather(*task.shard.at(group.rows), out)
+    rows = task.backend.gather(*task.shard.at(group.rows), room)
     task.clock.lap("gather")
     return rows
 
 
+def rounds_margins(precision: Precision) -> bool:
+    """Return whether margins are stored in a narrower format than that of their sum."""
+    stored, summed = get_format(precision.margin), get_format(precision.margin_sum)
+    return stored.unit_roundoff > summed.unit_roundoff
+
+
 def store_margins(task: Any, margins: Array) -> Array:
     """Round the summed margins to the format they are stored in."""
-    stored, summed = task.precision.margin, task.precision.margin_sum
-    if get_format(stored).unit_roundoff > get_format(summed).unit_roundoff:
+    if rounds_margins(task.precision):
         # What several members read in place is not for one of them to write.
         margins = margins if margins.flags.writeable else margins.copy()
-        task.backend.round(margins, stored)
+        task.backend.round(margins, task.precision.margin)
     return margins
 
 
@@ -267,6 +277,8 @@ def apply_update(
 
 # One member's part of an exchange on a host.
 
+NOTHING: Array = np.empty(0)
+
 
 class HostExchange:
     """See `hpcsgd.backends.base.Exchange`; the monitor's words travel with z.
@@ -285,7 +297,19 @@ class HostExchange:
     def __init__(self, task: MemberTask, scratch: Scratch, blocks: Blocks) -> None:
         self.task, self.scratch, self.blocks = task, scratch, blocks
         self.margin_shape = blocks.rows, task.states * task.columns
+        self.rounds_margins = rounds_margins(task.precision)
         self._messages: dict[tuple[Any, ...], tuple[HostSum, ...]] = {}
+
+    @cached_property
+    def room(self) -> Array | None:
+        """Return memory for the sampled rows; None for sparse ones."""
+        return room_for_rows(self.task, self.scratch, self.blocks)
+
+    def stored_margins(self) -> Array:
+        """Return the summed margins in the format that they are stored in."""
+        if not self.rounds_margins:
+            return self.margins
+        return store_margins(self.task, self.margins)
 
     def load(self, group: Any) -> None:
         """Take the rows of this group next."""
@@ -297,7 +321,7 @@ class HostExchange:
 
     def sample(self) -> None:
         """Gather the rows, widened."""
-        self.rows = gather_rows(self.task, self.scratch, "rows", self.group)
+        self.rows = gather_rows(self.task, self.group, self.room)
 
     def products(self) -> None:
         """Compute the Gram and the margins of this member."""
@@ -344,20 +368,23 @@ class HostExchange:
             )
             yield HostSum(self, message, part, travels)
 
-    def place(self, names: tuple[str, ...], values: Array) -> None:
-        """Take the arrays of these names from a message, or from its total."""
+    def views(self, names: tuple[str, ...], values: Array) -> dict[str, Array]:
+        """Return the arrays of these names as views of a message, or of its total."""
+        views: dict[str, Array] = {}
         if "gram" in names:
             words = self.blocks.gram_words
-            self.gram, values = values[:words], values[words:]
+            views["gram"], values = values[:words], values[words:]
         if "margins" in names:
             shape = self.margin_shape
             words = shape[0] * shape[1]
-            self.margins, self.more = values[:words].reshape(shape), values[words:]
+            views["margins"] = values[:words].reshape(shape)
+            views["more"] = values[words:]
+        return views
 
     def steps(self) -> None:
         """Take the s steps: residuals from summed products."""
         task, state, group = self.task, self.state, self.group
-        margins, batch = store_margins(task, self.margins), batch_of(task, group.rows)
+        margins, batch = self.stored_margins(), batch_of(task, group.rows)
         if task.anchored:
             batch = replace(batch, anchors=margins[:, task.columns : 2 * task.columns])
         state.residuals = task.backend.corrected_residuals(
@@ -420,12 +447,16 @@ class HostSum:
     ) -> None:
         self.exchange, self.message = exchange, message
         self.names, self.travels = names, travels
-        self._written: Array
+        self._written: Array = NOTHING
+        self._views: dict[str, Array] = {}
 
     def aim(self) -> None:
         """Let the exchange write its products into the message."""
-        self._written = self.message.array
-        self.exchange.place(self.names, self._written)
+        array = self.message.array
+        if array is not self._written:  # most messages write to one array
+            self._written = array
+            self._views = self.exchange.views(self.names, array)
+        vars(self.exchange).update(self._views)
 
     def sum(self) -> None:
         """Sum it over members."""
@@ -445,13 +476,12 @@ class HostSum:
         exchange = self.exchange
         exchange.task.clock.lap("communicate")
         if total is not self._written:
-            exchange.place(self.names, total)
+            vars(exchange).update(exchange.views(self.names, total))
         if "margins" in self.names:
             exchange.task.monitor.judge(exchange.more)
 
 
 Part = Callable[[], None]
-NOTHING: Array = np.empty(0)
 NO_SUMS = Pending(NOTHING)
 
 
@@ -483,6 +513,8 @@ class HostSequence:
         """Call the parts ahead of the sums, and begin these."""
         for part in self._before:
             part()
+        if len(self._sums) == 1:
+            return self._sums[0].start()
         pending = [message.start() for message in self._sums]
         return Pending(NOTHING, lambda: wait_for_all(pending))
 
@@ -550,7 +582,7 @@ class HostStep(HostExchange):
     def steps(self) -> None:
         """Compute r = residual(t, y)."""
         task, batch = self.task, self.batch
-        margins = store_margins(task, self.margins)
+        margins = self.stored_margins()
         if task.anchored:
             margins, anchors = np.split(margins, 2, axis=1)
             batch = replace(batch, anchors=anchors)
@@ -583,6 +615,11 @@ class HostPlainSteps:
         self.task, self.scratch, self.blocks = task, scratch, blocks
         self._steps: dict[int, HostStep] = {}
 
+    @cached_property
+    def room(self) -> Array | None:
+        """Return memory for the sampled rows; None for sparse ones."""
+        return room_for_rows(self.task, self.scratch, self.blocks)
+
     def load(self, group: Any) -> None:
         """Take the steps of this group next."""
         self.group = group
@@ -593,7 +630,7 @@ class HostPlainSteps:
 
     def sample(self) -> None:
         """Gather the rows of all steps, and what belongs to them."""
-        self.rows = gather_rows(self.task, self.scratch, "rows", self.group)
+        self.rows = gather_rows(self.task, self.group, self.room)
         self.batch = batch_of(self.task, self.group.rows)
 
     def fused_steps(self) -> bool:

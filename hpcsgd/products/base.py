@@ -242,9 +242,13 @@ class HostCopy:
         return fields[self.name] if copy is None else copy.on_host()
 
     def __set__(self, state: "State", values: Any) -> None:
+        fields = state.__dict__
+        if fields.get("copies") is None:
+            fields[self.name] = values
+            return
         copy = state.device_copy(self.name)
         if copy is None or values is None:
-            vars(state)[self.name] = values
+            fields[self.name] = values
         else:
             copy.replace(values)
 

@@ -35,6 +35,7 @@ from hpcsgd.backends.exchange import (
     Scratch,
     StepResult,
     gather_rows,
+    room_for_rows,
     wait_for_all,
 )
 from hpcsgd.backends.numpy_rows import DenseRows
@@ -382,7 +383,8 @@ class CudaExchange:
             rows = self.launches.rows
             assert isinstance(rows, DenseProducts | OtherGram)
             return DenseRows(rows.fetched(self.launches.sampled.numbers))
-        return gather_rows(self.task, self.maker.scratch, "rows", self.group)
+        room = room_for_rows(self.task, self.maker.scratch, self.blocks)
+        return gather_rows(self.task, self.group, room)
 
     def host_gram(self) -> Array:
         """Return the Gram as it was summed, of rows that are not scaled."""

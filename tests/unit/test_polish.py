@@ -9,7 +9,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.glm import get_family
 from hpcsgd.runs.progress import Callback
 from hpcsgd.solvers.callbacks import Request
-from hpcsgd.solvers.lbfgs import Memory, Trial, search
+from hpcsgd.solvers.lbfgs import CurvaturePairs, Trial, search
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.polish import GRIDS, ICPT, flat, gradient, polished
 from tests.helpers.problems import FAMILIES
@@ -233,7 +233,7 @@ def test_the_recursion_is_that_of_two_loops():
     root = rng.normal(size=(9, 9))
     hessian = root @ root.T + np.eye(9)
     points = [rng.normal(size=9) for _ in range(6)]
-    memory = Memory(4, 9)
+    memory = CurvaturePairs(4, 9)
     memory.begin(hessian @ points[0])
     parts = [slice(0, 4), slice(4, 6), slice(6, 9)]
     pairs = []

@@ -12,6 +12,7 @@ from scipy import sparse as sp
 
 import hpcsgd
 from hpcsgd.backends import compiled_calls, numpy_rows
+from hpcsgd.backends.exchange import pack, unpack
 from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
@@ -26,7 +27,6 @@ from hpcsgd.formats import encode
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import RECIPES
 from hpcsgd.products.cost import CostInputs, Machine, choose
-from hpcsgd.products.gather import pack, unpack
 from hpcsgd.runs import memory
 from hpcsgd.runs.build import build
 from hpcsgd.runs.load import DENSE_PAYS

@@ -268,6 +268,13 @@ def test_the_product_on_numpy_refuses_sparse_rows(on_numpy):
         train_on(1, config_for(problem, **on_numpy), problem)
 
 
+def test_open_steps_of_a_product_need_a_formula_of_its_time(on_numpy):
+    problem = make_problem("logistic")
+    config = config_for(problem, **on_numpy, schedule={"steps": "auto"})
+    with pytest.raises(ConfigError, match="'numpy' has no formula.*use --steps 8"):
+        train_on(1, config, problem)
+
+
 def test_a_plugin_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match="plugins names 'no_such'.*add its folder to"):
         RunConfig.parse({"run": {"plugins": ["no_such"]}})

@@ -93,6 +93,11 @@ class CostInputs:
 
 def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> float:
     """Of one step, on average over the run."""
+    if product not in _PRODUCTS:
+        raise ConfigError(
+            f"[products] kind = {product!r} has no formula of its time, which steps ="
+            " 'auto' and --device cuda need; use --steps 8 and --device cpu"
+        )
     return _PRODUCTS[product](_Exchange(steps, job, machine)) / steps
 
 

@@ -9,12 +9,14 @@ import pytest
 from hpcsgd.agreements import AGREEMENTS
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.glm import FAMILIES
+from hpcsgd.products import PRODUCTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "extend").glob("*.md"))
 EXAMPLES = ROOT / "examples" / "extending"
 WRITTEN = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)\n```\n", re.S)
 INCLUDED = re.compile(r"```\{literalinclude\} (\S+)\n:pyobject: (\w+)\n```")
+WHOLE = re.compile(r"```\{literalinclude\} \S+/examples/extending/(\S+)\n:language:")
 
 
 def unlike(page):
@@ -42,7 +44,9 @@ def test_a_page_shows_what_the_files_say(path):
 
 
 def test_every_example_is_on_a_page():
-    shown = {name for path in PAGES for name, _ in WRITTEN.findall(path.read_text())}
+    pages = [path.read_text() for path in PAGES]
+    shown = {name for page in pages for name, _ in WRITTEN.findall(page)}
+    shown |= {name for page in pages for name in WHOLE.findall(page)}
     assert {path.name for path in EXAMPLES.glob("*.py")} <= shown
 
 
@@ -61,3 +65,4 @@ def test_pages_use_names_that_are_free():
     assert "logcosh" not in FAMILIES
     assert "alternate" not in CODECS
     assert "median" not in AGREEMENTS
+    assert "numpy" not in PRODUCTS

@@ -1,4 +1,4 @@
-"""A codec and an agreement of two files outside of the package."""
+"""A codec, agreements and a product of files outside of the package."""
 
 import shutil
 import sys
@@ -17,15 +17,23 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
+from hpcsgd.products import PRODUCTS
 from hpcsgd.products.base import State
 from hpcsgd.runs.checks import check_configuration
 from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import BUCKET_LAWS, RUN_LAWS, Row, coded, on_all
 from tests.helpers.gradients import agreed, in_folder
-from tests.helpers.harness import make_problem
+from tests.helpers.harness import (
+    check_against_oracle,
+    config_for,
+    make_problem,
+    train_on,
+)
+from tests.helpers.sparse import make_sparse
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "extending"
 LAWS = [*BUCKET_LAWS, *RUN_LAWS]
+CLIP = {"clip": "norm", "clip_at": 1.0, "clip_over": "exchange"}
 
 
 @pytest.fixture
@@ -197,6 +205,74 @@ def test_one_wild_replica_does_not_move_the_trimmed_mean(trimmed):
 
     for weights in run_ranks(5, on_rank):
         np.testing.assert_array_equal(weights, np.full((4, 1), (1 + 2 + 4) / 3))
+
+
+@pytest.fixture
+def on_numpy(monkeypatch):
+    """Sections that train with the product of the example; its row leaves the table."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield {"run": {"plugins": ["numpy_exchange"]}, "products": {"kind": "numpy"}}
+    PRODUCTS.pop("numpy", None)
+    sys.modules.pop("numpy_exchange", None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("recipe, tolerance", [("fp64", 1e-14), ("fp32", 1e-6)])
+@pytest.mark.parametrize("l2, intercept", [(0.0, False), (0.05, False), (0.05, True)])
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson"])
+def test_a_product_on_numpy_equals_sgd(
+    on_numpy, family, l2, intercept, recipe, tolerance, ranks
+):
+    problem = make_problem(family)
+    config = config_for(
+        problem,
+        **on_numpy,
+        problem={"l2": l2, "intercept": intercept},
+        precision={"recipe": recipe},
+    )
+    check_against_oracle(ranks, config, problem, tolerance)
+
+
+def test_a_product_on_numpy_sends_the_messages_of_gram(on_numpy):
+    problem = make_problem("logistic")
+    result = train_on(2, config_for(problem, **on_numpy), problem)
+    gram = train_on(2, config_for(problem), problem)
+    parts = [
+        {key: one.ledger["products"][key] for key in ("calls", "words", "bytes")}
+        for one in (result, gram)
+    ]
+    assert parts[0] == parts[1] == expected_traffic(result.as_dict())
+
+
+@pytest.mark.parametrize(
+    "family, sections, data",
+    [
+        ("softmax", {}, {}),
+        ("logistic", {"update": {"kind": "momentum", "momentum": 0.5}}, {}),
+        ("logistic", {"precision": {"recipe": "c"}}, {}),
+        ("logistic", {"update": CLIP}, {}),
+        ("logistic", {}, {"weights": True}),
+        ("logistic", {}, {"offset": True}),
+    ],
+)
+def test_what_the_product_on_numpy_lacks_is_refused(on_numpy, family, sections, data):
+    problem = make_problem(family)
+    config = config_for(problem, **on_numpy, **sections)
+    with pytest.raises(ConfigError, match="takes plain SGD, .*; use kind = 'gram'"):
+        train_on(2, config, problem, **data)
+
+
+def test_the_product_on_numpy_refuses_sparse_rows(on_numpy):
+    problem, _ = make_sparse("logistic")
+    with pytest.raises(ConfigError, match="and dense rows .*; use kind = 'gram'"):
+        train_on(1, config_for(problem, **on_numpy), problem)
+
+
+def test_open_steps_of_a_product_need_a_formula_of_its_time(on_numpy):
+    problem = make_problem("logistic")
+    config = config_for(problem, **on_numpy, schedule={"steps": "auto"})
+    with pytest.raises(ConfigError, match="'numpy' has no formula.*use --steps 8"):
+        train_on(1, config, problem)
 
 
 def test_a_plugin_that_is_not_there_is_named():

@@ -34,7 +34,7 @@ class NumpyExchange:
         """Take the rows and the coefficients of this group next."""
         self.rows, self.coefficients = group.rows, group.coefficients.whole
 
-    def bind(self, state):
+    def attach(self, state):
         """Change the weights of this state."""
         self.state = state
 

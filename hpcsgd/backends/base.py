@@ -234,7 +234,7 @@ class Exchange(Protocol):
     def load(self, group: Any) -> None:
         """Take the rows of this group next."""
 
-    def bind(self, state: Any) -> None:
+    def attach(self, state: Any) -> None:
         """Advance this state in the steps that follow."""
 
     def sample(self) -> None:
@@ -312,7 +312,7 @@ class PlainStepSequence(Protocol):
     def load(self, group: Any) -> None:
         """Take the steps of this group next."""
 
-    def bind(self, state: Any) -> None:
+    def attach(self, state: Any) -> None:
         """Advance this state in the steps that follow."""
 
     def fused_steps(self) -> bool:

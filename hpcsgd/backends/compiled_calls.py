@@ -158,10 +158,10 @@ def functions() -> dict[str, Any]:
     compiled.
     """
     library = best()[0]
-    return {} if library is None else bind(library)
+    return {} if library is None else kernels_of(library)
 
 
-def bind(library: Any) -> dict[str, Any]:
+def kernels_of(library: Any) -> dict[str, Any]:
     """Return the kernels of one compiled object by name and element type."""
     bound = {
         name + kind: door_to(library, f"hpcsgd_{name}{kind}")

@@ -315,7 +315,7 @@ class HostExchange:
         """Take the rows of this group next."""
         self.group = group
 
-    def bind(self, state: Any) -> None:
+    def attach(self, state: Any) -> None:
         """Advance this state in the steps that follow."""
         self.state = state
 
@@ -624,7 +624,7 @@ class HostPlainSteps:
         """Take the steps of this group next."""
         self.group = group
 
-    def bind(self, state: Any) -> None:
+    def attach(self, state: Any) -> None:
         """Advance this state in the steps that follow."""
         self.state = state
 

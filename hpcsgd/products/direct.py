@@ -61,7 +61,7 @@ class Direct:
         """One synchronisation per step."""
         x = self.exchanges.plain(group.blocks)
         x.load(group)
-        x.bind(state)
+        x.attach(state)
         take_plain_steps(self.exchanges, x)
         return state
 

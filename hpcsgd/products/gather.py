@@ -56,7 +56,7 @@ class Gather:
         """Gather rows of all columns that are not here, then take plain steps."""
         x = self.exchanges.gathered(group.blocks, self.keeps)
         x.load(group)
-        x.bind(state)
+        x.attach(state)
         if not (self.keeps and x.has_rows()):
             x.pack()
             x.gather()

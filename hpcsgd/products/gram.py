@@ -52,7 +52,7 @@ class Gram:
         """Products, one message, s steps."""
         x = self.exchanges.exchange(group.blocks)
         x.load(group)
-        x.bind(state)
+        x.attach(state)
         sums = x.messages("gram", "margins")
         parts = self.exchanges.sequence(
             x, (x.sample, x.products), sums, (x.steps, x.update)
@@ -125,7 +125,7 @@ class CachedGram:
         """Look the Gram up, or sum it and keep it."""
         x = self.exchanges.exchange(group.blocks)
         x.load(group)
-        x.bind(state)
+        x.attach(state)
         rows, kept = self.kept.get(group.index, NOT_KEPT)
         is_known = same_rows(rows, group.rows)
         if not is_known:
@@ -204,7 +204,7 @@ class LookAheadGram:
         """Begin the margins, begin the next Gram, then take the steps of this one."""
         ready = self._take(group)
         x = ready.exchange
-        x.bind(state)
+        x.attach(state)
         sums = x.messages("margins", travels=True)
         parts = self.exchanges.sequence(x, (x.scores,), sums, (x.steps, x.update))
         if self.task.monitor.is_due(group):

@@ -430,7 +430,7 @@ def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
 
     def step_by_step() -> None:
         x.load(group)
-        x.bind(state)
+        x.attach(state)
         x.sample()
         by_kernel = task.backend.pipelined_steps(weights, x.step_sequence())
         if by_kernel is None:

@@ -342,7 +342,7 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits(monkeypatch):
             compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
         )
         out = np.empty(8 * 8 + 14 * 16, dtype=np.float32)
-        bound = compiled_calls.bind(library)
+        bound = compiled_calls.kernels_of(library)
         monkeypatch.setattr(compiled_calls, "functions", lambda one=bound: one)
         compiled_calls.strict_gram(matrix, rows, starts, out)
         z = np.empty((30, 1), dtype=np.float32)

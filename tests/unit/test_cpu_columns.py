@@ -52,7 +52,7 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits():
         path = compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
         library, z, g = ctypes.CDLL(path), np.empty((30, 5), np.float32), w.copy()
         with pytest.MonkeyPatch.context() as patch:
-            bound = compiled_calls.bind(library)
+            bound = compiled_calls.kernels_of(library)
             patch.setattr(compiled_calls, "functions", lambda one=bound: one)
             compiled_calls.margins_columns(matrix, rows, w, z)
             compiled_calls.update_columns(matrix, rows, z, g)
@@ -83,9 +83,9 @@ def test_runs_use_them_and_equal_those_of_numpy(family, update, recipe, monkeypa
         precision={"recipe": recipe, "margin": "fp32"},
         products={"kind": "gram", "look_ahead": "off"},
     )
-    spies, found = {"margins": Spied(), "update": Spied()}, []
+    spies = {"margins_columns": Spied(), "update_columns": Spied()}
+    found = []
     for name, spy in spies.items():
-        name = f"{name}_columns"
         product = getattr(compiled_calls, name)
         monkeypatch.setattr(compiled_calls, name, spy.around(product))
     for backend in (HostBackend, NativeBackend):
@@ -93,8 +93,10 @@ def test_runs_use_them_and_equal_those_of_numpy(family, update, recipe, monkeypa
         monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
         found.append(train(config, X=problem.X, y=problem.y))
     if compiled_calls.instructions() != "portable":
-        assert spies["update"].done
-        assert bool(spies["margins"].done) == (family == "softmax" or update != "sgd")
+        assert spies["update_columns"].done
+        assert bool(spies["margins_columns"].done) == (
+            family == "softmax" or update != "sgd"
+        )
     one, two = (np.append(r.weights, r.intercept) for r in found)
     assert np.abs(one - two).max() <= 1e-5 * np.abs(one).max()
 

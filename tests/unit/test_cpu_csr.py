@@ -112,7 +112,7 @@ def test_two_sets_with_the_same_lanes_give_the_same_bits():
         path = compiled_calls.best()[0]._name.replace(sets_here()[-1], name)
         with pytest.MonkeyPatch.context() as patch:
             library = ctypes.CDLL(path)
-            bound = compiled_calls.bind(library)
+            bound = compiled_calls.kernels_of(library)
             patch.setattr(compiled_calls, "functions", lambda one=bound: one)
             gram, z = np.empty(8 * 8 + 14 * 16, np.float32), np.empty((30, 3), "f4")
             compiled_calls.csr_strict_gram(

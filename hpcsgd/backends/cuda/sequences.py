@@ -304,7 +304,7 @@ class CudaExchange:
         self.group = group
         self.maker.order.seek(*self.group.place, self.blocks.rows)
 
-    def bind(self, state: Any) -> None:
+    def attach(self, state: Any) -> None:
         """Advance this state in the steps that follow."""
         self.state = state
         self.launches.coefficients.load(self.group.coefficients.whole)
@@ -448,7 +448,7 @@ class CudaPlainSteps:
         self.group = group
         self.maker.order.seek(*self.group.place, self.blocks.rows)
 
-    def bind(self, state: Any) -> None:
+    def attach(self, state: Any) -> None:
         """Advance this state in the steps that follow."""
         self.state = state
 

@@ -274,10 +274,10 @@ def test_a_member_whose_rounding_changes_with_time_is_found(monkeypatch):
     def late(_):
         return marked.value and len(begun) > ROWS // (BATCH * STEPS)
 
-    def counting(task, scratch, name, group):
+    def counting(task, group, room):
         if marked.value:
             begun.append(group)
-        rows = gather(task, scratch, name, group)
+        rows = gather(task, group, room)
         return in_gram(rows) if late(None) else rows
 
     gather = exchange.gather_rows

@@ -9,7 +9,6 @@ PAIR = ("--tasks", "2")
 # An exchange is a wait asleep, so that many jobs share two cores. 190 of 0.16 s are
 # longer than the 30 s from one of Slurm's looks at time limits to the next.
 SLOW = ("--network", "alpha=0.08,bandwidth=1e9")
-BRISK = ("--network", "alpha=0.03,bandwidth=1e9")
 
 
 def limited(desk, sent):
@@ -21,19 +20,19 @@ def limited(desk, sent):
 def loses_first(desk, sent):
     """Will lose the node on which its script runs."""
     flags = (*ACROSS, "--partition", "frail")
-    return desk.submit("train", "loses_first", desk.run, *BRISK, flags=flags)
+    return desk.submit("train", "loses_first", desk.run, *SLOW, flags=flags)
 
 
 def loses_last(desk, sent):
     """Will lose another node than that of its script."""
     flags = (*ACROSS, "--partition", "frail")
-    return desk.submit("train", "loses_last", desk.run, *BRISK, flags=flags)
+    return desk.submit("train", "loses_last", desk.run, *SLOW, flags=flags)
 
 
 def sweep(desk, sent):
     """Three rates, one of which is told to save."""
     flags = (*PAIR, "--vary", "rate.value=0.02,0.05,0.1")
-    return desk.submit("sweep", "sweep", desk.run, *BRISK, flags=flags)
+    return desk.submit("sweep", "sweep", desk.run, *SLOW, flags=flags)
 
 
 def train(desk, sent):

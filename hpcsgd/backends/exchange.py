@@ -381,6 +381,10 @@ class HostExchange:
             views["more"] = values[words:]
         return views
 
+    def place(self, views: dict[str, Array]) -> None:
+        """Keep `gram`, `margins` and `more` in these arrays from now on."""
+        vars(self).update(views)
+
     def steps(self) -> None:
         """Take the s steps: residuals from summed products."""
         task, state, group = self.task, self.state, self.group
@@ -456,7 +460,7 @@ class HostSum:
         if array is not self._written:  # most messages write to one array
             self._written = array
             self._views = self.exchange.views(self.names, array)
-        vars(self.exchange).update(self._views)
+        self.exchange.place(self._views)
 
     def sum(self) -> None:
         """Sum it over members."""
@@ -476,7 +480,7 @@ class HostSum:
         exchange = self.exchange
         exchange.task.clock.lap("communicate")
         if total is not self._written:
-            vars(exchange).update(exchange.views(self.names, total))
+            exchange.place(exchange.views(self.names, total))
         if "margins" in self.names:
             exchange.task.monitor.judge(exchange.more)
 

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -60,9 +61,11 @@ class MpiMail:
         self._mates = {r: pid for r, (home, pid) in enumerate(homes) if home == own}
 
     def post(self, rank: int, message: Any) -> None:
-        """Hand it to MPI; what has left is forgotten."""
-        self._leaving = [sent for sent in self._leaving if not sent.Test()]
-        self._leaving.append(self.comm.isend((self.rank, message), rank))
+        """Hand `message` to MPI; a rank that cannot be reached gets none."""
+        self._leaving = [sent for sent in self._leaving if not _has_left(sent)]
+        # Its silence then tells the watchdog that this rank is gone.
+        with suppress(RuntimeError):
+            self._leaving.append(self.comm.isend((self.rank, message), rank))
 
     def fetch(self) -> tuple[int, Any] | None:
         """The next letter that has arrived whole; else this is one cheap look."""
@@ -88,6 +91,14 @@ class MpiMail:
         while self.fetch() is not None:
             continue
         self.comm.Free()
+
+
+def _has_left(request: Any) -> bool:
+    """Return whether a message needs its request no longer: it left, or it cannot."""
+    try:
+        return bool(request.Test())
+    except RuntimeError:  # its receiver is gone
+        return True
 
 
 # All ranks of a communicator come together, and those that do not are named.

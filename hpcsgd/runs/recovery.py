@@ -222,7 +222,7 @@ def _way_on(run: RunSection) -> str:
 # SIGINT once: save and end with 130; twice: at once. SIGTERM and SIGUSR2 (which Slurm
 # sends ahead of a time limit): save and end with the code that asks for a requeue.
 
-SIGNAL_REQUESTS = {
+SIGNAL_REQUESTS: dict[int, Request] = {
     signal.SIGINT: Request.INTERRUPT,
     signal.SIGTERM: Request.PREEMPT,
     signal.SIGUSR2: Request.PREEMPT,
@@ -240,7 +240,8 @@ class Signals(Callback):
     on all ranks: one that just left would wait for the others when MPI is finalised,
     and they for it. Slurm sends its notice to every rank of a step, and each of them
     leaves by itself: an MPI_Abort would make srun kill ranks that are about to leave
-    and report 137, which asks for no requeue.
+    and report 137, which asks for no requeue. A rank inside a collective leaves too:
+    the others may have left already, and it would wait for them for ever.
     """
 
     def __init__(
@@ -296,17 +297,24 @@ class Signals(Callback):
         os.close(self._pipe[1])  # the listener reads the end and closes its own side
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        wish = SIGNAL_REQUESTS[signal.Signals(number)]
-        self.request = max(self.request, wish)
-        if not self.started:
-            if wish is Request.PREEMPT and "SLURM_STEP_ID" in os.environ:
-                self.leave(CODES[wish])
-            self.end_all(CODES[wish])
+        request = SIGNAL_REQUESTS[number]
+        self.request = max(self.request, request)
+        if not self.started and not self._leaves_alone(number):
+            self.end_all(CODES[request])
 
     def _listen(self, end: int) -> None:
+        """Act on signals that cannot wait until the main thread leaves a collective."""
         interrupts = 0
-        while said := os.read(end, 64):
-            interrupts += said.count(signal.SIGINT)
+        while numbers := os.read(end, 64):
+            interrupts += numbers.count(signal.SIGINT)
             if interrupts > 1:
                 self.leave(CODES[Request.INTERRUPT])
+            elif not self.started and any(map(self._leaves_alone, numbers)):
+                self.leave(CODES[Request.PREEMPT])
         os.close(end)
+
+    @staticmethod
+    def _leaves_alone(number: int) -> bool:
+        """Return whether `number` is a notice that Slurm sends to each rank."""
+        is_notice = SIGNAL_REQUESTS.get(number) is Request.PREEMPT
+        return is_notice and "SLURM_STEP_ID" in os.environ

@@ -1,7 +1,10 @@
 """Signals become wishes; handlers are there for the length of a `with`, no longer."""
 
 import os
+import queue
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -103,13 +106,40 @@ def test_before_training_it_ends_all_ranks_and_not_this_one_alone():
 def test_before_training_every_rank_of_a_step_leaves_by_itself(monkeypatch):
     """Slurm tells all of them; an abort would make srun report 137 and not 75."""
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    left, aborted = [], []
-    with Signals(aborted.append, leave=left.append):
-        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+    left, aborted = queue.Queue(), []
+    with Signals(aborted.append, leave=left.put):
+        for number in (signal.SIGUSR2, signal.SIGTERM):
             os.kill(os.getpid(), number)
-            signal.sigtimedwait([], 0.2)
-    assert left == [75, 75]
-    assert aborted == [75, 75, 130]  # a real `leave` does not come back
+            assert left.get(timeout=5.0) == 75
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.sigtimedwait([], 0.2)
+    assert left.empty()
+    assert aborted == [130]
+
+
+BLOCKED = """
+import ctypes
+from hpcsgd.runs.recovery import Signals
+
+mutex = ctypes.create_string_buffer(64)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+with Signals():
+    lock(mutex)
+    print("up", flush=True)
+    lock(mutex)  # like a collective that others have left: no handler of Python runs
+"""
+
+
+def test_a_rank_of_a_step_leaves_out_of_a_collective():
+    command = [sys.executable, "-c", BLOCKED]
+    environment = {**os.environ, "SLURM_STEP_ID": "0"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as rank:
+        try:
+            assert rank.stdout.readline() == b"up\n"
+            rank.send_signal(signal.SIGUSR2)
+            assert rank.wait(60.0) == 75
+        finally:
+            rank.kill()
 
 
 def test_the_second_interrupt_waits_for_nothing():

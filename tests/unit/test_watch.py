@@ -6,6 +6,7 @@ import pytest
 
 from hpcsgd.comm.communicator import Pending
 from hpcsgd.comm.ledger import Ledger, Spot, ThreadLocation
+from hpcsgd.comm.mpi import MpiMail
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.comm.watchdog import (
     Action,
@@ -406,3 +407,42 @@ def test_one_rank_needs_no_watch():
     world = SerialCommunicator()
     world.watch(0.1)
     world.unwatch()
+
+
+class LossyComm:
+    """Calls of a communicator of MPI that fail once the receiver is gone."""
+
+    rank, size = 0, 3
+
+    def __init__(self):
+        self.gone, self.sent = set(), []
+
+    def allgather(self, item):
+        return [item] * self.size
+
+    def isend(self, message, rank):
+        if rank in self.gone:
+            raise RuntimeError("MPI_ERR_OTHER: the receiver cannot be reached")
+        self.sent.append(rank)
+        return LossyRequest(self, rank)
+
+
+class LossyRequest:
+    def __init__(self, comm, rank):
+        self.comm, self.rank = comm, rank
+
+    def Test(self):
+        if self.rank in self.comm.gone:
+            raise RuntimeError("MPI_ERR_OTHER: the message cannot be delivered")
+        return False
+
+
+def test_a_rank_that_cannot_be_reached_does_not_end_the_watchdog():
+    """An error of MPI in its thread would leave nobody to judge the wait."""
+    comm = LossyComm()
+    mail = MpiMail(comm)
+    mail.post(1, "before")
+    comm.gone.add(1)
+    mail.post(1, "to a rank that is gone")
+    mail.post(2, "behind it")
+    assert comm.sent == [1, 2]

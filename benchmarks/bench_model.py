@@ -215,11 +215,9 @@ def _run(setting, room, world, epochs: int) -> float:
     watch = _watch(setting.product in ("cached", "gather-once"), world.rank)
     live = assemble_run(config, room.stage.opened, [watch])
     live.warm_up()
-    live.engine.view.history.append(
-        {}
-    )  # the loss before the first exchange is not asked
-    live.engine.run(live.state, live.feed.groups())
-    own = watch.step_seconds(live.engine.view, epochs)
+    live.view.history.append({})  # the loss before the first exchange is not asked
+    live.training.run(live.state, live.feed.groups())
+    own = watch.step_seconds(live.view, epochs)
     return max(world.exchange_objects(own))
 
 

@@ -141,7 +141,7 @@ class KnownModel(Start):
             )
         if isinstance(state.weights, OnDisk):
             raise initial_weights_error()
-        agreement, own = live.engine.agreement, self.weights[live.columns.own]
+        agreement, own = live.agreement, self.weights[live.columns.own]
         weights = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
         weights[:, :columns] = own
         live.task.backend.round(weights, live.task.precision.weights)

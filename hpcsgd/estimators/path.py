@@ -149,7 +149,7 @@ class PathFit:
         opened = self._open(config)
         live = build(config, self.world, opened.open_reader, [], Clock())
         NullModel(np.empty(0), None).load_into(live)
-        objective, state = live.engine.evaluation.objective, live.state
+        objective, state = live.evaluation.objective, live.state
         columns = live.task.columns
         rows = open_rows(objective, columns)
         weights = np.zeros((objective.shard.width, columns))

@@ -777,12 +777,12 @@ class _Race:
         live = assemble_run(self.config, self.opened, [])
         losses = first = self._losses(live)
         rounds = max(ceil(np.log2(len(left))), 1)
-        each = live.engine.pace.exchanges_per_epoch
+        each = live.loop.length.exchanges_per_epoch
         length = max(ceil(self.share * each / rounds), 1)
         while len(left) > 1:
             with np.errstate(all="ignore"):
-                done = live.engine.view.exchanges
-                live.engine.run_exchanges(live.state, live.feed.groups(done), length)
+                done = live.view.exchanges
+                live.training.run_exchanges(live.state, live.feed.groups(done), length)
                 live.product.finish()
             losses = self._losses(live)
             kept = _better_half(losses, first)
@@ -807,11 +807,11 @@ class _Race:
 
     def _losses(self, live: AssembledRun) -> Array:
         """F of every rate; replicas that have not agreed yet do so for the look."""
-        seen = live.engine.agreement.consensus(live.state, live.engine.view.exchanges)
-        own, columns = live.engine.evaluation.own, live.task.columns
+        seen = live.agreement.consensus(live.state, live.view.exchanges)
+        own, columns = live.evaluation.own, live.task.columns
         intercept = None if seen.intercept is None else seen.intercept[0]
         with np.errstate(all="ignore"):
-            found = live.engine.evaluation.objective.measure(
+            found = live.evaluation.objective.measure(
                 seen.weights[own, :columns], intercept
             )
         return found.each
@@ -828,7 +828,7 @@ class _Race:
         fewer = assemble_run(config, self.opened, [], earlier)
         assert live.task.models is not None
         _take_columns(live.state, fewer.state, live.task.models, kept)
-        view, before = fewer.engine.view, live.engine.view
+        view, before = fewer.view, live.view
         view.exchanges, view.steps, view.rows = before.exchanges, before.steps, 0
         return fewer
 

@@ -297,13 +297,13 @@ def name_remedies(
     status : how it ended
     is_from_data : whether its rate was found from the rows
     """
-    polish = live.engine.finisher.facts
+    polish = live.training.polish_facts
     is_stalled = polish is None and _is_stalled(live, status)
     is_unfinished = polish is not None and polish["ended"] in UNFINISHED
     has_failed = status in (Status.DIVERGED, Status.WORSE)
-    if not (has_failed or is_stalled or (is_unfinished and live.engine.has_minimum)):
+    if not (has_failed or is_stalled or (is_unfinished and live.training.has_minimum)):
         return {}
-    if not live.engine.has_own_loss or isinstance(live.state.weights, OnDisk):
+    if not live.training.has_own_loss or isinstance(live.state.weights, OnDisk):
         return {}
     remedies = [] if is_from_data else _about_rate(live, is_stalled)
     remedies += _about_columns(live)
@@ -312,7 +312,7 @@ def name_remedies(
     remedies += _about_intercept(live)
     if not is_stalled:
         return {"remedies": remedies}
-    first, epochs = live.engine.view.history[0]["loss"], live.engine.view.epoch
+    first, epochs = live.view.history[0]["loss"], live.view.epoch
     advice = (
         f"the loss hardly moved from {first:.4g} in {epochs}"
         f" epoch{'' if epochs == 1 else 's'}"
@@ -322,7 +322,7 @@ def name_remedies(
 
 def _is_stalled(live: AssembledRun, status: Status) -> bool:
     """Return whether no evaluation of a whole run differs from the first one."""
-    losses = [record["loss"] for record in live.engine.view.history]
+    losses = [record["loss"] for record in live.view.history]
     if status is not Status.COMPLETED or len(losses) < 2 or not losses[0]:
         return False
     return all(abs(loss - losses[0]) < FLAT * abs(losses[0]) for loss in losses)
@@ -403,7 +403,7 @@ def _about_intercept(live: AssembledRun) -> list[str]:
     """Return an intercept, where the null model alone gains by one."""
     if live.config.problem.intercept:
         return []
-    rows = open_rows(live.engine.evaluation.objective, live.task.columns)
+    rows = open_rows(live.evaluation.objective, live.task.columns)
     with np.errstate(all="ignore"):
         without, least = (null_excess(rows, has) for has in (False, True))
     if not least < (1.0 - WORTH) * without:

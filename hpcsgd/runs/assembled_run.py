@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreements.base import Agreement
 from hpcsgd.backends.base import Backend
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
@@ -20,10 +21,11 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.base import NO_MONITOR, Group, Planner, Product, State, Task
 from hpcsgd.products.cost import Choice
 from hpcsgd.products.direct import Stream, TiledProduct
-from hpcsgd.runs.checkpoint import Capture, Checkpoint
+from hpcsgd.runs.checkpoint import Capture, Checkpoint, Saver
 from hpcsgd.runs.load import LoadedRows
-from hpcsgd.runs.loop import Engine
-from hpcsgd.solvers.evaluation import Columns
+from hpcsgd.runs.loop import Training, TrainingLoop
+from hpcsgd.solvers.callbacks import View
+from hpcsgd.solvers.evaluation import Columns, Evaluation
 
 # The groups of a whole run, in order: sampling, rates and plans put together.
 
@@ -154,7 +156,7 @@ def rows_in(plans: list[tuple[int, ...]]) -> int:
     return sum(sum(sizes) for sizes in plans)
 
 
-# What an engine is put together from.
+# What the training of a run is put together from.
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class RunChoice:
 
 @dataclass(frozen=True)
 class Parts:
-    """What is there before the engine is."""
+    """What is there before the training loop is."""
 
     config: RunConfig
     words: ResolvedNames
@@ -228,8 +230,33 @@ class AssembledRun:
     feed: Feed
     columns: Columns
     capture: Capture
-    engine: Engine
+    training: Training
     state: State
+
+    @property
+    def loop(self) -> TrainingLoop:
+        """Return the loop over the exchanges."""
+        return self.training.loop
+
+    @property
+    def view(self) -> View:
+        """Return where the run stands."""
+        return self.loop.view
+
+    @property
+    def agreement(self) -> Agreement:
+        """Return how replicas agree."""
+        return self.loop.solver.agreement
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Return what measures the model."""
+        return self.loop.evaluation
+
+    @property
+    def saver(self) -> Saver:
+        """Return what writes checkpoints."""
+        return self.loop.saver
 
     @property
     def product_name(self) -> str:
@@ -243,17 +270,15 @@ class AssembledRun:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore the state of a checkpoint."""
-        self.capture.restore(
-            checkpoint, self.state, self.engine.view, self.feed.progress
-        )
-        trains, done = self.engine.agreement.trains, self.engine.view.exchanges
+        self.capture.restore(checkpoint, self.state, self.view, self.feed.progress)
+        trains, done = self.agreement.trains, self.view.exchanges
         self.task.monitor.begin(done, self.feed.plans, trains)
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
         if isinstance(self.loaded.shard.matrix, Unheld):
             self.loaded.shard.matrix.close()
-        self.engine.agreement.close()
+        self.agreement.close()
         self.grid.close()
         if isinstance(self.grid.world, CarriesArrays):
             self.grid.world.carrier.close()  # the world below it goes on
@@ -262,16 +287,15 @@ class AssembledRun:
         """Make what a run that begins keeps on disk, if anything; it is gone on from
         there even before the first checkpoint that is due.
         """
-        engine = self.engine
-        agreement: Any = engine.agreement
+        agreement: Any = self.agreement
         if self.config.agreement.on_disk and not agreement.is_open:
             agreement.open()
-            engine.saver.save(self.state, engine.view)
-            engine.saver.finish()  # a first step without it could not be found
+            self.saver.save(self.state, self.view)
+            self.saver.finish()  # a first step without it could not be found
 
     def release(self) -> None:
         """Let go of files and threads, however the run ended; a local call."""
-        self.engine.agreement.release()
+        self.agreement.release()
 
     def warm_up(self) -> None:
         """Touch the arrays and wake the libraries once, on copies, in silence."""

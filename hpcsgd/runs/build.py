@@ -55,8 +55,8 @@ from hpcsgd.runs.checks import many_models, rates_of, resolve_names, resolve_ste
 from hpcsgd.runs.choose import choose_run
 from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu, open_gpu
 from hpcsgd.runs.load import LoadedRows, load
-from hpcsgd.runs.loop import Engine
-from hpcsgd.runs.make_engine import make_engine
+from hpcsgd.runs.loop import TrainingLoop
+from hpcsgd.runs.make_training import make_training
 from hpcsgd.runs.memory import check_memory
 from hpcsgd.runs.resume import earlier_choice
 from hpcsgd.solvers.callbacks import Callback
@@ -74,14 +74,14 @@ def first_state(
     task: Task,
     product: Product,
     columns: Columns,
-    engine: Engine,
+    loop: TrainingLoop,
 ) -> State:
     """Weights and intercept before any step; whoever keeps more is told of them."""
     whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     holder = _holder(product)
     weights: Any
-    agreement: Any = engine.agreement
+    agreement: Any = loop.solver.agreement
     if config.agreement.on_disk:
         dtype = task.backend.zeros((0, whole[1])).dtype
         weights = agreement.open_weights(task, whole[0], dtype)
@@ -95,8 +95,8 @@ def first_state(
         from hpcsgd.backends.cuda.weights import DeviceCopies
 
         state.place(DeviceCopies(holder.device, weights, state.intercept, holder.scale))
-    engine.agreement.prepare(state)
-    engine.hooks.prepare(state)
+    agreement.prepare(state)
+    loop.observers.prepare(state)
     return state
 
 
@@ -153,7 +153,7 @@ def assemble(
         *(config, words, grid, loaded, task, product, name, look_ahead, feed, columns),
         undo=[] if undo is None else undo,
     )
-    capture, engine = make_engine(parts, callbacks)
+    capture, training = make_training(parts, callbacks)
     return AssembledRun(
         config=config,
         grid=grid,
@@ -164,8 +164,8 @@ def assemble(
         feed=feed,
         columns=columns,
         capture=capture,
-        engine=engine,
-        state=first_state(config, task, product, columns, engine),
+        training=training,
+        state=first_state(config, task, product, columns, training.loop),
     )
 
 

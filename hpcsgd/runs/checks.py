@@ -35,7 +35,7 @@ from hpcsgd.glm.penalties import STEP, Models, Penalty, ProblemConfig
 from hpcsgd.glm.updates import RateConfig, make_rate
 from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products import GATHERS, get_product
-from hpcsgd.products.hooks import Hook, Proximal
+from hpcsgd.products.observers import Observer, Proximal
 from hpcsgd.runs.assembled_run import ResolvedNames
 from hpcsgd.runs.auto_rate import ignores_length
 from hpcsgd.settings import refuse
@@ -506,10 +506,10 @@ def resolve_steps(config: RunConfig) -> RunConfig:
     return replace(config, schedule=replace(config.schedule, steps=1))
 
 
-def proximal_hooks(
+def proximal_observers(
     config: RunConfig, columns: int, held: slice, classes: int, backend: Backend
-) -> list[Hook]:
-    """The hook of l1 and bounds for the columns held; none where F is smooth."""
+) -> list[Observer]:
+    """Return the observer of l1 and bounds; none where F is smooth."""
     if config.problem.is_smooth:
         return []
     penalty = penalty_of(config.problem, columns).of(held)
@@ -548,13 +548,13 @@ def _of_svrg(config: RunConfig) -> Iterator[str]:
             yield f"--update svrg: {sentence}"
 
 
-def snapshot_hooks(
+def snapshot_observers(
     config: RunConfig,
     exchanges_per_epoch: int,
     evaluation: Evaluation,
     columns: Columns,
-) -> list[Hook]:
-    """The hook that takes snapshots; none for other updates."""
+) -> list[Observer]:
+    """Return the observer that takes snapshots; none for other updates."""
     if config.update.kind != KIND:
         return []
     every = config.update.snapshot

@@ -2,26 +2,22 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from hpcsgd.agreements.base import Agreement
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import Array
-from hpcsgd.products.base import NO_MONITOR, Group, NoMonitor, Product, State
-from hpcsgd.products.hooks import NO_HOOKS, HookList
+from hpcsgd.products.base import Group, State
+from hpcsgd.products.observers import Observer, Observers
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter
-from hpcsgd.runs.recording import MemberCheck, Recorder
 from hpcsgd.runs.result import Status, judge_rise
-from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
-from hpcsgd.solvers.evaluation import Evaluation, StopConfig
-from hpcsgd.solvers.full_passes import NO_MINIMUM
-from hpcsgd.solvers.newton import UNFINISHED, NoFinisher
+from hpcsgd.solvers.callbacks import Callbacks, Request, View
+from hpcsgd.solvers.evaluation import Evaluation
+from hpcsgd.solvers.newton import Finisher
+from hpcsgd.solvers.sgd import Sgd
 
 # How long a run is: epochs, exchanges, evaluations.
 
@@ -36,8 +32,12 @@ class RunLength:
 
     @property
     def exchanges(self) -> int:
-        """Of the whole run."""
+        """Return the exchanges of the whole run."""
         return self.epochs * self.exchanges_per_epoch
+
+    def evaluates(self, epoch: int) -> bool:
+        """Return whether the loss is taken behind so many epochs."""
+        return bool(self.evaluate_every) and epoch % self.evaluate_every == 0
 
 
 # When all ranks look up together, and what they then say with one word.
@@ -56,9 +56,12 @@ SPAN = 2**20  # more exchanges than any way to the next look
 class PollSchedule:
     """The next look, the same on every rank."""
 
-    def __init__(self, world: Communicator, every: int) -> None:
+    def __init__(
+        self, world: Communicator, every: int, ends_on_alarm: bool = False
+    ) -> None:
         self.world = world
         self.every = every
+        self.ends_on_alarm = ends_on_alarm  # False: an alarm is noted, and no more
         self.begin(0, 0.0)
 
     def begin(self, number: int, seconds: float) -> None:
@@ -148,45 +151,44 @@ def _copies(arrays: dict[str, Array]) -> dict[str, Array]:
     return {name: array.copy() for name, array in arrays.items()}
 
 
-@dataclass
-class GoodStates:
-    """At most four copies: checked, being checked (two), and with a good loss."""
+class GoodStates(Observer):
+    """Keeps at most four copies: checked, being checked (two), and with a good loss."""
 
-    every: int  # exchanges between looks at the recurrence; 0 = there are none
-    active: bool = True  # False: there is nothing that a run could fall back to
-    checked: GoodState | None = None  # no alarm until then
-    measured: GoodState | None = None  # its loss was good, or the run began there
-    candidates: list[GoodState] = field(default_factory=list)
+    def __init__(self, every: int, view: View, evaluation: Evaluation) -> None:
+        self.every = every  # exchanges between looks at the recurrence; 0 = none
+        self.view = view
+        self.evaluation = evaluation
+        self.checked: GoodState | None = None  # no alarm until then
+        self.measured: GoodState | None = None  # a good loss, or where the run began
+        self.candidates: list[GoodState] = []
 
-    def begin(self, state: State, view: View) -> None:
-        """A run begins well, and one that goes on does from a good state."""
-        if self.active:
-            self.checked = self.measured = GoodState.of(state, view)
+    def start(self, state: State, exchanges: int) -> None:
+        """Keep where the run begins, or goes on from: both are good states."""
+        self.checked = self.measured = GoodState.of(state, self.view)
 
-    def after_exchange(self, state: State, view: View) -> None:
-        """A copy where a look at the recurrence is begun."""
-        if self.active and self.every and view.exchanges % self.every == 0:
-            self.candidates.append(GoodState.of(state, view))
+    def after_exchange(self, state: State, number: int) -> None:
+        """Keep the state where a look at the recurrence is begun."""
+        if self.every and number % self.every == 0:
+            self.candidates.append(GoodState.of(state, self.view))
 
-    def passed(self, exchanges: int) -> None:
-        """All ranks looked up after `exchanges`, and nobody had found anything."""
-        known = [kept for kept in self.candidates if kept.exchanges < exchanges]
+    def after_poll(self, number: int) -> None:
+        """Count what was kept before exchange `number` as checked."""
+        known = [kept for kept in self.candidates if kept.exchanges < number]
         if known:
             self.checked = known[-1]
-            self.candidates = [k for k in self.candidates if k.exchanges >= exchanges]
+            self.candidates = [k for k in self.candidates if k.exchanges >= number]
 
-    def has_good_loss(self, state: State, view: View) -> None:
-        """The loss was taken just now."""
-        if self.active:
+    def after_evaluation(self, state: State, view: View) -> None:
+        """Keep the state if the loss was good."""
+        if self.evaluation.is_good:
             self.measured = GoodState.of(state, view)
 
-    def after_alarm(self) -> GoodState | None:
-        """The last state that was checked: a loss may be good in spite of a gap."""
-        return self.checked
+    def before(self, alarm: object) -> GoodState | None:
+        """Return the last good state before an alarm, or before a divergence (None).
 
-    def after_divergence(self) -> GoodState | None:
-        """The last one with a good loss: what grows may be without a gap."""
-        return self.measured
+        A loss may be good in spite of a gap, and what grows may be without a gap.
+        """
+        return self.checked if alarm else self.measured
 
 
 # What happened to a run besides its losses: alarms, and what was done about them.
@@ -280,268 +282,229 @@ def _reason(cause: Cause) -> tuple[str, str, dict[str, float]]:
     return "gap", "a gap", {key: cause[key] for key in ("gap", "tolerance")}
 
 
-# The training loop: exchanges, agreements, looks, in that order.
+# The training loop.
 
 ENDINGS = {
     Request.STOP: Status.STOPPED,
     Request.PREEMPT: Status.PREEMPTED,
     Request.INTERRUPT: Status.INTERRUPTED,
 }
-NO_GOAL = StopConfig()
-FALLING = "falling back"  # what callbacks see where it goes on with other settings
 
 
-class Engine:
-    """Runs the groups of all epochs through the product, and watches."""
+class TrainingLoop:
+    """Exchanges of a solver, with what comes before and after each, until an ending."""
 
     def __init__(
         self,
-        grid: Grid,
-        product: Product,
-        agreement: Agreement,
-        guard: MemberCheck,
+        solver: Sgd,
+        observers: Observers,
         evaluation: Evaluation,
-        saver: Saver,
+        callbacks: Callbacks,
         polls: PollSchedule,
-        pace: RunLength,
-        view: View,
-        callbacks: list[Callback],
-        clock: Clock,
-        recorder: Recorder,
-        monitor: NoMonitor = NO_MONITOR,
-        states: GoodStates | None = None,
-        falls_back: bool = False,
-        hooks: HookList = NO_HOOKS,
-        finisher: NoFinisher = UNFINISHED,
-        stop: StopConfig = NO_GOAL,
+        saver: Saver,
+        length: RunLength,
+    ) -> None:
+        self.solver = solver
+        self.observers = observers
+        self.evaluation = evaluation
+        self.callbacks = callbacks
+        self.view = callbacks.view
+        self.polls = polls
+        self.saver = saver
+        self.length = length
+        self.meter = EnergyMeter(())
+        self.alarm: dict[str, Any] | None = None  # that ended the loop
+
+    def train(self, state: State) -> tuple[State, Status]:
+        """Go on from where the view stands; return the last state, and why it ended."""
+        solver, observers, view = self.solver, self.observers, self.view
+        if self.evaluation.has_reached_goal(view):
+            return state, Status.CONVERGED
+        self.polls.begin(view.exchanges, view.seconds)
+        for number in range(view.exchanges + 1, self.length.exchanges + 1):
+            observers.before_exchange(state, number)
+            began = perf_counter()
+            epoch, place = divmod(number - 1, self.length.exchanges_per_epoch)
+            if place == 0:
+                observers.before_epoch(state, epoch)
+            state = solver.advance(state, number, view)
+            observers.after_steps(state, number, solver.trained)
+            view.exchanges = number
+            solver.agree(state, number)
+            observers.after_exchange(state, number)
+            view.seconds += perf_counter() - began
+            self.callbacks.call("on_exchange")
+            ending = self._after_exchange(state, number)
+            if ending is not None:
+                return state, ending
+        return state, Status.COMPLETED
+
+    def _after_exchange(self, state: State, number: int) -> Status | None:
+        """Poll all ranks where it is due, evaluate, save; return an ending, if any.
+
+        Whatever ends the loop is known to all ranks, so that all leave together.
+        """
+        epoch_ends = number % self.length.exchanges_per_epoch == 0
+        if epoch_ends:
+            self.view.epoch = number // self.length.exchanges_per_epoch
+        saves = self.saver.is_due(number, number == self.length.exchanges)
+        if not (epoch_ends or saves or self.polls.is_due(number)):
+            return None
+        began = perf_counter()
+        answer = self._poll(state, number)
+        self.view.seconds += perf_counter() - began
+        if answer == BROKEN:
+            return Status.DIVERGED
+        if answer == GAP:
+            if self._note_alarm():
+                return Status.DIVERGED
+            answer = Request.NONE  # requests are heard at the next poll
+        self.observers.after_poll(number)
+        is_evaluated = epoch_ends and self.length.evaluates(self.view.epoch)
+        if is_evaluated and not self._evaluate_amid(state):
+            return Status.DIVERGED
+        has_converged = is_evaluated and self.evaluation.has_reached_goal(self.view)
+        began = perf_counter()
+        if saves or has_converged or answer >= Request.SAVE:
+            self.saver.save(state, self.view)
+            self.callbacks.grant_save()
+        self.view.seconds += perf_counter() - began
+        return ENDINGS.get(Request(answer), Status.CONVERGED if has_converged else None)
+
+    def _poll(self, state: State, number: int) -> int:
+        """Return the gravest flag of any rank."""
+        self.meter.count_if_due()
+        flag: int = max(self.callbacks.request, self.saver.request())
+        if self.evaluation.are_broken(state.host_array("weights")):
+            flag = BROKEN
+        elif self.solver.alarm:
+            flag = GAP
+        return self.polls.ask(flag, number, self.view.seconds)
+
+    def _note_alarm(self) -> bool:
+        """Note what one of the ranks has found; return whether that ends the loop."""
+        alarms = self.polls.world.exchange_objects(self.solver.alarm)
+        alarm: dict[str, Any] = next(one for one in alarms if one is not None)
+        self.solver.silence_alarm()
+        facts = {name: alarm[name] for name in ("of", "gap", "tolerance")}
+        note(self.view, "gap", alarm_text(alarm), looked_at=alarm["exchange"], **facts)
+        self.alarm = alarm if self.polls.ends_on_alarm else None
+        return self.polls.ends_on_alarm
+
+    def _evaluate_amid(self, state: State) -> bool:
+        """Evaluate during training; its energy is not that of the solution."""
+        self.meter.pause()
+        is_good = self.evaluate(state)
+        self.meter.resume()
+        return is_good
+
+    def evaluate(self, state: State) -> bool:
+        """Take the loss, and tell of it; False where it says that the run diverged."""
+        clock = self.solver.clock
+        clock.start()
+        is_good = self.evaluation.measure(state, self.view)
+        clock.lap("evaluate")
+        self.view.note(self.polls.world.ledger)
+        self.observers.after_evaluation(state, self.view)
+        self.callbacks.call("on_evaluate")
+        return is_good
+
+
+# A run of SGD around its loop: what comes before the first step and after the last.
+
+FALLING = "falling back"  # what callbacks see where it goes on with other settings
+
+
+class Training:
+    """Begins, trains, goes on to the optimum where that is asked for, and ends."""
+
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        finisher: Finisher | None,
+        good_states: GoodStates | None,
         has_own_loss: bool = True,
     ) -> None:
-        self.grid = grid
-        self.product = product
-        self.agreement = agreement
-        self.guard = guard
-        self.evaluation = evaluation
-        self.saver = saver
-        self.polls = polls
-        self.pace = pace
-        self.view = view
-        self.callbacks = callbacks
-        self.clock = clock
-        self.recorder = recorder
-        self.monitor = monitor
-        self.falls_back = falls_back  # False: an alarm is noted, and no more
-        self.states = states or GoodStates(0, active=False)
-        self.hooks = hooks
-        self.finisher = finisher
-        self.stop = stop
+        self.loop = loop
+        self.finisher = finisher  # None: the run ends with its last step
+        self.good_states = good_states  # None: there is nothing to fall back to
         self.has_own_loss = has_own_loss  # False: made up, or that of several models
-        self.meter = EnergyMeter(
-            ()
-        )  # of energy; the session has one that outlives legs
-        self.alarm: dict[str, Any] | None = None  # that ended it
-        self.request = Request.NONE
-        self.has_minimum = True  # False: F was found to fall without end
 
-    def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
+    @property
+    def polish_facts(self) -> dict[str, Any] | None:
+        """Return what was done after the last step; None: nothing was to be done."""
+        return None if self.finisher is None else self.finisher.facts
+
+    @property
+    def has_minimum(self) -> bool:
+        """Return False where F was found to fall without end."""
+        judge = self.finisher or self.loop.evaluation
+        return judge.has_minimum
+
+    def run(
+        self,
+        state: State,
+        groups: Iterator[Group | None],
+        meter: EnergyMeter | None = None,
+    ) -> tuple[State, Status]:
         """Train on from where the view stands; returns the last (good) state."""
-        self._tell("on_start")
-        if not self.view.history:
-            self._evaluate(state)
-        first = self.view.exchanges
-        self.agreement.start(state, first)
-        self.hooks.start(state)
-        self.states.begin(state, self.view)
-        self.meter.resume()
-        status = self._train(state, groups)
-        self.meter.pause()
-        with self.grid.world.working("writing what was recorded"):
-            self.recorder.finish(first, self.view.exchanges)
-        self.product.finish()
-        self.agreement.settle(state, self.view.exchanges)
-        if status.is_finished:
-            self.hooks.settle(state, self.view.exchanges)
-        if status.is_finished and not self.evaluation.is_fresh(self.view):
-            status = self._evaluate(state) or status
-            if status is Status.COMPLETED and self._is_there():
+        loop, view = self.loop, self.loop.view
+        loop.meter = meter or loop.meter
+        loop.callbacks.call("on_start")
+        if not view.history:
+            loop.evaluate(state)
+        loop.solver.begin(state, groups, view.exchanges)
+        loop.observers.start(state, view.exchanges)
+        loop.meter.resume()
+        state, status = loop.train(state)
+        loop.meter.pause()
+        loop.solver.finish(state, view.exchanges)
+        loop.observers.at_end(state, view.exchanges, status.is_finished)
+        if status.is_finished and not loop.evaluation.is_fresh(view):
+            if not loop.evaluate(state):
+                status = Status.DIVERGED
+            elif status is Status.COMPLETED and loop.evaluation.has_reached_goal(view):
                 status = Status.CONVERGED
         if status is Status.DIVERGED:
-            self.view.loss = self.evaluation.restore(state)
+            view.loss = loop.evaluation.restore(state)
         elif status.is_good:
             state, status = self._finish(state, status)
             if self.has_own_loss:
-                status = judge_rise(status, self.view.loss, self.view.history)
-        falls = status is Status.DIVERGED and self.states.active
-        return self._end(state, status, FALLING if falls else status.value)
+                status = judge_rise(status, view.loss, view.history)
+        falls = status is Status.DIVERGED and self.good_states is not None
+        view.status = FALLING if falls else status.value
+        loop.callbacks.call("on_end")
+        loop.saver.finish()
+        return state, status
 
     def run_exchanges(
         self, state: State, groups: Iterator[Group | None], more: int
     ) -> None:
         """Run so many exchanges and no more, to time them: no loss is evaluated."""
-        self.pace = RunLength(1, self.view.exchanges + more, 0)
-        self._train(state, groups)
-        self.agreement.arrive(state)
+        loop = self.loop
+        loop.length = RunLength(1, loop.view.exchanges + more, 0)
+        loop.solver.feed(groups)
+        loop.train(state)
+        loop.solver.agreement.arrive(state)
 
     def _finish(self, state: State, status: Status) -> tuple[State, Status]:
-        """What comes after the last step, told pass by pass."""
-        began, before = perf_counter(), self.view.seconds
-
-        def tell(more: dict[str, Any]) -> Request:
-            self.view.more = {}  # of the last step
-            self.view.seconds = before + perf_counter() - began
-            self.view.note(self.grid.world.ledger, **more)
-            self._tell("on_evaluate")
-            return self.request
-
-        if self.finisher is UNFINISHED:
-            self._judge_goal(state, status)
+        """Go on to the optimum, or judge how near it is."""
+        loop, view = self.loop, self.loop.view
+        if self.finisher is None:
+            loop.evaluation.judge_goal(state, view, status is Status.CONVERGED)
             return state, status
-        self.clock.start()
-        self.meter.resume()
-        state, wish = self.finisher.finish(state, self.view, tell)
-        self.meter.pause()
-        self.clock.lap("polish")
-        self.has_minimum = self.finisher.has_minimum
-        return state, ENDINGS.get(wish, status)
+        began, before = perf_counter(), view.seconds
 
-    def _judge_goal(self, state: State, status: Status) -> None:
-        """Warn where there is a goal and no minimum, or where it is not reached."""
-        ended = status in (Status.COMPLETED, Status.CONVERGED)
-        if self.stop.on == "none" or not ended:
-            return
-        if self.evaluation.lacks_minimum(state, self.view.exchanges):
-            self.has_minimum = False
-            log.warning("%s (--l2)", NO_MINIMUM, extra={"on_all_ranks": True})
-        elif status is Status.COMPLETED:
-            self.stop.warn(self.view.history, self._null_excess())
+        def note_pass(more: dict[str, Any]) -> Request:
+            view.more = {}  # of the last step
+            view.seconds = before + perf_counter() - began
+            view.note(loop.polls.world.ledger, **more)
+            loop.callbacks.call("on_evaluate")
+            return loop.callbacks.request
 
-    def _is_there(self) -> bool:
-        """Whether the last evaluation found the goal reached; asked of all ranks."""
-        if self.stop.on == "none":
-            return False
-        reached = self.stop.is_reached(self.view.history, self._null_excess())
-        return bool(self.grid.world.max_flag(reached))
-
-    def _null_excess(self) -> float:
-        """Return F of the null model above its bound, which a small gap is held to."""
-        return self.evaluation.null_excess() if self.stop.on == "gap" else 0.0
-
-    def _end(self, state: State, status: Status, said: str) -> tuple[State, Status]:
-        self.view.status = said
-        self._tell("on_end")
-        self.saver.finish()
-        return state, status
-
-    def _train(self, state: State, groups: Iterator[Group | None]) -> Status:
-        if self._is_there():
-            return Status.CONVERGED
-        group = next(groups, None)
-        self.polls.begin(self.view.exchanges, self.view.seconds)
-        for number in range(self.view.exchanges + 1, self.pace.exchanges + 1):
-            self.recorder.before(state, number)
-            began = perf_counter()
-            epoch, place = divmod(number - 1, self.pace.exchanges_per_epoch)
-            if place == 0:
-                self.hooks.before_epoch(state, epoch)
-            self.clock.start()
-            upcoming = next(groups, None)
-            self.clock.lap("sample")
-            if group is not None:
-                state, group = self._work(state, group, upcoming, number)
-            self.recorder.after(state, number)
-            self.hooks.after_steps(state, group)
-            group = upcoming
-            self.view.exchanges = number
-            self.agreement.after_exchange(state, number)
-            self.guard.after_exchange(state, number)
-            self.hooks.after_exchange(state, number)
-            self.states.after_exchange(state, self.view)
-            self.view.seconds += perf_counter() - began
-            self._tell("on_exchange")
-            ending = self._look(state, number)
-            if ending is not None:
-                return ending
-        return Status.COMPLETED
-
-    def _work(
-        self, state: State, group: Group, upcoming: Group | None, number: int
-    ) -> tuple[State, Group | None]:
-        """The steps of `group`, which is None behind a replica that rests."""
-        agreement = self.agreement
-        self.view.steps += agreement.updates(len(group.blocks.sizes))
-        if agreement.trains(number):
-            ahead = upcoming if agreement.trains(number + 1) else None
-            state = self.product.advance(state, group, ahead)
-        self.view.rows += agreement.visited(len(group.rows))
-        return state, group if agreement.trains(number) else None
-
-    def _look(self, state: State, number: int) -> Status | None:
-        """Whether to end: asked of all ranks together, so that all leave together."""
-        epoch_ends = number % self.pace.exchanges_per_epoch == 0
-        if epoch_ends:
-            self.view.epoch = number // self.pace.exchanges_per_epoch
-        saves = self.saver.is_due(number, number == self.pace.exchanges)
-        if not (epoch_ends or saves or self.polls.is_due(number)):
-            return None
-        began = perf_counter()
-        self.meter.count_if_due()
-        wish = max(self.request, self.saver.request())
-        bad = self.evaluation.are_broken(state.host_array("weights"))
-        flag = BROKEN if bad else GAP if self.monitor.alarm else wish
-        answer = self.polls.ask(flag, number, self.view.seconds)
-        self.view.seconds += perf_counter() - began
-        if answer == BROKEN:
-            return Status.DIVERGED
-        if answer == GAP:
-            if self._alarm():
-                return Status.DIVERGED
-            answer = Request.NONE  # wishes are heard the next time
-        self.states.passed(number)
-        measures = epoch_ends and self._evaluates(self.view.epoch)
-        if measures and self._measure(state):
-            return Status.DIVERGED
-        is_there = measures and self._is_there()
-        began = perf_counter()
-        if saves or is_there or answer >= Request.SAVE:
-            self.saver.save(state, self.view)
-            if self.request is Request.SAVE:
-                self.request = Request.NONE  # granted; a wish to end stays
-        self.view.seconds += perf_counter() - began
-        return ENDINGS.get(Request(answer), Status.CONVERGED if is_there else None)
-
-    def _alarm(self) -> bool:
-        """Note what one of the ranks has found; whether that ends this leg."""
-        found = self.grid.world.exchange_objects(self.monitor.alarm)
-        alarm = next(one for one in found if one is not None)
-        self.monitor.alarm = None
-        facts = {name: alarm[name] for name in ("of", "gap", "tolerance")}
-        note(self.view, "gap", alarm_text(alarm), looked_at=alarm["exchange"], **facts)
-        self.alarm = alarm if self.falls_back else None
-        return self.falls_back
-
-    def _evaluates(self, epoch: int) -> bool:
-        every = self.pace.evaluate_every
-        return bool(every) and epoch % every == 0
-
-    def _measure(self, state: State) -> Status | None:
-        """A loss amid training, whose energy is not that of the solution."""
-        self.meter.pause()
-        bad = self._evaluate(state)
-        self.meter.resume()
-        return bad
-
-    def _evaluate(self, state: State) -> Status | None:
-        self.clock.start()
-        good = self.evaluation.measure(state, self.view)
-        self.clock.lap("evaluate")
-        self.view.note(self.grid.world.ledger)
-        self.hooks.after_evaluation(state, self.view)
-        self._tell("on_evaluate")
-        if good:
-            self.states.has_good_loss(state, self.view)
-        return None if good else Status.DIVERGED
-
-    def _tell(self, event: str) -> None:
-        for callback in self.callbacks:
-            answer = getattr(callback, event)(self.view)
-            if answer:
-                self.request = max(self.request, request_of(answer))
+        loop.solver.clock.start()
+        loop.meter.resume()
+        state, request = self.finisher.finish(state, view, note_pass)
+        loop.meter.pause()
+        loop.solver.clock.lap("polish")
+        return state, ENDINGS.get(request, status)

@@ -13,7 +13,8 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.errors import DataError
 from hpcsgd.files import check_schema, read_sealed, write_sealed
 from hpcsgd.formats import Array
-from hpcsgd.products.base import State
+from hpcsgd.products.base import Group, State
+from hpcsgd.products.observers import Observer
 from hpcsgd.solvers.evaluation import Columns
 
 # A few exchanges of a run, kept whole: what `hpcsgd verify` replays.
@@ -57,48 +58,56 @@ def choose_exchanges(count: int, seed: int, total: int) -> frozenset[int]:
 
 
 @dataclass
-class Recorder:
-    """Every member of replica 0 calls it; only the rank with a path keeps and writes.
+class Recorder(Observer):
+    """Keeps the state before and after the steps of a few exchanges.
 
-    The gathers are booked as control, and copies alone are taken.
+    Every member of replica 0 has one; only the rank with a path keeps and writes. The
+    gathers are booked as control, and copies alone are taken.
     """
 
-    chosen: frozenset[int]  # empty: nothing is recorded, nothing is said
-    columns: Columns | None = None
-    to_host: Callable[[Array], Array] | None = None
-    path: Path | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    leg: dict[str, Any] = field(default_factory=dict)
+    chosen: frozenset[int]
+    columns: Columns
+    to_host: Callable[[Array], Array]
+    path: Path | None
+    facts_of_run: dict[str, Any]
+    leg: dict[str, Any]
     states: dict[int, dict[str, Array]] = field(default_factory=dict)
+    first: int = 0  # the exchange that this leg of the run goes on from
 
-    def before(self, state: State, number: int) -> None:
-        """Ahead of the steps of exchange `number`."""
+    def start(self, state: State, exchanges: int) -> None:
+        """Note where this leg begins."""
+        self.first = exchanges
+
+    def before_exchange(self, state: State, number: int) -> None:
+        """Keep the state ahead of the steps of exchange `number`."""
         if number in self.chosen:
             self._take(state, number, "before")
 
-    def after(self, state: State, number: int) -> None:
-        """Behind its steps, ahead of the agreement."""
+    def after_steps(self, state: State, number: int, group: Group | None) -> None:
+        """Keep the state behind its steps, ahead of the agreement."""
         if number in self.chosen:
             self._take(state, number, "after")
 
-    def finish(self, first: int, last: int) -> None:
-        """Write what this leg of the run, exchanges `first` + 1 to `last`, recorded."""
+    def at_end(self, state: State, number: int, is_finished: bool) -> None:
+        """Write what this leg of the run, up to exchange `number`, recorded."""
+        with self.columns.grid.world.working("writing what was recorded"):
+            self._write(number)
+
+    def _write(self, last: int) -> None:
         if self.path is None:
             return
-        earlier = self._earlier(first)
-        leg = {"first": first, "last": last, **self.leg}
-        found = Recording(
-            self.facts, [*earlier.legs, leg], earlier.states | self.states
+        earlier = self._earlier(self.first)
+        leg = {"first": self.first, "last": last, **self.leg}
+        recording = Recording(
+            self.facts_of_run, [*earlier.legs, leg], earlier.states | self.states
         )
         try:
-            write_recording(self.path, found)
+            write_recording(self.path, recording)
         except OSError as error:
             # The model is worth more than its certificate.
             log.warning("%s cannot be written (%s)", self.path, error.strerror)
 
     def _take(self, state: State, number: int, moment: str) -> None:
-        if self.columns is None or self.to_host is None:
-            return
         weights = self.columns.join(self.to_host(state.host_array("weights")))
         if self.path is None:
             return
@@ -110,7 +119,7 @@ class Recorder:
 
     def _earlier(self, first: int) -> Recording:
         """What the legs before exchange `first` left, where they are of this run."""
-        nothing = Recording(self.facts, [], {})
+        nothing = Recording(self.facts_of_run, [], {})
         if self.path is None or first == 0 or not self.path.exists():
             return nothing
         try:
@@ -118,11 +127,13 @@ class Recorder:
         except DataError as error:
             log.warning("%s; the exchanges recorded before are lost", error)
             return nothing
-        if found.facts != self.facts:
+        if found.facts != self.facts_of_run:
             return nothing
         legs = [g | {"last": min(g["last"], first)} for g in found.legs]
         states = {n: s for n, s in found.states.items() if n <= first}
-        return Recording(self.facts, [g for g in legs if g["first"] <= first], states)
+        return Recording(
+            self.facts_of_run, [g for g in legs if g["first"] <= first], states
+        )
 
 
 def write_recording(path: Path, recording: Recording) -> None:
@@ -167,7 +178,7 @@ def _state(path: Path, number: int, arrays: dict[str, Array]) -> dict[str, Array
 # Members hold the same bits, or are mended.
 
 
-class MemberCheck:
+class MemberCheck(Observer):
     """Compares what members hold in common every N exchanges, and mends it.
 
     MPI does not promise that a sum gives every rank the same bits. Residuals that
@@ -183,12 +194,15 @@ class MemberCheck:
         self.mended = 0
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Compare when due."""
+        """Compare the members' copies when this is due."""
         if not self.every or self.members.size == 1 or exchanges % self.every:
             return
         prints = self.members.exchange_objects(self._fingerprint(state))
         if len(set(prints)) > 1:
             self._mend(state, exchanges)
+
+    def facts(self) -> dict[str, Any]:
+        return {"mended_members": self.mended}
 
     def _fingerprint(self, state: State) -> int:
         parts = [

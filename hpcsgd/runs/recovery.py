@@ -190,8 +190,8 @@ def device_loss_error(
     """
     where = "before the first exchange"
     if live is not None:
-        live.engine.saver.finish()
-        where = f"after exchange {live.engine.view.exchanges}"
+        live.saver.finish()
+        where = f"after exchange {live.view.exchanges}"
     who = "" if rank is None else f" by rank {rank}"
     said = DeviceLost(f"{error}, noticed{who} {where}; {_way_on(run)}")
     said.on_all_ranks = error.on_all_ranks

@@ -35,7 +35,7 @@ def profile(live: AssembledRun, setup: Mapping[str, float]) -> dict[str, Section
     whole: set-up, training, evaluations; training: by phase; communication: by the
     purpose of the words, evaluations and control included; set-up: by its parts.
     """
-    world, exchanges = live.grid.world, live.engine.view.exchanges
+    world, exchanges = live.grid.world, live.view.exchanges
     everyone = world.exchange_objects(measured(live, setup))
     return {
         section: compare_ranks([own[section] for own in everyone], exchanges)
@@ -47,7 +47,7 @@ def measured(
     live: AssembledRun, setup: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
     """section -> name -> seconds of this rank."""
-    clock, total = dict(live.task.clock.seconds), live.engine.view.seconds
+    clock, total = dict(live.task.clock.seconds), live.view.seconds
     evaluate = clock.pop("evaluate", 0.0)
     # Agreement, checks and callbacks between the laps of the products.
     clock["other"] = max(total - sum(clock.values()), 0.0)
@@ -179,7 +179,7 @@ def _all(own: Array, pieces: list[slice], columns: Columns, K: int) -> list[Arra
 
 def model_of(live: AssembledRun) -> Array:
     """The weights of all members, on every rank."""
-    agreement: Any = live.engine.agreement
+    agreement: Any = live.agreement
     weights: Any = live.state.weights
     folder = agreement.store.folder
     path = write_model(weights, live.columns, folder, agreement.height)
@@ -203,11 +203,11 @@ def report(
         weights = model_of(live)
     else:
         held = live.task.backend.to_host(state.weights[:, :columns])
-        weights = live.columns.join(live.engine.agreement.joined(held))
+        weights = live.columns.join(live.agreement.joined(held))
     intercept = None if state.intercept is None else state.intercept[0].copy()
     # Several models stay side by side, whatever each of them has.
     scalar = live.task.family.targets != "classes" and live.task.models is None
-    loss, history = float(live.engine.view.loss), list(live.engine.view.history)
+    loss, history = float(live.view.loss), list(live.view.history)
     if live.config.run.emulate_members:  # what others would have said was made up
         loss, history, weights = float("nan"), [], np.full_like(weights, np.nan)
     return Result(
@@ -215,8 +215,8 @@ def report(
         loss=loss,
         weights=weights[:, 0] if scalar else weights,
         intercept=intercept[0] if scalar and intercept is not None else intercept,
-        iterations=live.engine.view.steps,
-        exchanges=live.engine.view.exchanges,
+        iterations=live.view.steps,
+        exchanges=live.view.exchanges,
         history=history,
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
@@ -231,9 +231,9 @@ def report(
 
 def _judged(live: AssembledRun) -> dict[str, Any]:
     """The models of a sweep with their losses, and the loss of rows held out."""
-    models, history = live.task.models, live.engine.view.history
+    models, history = live.task.models, live.view.history
     made_up = live.config.run.emulate_members  # then nobody knows a loss
-    found = {} if made_up else dict(live.engine.view.more)
+    found = {} if made_up else dict(live.view.more)
     if models is None:
         return found
     first = history[0]["losses"] if history and not made_up else []
@@ -244,7 +244,7 @@ def _judged(live: AssembledRun) -> dict[str, Any]:
 def _facts(
     live: AssembledRun, began: float, setup: Mapping[str, float]
 ) -> dict[str, Any]:
-    config, view, clock = live.config, live.engine.view, live.task.clock
+    config, view, clock = live.config, live.view, live.task.clock
     grid, batch = live.grid, config.schedule.batch
     evaluate = clock.seconds.get("evaluate", 0.0)
     phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
@@ -273,10 +273,9 @@ def _facts(
         "precision": _precision(live),
         "precision_runs": emulated_fields(live.task.precision),
         **_casts(live),
-        "clipped_scores": live.engine.evaluation.clipped,
-        "mended_members": live.engine.guard.mended,
+        "clipped_scores": live.evaluation.clipped,
+        **live.loop.observers.facts(),
         "events": list(view.events),
-        **live.engine.hooks.facts(),
         "gap_looks": live.task.monitor.checks,
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),
@@ -291,8 +290,8 @@ def _facts(
         **named(live.loaded),
         "data_fingerprint": live.loaded.fingerprint,
         "resumes": live.capture.resumes,
-        "checkpoints_written": live.engine.saver.written,
-        "checkpoints_failed": live.engine.saver.failed,
+        "checkpoints_written": live.saver.written,
+        "checkpoints_failed": live.saver.failed,
         **_where(),
         **({"profile": profile(live, setup)} if config.run.profile else {}),
     }
@@ -301,14 +300,14 @@ def _facts(
 def _agreement(live: AssembledRun) -> dict[str, Any]:
     """How replicas agreed, and what that says of itself."""
     asked = {name: getattr(live.config.agreement, name) for name in ("kind", "method")}
-    return {**asked, **live.engine.agreement.facts()}
+    return {**asked, **live.agreement.facts()}
 
 
 def _polished(live: AssembledRun) -> dict[str, Any]:
     """What came after the last step, if anything did."""
-    facts = live.engine.finisher.facts
+    facts = live.training.polish_facts
     found = {} if facts is None else {"polish": facts}
-    return found if live.engine.has_minimum else {**found, "has_minimum": False}
+    return found if live.training.has_minimum else {**found, "has_minimum": False}
 
 
 def _precision(live: AssembledRun) -> dict[str, str]:
@@ -337,7 +336,7 @@ def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     own *= 1 if sys.platform == "darwin" else 1024
-    everyone = live.grid.world.exchange_objects((own, live.engine.meter.report()))
+    everyone = live.grid.world.exchange_objects((own, live.loop.meter.report()))
     energy, why = total(said for _, said in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),

@@ -289,7 +289,7 @@ def _wanted(live: AssembledRun, checkpoint: Checkpoint) -> dict[str, tuple[int, 
     if isinstance(live.state.weights, OnDisk):
         return {}
     columns, state = live.task.shard.total_columns, live.state
-    agreement = live.engine.agreement
+    agreement = live.agreement
     wanted: dict[str, tuple[int, ...]] = {"weights": (columns, agreement.width(state))}
     for name, width in agreement.widths(state).items():
         wanted[MEMORY + name] = (columns, width)

@@ -58,7 +58,7 @@ class Start:
         state, precision = live.state, live.task.precision
         if isinstance(state.weights, OnDisk):
             raise initial_weights_error()
-        live.engine.agreement.put_whole(state, self.weights[live.columns.own])
+        live.agreement.put_whole(state, self.weights[live.columns.own])
         live.task.backend.round(state.weights, precision.weights)
         if state.intercept is not None:
             state.intercept[...] = self.intercept
@@ -150,7 +150,7 @@ def check_settings(config: RunConfig, world: Communicator) -> None:
 
 def check_live(live: AssembledRun) -> None:
     """Refuse replicas whose agreements were planned unlike; before the first."""
-    check_plan(live.grid, live.engine.agreement.plan_in_words(live.state))
+    check_plan(live.grid, live.agreement.plan_in_words(live.state))
 
 
 def settings_of(config: RunConfig) -> dict[str, str]:
@@ -222,7 +222,7 @@ class Session:
                 self._without_gpu(error)
             except (Exception, KeyboardInterrupt) as error:
                 if self.live is not None:  # whoever catches this may go on from there
-                    self.live.engine.saver.finish()
+                    self.live.saver.finish()
                 shrinks = self.config.run.on_failure == "shrink"
                 if not (shrinks and self.world.has_lost_ranks(error)):
                     raise
@@ -244,11 +244,11 @@ class Session:
         self.world = self.world.survivors()
         self.lost += before - self.world.size
         self.config = smaller_grid(self.config, self.world.size)
-        known = [] if live is None else list(live.engine.saver.remembered)
+        known = [] if live is None else list(live.saver.remembered)
         self.last = last_common(self.world, known) or self.last
         for callback in self.callbacks:
             if live is not None:
-                callback.on_end(live.engine.view)
+                callback.on_end(live.view)
         if self.world.rank == 0:
             log.warning(
                 "%d of %d ranks were lost; the others go on as %d x %d %s",
@@ -295,7 +295,7 @@ class Session:
             goes_on = resume(config, live, self.last)
             world.together(lambda: folder.begin(config, goes_on))
             # Not over what a checkpoint, or a leg before a fall-back, has put there.
-            if self.start is not None and not live.engine.view.exchanges:
+            if self.start is not None and not live.view.exchanges:
                 self.start.load_into(live)
         self._take_over(live)
         live.open()
@@ -311,10 +311,10 @@ class Session:
         world.max_flag(0)
         setup.lap("warm_up")
         log.debug("set-up: %s", setup)
-        self.meter = live.engine.meter = self.meter or make_meter(_gpu(live))
-        groups = live.feed.groups(live.engine.view.exchanges)
+        self.meter = self.meter or make_meter(_gpu(live))
+        groups = live.feed.groups(live.view.exchanges)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            state, status = live.engine.run(live.state, groups)
+            state, status = live.training.run(live.state, groups, self.meter)
         log.debug("training: %s", live.task.clock)
         damage = find_damage(live) if status is Status.DIVERGED else ""
         if status is Status.DIVERGED and not damage and self._falls_back(live):
@@ -338,35 +338,31 @@ class Session:
 
     def _falls_back(self, live: AssembledRun) -> bool:
         """Stand where all was well, with the next rung of settings, if there is one."""
-        engine = live.engine
-        if not engine.falls_back:
-            return False
+        good_states, alarm = live.training.good_states, live.loop.alarm
         rung = next_fallback_level(live.config, live.product_name)
-        alarm, states = engine.alarm, engine.states
-        kept = states.after_alarm() if alarm else states.after_divergence()
+        kept = None if good_states is None else good_states.before(alarm)
         if rung is None or kept is None:
             return False
-        stopped = engine.view.exchanges
-        kept.restore(live.state, engine.view)
+        stopped = live.view.exchanges
+        kept.restore(live.state, live.view)
         self._change(live, rung, alarm, stopped)
         return True
 
     def _change(
         self, live: AssembledRun, rung: FallbackLevel, cause: Cause, stopped: int
     ) -> None:
-        """From the state of the engine on, other settings."""
-        engine = live.engine
+        """Go on from the state of the run with other settings."""
         if rung.config.schedule.steps != live.config.schedule.steps:
             # The number of the exchange changes, and would not say any more that
             # replicas are apart.
-            engine.agreement.settle(live.state, engine.view.exchanges)
-        taken = live.capture.take(live.state, engine.view)
+            live.agreement.settle(live.state, live.view.exchanges)
+        taken = live.capture.take(live.state, live.view)
         self.last = convert_checkpoint(taken, live.config, rung.config)
         self.last.document["events"].append(
-            fallback_event(engine.view, rung, cause, stopped, self.last.exchanges)
+            fallback_event(live.view, rung, cause, stopped, self.last.exchanges)
         )
         self.requested_config = self.requested_config or self.config
-        self.config, self.request = rung.config, engine.request
+        self.config, self.request = rung.config, live.loop.callbacks.request
         # Put back with the state: what was sent for nothing was sent, too.
         live.grid.world.ledger.entries = Ledger().entries
 
@@ -376,14 +372,14 @@ class Session:
             live.capture.facts[PRECISION_AUTO] = self.notes[PRECISION_AUTO]
         if live.chosen.rival is not None and self.world.rank == 0:
             keeps = live.product_name in KEEPS
-            live.engine.callbacks.append(SlowerThanExpected(live.chosen, keeps))
+            live.loop.callbacks.add(SlowerThanExpected(live.chosen, keeps))
         if self.requested_config is None:
             return
-        engine = live.engine
         live.capture.facts.setdefault(REQUESTED, self.requested_config.tables())
-        engine.request, self.request = max(engine.request, self.request), Request.NONE
+        live.loop.callbacks.renew(self.request)
+        self.request = Request.NONE
         # At once: what is on disk was made with the settings that failed.
-        engine.saver.save(live.state, engine.view)
+        live.saver.save(live.state, live.view)
 
 
 def _gpu(live: AssembledRun) -> str:

@@ -1,6 +1,6 @@
 """Callbacks of a run: they read a view, and may request an end or a checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -210,3 +210,32 @@ def request_of(answer: Any) -> Request:
     if isinstance(answer, Request):
         return answer
     return Request.STOP if answer else Request.NONE
+
+
+class Callbacks:
+    """The callbacks of this rank, and the largest request of any of them."""
+
+    def __init__(self, callbacks: Sequence[Callback], view: View) -> None:
+        self.callbacks = list(callbacks)
+        self.view = view
+        self.request = Request.NONE  # not granted yet
+
+    def call(self, event: str) -> None:
+        """Call the method `event` of each, with the view of the run."""
+        for callback in self.callbacks:
+            answer = getattr(callback, event)(self.view)
+            if answer:
+                self.request = max(self.request, request_of(answer))
+
+    def add(self, callback: Callback) -> None:
+        """Call this one too from now on."""
+        self.callbacks.append(callback)
+
+    def renew(self, request: Request) -> None:
+        """Request again what a leg of the run before this one has not granted."""
+        self.request = max(self.request, request)
+
+    def grant_save(self) -> None:
+        """Note that a checkpoint was written; a request to end stays."""
+        if self.request is Request.SAVE:
+            self.request = Request.NONE

@@ -15,10 +15,11 @@ from hpcsgd.backends.numpy_rows import all_finite
 from hpcsgd.comm.grid import Grid
 from hpcsgd.formats import Array
 from hpcsgd.products.base import Group, State
-from hpcsgd.products.hooks import Hook
+from hpcsgd.products.observers import Observer
 from hpcsgd.settings import Settings, setting
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.full_passes import (
+    NO_MINIMUM,
     gap_limit,
     gap_of,
     gradient_of,
@@ -47,9 +48,12 @@ class Evaluation:
         own: slice,
         takes: str = "loss",
         has_intercept: bool = False,
+        stop: "StopConfig | None" = None,
     ) -> None:
         self.objective = objective
         self.has_intercept = has_intercept
+        self.stop = StopConfig() if stop is None else stop
+        self.has_minimum = True  # False: F was found to fall without end
         self._null_excess: float | None = None
         self.known: Slope | None = None  # at the last evaluation, where it was taken
         self.takes = takes  # gradient, gap: what is taken beside the loss
@@ -59,6 +63,7 @@ class Evaluation:
         self.first_loss: float | None = None
         self.good: tuple[Array, Array | None, float] | None = None
         self.measured_at = -1
+        self.is_good = False  # whether the last loss was good
         self.clipped = 0  # scores beyond the range of exp at the last look
 
     def measure(self, state: State, view: View) -> bool:
@@ -82,7 +87,7 @@ class Evaluation:
         self.measured_at = view.exchanges
         if self.first_loss is None:
             self.first_loss = view.loss
-        good = is_good(view.loss, self.first_loss)
+        good = self.is_good = is_good(view.loss, self.first_loss)
         if good:
             kept = None if seen.intercept is None else seen.intercept.copy()
             self.good = (seen.weights.copy(), kept, view.loss)
@@ -118,6 +123,33 @@ class Evaluation:
         if self.takes == "gradient":
             return gradient_of(self.objective, own, intercept).as_dict(with_gap=False)
         return gap_of(self.objective, own, intercept).as_dict(with_gap=True)
+
+    def has_reached_goal(self, view: View) -> bool:
+        """Return whether the last evaluation reaches the goal of an early stop.
+
+        Collective, where there is a goal.
+        """
+        if self.stop.on == "none":
+            return False
+        reached = self.stop.is_reached(view.history, self._null_excess_for_goal())
+        return bool(self.objective.grid.world.max_flag(reached))
+
+    def judge_goal(self, state: State, view: View, has_converged: bool) -> None:
+        """Warn of a goal that is not reached, or of one without a minimum. Collective.
+
+        `has_converged` says whether the goal was reached, behind the last exchange.
+        """
+        if self.stop.on == "none":
+            return
+        if self.lacks_minimum(state, view.exchanges):
+            self.has_minimum = False
+            log.warning("%s (--l2)", NO_MINIMUM, extra=ONCE)
+        elif not has_converged:
+            self.stop.warn(view.history, self._null_excess_for_goal())
+
+    def _null_excess_for_goal(self) -> float:
+        """Return F of the null model above its bound, which a small gap is held to."""
+        return self.null_excess() if self.stop.on == "gap" else 0.0
 
     def null_excess(self) -> float:
         """Return F of the null model less the least that F could be, taken once.
@@ -304,7 +336,7 @@ WEIGHTS, INTERCEPT = "best_held", "best_held_intercept"  # in `state.memory`
 
 
 @dataclass
-class BestWeights(Hook):
+class BestWeights(Observer):
     """A copy of the weights at the evaluation with the least loss on held-out rows."""
 
     evaluation: Evaluation
@@ -329,9 +361,9 @@ class BestWeights(Hook):
         if intercept is not None:
             state.memory[INTERCEPT][...] = intercept[:1]
 
-    def settle(self, state: State, exchanges: int) -> None:
-        """Back to the best, where it is not the last."""
-        best = self._best()
+    def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
+        """Go back to the best weights, where these are not the last."""
+        best = self._best() if is_finished else None
         if best is None:
             return
         is_seen = self.evaluation.measured_at == exchanges  # and not averaged since
@@ -411,7 +443,7 @@ class AverageConfig(Settings, section="average"):
 
 
 @dataclass
-class TailAverage(Hook):
+class TailAverage(Observer):
     """Averages the weights after each exchange in which replicas agreed."""
 
     evaluation: Evaluation
@@ -448,9 +480,9 @@ class TailAverage(Hook):
         if seen.intercept is not None:
             _move(state.memory[AVERAGED_INTERCEPT], seen.intercept[:1], 1.0 / count)
 
-    def settle(self, state: State, exchanges: int) -> None:
-        """The mean for the last iterate, in every model whose F says so."""
-        if not self._place(exchanges) or not self._count(state):
+    def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
+        """Take the mean for the last iterate, in every model whose F is less there."""
+        if not is_finished or not self._place(exchanges) or not self._count(state):
             return
         weights, intercept = self._rounded(state)
         last = self._losses_now(state, exchanges)
@@ -564,7 +596,7 @@ class Columns:
 # Snapshots of SVRG: where the run stands, with the gradient of all rows there.
 
 
-class Snapshots(Hook):
+class Snapshots(Observer):
     """Taken before the first exchange of every so many epochs.
 
     The gradient is that of the exact values in float64, whatever the steps compute in:
@@ -602,7 +634,7 @@ class Snapshots(Hook):
             state.intercept[1] = seen.intercept[0]
             state.intercept[2] = slope.intercept
 
-    def after_steps(self, state: State, group: Group | None) -> None:
+    def after_steps(self, state: State, number: int, group: Group | None) -> None:
         """What replicas hold alike is not to be averaged: sums round."""
         if self.columns.grid.replicas.size == 1:
             return
@@ -626,7 +658,7 @@ NAME = "loss_scale"
 
 
 @dataclass
-class ReplicaLossScale(Hook):
+class ReplicaLossScale(Observer):
     """Where replicas do not decide about it together, and say so themselves."""
 
     scale: LossScale
@@ -635,10 +667,10 @@ class ReplicaLossScale(Hook):
         """Room beside the state, which is saved with it."""
         state.rank_arrays[NAME] = self.scale.kept()
 
-    def start(self, state: State) -> None:
+    def start(self, state: State, exchanges: int) -> None:
         """As it was saved."""
         self.scale.restore(state.rank_arrays[NAME])
 
-    def after_steps(self, state: State, group: Group | None) -> None:
+    def after_steps(self, state: State, number: int, group: Group | None) -> None:
         """As the steps have left it."""
         state.rank_arrays[NAME][...] = self.scale.kept()

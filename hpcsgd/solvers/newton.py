@@ -306,25 +306,7 @@ REMEDY = {
 }
 
 
-class NoFinisher:
-    """The protocol, and what a run has that ends with its last step."""
-
-    facts: dict[str, Any] | None = None  # of what was done, for the report
-    has_minimum = True  # False: F falls without end
-
-    def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Request]:
-        """The state to return, and the wish that ended it early.
-
-        `tell` takes what a record of the history says of a pass, and gives back what
-        callbacks of this rank wish.
-        """
-        return state, Request.NONE
-
-
-UNFINISHED = NoFinisher()
-
-
-class Finisher(NoFinisher):
+class Finisher:
     """L-BFGS or Newton from the last step's weights, in float64 on exact values."""
 
     def __init__(
@@ -339,6 +321,8 @@ class Finisher(NoFinisher):
         self.columns = columns
         self.bounds_passes = bounds_passes  # every pass has a gap, and costs one more
         self.gap: float | None = None  # where it was asked for, and is known
+        self.facts: dict[str, Any] | None = None  # of what was done, for the report
+        self.has_minimum = True  # False: F falls without end
 
     def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Request]:
         """The optimum; every pass is told as an evaluation."""

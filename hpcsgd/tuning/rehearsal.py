@@ -24,7 +24,7 @@ from hpcsgd.runs.load import LoadedRows
 
 # The real thing for some hundredths of a second: exchanges of a setting, timed.
 #
-# The data are loaded once; every setting gets its own product, feed and engine on them,
+# The data are loaded once; every setting gets its own product, feed and loop on them,
 # so that what is timed is what a run does, messages and all.
 
 EPOCHS = 10**6  # as many as anybody waits for: a burst ends before
@@ -210,7 +210,7 @@ class _Rehearsal:
         """What happens once: a first epoch, if it keeps; memory touched, if not."""
         live = self.live
         live.warm_up()
-        view = live.engine.view
+        view = live.view
         view.history.append({})  # no loss is asked for
         first = live.feed.exchanges_per_epoch if self.keeps else LEAST
         # The first of all exchanges makes room and messages, once in a run.
@@ -222,16 +222,16 @@ class _Rehearsal:
 
     def _time(self, count: int) -> float:
         """Seconds of an exchange of the slowest rank, looks as often as in a run."""
-        engine, world = self.live.engine, self.live.grid.world
+        loop, world = self.live.loop, self.live.grid.world
         looks = world.ledger.entries["control"]
-        view, control = engine.view, (looks.calls, looks.seconds)
+        view, control = loop.view, (looks.calls, looks.seconds)
         before = view.seconds
         with np.errstate(all="ignore"):
             groups = self.live.feed.groups(view.exchanges)
-            engine.run_exchanges(self.live.state, groups, count)
+            self.live.training.run_exchanges(self.live.state, groups, count)
         calls, waited = looks.calls - control[0], looks.seconds - control[1]
         own = (view.seconds - before - waited) / count
-        own += waited / max(calls, 1) / engine.polls.every
+        own += waited / max(calls, 1) / loop.polls.every
         return float(max(*world.exchange_objects(own), 1e-9))
 
 

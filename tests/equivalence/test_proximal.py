@@ -144,7 +144,7 @@ def test_the_loss_and_the_slope_have_l1():
     def on_rank(world):
         reader = MemoryReader(problem.X, problem.y)
         live = build(config, world, lambda _: reader, [], Clock())
-        objective = live.engine.evaluation.objective
+        objective = live.evaluation.objective
         slope = objective.slope(w[live.columns.own, None], np.zeros(1))
         return slope, objective.norm(slope), live.columns.join(slope.least)[:, 0]
 

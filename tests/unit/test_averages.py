@@ -268,7 +268,7 @@ def test_one_copy_of_the_slow_state_says_all(row):
         config = config_of(problem, row)
         reader = MemoryReader(problem.X, problem.y)
         live = build(config, world, lambda _: reader, [], Clock())
-        held = live.engine.agreement.holds_one_state(live.state, 3)
+        held = live.agreement.holds_one_state(live.state, 3)
         live.close()
         return held
 

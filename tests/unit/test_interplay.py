@@ -81,12 +81,12 @@ def test_groups_are_closed_where_all_ranks_refuse_behind_them(row, monkeypatch):
 
 @pytest.mark.parametrize("row", OPENS)
 def test_and_where_the_last_thing_is_refused(row, monkeypatch):
-    """Gradients open theirs with the state, behind which hooks prepare."""
+    """Gradients open theirs with the state, behind which observers prepare."""
 
     def refuse(*given):
         raise ConfigError("no; leave it out")
 
-    monkeypatch.setattr("hpcsgd.products.hooks.HookList.prepare", refuse)
+    monkeypatch.setattr("hpcsgd.products.observers.Observers.prepare", refuse)
     counts = counted_groups(monkeypatch)
     with pytest.raises(ConfigError, match="no; leave it out"):
         train_on(4, config_of(row, OPENS[row]), PROBLEM)
@@ -144,9 +144,9 @@ def test_nothing_is_under_way_when_an_agreement_is_let_go(row):
     def on_rank(world):
         reader = MemoryReader(PROBLEM.X, PROBLEM.y)
         live = build(config, world, lambda _: reader, [], Clock())
-        live.engine.agreement.start(live.state, 0)
-        live.engine.run_exchanges(live.state, live.feed.groups(0), 3)
-        return is_under_way(live.engine.agreement)
+        live.agreement.start(live.state, 0)
+        live.training.run_exchanges(live.state, live.feed.groups(0), 3)
+        return is_under_way(live.agreement)
 
     assert run_ranks(4, on_rank) == [False] * 4
 

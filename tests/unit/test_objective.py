@@ -67,7 +67,7 @@ def test_the_slope_is_that_of_the_loss(family, grid):
     def on_rank(world):
         reader = MemoryReader(problem.X, problem.y, problem.weights, problem.offset)
         live = build(config, world, lambda _: reader, [], Clock())
-        objective, own = live.engine.evaluation.objective, live.columns.own
+        objective, own = live.evaluation.objective, live.columns.own
         slope = objective.slope(w[own], b)
         assert slope.loss == objective.loss(w[own], b)[0]
         step = 1e-6

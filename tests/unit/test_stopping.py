@@ -86,7 +86,7 @@ def optimality_at(problem, result):
 
         live = build(config, world, reader, [], Clock())
         own = weights[live.loaded.shard.columns]
-        objective = live.engine.evaluation.objective
+        objective = live.evaluation.objective
         return gap_of(objective, own, np.atleast_1d(result.intercept))
 
     found = run_ranks(4, on_rank)

@@ -1,4 +1,4 @@
-"""The engine of a run, made with its observers, evaluations and recordings."""
+"""The training of a run, made with its observers, evaluations and recordings."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,54 +14,53 @@ from hpcsgd.data.shard import lengths
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Product, Task
+from hpcsgd.products.base import Task
 from hpcsgd.products.direct import MicroBatches
-from hpcsgd.products.hooks import Hook, HookList
+from hpcsgd.products.observers import Observer, Observers
 from hpcsgd.runs.assembled_run import Parts, last_rate
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
-from hpcsgd.runs.checks import penalty_of, proximal_hooks, snapshot_hooks
+from hpcsgd.runs.checks import penalty_of, proximal_observers, snapshot_observers
 from hpcsgd.runs.gpu import on_gpu
-from hpcsgd.runs.loop import Engine, GoodStates, PollSchedule, RunLength
+from hpcsgd.runs.loop import (
+    GoodStates,
+    PollSchedule,
+    RunLength,
+    Training,
+    TrainingLoop,
+)
 from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges
 from hpcsgd.runs.recovery import next_fallback_level
-from hpcsgd.solvers.callbacks import Callback, View
+from hpcsgd.solvers.callbacks import Callback, Callbacks, View
 from hpcsgd.solvers.evaluation import (
     MEASURES,
     BestWeights,
-    Columns,
     Evaluation,
     ReplicaLossScale,
     TailAverage,
 )
-from hpcsgd.solvers.newton import UNFINISHED, Finisher, NoFinisher
+from hpcsgd.solvers.newton import Finisher
 from hpcsgd.solvers.objective import Objective, SlicedObjective, TiledObjective
+from hpcsgd.solvers.sgd import Sgd
 
-# Which hooks a run has: what touches its state between exchanges.
+# Which observers a run has: what reads or touches its state between exchanges.
 
 
-def make_hooks(
-    config: RunConfig,
-    columns: Columns,
-    task: Task,
-    product: Product,
-    evaluation: Evaluation,
-    epochs: tuple[int, int],
-    history: Sequence[Mapping[str, Any]],
-) -> HookList:
-    """Those that the configuration asks for, in the order they are called.
-
-    The run has so many `epochs`, of so many exchanges each.
-    """
-    total, held = columns.total, columns.own
-    return HookList(
-        [
-            *proximal_hooks(config, total, held, task.columns, task.backend),
-            *snapshot_hooks(config, epochs[1], evaluation, columns),
-            *_averages(config, task, product, evaluation, epochs[0] * epochs[1]),
-            *_best_held(config, task, evaluation, history),
-            *_scales(task),
-        ]
-    )
+def make_observers(
+    parts: Parts, agreement: Agreement, evaluation: Evaluation, view: View
+) -> list[Observer]:
+    """Return those that the configuration asks for, in the order they are called."""
+    config, columns, task = parts.config, parts.columns, parts.task
+    each = parts.feed.exchanges_per_epoch
+    return [
+        *recorders(parts, agreement),
+        *proximal_observers(
+            config, columns.total, columns.own, task.columns, task.backend
+        ),
+        *snapshot_observers(config, each, evaluation, columns),
+        *_averages(parts, evaluation, config.schedule.epochs * each),
+        *_best_held(config, task, evaluation, view.history),
+        *_scales(task),
+    ]
 
 
 def _best_held(
@@ -69,14 +68,14 @@ def _best_held(
     task: Task,
     evaluation: Evaluation,
     history: Sequence[Mapping[str, Any]],
-) -> list[Hook]:
+) -> list[Observer]:
     """The weights that held-out rows liked best, where these end the run."""
     if config.stop.on != "validation":
         return []
     return [BestWeights(evaluation, task.columns, history)]
 
 
-def _scales(task: Task) -> list[Hook]:
+def _scales(task: Task) -> list[Observer]:
     """What residuals are multiplied by, where that adapts and is each replica's own."""
     backend = task.backend
     scale = backend.loss_scale if isinstance(backend, RoundedBackend) else None
@@ -85,14 +84,9 @@ def _scales(task: Task) -> list[Hook]:
     return [ReplicaLossScale(scale)]
 
 
-def _averages(
-    config: RunConfig,
-    task: Task,
-    product: Product,
-    evaluation: Evaluation,
-    planned: int,
-) -> list[Hook]:
+def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observer]:
     """The mean of the last exchanges, where it is wanted."""
+    config, task, product = parts.config, parts.task, parts.product
     average, period = config.average, evaluation.agreement.period
     if average.kind == "none":
         return []
@@ -144,6 +138,7 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
         own,
         takes,
         has_intercept=parts.config.problem.intercept,
+        stop=parts.config.stop,
     )
 
 
@@ -206,21 +201,21 @@ def is_replayable(
 # Which exchanges of a run are written down, and what makes two legs one run.
 
 
-def recorder_of(parts: Parts, agreement: Agreement) -> Recorder:
-    """One that records nothing where exchanges could not be replayed."""
+def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
+    """Return the recorder of a run; none where exchanges could not be replayed."""
     config, grid = parts.config, parts.grid
     run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
     replays = is_replayable(
         config, parts.words.precision, agreement, parts.task.models is not None
     )
     if run.out is None or not run.record or grid.replica or not replays:
-        return Recorder(frozenset())
-    return Recorder(
+        return []
+    recorder = Recorder(
         chosen=_recorded(parts, agreement, total),
         columns=parts.columns,
         to_host=parts.task.backend.to_host,
         path=Path(run.out) / NAME if grid.world.rank == 0 else None,
-        facts={
+        facts_of_run={
             "fingerprint": parts.loaded.fingerprint,
             "replicas": grid.replicas.size,
             "sections": _identity(config),
@@ -235,6 +230,7 @@ def recorder_of(parts: Parts, agreement: Agreement) -> Recorder:
             "circles": agreement.circle_sizes,
         },
     )
+    return [recorder]
 
 
 def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
@@ -255,11 +251,11 @@ def _identity(config: RunConfig) -> dict[str, Any]:
     return tables
 
 
-# The engine with all that it looks at: evaluation, guards, looks, checkpoints.
+# The training loop with its observers: evaluation, checks, polls, checkpoints.
 
 
-def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engine]:
-    """The engine, and what takes its state and puts it back."""
+def make_training(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Training]:
+    """Return the training of a run, and what takes its state and puts it back."""
     config, grid, task = parts.config, parts.grid, parts.task
     agreement = _agreement(parts)
     parts.undo.append(agreement.close)
@@ -275,42 +271,30 @@ def make_engine(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Engin
         phases=lambda: phases_so_far(task.clock, grid.world.ledger),
         evaluations_planned=evaluations(schedule.epochs, config.run.evaluate_every),
     )
-    return capture, Engine(
-        grid=grid,
-        product=parts.product,
-        agreement=agreement,
-        guard=guard,
+    good_states = _good_states(parts, view, evaluation)
+    observers = [guard, *make_observers(parts, agreement, evaluation, view)]
+    loop = TrainingLoop(
+        solver=Sgd(parts.product, agreement, task.clock, task.monitor),
+        observers=Observers([*observers, *good_states]),
         evaluation=evaluation,
+        callbacks=Callbacks(callbacks, view),
+        polls=PollSchedule(grid.world, _looks_every(parts), _falls_back(parts)),
         saver=_saver(parts, capture),
-        polls=PollSchedule(grid.world, _looks_every(parts)),
-        pace=RunLength(schedule.epochs, each, config.run.evaluate_every),
-        view=view,
-        callbacks=callbacks,
-        clock=task.clock,
-        recorder=recorder_of(parts, agreement),
-        monitor=task.monitor,
-        states=_good_states(parts),
-        falls_back=_falls_back(parts),
-        hooks=make_hooks(
-            config,
-            parts.columns,
-            task,
-            parts.product,
-            evaluation,
-            (schedule.epochs, each),
-            view.history,
-        ),
-        finisher=_finisher(parts, evaluation),
-        stop=config.stop,
+        length=RunLength(schedule.epochs, each, config.run.evaluate_every),
+    )
+    return capture, Training(
+        loop,
+        _finisher(parts, evaluation),
+        next(iter(good_states), None),
         has_own_loss=not config.run.emulate_members and task.models is None,
     )
 
 
-def _finisher(parts: Parts, evaluation: Evaluation) -> NoFinisher:
+def _finisher(parts: Parts, evaluation: Evaluation) -> Finisher | None:
     """What comes after the last step; weights that are made up have no optimum."""
     config = parts.config
     if config.polish.kind == "none":
-        return UNFINISHED
+        return None
     if config.run.emulate_members:
         raise ConfigError(
             "[polish] needs the rows of all members, and --emulate-members has those of"
@@ -338,15 +322,14 @@ def _looks_every(parts: Parts) -> int:
     return min(run.check_every, run.gap_every)
 
 
-def _good_states(parts: Parts) -> GoodStates:
+def _good_states(parts: Parts, view: View, evaluation: Evaluation) -> list[GoodStates]:
     """Copies are kept where there is something to fall back to."""
+    if not _falls_back(parts):
+        return []
+    if next_fallback_level(parts.config, parts.product_name) is None:
+        return []
     every = parts.config.run.gap_every if parts.is_watched else 0
-    rung = (
-        next_fallback_level(parts.config, parts.product_name)
-        if _falls_back(parts)
-        else None
-    )
-    return GoodStates(every, rung is not None)
+    return [GoodStates(every, view, evaluation)]
 
 
 def _falls_back(parts: Parts) -> bool:

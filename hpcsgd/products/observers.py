@@ -1,0 +1,179 @@
+"""Observers of a run, and the proximal step, which is one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.formats import Array
+from hpcsgd.glm.penalties import Penalty
+from hpcsgd.products.base import Group, State
+
+# What reads or touches the state between exchanges: proximal steps, averages,
+# snapshots of SVRG, recordings, checks of members, copies to fall back to.
+
+
+class Observer:
+    """Base class of what the loop of a run calls; every method does nothing.
+
+    All ranks call their observers alike, in the order of a list. What has to outlive a
+    checkpoint is kept in `state.memory` or in the state itself.
+    """
+
+    def prepare(self, state: State) -> None:
+        """Make room in the state, before a checkpoint is put back into it."""
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Read the state that the run goes on from after exchange `exchanges`."""
+
+    def before_epoch(self, state: State, epoch: int) -> None:
+        """Act before the first exchange of `epoch` (from 0 on)."""
+
+    def before_exchange(self, state: State, number: int) -> None:
+        """Act before the steps of exchange `number`."""
+
+    def after_steps(self, state: State, number: int, group: Group | None) -> None:
+        """Act after the steps of `group`, before replicas agree; None: no steps."""
+
+    def after_exchange(self, state: State, number: int) -> None:
+        """Act after replicas agreed, or did not, in exchange `number`."""
+
+    def after_poll(self, number: int) -> None:
+        """Act after exchange `number`, behind which no rank has found a fault."""
+
+    def after_evaluation(self, state: State, view: Any) -> None:
+        """Act after a full loss, which is the last of `view.history`."""
+
+    def at_end(self, state: State, number: int, is_finished: bool) -> None:
+        """Act when training is over, before the last loss is taken.
+
+        `is_finished` is False where the run diverged, or is to go on later.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the report of the result has to say of this observer."""
+        return {}
+
+
+class Observers(Observer):
+    """All observers of a run, called as one."""
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self.observers = tuple(observers)
+        self._prepare = self._methods("prepare")
+        self._start = self._methods("start")
+        self._before_epoch = self._methods("before_epoch")
+        self._before_exchange = self._methods("before_exchange")
+        self._after_steps = self._methods("after_steps")
+        self._after_exchange = self._methods("after_exchange")
+        self._after_poll = self._methods("after_poll")
+        self._after_evaluation = self._methods("after_evaluation")
+        self._at_end = self._methods("at_end")
+
+    def _methods(self, event: str) -> list[Callable[..., None]]:
+        """Return the methods of those who do something at an event; others cost none
+        of an exchange's time.
+        """
+        idle = getattr(Observer, event)
+        return [
+            getattr(one, event)
+            for one in self.observers
+            if getattr(type(one), event) is not idle
+        ]
+
+    def prepare(self, state: State) -> None:
+        for call in self._prepare:
+            call(state)
+
+    def start(self, state: State, exchanges: int) -> None:
+        for call in self._start:
+            call(state, exchanges)
+
+    def before_epoch(self, state: State, epoch: int) -> None:
+        for call in self._before_epoch:
+            call(state, epoch)
+
+    def before_exchange(self, state: State, number: int) -> None:
+        for call in self._before_exchange:
+            call(state, number)
+
+    def after_steps(self, state: State, number: int, group: Group | None) -> None:
+        for call in self._after_steps:
+            call(state, number, group)
+
+    def after_exchange(self, state: State, number: int) -> None:
+        for call in self._after_exchange:
+            call(state, number)
+
+    def after_poll(self, number: int) -> None:
+        for call in self._after_poll:
+            call(number)
+
+    def after_evaluation(self, state: State, view: Any) -> None:
+        for call in self._after_evaluation:
+            call(state, view)
+
+    def at_end(self, state: State, number: int, is_finished: bool) -> None:
+        for call in self._at_end:
+            call(state, number, is_finished)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            name: fact for one in self.observers for name, fact in one.facts().items()
+        }
+
+
+# The proximal map of l1 and bounds, behind the steps of every exchange.
+#
+# The map adds to a step the gradient ξ that l1 and the bounds have at its end: a step
+# takes the state x = (w, v) to M x + u (g + ξ), with the ridge in M. So w moves by
+# T = −u_w towards zero, and a velocity by its own share of ξ:
+#
+#     w ← prox_T(w),    v ← v + (u_v / u_w) · what w moved by
+#
+# Without the share of v, momentum would amplify g and not ξ, and end at a point whose
+# l1 is (1 − μ) times too small. With one step an exchange this is proximal SGD (T = η,
+# for the Nesterov of deep-learning frameworks (1 + μ) η). With more it is the
+# approximation of that name, l1_at = "exchange": one ξ, held for all s steps, so that T
+# is the sum of their rates, each shrunk by the ridge, or grown by the momentum, of the
+# steps behind it.
+
+
+class Proximal(Observer):
+    """For the columns that this member holds; each replica's before they average."""
+
+    def __init__(
+        self, penalty: Penalty, classes: int, store: Callable[[Array], object]
+    ) -> None:
+        self.penalty = penalty  # of the columns held
+        self.classes = classes  # K
+        self.store = store  # rounds weights to the format that they have
+
+    def prepare(self, state: State) -> None:
+        """Begin within the bounds."""
+        self._map(state, np.zeros(1))
+
+    def after_steps(self, state: State, number: int, group: Group | None) -> None:
+        """One map for all steps of the group."""
+        if group is not None:
+            self._map(state, reach(group.coefficients))
+
+    def _map(self, state: State, reached: Array) -> None:
+        weights, K = state.weights, self.classes
+        position = weights[:, :K]
+        before = position.copy() if len(reached) > 1 else None
+        self.penalty.prox(position, float(reached[0]))
+        if before is not None:
+            moved = position - before
+            for k, own in enumerate(reached[1:], start=1):
+                share = weights.dtype.type(own / reached[0] if reached[0] else 0.0)
+                weights[:, k * K : (k + 1) * K] += share * moved
+        self.store(weights)
+
+
+def reach(coefficients: Any) -> Array:
+    """−Σ_i b_i Φ_{s,i+1} u_i: how far one unit of ξ in every step moves each state."""
+    sizes = np.asarray(coefficients.blocks.sizes, dtype=np.float64)
+    form = coefficients.plain if len(sizes) == 1 else coefficients.whole
+    far: Array = -(sizes @ form.gain)
+    return far

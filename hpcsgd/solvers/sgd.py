@@ -1,0 +1,73 @@
+"""Stochastic gradient descent as a solver of the training loop."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcsgd.agreements.base import Agreement
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.products.base import Group, NoMonitor, Product, State
+from hpcsgd.solvers.callbacks import View
+
+
+class Sgd:
+    """Takes the steps of each exchange through a product; then replicas agree."""
+
+    def __init__(
+        self,
+        product: Product,
+        agreement: Agreement,
+        clock: Clock,
+        monitor: NoMonitor,
+    ) -> None:
+        self.product = product
+        self.agreement = agreement
+        self.clock = clock
+        self.monitor = monitor  # of the recurrence
+        self.group: Group | None = None  # of the next exchange; None: no rows
+        self.trained: Group | None = None  # of the last one; None: no steps
+        self._groups: Iterator[Group | None] = iter(())
+
+    def begin(self, state: State, groups: Iterator[Group | None], done: int) -> None:
+        """Go on from `state` after exchange `done` with these groups."""
+        self.agreement.start(state, done)
+        self.feed(groups)
+
+    def feed(self, groups: Iterator[Group | None]) -> None:
+        """Take the groups of the next exchanges from here on."""
+        self._groups = groups
+        self.group = next(groups, None)
+
+    def advance(self, state: State, number: int, view: View) -> State:
+        """Take the steps of exchange `number`, where this replica trains in it."""
+        group, agreement = self.group, self.agreement
+        self.clock.start()
+        upcoming = self.group = next(self._groups, None)
+        self.clock.lap("sample")
+        self.trained = None
+        if group is None:
+            return state
+        view.steps += agreement.updates(len(group.blocks.sizes))
+        if agreement.trains(number):
+            ahead = upcoming if agreement.trains(number + 1) else None
+            state = self.product.advance(state, group, ahead)
+            self.trained = group
+        view.rows += agreement.visited(len(group.rows))
+        return state
+
+    def agree(self, state: State, number: int) -> None:
+        """Let replicas agree behind the steps of exchange `number`, where it is due."""
+        self.agreement.after_exchange(state, number)
+
+    def finish(self, state: State, done: int) -> None:
+        """Wait for what is under way, and make the state that of all replicas."""
+        self.product.finish()
+        self.agreement.settle(state, done)
+
+    @property
+    def alarm(self) -> dict[str, Any] | None:
+        """Return what the monitor has found wrong since the last poll."""
+        return self.monitor.alarm
+
+    def silence_alarm(self) -> None:
+        """Forget what was found: all ranks know of it."""
+        self.monitor.alarm = None

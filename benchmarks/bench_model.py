@@ -216,7 +216,7 @@ def _run(setting, room, world, epochs: int) -> float:
     live = assemble_run(config, room.stage.opened, [watch])
     live.warm_up()
     live.view.history.append({})  # the loss before the first exchange is not asked
-    live.training.run(live.state, live.feed.groups())
+    live.training.run(live.state)
     own = watch.step_seconds(live.view, epochs)
     return max(world.exchange_objects(own))
 

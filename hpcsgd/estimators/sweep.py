@@ -777,12 +777,12 @@ class _Race:
         live = assemble_run(self.config, self.opened, [])
         losses = first = self._losses(live)
         rounds = max(ceil(np.log2(len(left))), 1)
-        each = live.loop.length.exchanges_per_epoch
+        each = live.feed.exchanges_per_epoch
         length = max(ceil(self.share * each / rounds), 1)
         while len(left) > 1:
             with np.errstate(all="ignore"):
                 done = live.view.exchanges
-                live.training.run_exchanges(live.state, live.feed.groups(done), length)
+                live.run_exchanges(live.feed.groups(done), length)
                 live.product.finish()
             losses = self._losses(live)
             kept = _better_half(losses, first)

@@ -81,27 +81,27 @@ class Observers(Observer):
             if getattr(type(one), event) is not idle
         ]
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, state: Any) -> None:
         for call in self._prepare:
             call(state)
 
-    def start(self, state: State, exchanges: int) -> None:
+    def start(self, state: Any, exchanges: int) -> None:
         for call in self._start:
             call(state, exchanges)
 
-    def before_epoch(self, state: State, epoch: int) -> None:
+    def before_epoch(self, state: Any, epoch: int) -> None:
         for call in self._before_epoch:
             call(state, epoch)
 
-    def before_exchange(self, state: State, number: int) -> None:
+    def before_exchange(self, state: Any, number: int) -> None:
         for call in self._before_exchange:
             call(state, number)
 
-    def after_steps(self, state: State, number: int, group: Group | None) -> None:
+    def after_steps(self, state: Any, number: int, group: Group | None) -> None:
         for call in self._after_steps:
             call(state, number, group)
 
-    def after_exchange(self, state: State, number: int) -> None:
+    def after_exchange(self, state: Any, number: int) -> None:
         for call in self._after_exchange:
             call(state, number)
 
@@ -109,11 +109,11 @@ class Observers(Observer):
         for call in self._after_poll:
             call(number)
 
-    def after_evaluation(self, state: State, view: Any) -> None:
+    def after_evaluation(self, state: Any, view: Any) -> None:
         for call in self._after_evaluation:
             call(state, view)
 
-    def at_end(self, state: State, number: int, is_finished: bool) -> None:
+    def at_end(self, state: Any, number: int, is_finished: bool) -> None:
         for call in self._at_end:
             call(state, number, is_finished)
 

@@ -26,6 +26,7 @@ from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import Training, TrainingLoop
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
+from hpcsgd.solvers.sgd import Sgd
 
 # The groups of a whole run, in order: sampling, rates and plans put together.
 
@@ -225,7 +226,7 @@ class AssembledRun:
     grid: Grid
     loaded: LoadedRows
     task: Task
-    product: Product
+    solver: Sgd
     chosen: RunChoice
     feed: Feed
     columns: Columns
@@ -246,12 +247,17 @@ class AssembledRun:
     @property
     def agreement(self) -> Agreement:
         """Return how replicas agree."""
-        return self.loop.solver.agreement
+        return self.solver.agreement
+
+    @property
+    def product(self) -> Product:
+        """Return the product that runs."""
+        return self.solver.product
 
     @property
     def evaluation(self) -> Evaluation:
         """Return what measures the model."""
-        return self.loop.evaluation
+        return self.capture.evaluation
 
     @property
     def saver(self) -> Saver:
@@ -292,6 +298,12 @@ class AssembledRun:
             agreement.open()
             self.saver.save(self.state, self.view)
             self.saver.finish()  # a first step without it could not be found
+
+    def run_exchanges(self, groups: Iterator[Group | None], more: int) -> None:
+        """Run so many exchanges and no more, to time them: no loss is evaluated."""
+        self.solver.feed(groups)
+        self.loop.train_for(self.state, more)
+        self.agreement.arrive(self.state)
 
     def release(self) -> None:
         """Let go of files and threads, however the run ended; a local call."""

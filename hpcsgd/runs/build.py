@@ -33,6 +33,7 @@ from hpcsgd.products.base import (
 )
 from hpcsgd.products.direct import MicroBatches, TiledProduct
 from hpcsgd.products.monitor import GapMonitor
+from hpcsgd.products.observers import Observers
 from hpcsgd.runs.agreements import (
     DrawPlace,
     cast,
@@ -55,7 +56,6 @@ from hpcsgd.runs.checks import many_models, rates_of, resolve_names, resolve_ste
 from hpcsgd.runs.choose import choose_run
 from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu, open_gpu
 from hpcsgd.runs.load import LoadedRows, load
-from hpcsgd.runs.loop import TrainingLoop
 from hpcsgd.runs.make_training import make_training
 from hpcsgd.runs.memory import check_memory
 from hpcsgd.runs.resume import earlier_choice
@@ -74,14 +74,14 @@ def first_state(
     task: Task,
     product: Product,
     columns: Columns,
-    loop: TrainingLoop,
+    agreement: Any,
+    observers: Observers,
 ) -> State:
     """Weights and intercept before any step; whoever keeps more is told of them."""
     whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     holder = _holder(product)
     weights: Any
-    agreement: Any = loop.solver.agreement
     if config.agreement.on_disk:
         dtype = task.backend.zeros((0, whole[1])).dtype
         weights = agreement.open_weights(task, whole[0], dtype)
@@ -96,7 +96,7 @@ def first_state(
 
         state.place(DeviceCopies(holder.device, weights, state.intercept, holder.scale))
     agreement.prepare(state)
-    loop.observers.prepare(state)
+    observers.prepare(state)
     return state
 
 
@@ -153,19 +153,21 @@ def assemble(
         *(config, words, grid, loaded, task, product, name, look_ahead, feed, columns),
         undo=[] if undo is None else undo,
     )
-    capture, training = make_training(parts, callbacks)
+    capture, solver, training = make_training(parts, callbacks)
     return AssembledRun(
         config=config,
         grid=grid,
         loaded=loaded,
         task=task,
-        product=product,
+        solver=solver,
         chosen=chosen,
         feed=feed,
         columns=columns,
         capture=capture,
         training=training,
-        state=first_state(config, task, product, columns, training.loop),
+        state=first_state(
+            config, task, product, columns, solver.agreement, training.loop.observers
+        ),
     )
 
 

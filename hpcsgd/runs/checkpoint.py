@@ -524,8 +524,8 @@ class Saver:
     def __init__(
         self,
         config: CheckpointConfig | None,
-        capture: CaptureCall,
-        store: CheckpointStore | None,
+        capture: CaptureCall | None = None,
+        store: CheckpointStore | None = None,
         working: Callable[[str], AbstractContextManager[None]] | None = None,
         remember: int = 0,
     ) -> None:
@@ -561,7 +561,7 @@ class Saver:
 
     def save(self, state: State, view: View) -> None:
         """Collect the state; the disk is waited for only by a checkpoint before."""
-        if self.config is None:
+        if self.config is None or self.capture is None:
             return
         checkpoint = self.capture(state, view)
         self.remembered.append(checkpoint)

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,20 +24,23 @@ from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.penalties import Penalty, ProblemConfig
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import AUTO, Precision
+from hpcsgd.products.base import Group
 from hpcsgd.products.cost import CACHE_BUDGET, ProductsConfig
+from hpcsgd.products.observers import Observers
 from hpcsgd.runs.advice import judge_fit
 from hpcsgd.runs.build import OpenedRun, open_all
+from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.checks import penalty_of
 from hpcsgd.runs.energy import make_meter, total
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.load import LoadedRows
-from hpcsgd.runs.loop import ENDINGS, PollSchedule
+from hpcsgd.runs.loop import PollSchedule, Training, TrainingLoop
 from hpcsgd.runs.progress import History
 from hpcsgd.runs.report import machine_facts, named
-from hpcsgd.runs.result import Result, Status, judge_rise
+from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.session import Session, borrow_world, check_settings
 from hpcsgd.settings import refuse
-from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
+from hpcsgd.solvers.callbacks import Callback, Callbacks, View
 from hpcsgd.solvers.coordinate import COORDINATE, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
 from hpcsgd.solvers.evaluation import Columns
@@ -422,21 +424,22 @@ def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bo
 
 
 def result_of(
-    training: "CoordinateTraining",
+    run: "CoordinateTraining",
+    point: CoordinatePoint,
     status: Status,
     began: float,
     setup: Mapping[str, float],
 ) -> Result:
     """The model and everything measured, alike on every rank."""
-    ready, view = training.ready, training.view
+    ready, view = run.ready, run.view
     opened, config = ready.opened, ready.config
-    weights, beta = ready.form.model(training.descent.point)
+    weights, beta = ready.form.model(point)
     if beta is not None and ready.centers is not None:
         beta = beta - ready.centers.moved(ready.form.objective, weights)
     classes = opened.loaded.columns
     columns = Columns(opened.grid, opened.loaded.shard.parts, whole=False)
     joined = columns.join(ready.nonempty.widen(weights))
-    facts = _facts(training, began, setup)
+    facts = _facts(run, status, began, setup)
     return Result(
         status=status,
         loss=float(view.loss),
@@ -453,15 +456,18 @@ def result_of(
 
 
 def _facts(
-    training: "CoordinateTraining", began: float, setup: Mapping[str, float]
+    run: "CoordinateTraining",
+    status: Status,
+    began: float,
+    setup: Mapping[str, float],
 ) -> dict[str, Any]:
-    ready, view = training.ready, training.view
+    ready, view = run.ready, run.view
     grid, loaded, words = ready.opened.grid, ready.opened.loaded, ready.opened.words
     schedule, clock = ready.config.schedule, ready.clock
     phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
     return {
         "solver": "coordinate",
-        "coordinate": _ending(training),
+        "coordinate": _ending(run, status),
         "schedule": {
             "batch": schedule.batch,
             "steps": schedule.steps,
@@ -491,7 +497,7 @@ def _facts(
         "seconds_wall": time.perf_counter() - began,
         "seconds_by_phase": phases,
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
-        **_of_all_ranks(training),
+        **_of_all_ranks(run),
         "transport": grid.world.transport,
         "source": loaded.source,
         **named(loaded),
@@ -503,26 +509,30 @@ def _facts(
     }
 
 
-def _ending(training: "CoordinateTraining") -> dict[str, Any]:
+def _ending(run: "CoordinateTraining", status: Status) -> dict[str, Any]:
     """Which form it was, and why it went no further."""
-    seen = training.descent.seen
+    seen, form = run.evaluation.seen, run.ready.form
+    ended = "asked to stop"
+    if status in (Status.COMPLETED, Status.CONVERGED, Status.WORSE):
+        is_done = run.evaluation.has_reached_goal(run.view)
+        ended = "converged" if is_done else "epochs used up"
     return {
-        "form": training.ready.form.name,
-        "columns": training.ready.form.objective.shard.total_columns,
-        "ended": training.ended,
-        "tol": training.ready.config.coordinate.tol,
+        "form": form.name,
+        "columns": form.objective.shard.total_columns,
+        "ended": ended,
+        "tol": run.ready.config.coordinate.tol,
         "gap": None if seen is None else seen.gap,
-        "null_excess": training.ready.form.worst,
+        "null_excess": form.worst,
         "gradient": None if seen is None else seen.gradient,
     }
 
 
-def _of_all_ranks(training: "CoordinateTraining") -> dict[str, Any]:
+def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
     """The largest resident set of any rank, and the energy of all, in one message."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     own *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
-    world = training.ready.opened.grid.world
-    everyone = world.exchange_objects((own, training.meter.report()))
+    world = run.ready.opened.grid.world
+    everyone = world.exchange_objects((own, run.training.loop.meter.report()))
     energy, why = total(said for _, said in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
@@ -531,71 +541,94 @@ def _of_all_ranks(training: "CoordinateTraining") -> dict[str, Any]:
     }
 
 
-# Epochs of exchanges, until a gap or a gradient says that it is enough.
+# The solver: epochs of exchanges, and the gap or gradient that says what is enough.
 
 
 class Descent:
-    """Goes on from a point; the same one on all ranks."""
+    """Takes the steps of coordinate descent for the training loop."""
 
-    def __init__(self, ready: OpenedForm, point: CoordinatePoint) -> None:
+    trained: Group | None = None  # no observer of SGD looks at these steps
+    alarm: dict[str, Any] | None = None
+
+    def __init__(self, ready: OpenedForm) -> None:
         self.ready = ready
-        self.point = point
-        self.epoch = self.exchanges = self.steps = 0
-        self.progress = 0, 1  # exchanges of this epoch: taken, and all of them
-        form, config = ready.form, ready.config
-        self.sampler = make_sampler(config.sampling, form.count, 0)
-        self.seen: FormModel | None = None
-        self.first_gradient = form.steep
+        self.clock = ready.clock
+        self.sampler = make_sampler(ready.config.sampling, ready.form.count, 0)
+        self.epochs = 0  # that are over
+        self.is_amid = False  # an epoch has begun and is not over
+        self.evaluate_every = ready.config.run.evaluate_every
+        self._steps: Iterator[tuple[int, int, int]] = iter(())
 
-    def evaluate(self) -> FormModel:
-        """At the point now; x is made the same bits everywhere."""
-        self.ready.opened.grid.world.broadcast(self.point.x, 0, "evaluate")
-        seen = self.seen = self.ready.form.evaluate(self.point)
-        self.first_gradient = self.first_gradient or seen.gradient
-        return seen
+    def silence_alarm(self) -> None:
+        """There is no monitor: gaps are certified."""
 
-    def is_done(self, tol: float) -> bool:
-        """Whether what was seen last is as good as was asked for."""
-        seen = self.seen
-        if seen is None or not tol:
-            return False
-        if seen.gap is not None:
-            return seen.gap <= tol * gap_scale(seen.loss, self.ready.form.worst)
-        return seen.gradient <= tol * self.first_gradient
+    def begin(self, state: CoordinatePoint, done: int) -> None:
+        """Begin: forms are not gone on with after a checkpoint."""
 
-    def run_epoch(self, after: Callable[[], bool]) -> bool:
-        """The sweeps of one epoch; False where `after` an exchange says to stop."""
+    def advance(
+        self, state: CoordinatePoint, number: int, view: View
+    ) -> CoordinatePoint:
+        """Take the steps of an exchange, or of a sweep that needs none."""
+        self.clock.start()
+        if not self.is_amid:
+            self._begin_epoch(state)
+        steps, done, planned = next(self._steps, (0, 1, 1))
+        view.steps += steps
+        view.rows = view.total_rows * self.epochs + view.total_rows * done // planned
+        if done == planned:
+            self.ready.form.settle(state)
+            self.epochs, self.is_amid = self.epochs + 1, False
+        return state
+
+    def agree(self, state: CoordinatePoint, number: int) -> None:
+        """Ranks have agreed: every exchange gives all of them the same steps."""
+
+    def finish(self, state: CoordinatePoint, done: int) -> None:
+        """Make the point of an epoch that broke off whole."""
+        if self.is_amid:
+            self.ready.form.settle(state)
+            self.is_amid = False
+
+    def is_over(self, done: int) -> bool:
+        """Return whether all epochs are over."""
+        return self.epochs >= self.ready.config.schedule.epochs
+
+    def begun_epoch(self, number: int) -> int | None:
+        """Return the epoch that the next exchange begins; None: it begins none."""
+        return None if self.is_amid else self.epochs
+
+    def epochs_done(self, number: int) -> int | None:
+        """Return the epochs that the last exchange completed; None: it ended none."""
+        return None if self.is_amid else self.epochs
+
+    def _begin_epoch(self, point: CoordinatePoint) -> None:
         form, exchanges = self.ready.form, self.ready.exchanges
-        order = form.prepare(self.point, self.sampler.order(self.epoch))
+        order = form.prepare(point, self.sampler.order(self.epochs))
         if form.renews:
             exchanges.known.clear()
-        steps = self._sweeps() if form.is_alone else self._exchanges(order)
-        goes_on = True
-        for blocks in steps:
-            self.exchanges += 1
-            self.steps += blocks
-            goes_on = after()
-            if not goes_on:
-                break
-        form.settle(self.point)
-        if goes_on:
-            self.epoch += 1
-        return goes_on
+        self._steps = (
+            self._sweeps(point) if form.is_alone else self._exchanges(point, order)
+        )
+        self.is_amid = True
 
-    def _sweeps(self) -> Iterator[int]:
-        """The steps of each sweep that a rank takes by itself."""
-        form, clock = self.ready.form, self.ready.clock
+    def _sweeps(self, point: CoordinatePoint) -> Iterator[tuple[int, int, int]]:
+        """Yield the steps of each sweep, the sweeps that are done, and all of them."""
+        form, clock = self.ready.form, self.clock
         clock.lap("gather")
-        for done in range(form.sweeps):
-            steps, goes_on = form.sweep(self.point)
+        for done in range(1, form.sweeps + 1):
+            steps, goes_on = form.sweep(point)
             clock.lap("inner")
-            self.progress = done + 1 if goes_on else form.sweeps, form.sweeps
-            yield steps
+            yield steps, done if goes_on else form.sweeps, form.sweeps
             if not goes_on:
                 return
 
-    def _exchanges(self, order: Array) -> Iterator[int]:
-        """The blocks of each exchange of an epoch's sweeps."""
+    def _exchanges(
+        self, point: CoordinatePoint, order: Array
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield the blocks of each exchange, the exchanges that are done, and all.
+
+        An epoch without items has none; it counts as one exchange that sends nothing.
+        """
         form, schedule = self.ready.form, self.ready.config.schedule
         groups = plan_groups(len(order), schedule.batch, schedule.steps)
         for sweep in range(form.sweeps):
@@ -604,10 +637,76 @@ class Descent:
                 blocks = blocks_of(sizes)
                 items = np.ascontiguousarray(order[first : first + blocks.rows])
                 first += blocks.rows
-                self.ready.exchanges.advance(self.point, number, items, blocks, form)
+                self.ready.exchanges.advance(point, number, items, blocks, form)
                 done = sweep * len(groups) + number + 1
-                self.progress = done, len(groups) * form.sweeps
-                yield len(blocks.sizes)
+                yield len(blocks.sizes), done, len(groups) * form.sweeps
+
+
+class CertifiedEvaluation:
+    """Takes loss, gradient and gap of a coordinate form for the training loop."""
+
+    has_minimum = True
+    is_good = True  # descent does not diverge; a loss that is not finite is reported
+
+    def __init__(self, ready: OpenedForm) -> None:
+        self.ready = ready
+        self.seen: FormModel | None = None
+        self.first_gradient = ready.form.steep
+        self.measured_at = -1
+
+    def measure(self, state: CoordinatePoint, view: View) -> bool:
+        """Take the figures of the point, and make x the same bits on all ranks."""
+        with np.errstate(all="ignore"):  # a figure that is not finite is reported
+            self.ready.opened.grid.world.broadcast(state.x, 0, "evaluate")
+            seen = self.seen = self.ready.form.evaluate(state)
+        self.first_gradient = self.first_gradient or seen.gradient
+        self.measured_at = view.exchanges
+        view.loss = seen.loss
+        view.more = {"gradient": seen.gradient, "gap": seen.gap}
+        return True
+
+    def is_broken(self, state: CoordinatePoint) -> bool:
+        """Return False: every step of descent lowers F."""
+        return False
+
+    def is_fresh(self, view: View) -> bool:
+        """Return whether the loss in the view is that of the point now."""
+        return self.measured_at == view.exchanges
+
+    def has_reached_goal(self, view: View) -> bool:
+        """Return whether what was seen last is as good as was asked for."""
+        seen, tol = self.seen, self.ready.config.coordinate.tol
+        if seen is None or not tol:
+            return False
+        if seen.gap is not None:
+            return seen.gap <= tol * gap_scale(seen.loss, self.ready.form.worst)
+        return seen.gradient <= tol * self.first_gradient
+
+    def judge_goal(
+        self, state: CoordinatePoint, view: View, has_converged: bool
+    ) -> None:
+        """Warn where the epochs were not enough."""
+        seen, config = self.seen, self.ready.config
+        if seen is None or has_converged or not config.coordinate.tol:
+            return
+        figure = "gap unknown" if seen.gap is None else f"gap {seen.gap:.2g}"
+        if not np.isfinite(seen.loss):
+            figure = "the loss is not finite"
+        # One order for all epochs may be a bad one.
+        is_fixed = config.sampling.mode == "shuffle-once"
+        log.warning(
+            "%d epochs were not enough (%s, gradient %.2g); raise --epochs or"
+            " coordinate.tol%s",
+            view.epoch,
+            figure,
+            seen.gradient,
+            ", or use --sampling reshuffle" if is_fixed else "",
+            extra=ONCE,
+        )
+
+    def restore(self, state: CoordinatePoint) -> float:
+        """Return the last loss: no point is better than the last one."""
+        return np.nan if self.seen is None else self.seen.loss
 
 
 # The run of a coordinate form: what `train` does where the update is "coordinate".
@@ -641,9 +740,9 @@ class CoordinateRun(Session):
         with world.working("preparing the run folder"):
             world.together(lambda: folder.begin(ready.config, False))
         callbacks = [History(folder.history), *self.callbacks]
-        training = CoordinateTraining(ready, callbacks, self._start(ready))
-        status = training.run()
-        result = result_of(training, status, self.began, self.setup.seconds)
+        run = make_coordinate_training(ready, callbacks)
+        point, status = run.training.run(self._start(ready), make_meter(""))
+        result = result_of(run, point, status, self.began, self.setup.seconds)
         if self.config.run.defaults == FIT:
             judge_fit(result)
         with world.working("writing the result"):
@@ -668,139 +767,45 @@ class CoordinateRun(Session):
         return ready.form.begin(ready.nonempty.narrow(own))
 
 
+@dataclass(frozen=True)
 class CoordinateTraining:
-    """Epochs, evaluations and callbacks around a descent."""
+    """A form with the training that descends on it."""
 
-    def __init__(
-        self, ready: OpenedForm, callbacks: list[Callback], point: CoordinatePoint
-    ) -> None:
-        self.ready = ready
-        self.callbacks = callbacks
-        self.descent = Descent(ready, point)
-        self.request = Request.NONE  # of callbacks of this rank
-        self.agreed_request = Request.NONE  # of all
-        self.ended = "epochs used up"
-        config, world = ready.config, ready.opened.grid.world
-        self.polls = PollSchedule(world, config.run.check_every)
-        self.meter = make_meter("")
-        planned = ready.exchanges_planned * config.schedule.epochs
-        self.view = View(
-            epochs=config.schedule.epochs,
-            exchanges_planned=planned,
-            total_rows=ready.opened.loaded.shard.total_rows,
-            words=lambda: world.ledger.words("products"),
-            phases=lambda: dict(ready.clock.seconds),
-            evaluations_planned=1 + config.schedule.epochs,
-        )
+    ready: OpenedForm
+    evaluation: CertifiedEvaluation
+    training: Training
 
-    def run(self) -> Status:
-        """Train; how it ended."""
-        view = self.view
-        self._tell("on_start")
-        self._evaluate()
-        self.polls.begin(0, 0.0)
-        status = self._train()
-        if view.history[-1]["exchanges"] != view.exchanges:
-            self._evaluate()
-        status = judge_rise(status, view.loss, view.history)
-        self._say()
-        view.status = status.value
-        self._tell("on_end")
-        return status
+    @property
+    def view(self) -> View:
+        """Return where the run stands."""
+        return self.training.loop.view
 
-    def _train(self) -> Status:
-        config = self.ready.config
-        every, tol = config.run.evaluate_every, config.coordinate.tol
-        while self.descent.epoch < config.schedule.epochs:
-            if self.descent.is_done(tol):
-                self.ended = "converged"
-                break
-            self._count()
-            self.meter.resume()
-            went_on = self.descent.run_epoch(self._after)
-            self.meter.pause()
-            self.view.epoch = self.descent.epoch
-            if not went_on:
-                self.ended = "asked to stop"
-                return ENDINGS[self.agreed_request]
-            if every and self.descent.epoch % every == 0:
-                self._evaluate()
-        if self.ended != "converged" and not self.descent.is_done(tol):
-            return Status.COMPLETED
-        self.ended = "converged"
-        return Status.CONVERGED
 
-    def _count(self) -> None:
-        """The time of training begins, or goes on."""
-        self.ready.clock.start()
-        self._began = perf_counter()
-
-    def _after(self) -> bool:
-        """After every exchange: where it stands, and whether all go on."""
-        view, done = self.view, self.descent.exchanges
-        view.exchanges, view.steps = done, self.descent.steps
-        done_in_epoch, in_epoch = self.descent.progress
-        view.rows = view.total_rows * self.descent.epoch
-        view.rows += view.total_rows * done_in_epoch // in_epoch
-        now = perf_counter()
-        view.seconds += now - self._began
-        self._tell("on_exchange")
-        if self.polls.is_due(done):
-            self.agreed_request = Request(
-                self.polls.ask(self.request, done, view.seconds)
-            )
-        self._began = perf_counter()
-        return self.agreed_request < Request.STOP
-
-    def _evaluate(self) -> None:
-        """Loss, gradient and gap, as a record of the history."""
-        view, clock = self.view, self.ready.clock
-        clock.start()
-        with np.errstate(all="ignore"):  # a figure that is not finite is reported
-            seen = self.descent.evaluate()
-        clock.lap("evaluate")
-        view.loss = seen.loss
-        ledger = self.ready.opened.grid.world.ledger
-        view.history.append(
-            {
-                "epoch": view.epoch,
-                "exchanges": view.exchanges,
-                "iterations": view.steps,
-                "rows": view.rows,
-                "loss": seen.loss,
-                "gradient": seen.gradient,
-                "gap": seen.gap,
-                "seconds": view.seconds,
-                **ledger.sent(),
-            }
-        )
-        self._tell("on_evaluate")
-
-    def _say(self) -> None:
-        """How far it came, where that is not as far as was asked for."""
-        seen, tol = self.descent.seen, self.ready.config.coordinate.tol
-        if seen is None or self.ended != "epochs used up" or not tol:
-            return
-        what = "gap unknown" if seen.gap is None else f"gap {seen.gap:.2g}"
-        if not np.isfinite(seen.loss):
-            what = "the loss is not finite"
-        log.warning(
-            "%d epochs were not enough (%s, gradient %.2g); raise --epochs or"
-            " coordinate.tol%s",
-            *(self.view.epoch, what, seen.gradient, self._advice()),
-            extra=ONCE,
-        )
-
-    def _advice(self) -> str:
-        """One order for all epochs may be a bad one."""
-        fixed = self.ready.config.sampling.mode == "shuffle-once"
-        return ", or use --sampling reshuffle" if fixed else ""
-
-    def _tell(self, event: str) -> None:
-        for callback in self.callbacks:
-            answer: Any = getattr(callback, event)(self.view)
-            if answer:
-                self.request = max(self.request, request_of(answer))
+def make_coordinate_training(
+    ready: OpenedForm, callbacks: list[Callback]
+) -> CoordinateTraining:
+    """Return a descent on `ready` in the training loop of all solvers."""
+    config, world = ready.config, ready.opened.grid.world
+    descent, evaluation = Descent(ready), CertifiedEvaluation(ready)
+    view = View(
+        epochs=config.schedule.epochs,
+        exchanges_planned=ready.exchanges_planned * config.schedule.epochs,
+        total_rows=ready.opened.loaded.shard.total_rows,
+        words=lambda: world.ledger.words("products"),
+        phases=lambda: dict(ready.clock.seconds),
+        evaluations_planned=1 + config.schedule.epochs,
+    )
+    loop = TrainingLoop(
+        solver=descent,
+        observers=Observers(),
+        evaluation=evaluation,
+        callbacks=Callbacks(callbacks, view),
+        polls=PollSchedule(world, config.run.check_every, at_epochs=False),
+        saver=Saver(None),
+        length=descent,
+    )
+    training = Training(loop, keeps_checkpoints=False)
+    return CoordinateTraining(ready, evaluation, training)
 
 
 # Many penalties, one after the other, on data that are opened and a Gram made once.
@@ -829,9 +834,9 @@ def along(
         ready.form.become(ready.nonempty.penalty(penalty), point)
         point = point if warm else ready.form.begin()
         with borrow_world(ready.opened.grid.world, config.run.reproducible):
-            training = CoordinateTraining(ready, [], point)
-            status = training.run()
-            result = result_of(training, status, began, setup.seconds)
+            run = make_coordinate_training(ready, [])
+            point, status = run.training.run(point, make_meter(""))
+            result = result_of(run, point, status, began, setup.seconds)
         yield result
     ready.close()
 

@@ -1,12 +1,12 @@
 """The training loop, the times at which ranks poll, and events."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import Array
 from hpcsgd.products.base import Group, State
@@ -17,14 +17,30 @@ from hpcsgd.runs.result import Status, judge_rise
 from hpcsgd.solvers.callbacks import Callbacks, Request, View
 from hpcsgd.solvers.evaluation import Evaluation
 from hpcsgd.solvers.newton import Finisher
-from hpcsgd.solvers.sgd import Sgd
 
 # How long a run is: epochs, exchanges, evaluations.
 
 
+class Length(Protocol):
+    """Where epochs begin and end, and how often the loss is taken."""
+
+    @property
+    def evaluate_every(self) -> int:
+        """Return the epochs between evaluations; 0 = none before the end."""
+
+    def is_over(self, done: int) -> bool:
+        """Return whether the run is over after exchange `done`."""
+
+    def begun_epoch(self, number: int) -> int | None:
+        """Return the epoch (from 0 on) whose first exchange is `number`, if any is."""
+
+    def epochs_done(self, number: int) -> int | None:
+        """Return the epochs that exchange `number` completes; None: it ends none."""
+
+
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is, and how often its loss is taken."""
+    """The length of a run whose epochs have the same number of exchanges."""
 
     epochs: int
     exchanges_per_epoch: int
@@ -35,9 +51,19 @@ class RunLength:
         """Return the exchanges of the whole run."""
         return self.epochs * self.exchanges_per_epoch
 
-    def evaluates(self, epoch: int) -> bool:
-        """Return whether the loss is taken behind so many epochs."""
-        return bool(self.evaluate_every) and epoch % self.evaluate_every == 0
+    def is_over(self, done: int) -> bool:
+        """Return whether exchange `done` was the last one."""
+        return done >= self.exchanges
+
+    def begun_epoch(self, number: int) -> int | None:
+        """Return the epoch whose first exchange is `number`; None: no epoch begins."""
+        epoch, place = divmod(number - 1, self.exchanges_per_epoch)
+        return None if place else epoch
+
+    def epochs_done(self, number: int) -> int | None:
+        """Return the epochs that exchange `number` completes; None: it ends none."""
+        done, place = divmod(number, self.exchanges_per_epoch)
+        return None if place else done
 
 
 # When all ranks look up together, and what they then say with one word.
@@ -57,10 +83,15 @@ class PollSchedule:
     """The next look, the same on every rank."""
 
     def __init__(
-        self, world: Communicator, every: int, ends_on_alarm: bool = False
+        self,
+        world: Communicator,
+        every: int,
+        ends_on_alarm: bool = False,
+        at_epochs: bool = True,
     ) -> None:
         self.world = world
         self.every = every
+        self.at_epochs = at_epochs  # also after the last exchange of every epoch
         self.ends_on_alarm = ends_on_alarm  # False: an alarm is noted, and no more
         self.begin(0, 0.0)
 
@@ -72,9 +103,9 @@ class PollSchedule:
         self.next = number + 1
         self.last = (number, seconds)
 
-    def is_due(self, number: int) -> bool:
-        """True after the exchange that all ranks look up from."""
-        return number >= self.next
+    def is_due(self, number: int, epoch_ends: bool) -> bool:
+        """Return whether all ranks are polled after exchange `number`."""
+        return number >= self.next or (epoch_ends and self.at_epochs)
 
     def ask(self, flag: int, number: int, seconds: float) -> int:
         """The gravest flag of any rank, after exchange `number`."""
@@ -284,6 +315,63 @@ def _reason(cause: Cause) -> tuple[str, str, dict[str, float]]:
 
 # The training loop.
 
+SolverState = Any  # what its solver makes of it: a State, or a CoordinatePoint
+
+
+class Solver(Protocol):
+    """What takes the steps of a run: SGD, or coordinate descent."""
+
+    clock: Clock
+
+    @property
+    def trained(self) -> Group | None:
+        """Return the rows and steps of the last exchange, where observers need them."""
+
+    @property
+    def alarm(self) -> dict[str, Any] | None:
+        """Return what was found wrong with the steps since the last poll."""
+
+    def silence_alarm(self) -> None:
+        """Forget it: all ranks know of it."""
+
+    def begin(self, state: SolverState, done: int) -> None:
+        """Go on from `state` after exchange `done`."""
+
+    def advance(self, state: SolverState, number: int, view: View) -> SolverState:
+        """Take the steps of exchange `number`, and count them in the view."""
+
+    def agree(self, state: SolverState, number: int) -> None:
+        """Let replicas agree behind the steps of exchange `number`, where it is due."""
+
+    def finish(self, state: SolverState, done: int) -> None:
+        """Wait for what is under way, and make the state whole."""
+
+
+class Judge(Protocol):
+    """What measures the model that a run would return now."""
+
+    is_good: bool
+    has_minimum: bool
+
+    def measure(self, state: SolverState, view: View) -> bool:
+        """Put the loss into the view; return False where the run diverged."""
+
+    def is_broken(self, state: SolverState) -> bool:
+        """Return whether nothing is left to train."""
+
+    def is_fresh(self, view: View) -> bool:
+        """Return whether the loss in the view is that of the state now."""
+
+    def has_reached_goal(self, view: View) -> bool:
+        """Return whether the last evaluation reaches the goal. Collective."""
+
+    def judge_goal(self, state: SolverState, view: View, has_converged: bool) -> None:
+        """Warn of a goal that is not reached. Collective."""
+
+    def restore(self, state: SolverState) -> float:
+        """Put the last good weights back; return their loss."""
+
+
 ENDINGS = {
     Request.STOP: Status.STOPPED,
     Request.PREEMPT: Status.PREEMPTED,
@@ -296,13 +384,13 @@ class TrainingLoop:
 
     def __init__(
         self,
-        solver: Sgd,
+        solver: Solver,
         observers: Observers,
-        evaluation: Evaluation,
+        evaluation: Judge,
         callbacks: Callbacks,
         polls: PollSchedule,
         saver: Saver,
-        length: RunLength,
+        length: Length,
     ) -> None:
         self.solver = solver
         self.observers = observers
@@ -315,17 +403,18 @@ class TrainingLoop:
         self.meter = EnergyMeter(())
         self.alarm: dict[str, Any] | None = None  # that ended the loop
 
-    def train(self, state: State) -> tuple[State, Status]:
+    def train(self, state: SolverState) -> tuple[SolverState, Status]:
         """Go on from where the view stands; return the last state, and why it ended."""
         solver, observers, view = self.solver, self.observers, self.view
         if self.evaluation.has_reached_goal(view):
             return state, Status.CONVERGED
         self.polls.begin(view.exchanges, view.seconds)
-        for number in range(view.exchanges + 1, self.length.exchanges + 1):
+        while not self.length.is_over(view.exchanges):
+            number = view.exchanges + 1
             observers.before_exchange(state, number)
             began = perf_counter()
-            epoch, place = divmod(number - 1, self.length.exchanges_per_epoch)
-            if place == 0:
+            epoch = self.length.begun_epoch(number)
+            if epoch is not None:
                 observers.before_epoch(state, epoch)
             state = solver.advance(state, number, view)
             observers.after_steps(state, number, solver.trained)
@@ -339,28 +428,32 @@ class TrainingLoop:
                 return state, ending
         return state, Status.COMPLETED
 
-    def _after_exchange(self, state: State, number: int) -> Status | None:
+    def train_for(self, state: SolverState, more: int) -> None:
+        """Run so many exchanges and no more, to time them: no loss is evaluated."""
+        self.length = RunLength(1, self.view.exchanges + more, 0)
+        self.train(state)
+
+    def _after_exchange(self, state: SolverState, number: int) -> Status | None:
         """Poll all ranks where it is due, evaluate, save; return an ending, if any.
 
         Whatever ends the loop is known to all ranks, so that all leave together.
         """
-        epoch_ends = number % self.length.exchanges_per_epoch == 0
-        if epoch_ends:
-            self.view.epoch = number // self.length.exchanges_per_epoch
-        saves = self.saver.is_due(number, number == self.length.exchanges)
-        if not (epoch_ends or saves or self.polls.is_due(number)):
-            return None
-        began = perf_counter()
-        answer = self._poll(state, number)
-        self.view.seconds += perf_counter() - began
-        if answer == BROKEN:
-            return Status.DIVERGED
-        if answer == GAP:
-            if self._note_alarm():
+        epochs = self.length.epochs_done(number)
+        self.view.epoch = self.view.epoch if epochs is None else epochs
+        saves = self.saver.is_due(number, self.length.is_over(number))
+        answer: int = Request.NONE
+        if saves or self.polls.is_due(number, epochs is not None):
+            answer = self._poll(state, number)
+            if answer == BROKEN:
                 return Status.DIVERGED
-            answer = Request.NONE  # requests are heard at the next poll
-        self.observers.after_poll(number)
-        is_evaluated = epoch_ends and self.length.evaluates(self.view.epoch)
+            if answer == GAP:
+                if self._note_alarm():
+                    return Status.DIVERGED
+                answer = Request.NONE  # requests are heard at the next poll
+            self.observers.after_poll(number)
+        elif epochs is None:
+            return None
+        is_evaluated = epochs is not None and self._is_evaluated(epochs)
         if is_evaluated and not self._evaluate_amid(state):
             return Status.DIVERGED
         has_converged = is_evaluated and self.evaluation.has_reached_goal(self.view)
@@ -371,15 +464,22 @@ class TrainingLoop:
         self.view.seconds += perf_counter() - began
         return ENDINGS.get(Request(answer), Status.CONVERGED if has_converged else None)
 
-    def _poll(self, state: State, number: int) -> int:
+    def _poll(self, state: SolverState, number: int) -> int:
         """Return the gravest flag of any rank."""
+        began = perf_counter()
         self.meter.count_if_due()
         flag: int = max(self.callbacks.request, self.saver.request())
-        if self.evaluation.are_broken(state.host_array("weights")):
+        if self.evaluation.is_broken(state):
             flag = BROKEN
         elif self.solver.alarm:
             flag = GAP
-        return self.polls.ask(flag, number, self.view.seconds)
+        answer = self.polls.ask(flag, number, self.view.seconds)
+        self.view.seconds += perf_counter() - began
+        return answer
+
+    def _is_evaluated(self, epochs: int) -> bool:
+        every = self.length.evaluate_every
+        return bool(every) and epochs % every == 0
 
     def _note_alarm(self) -> bool:
         """Note what one of the ranks has found; return whether that ends the loop."""
@@ -391,14 +491,14 @@ class TrainingLoop:
         self.alarm = alarm if self.polls.ends_on_alarm else None
         return self.polls.ends_on_alarm
 
-    def _evaluate_amid(self, state: State) -> bool:
+    def _evaluate_amid(self, state: SolverState) -> bool:
         """Evaluate during training; its energy is not that of the solution."""
         self.meter.pause()
         is_good = self.evaluate(state)
         self.meter.resume()
         return is_good
 
-    def evaluate(self, state: State) -> bool:
+    def evaluate(self, state: SolverState) -> bool:
         """Take the loss, and tell of it; False where it says that the run diverged."""
         clock = self.solver.clock
         clock.start()
@@ -410,7 +510,7 @@ class TrainingLoop:
         return is_good
 
 
-# A run of SGD around its loop: what comes before the first step and after the last.
+# A run around its loop: what comes before the first step and after the last.
 
 FALLING = "falling back"  # what callbacks see where it goes on with other settings
 
@@ -421,14 +521,17 @@ class Training:
     def __init__(
         self,
         loop: TrainingLoop,
-        finisher: Finisher | None,
-        good_states: GoodStates | None,
+        finisher: Finisher | None = None,
+        good_states: GoodStates | None = None,
         has_own_loss: bool = True,
+        keeps_checkpoints: bool = True,
     ) -> None:
         self.loop = loop
         self.finisher = finisher  # None: the run ends with its last step
         self.good_states = good_states  # None: there is nothing to fall back to
         self.has_own_loss = has_own_loss  # False: made up, or that of several models
+        # False: a run that is interrupted cannot go on, so its loss is taken.
+        self.keeps_checkpoints = keeps_checkpoints
 
     @property
     def polish_facts(self) -> dict[str, Any] | None:
@@ -442,25 +545,23 @@ class Training:
         return judge.has_minimum
 
     def run(
-        self,
-        state: State,
-        groups: Iterator[Group | None],
-        meter: EnergyMeter | None = None,
-    ) -> tuple[State, Status]:
-        """Train on from where the view stands; returns the last (good) state."""
+        self, state: SolverState, meter: EnergyMeter | None = None
+    ) -> tuple[SolverState, Status]:
+        """Train on from where the view stands; return the last (good) state."""
         loop, view = self.loop, self.loop.view
         loop.meter = meter or loop.meter
         loop.callbacks.call("on_start")
         if not view.history:
             loop.evaluate(state)
-        loop.solver.begin(state, groups, view.exchanges)
+        loop.solver.begin(state, view.exchanges)
         loop.observers.start(state, view.exchanges)
         loop.meter.resume()
         state, status = loop.train(state)
         loop.meter.pause()
         loop.solver.finish(state, view.exchanges)
         loop.observers.at_end(state, view.exchanges, status.is_finished)
-        if status.is_finished and not loop.evaluation.is_fresh(view):
+        is_evaluated = status.is_finished or not self.keeps_checkpoints
+        if is_evaluated and not loop.evaluation.is_fresh(view):
             if not loop.evaluate(state):
                 status = Status.DIVERGED
             elif status is Status.COMPLETED and loop.evaluation.has_reached_goal(view):
@@ -477,17 +578,7 @@ class Training:
         loop.saver.finish()
         return state, status
 
-    def run_exchanges(
-        self, state: State, groups: Iterator[Group | None], more: int
-    ) -> None:
-        """Run so many exchanges and no more, to time them: no loss is evaluated."""
-        loop = self.loop
-        loop.length = RunLength(1, loop.view.exchanges + more, 0)
-        loop.solver.feed(groups)
-        loop.train(state)
-        loop.solver.agreement.arrive(state)
-
-    def _finish(self, state: State, status: Status) -> tuple[State, Status]:
+    def _finish(self, state: SolverState, status: Status) -> tuple[SolverState, Status]:
         """Go on to the optimum, or judge how near it is."""
         loop, view = self.loop, self.loop.view
         if self.finisher is None:

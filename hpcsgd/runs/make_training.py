@@ -254,8 +254,10 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 # The training loop with its observers: evaluation, checks, polls, checkpoints.
 
 
-def make_training(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Training]:
-    """Return the training of a run, and what takes its state and puts it back."""
+def make_training(
+    parts: Parts, callbacks: list[Callback]
+) -> tuple[Capture, Sgd, Training]:
+    """Return what takes a run's state and puts it back, its solver, its training."""
     config, grid, task = parts.config, parts.grid, parts.task
     agreement = _agreement(parts)
     parts.undo.append(agreement.close)
@@ -273,8 +275,10 @@ def make_training(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Tra
     )
     good_states = _good_states(parts, view, evaluation)
     observers = [guard, *make_observers(parts, agreement, evaluation, view)]
+    groups = parts.feed.groups
+    solver = Sgd(parts.product, agreement, task.clock, task.monitor, groups)
     loop = TrainingLoop(
-        solver=Sgd(parts.product, agreement, task.clock, task.monitor),
+        solver=solver,
         observers=Observers([*observers, *good_states]),
         evaluation=evaluation,
         callbacks=Callbacks(callbacks, view),
@@ -282,12 +286,13 @@ def make_training(parts: Parts, callbacks: list[Callback]) -> tuple[Capture, Tra
         saver=_saver(parts, capture),
         length=RunLength(schedule.epochs, each, config.run.evaluate_every),
     )
-    return capture, Training(
+    training = Training(
         loop,
         _finisher(parts, evaluation),
         next(iter(good_states), None),
         has_own_loss=not config.run.emulate_members and task.models is None,
     )
+    return capture, solver, training
 
 
 def _finisher(parts: Parts, evaluation: Evaluation) -> Finisher | None:

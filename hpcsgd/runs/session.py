@@ -312,9 +312,8 @@ class Session:
         setup.lap("warm_up")
         log.debug("set-up: %s", setup)
         self.meter = self.meter or make_meter(_gpu(live))
-        groups = live.feed.groups(live.view.exchanges)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            state, status = live.training.run(live.state, groups, self.meter)
+            state, status = live.training.run(live.state, self.meter)
         log.debug("training: %s", live.task.clock)
         damage = find_damage(live) if status is Status.DIVERGED else ""
         if status is Status.DIVERGED and not damage and self._falls_back(live):

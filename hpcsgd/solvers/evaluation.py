@@ -191,9 +191,9 @@ class Evaluation:
             held = numbers(found.held)
             view.more["held"] = held[0] if is_one else held
 
-    def are_broken(self, weights: Array) -> bool:
-        """Whether nothing is left to train: a NaN, in each of several models."""
-        models = self.objective.models
+    def is_broken(self, state: State) -> bool:
+        """Return whether nothing is left to train: a NaN, in each of several models."""
+        weights, models = state.host_array("weights"), self.objective.models
         if isinstance(weights, OnDisk):
             return weights.is_broken
         if models is None:

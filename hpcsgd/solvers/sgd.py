@@ -1,6 +1,6 @@
 """Stochastic gradient descent as a solver of the training loop."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpcsgd.agreements.base import Agreement
@@ -18,19 +18,21 @@ class Sgd:
         agreement: Agreement,
         clock: Clock,
         monitor: NoMonitor,
+        groups_after: Callable[[int], Iterator[Group | None]],
     ) -> None:
         self.product = product
         self.agreement = agreement
         self.clock = clock
         self.monitor = monitor  # of the recurrence
+        self.groups_after = groups_after  # those of the run, after an exchange
         self.group: Group | None = None  # of the next exchange; None: no rows
         self.trained: Group | None = None  # of the last one; None: no steps
         self._groups: Iterator[Group | None] = iter(())
 
-    def begin(self, state: State, groups: Iterator[Group | None], done: int) -> None:
-        """Go on from `state` after exchange `done` with these groups."""
+    def begin(self, state: State, done: int) -> None:
+        """Go on from `state` after exchange `done`."""
         self.agreement.start(state, done)
-        self.feed(groups)
+        self.feed(self.groups_after(done))
 
     def feed(self, groups: Iterator[Group | None]) -> None:
         """Take the groups of the next exchanges from here on."""

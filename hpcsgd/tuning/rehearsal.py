@@ -228,7 +228,7 @@ class _Rehearsal:
         before = view.seconds
         with np.errstate(all="ignore"):
             groups = self.live.feed.groups(view.exchanges)
-            self.live.training.run_exchanges(self.live.state, groups, count)
+            self.live.run_exchanges(groups, count)
         calls, waited = looks.calls - control[0], looks.seconds - control[1]
         own = (view.seconds - before - waited) / count
         own += waited / max(calls, 1) / loop.polls.every

@@ -294,7 +294,7 @@ def snapshots_of(config, problem, world):
         return MemoryReader(problem.X, problem.y)
 
     live = build(config, world, reader, [Looks()], Clock())
-    live.training.run(live.state, live.feed.groups(0))
+    live.training.run(live.state)
     return held[0], held[-1]
 
 

@@ -145,7 +145,7 @@ def test_nothing_is_under_way_when_an_agreement_is_let_go(row):
         reader = MemoryReader(PROBLEM.X, PROBLEM.y)
         live = build(config, world, lambda _: reader, [], Clock())
         live.agreement.start(live.state, 0)
-        live.training.run_exchanges(live.state, live.feed.groups(0), 3)
+        live.run_exchanges(live.feed.groups(0), 3)
         return is_under_way(live.agreement)
 
     assert run_ranks(4, on_rank) == [False] * 4

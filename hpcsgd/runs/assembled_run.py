@@ -26,7 +26,7 @@ from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import Training, TrainingLoop
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
-from hpcsgd.solvers.sgd import Sgd
+from hpcsgd.solvers.sgd import SgdSolver
 
 # The groups of a whole run, in order: sampling, rates and plans put together.
 
@@ -226,7 +226,7 @@ class AssembledRun:
     grid: Grid
     loaded: LoadedRows
     task: Task
-    solver: Sgd
+    solver: SgdSolver
     chosen: RunChoice
     feed: Feed
     columns: Columns

@@ -40,7 +40,7 @@ from hpcsgd.solvers.evaluation import (
 )
 from hpcsgd.solvers.newton import Finisher
 from hpcsgd.solvers.objective import Objective, SlicedObjective, TiledObjective
-from hpcsgd.solvers.sgd import Sgd
+from hpcsgd.solvers.sgd import SgdSolver
 
 # Which observers a run has: what reads or touches its state between exchanges.
 
@@ -256,7 +256,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
 def make_training(
     parts: Parts, callbacks: list[Callback]
-) -> tuple[Capture, Sgd, Training]:
+) -> tuple[Capture, SgdSolver, Training]:
     """Return what takes a run's state and puts it back, its solver, its training."""
     config, grid, task = parts.config, parts.grid, parts.task
     agreement = _agreement(parts)
@@ -276,7 +276,7 @@ def make_training(
     good_states = _good_states(parts, view, evaluation)
     observers = [guard, *make_observers(parts, agreement, evaluation, view)]
     groups = parts.feed.groups
-    solver = Sgd(parts.product, agreement, task.clock, task.monitor, groups)
+    solver = SgdSolver(parts.product, agreement, task.clock, task.monitor, groups)
     loop = TrainingLoop(
         solver=solver,
         observers=Observers([*observers, *good_states]),

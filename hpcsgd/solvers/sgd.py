@@ -9,7 +9,7 @@ from hpcsgd.products.base import Group, NoMonitor, Product, State
 from hpcsgd.solvers.callbacks import View
 
 
-class Sgd:
+class SgdSolver:
     """Takes the steps of each exchange through a product; then replicas agree."""
 
     def __init__(

@@ -20,10 +20,11 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.base import NO_MONITOR, Group, Planner, Product, State, Task
 from hpcsgd.products.cost import Choice
 from hpcsgd.products.direct import Stream, TiledProduct
-from hpcsgd.runs.checkpoint import Capture, Checkpoint
+from hpcsgd.runs.checkpoint import Capture
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import Engine
 from hpcsgd.solvers.evaluation import Columns
+from hpcsgd.solvers.snapshot import Snapshot
 
 # The groups of a whole run, in order: sampling, rates and plans put together.
 
@@ -241,7 +242,7 @@ class AssembledRun:
         """Whether its Gram travels ahead of use."""
         return self.chosen.look_ahead
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Snapshot) -> None:
         """Restore the state of a checkpoint."""
         self.capture.restore(
             checkpoint, self.state, self.engine.view, self.feed.progress

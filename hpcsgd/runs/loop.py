@@ -11,7 +11,6 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
-from hpcsgd.formats import Array
 from hpcsgd.products.base import NO_MONITOR, Group, NoMonitor, Product, State
 from hpcsgd.products.hooks import NO_HOOKS, HookList
 from hpcsgd.runs.checkpoint import Saver
@@ -22,6 +21,7 @@ from hpcsgd.solvers.callbacks import Callback, Request, View, request_of
 from hpcsgd.solvers.evaluation import Evaluation, StopConfig
 from hpcsgd.solvers.full_passes import NO_MINIMUM
 from hpcsgd.solvers.newton import UNFINISHED, NoFinisher
+from hpcsgd.solvers.snapshot import Snapshot
 
 # How long a run is: epochs, exchanges, evaluations.
 
@@ -97,76 +97,25 @@ class PollSchedule:
 # nobody has found anything.
 
 
-@dataclass(frozen=True)
-class GoodState:
-    """This rank's part of the state after an exchange, and where the run stood."""
-
-    exchanges: int
-    epoch: int
-    loss: float
-    evaluations: int
-    weights: Array
-    intercept: Array | None
-    memory: dict[str, Array]
-    rank_arrays: dict[str, Array]
-    shared: dict[str, Array]
-
-    @classmethod
-    def of(cls, state: State, view: View) -> "GoodState":
-        """A copy of how it is now."""
-        state = state.host_state()
-        return cls(
-            exchanges=view.exchanges,
-            epoch=view.epoch,
-            loss=view.loss,
-            evaluations=len(view.history),
-            weights=state.weights.copy(),
-            intercept=None if state.intercept is None else state.intercept.copy(),
-            memory=_copies(state.memory),
-            rank_arrays=_copies(state.rank_arrays),
-            shared=_copies(state.shared),
-        )
-
-    def restore(self, state: State, view: View) -> None:
-        """Restore state and view from this snapshot; seconds are not taken back."""
-        state.weights[...] = self.weights
-        if state.intercept is not None and self.intercept is not None:
-            state.intercept[...] = self.intercept
-        for own, held in (
-            (state.memory, self.memory),
-            (state.rank_arrays, self.rank_arrays),
-            (state.shared, self.shared),
-        ):
-            for name, array in held.items():
-                own[name][...] = array
-        view.exchanges, view.epoch = self.exchanges, self.epoch
-        view.loss = self.loss
-        del view.history[self.evaluations :]
-
-
-def _copies(arrays: dict[str, Array]) -> dict[str, Array]:
-    return {name: array.copy() for name, array in arrays.items()}
-
-
 @dataclass
 class GoodStates:
     """At most four copies: checked, being checked (two), and with a good loss."""
 
     every: int  # exchanges between looks at the recurrence; 0 = there are none
     active: bool = True  # False: there is nothing that a run could fall back to
-    checked: GoodState | None = None  # no alarm until then
-    measured: GoodState | None = None  # its loss was good, or the run began there
-    candidates: list[GoodState] = field(default_factory=list)
+    checked: Snapshot | None = None  # no alarm until then
+    measured: Snapshot | None = None  # its loss was good, or the run began there
+    candidates: list[Snapshot] = field(default_factory=list)
 
     def begin(self, state: State, view: View) -> None:
         """A run begins well, and one that goes on does from a good state."""
         if self.active:
-            self.checked = self.measured = GoodState.of(state, view)
+            self.checked = self.measured = _snapshot(state, view)
 
     def after_exchange(self, state: State, view: View) -> None:
         """A copy where a look at the recurrence is begun."""
         if self.active and self.every and view.exchanges % self.every == 0:
-            self.candidates.append(GoodState.of(state, view))
+            self.candidates.append(_snapshot(state, view))
 
     def passed(self, exchanges: int) -> None:
         """All ranks looked up after `exchanges`, and nobody had found anything."""
@@ -178,15 +127,35 @@ class GoodStates:
     def has_good_loss(self, state: State, view: View) -> None:
         """The loss was taken just now."""
         if self.active:
-            self.measured = GoodState.of(state, view)
+            self.measured = _snapshot(state, view)
 
-    def after_alarm(self) -> GoodState | None:
-        """The last state that was checked: a loss may be good in spite of a gap."""
-        return self.checked
+    def put_back(self, state: State, view: View, has_gap: bool) -> bool:
+        """Put back the last state that was checked or, without a gap, the last one with
+        a good loss; return whether there is one.
 
-    def after_divergence(self) -> GoodState | None:
-        """The last one with a good loss: what grows may be without a gap."""
-        return self.measured
+        A loss may be good in spite of a gap, and what grows may be without a gap.
+        Seconds are not taken back.
+        """
+        good = self.checked if has_gap else self.measured
+        if good is None:
+            return False
+        good.put_into(state)
+        view.exchanges = good.exchanges
+        view.epoch = good.document["epoch"]
+        view.loss = good.document["loss"]
+        del view.history[good.document["evaluations"] :]
+        return True
+
+
+def _snapshot(state: State, view: View) -> Snapshot:
+    """Copy this rank's part of the state, and note where the run stands."""
+    where = {
+        "exchanges": view.exchanges,
+        "epoch": view.epoch,
+        "loss": view.loss,
+        "evaluations": len(view.history),
+    }
+    return Snapshot.of(state, where)
 
 
 # What happened to a run besides its losses: alarms, and what was done about them.

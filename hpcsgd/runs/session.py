@@ -23,7 +23,7 @@ from hpcsgd.products import KEEPS
 from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
-from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED, Checkpoint
+from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED
 from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
 from hpcsgd.runs.folder import RunFolder
@@ -42,6 +42,7 @@ from hpcsgd.runs.report import report
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.resume import restore_fallback, resume
 from hpcsgd.solvers.callbacks import Callback, Request
+from hpcsgd.solvers.snapshot import Snapshot
 
 # Where a run begins, if not at zero.
 
@@ -192,7 +193,7 @@ class Session:
         self.began = began
         self.setup = setup
         self.live: AssembledRun | None = None
-        self.last: Checkpoint | None = None  # what survivors go on from
+        self.last: Snapshot | None = None  # what survivors go on from
         self.lost = 0  # ranks
         self.requested_config: RunConfig | None = None  # before the first fall-back
         self.start: Start | None = None  # None: at zero, or at a checkpoint
@@ -342,13 +343,12 @@ class Session:
         if not engine.falls_back:
             return False
         rung = next_fallback_level(live.config, live.product_name)
-        alarm, states = engine.alarm, engine.states
-        kept = states.after_alarm() if alarm else states.after_divergence()
-        if rung is None or kept is None:
+        stopped, has_gap = engine.view.exchanges, engine.alarm is not None
+        if rung is None:
             return False
-        stopped = engine.view.exchanges
-        kept.restore(live.state, engine.view)
-        self._change(live, rung, alarm, stopped)
+        if not engine.states.put_back(live.state, engine.view, has_gap):
+            return False
+        self._change(live, rung, engine.alarm, stopped)
         return True
 
     def _change(

@@ -28,6 +28,7 @@ from hpcsgd.solvers.full_passes import (
 )
 from hpcsgd.solvers.lbfgs import null_excess
 from hpcsgd.solvers.objective import Losses, Objective, Slope
+from hpcsgd.solvers.snapshot import Snapshot
 
 # Full losses along the way, and the last weights that had a good one.
 
@@ -57,7 +58,7 @@ class Evaluation:
         self.columns = columns  # K
         self.own = own  # this member's columns within the weights it holds
         self.first_loss: float | None = None
-        self.good: tuple[Array, Array | None, float] | None = None
+        self.good: Snapshot | None = None  # the last model with a good loss
         self.measured_at = -1
         self.clipped = 0  # scores beyond the range of exp at the last look
 
@@ -84,8 +85,8 @@ class Evaluation:
             self.first_loss = view.loss
         good = is_good(view.loss, self.first_loss)
         if good:
-            kept = None if seen.intercept is None else seen.intercept.copy()
-            self.good = (seen.weights.copy(), kept, view.loss)
+            model = State(seen.weights, seen.intercept)
+            self.good = Snapshot.of(model, {"loss": view.loss})
         return good
 
     def _losses(self, own: Array, intercept: Array | None) -> Losses:
@@ -177,11 +178,8 @@ class Evaluation:
         """Put the last good weights back; their loss."""
         if self.good is None:
             return math.nan
-        weights, intercept, loss = self.good
-        state.weights[...] = weights
-        if state.intercept is not None and intercept is not None:
-            state.intercept[...] = intercept
-        return loss
+        self.good.put_into(state)
+        return float(self.good.document["loss"])
 
 
 def is_good(loss: float, first: float | None) -> bool:
@@ -324,10 +322,9 @@ class BestWeights(Hook):
         good, newest = self.evaluation.good, self.history[-1]
         if self._best() is not newest or good is None:
             return
-        weights, intercept, _ = good
-        state.memory[WEIGHTS][...] = weights[:, : self.columns]
-        if intercept is not None:
-            state.memory[INTERCEPT][...] = intercept[:1]
+        state.memory[WEIGHTS][...] = good.arrays["weights"][:, : self.columns]
+        if "intercept" in good.arrays:
+            state.memory[INTERCEPT][...] = good.arrays["intercept"][:1]
 
     def settle(self, state: State, exchanges: int) -> None:
         """Back to the best, where it is not the last."""
@@ -495,7 +492,7 @@ class TailAverage(Hook):
         known = self.evaluation
         is_one = known.objective.models is None
         if is_one and known.measured_at == exchanges and known.good is not None:
-            return np.array([known.good[2]])
+            return np.array([known.good.document["loss"]])
         seen = state.host_state()
         return self.losses(seen.weights[:, : self.columns], seen.intercept)
 
@@ -564,7 +561,7 @@ class Columns:
 # Snapshots of SVRG: where the run stands, with the gradient of all rows there.
 
 
-class Snapshots(Hook):
+class SvrgSnapshots(Hook):
     """Taken before the first exchange of every so many epochs.
 
     The gradient is that of the exact values in float64, whatever the steps compute in:

@@ -227,13 +227,11 @@ def open_session(
         start = NullModel(np.empty(0), None)
     config = resolve_grid(config, world.size)
     if config.update.kind == COORDINATE:
-        run = CoordinateRun(config, world, reader, callbacks or [], began, setup)
-        run.start = start
-        return run
+        return CoordinateRun(
+            config, world, reader, callbacks or [], began, setup, start=start
+        )
     config, notes = resolve_precision(config, world, reader)
-    session = Session(config, world, reader, callbacks or [], began, setup, notes)
-    session.start = start
-    return session
+    return Session(config, world, reader, callbacks or [], began, setup, notes, start)
 
 
 def open_data(

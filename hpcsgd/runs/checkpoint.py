@@ -279,6 +279,10 @@ class Capture:
     to_host: Callable[[Array], Array]
     resumes: int = 0
 
+    def add_fact(self, name: str, fact: Any) -> None:
+        """Have all later snapshots state a fact under this name."""
+        self.facts[name] = fact
+
     def take(self, state: State, view: View) -> Snapshot:
         """Everything that matters after the exchange that was just done."""
         self.agreement.arrive(state)
@@ -333,7 +337,6 @@ class Capture:
         return good
 
     def _document(self, view: View) -> dict[str, Any]:
-        good = self.evaluation.good
         return {
             **self.facts,
             "replicas": self.grid.replicas.size,
@@ -346,12 +349,7 @@ class Capture:
             "events": list(view.events),
             "ledger": self.grid.world.ledger.as_dict(),
             "phases": dict(self.clock.seconds),
-            "evaluation": {
-                "first_loss": self.evaluation.first_loss,
-                "good_loss": None if good is None else good.document["loss"],
-                "measured_at": self.evaluation.measured_at,
-                "clipped": self.evaluation.clipped,
-            },
+            "evaluation": self.evaluation.facts(),
             "mended": self.guard.mended,
             "resumes": self.resumes,
             "versions": {
@@ -389,7 +387,7 @@ class Capture:
         view.history[:] = said["history"]
         view.events[:] = said.get("events", [])
         if REQUESTED in said:  # it fell back before
-            self.facts[REQUESTED] = said[REQUESTED]
+            self.add_fact(REQUESTED, said[REQUESTED])
 
     def position(self, said: dict[str, Any]) -> int:
         """Exchanges done, on this grid: another number of replicas has other epochs."""
@@ -449,15 +447,11 @@ class Capture:
         unpack(copies[grid.replica, first : first + wanted], state.rank_arrays)
 
     def _put_back_evaluation(self, checkpoint: Snapshot) -> None:
-        evaluation, said = self.evaluation, checkpoint.document["evaluation"]
-        evaluation.first_loss = said["first_loss"]
-        evaluation.measured_at = said["measured_at"]
-        evaluation.clipped = said["clipped"]
-        weights = checkpoint.arrays.get("good_weights")
+        model, weights = None, checkpoint.arrays.get("good_weights")
         if weights is not None:
             kept = self.agreement.parted(weights[self.columns.own])
             model = State(kept, checkpoint.arrays.get("good_intercept"))
-            evaluation.good = Snapshot.of(model, {"loss": said["good_loss"]})
+        self.evaluation.resume(checkpoint.document["evaluation"], model)
 
     def _of_this_replica(self, copies: Array, rows: int) -> Array:
         """Its own copy; the mean by rows where there are other replicas now."""

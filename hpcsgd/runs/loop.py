@@ -304,15 +304,25 @@ class Engine:
         self.finisher = finisher
         self.stop = stop
         self.has_own_loss = has_own_loss  # False: made up, or that of several models
-        self.meter = EnergyMeter(
-            ()
-        )  # of energy; the session has one that outlives legs
+        self.meter = EnergyMeter(())  # of energy
         self.alarm: dict[str, Any] | None = None  # that ended it
         self.request = Request.NONE
         self.has_minimum = True  # False: F was found to fall without end
 
-    def run(self, state: State, groups: Iterator[Group | None]) -> tuple[State, Status]:
-        """Train on from where the view stands; returns the last (good) state."""
+    def run(
+        self,
+        state: State,
+        groups: Iterator[Group | None],
+        meter: EnergyMeter | None = None,
+        request: Request = Request.NONE,
+    ) -> tuple[State, Status]:
+        """Train on from where the view stands; return the last (good) state.
+
+        A run that fell back has a `meter` of energy and a `request` of callbacks from
+        before.
+        """
+        self.meter = meter or self.meter
+        self.request = request
         self._tell("on_start")
         if not self.view.history:
             self._evaluate(state)

@@ -184,8 +184,10 @@ class Session:
         began: float,
         setup: Clock,
         notes: Mapping[str, Any] | None = None,
+        start: Start | None = None,
     ) -> None:
         self.notes = notes or {}  # what was found before, for the report
+        self.start = start  # None: at zero, or at a checkpoint
         self.config = config
         self.world = world
         self.reader = reader
@@ -196,7 +198,6 @@ class Session:
         self.last: Snapshot | None = None  # what survivors go on from
         self.lost = 0  # ranks
         self.requested_config: RunConfig | None = None  # before the first fall-back
-        self.start: Start | None = None  # None: at zero, or at a checkpoint
         self.request = Request.NONE  # of callbacks, in the leg before
         self.meter: EnergyMeter | None = None  # of energy, over all legs
 
@@ -312,10 +313,11 @@ class Session:
         world.max_flag(0)
         setup.lap("warm_up")
         log.debug("set-up: %s", setup)
-        self.meter = live.engine.meter = self.meter or make_meter(_gpu(live))
+        self.meter = self.meter or make_meter(_gpu(live))
         groups = live.feed.groups(live.engine.view.exchanges)
+        request, self.request = self.request, Request.NONE
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            state, status = live.engine.run(live.state, groups)
+            state, status = live.engine.run(live.state, groups, self.meter, request)
         log.debug("training: %s", live.task.clock)
         damage = find_damage(live) if status is Status.DIVERGED else ""
         if status is Status.DIVERGED and not damage and self._falls_back(live):
@@ -366,6 +368,7 @@ class Session:
             fallback_event(engine.view, rung, cause, stopped, self.last.exchanges)
         )
         self.requested_config = self.requested_config or self.config
+        self.last.document.setdefault(REQUESTED, self.requested_config.tables())
         self.config, self.request = rung.config, engine.request
         # Put back with the state: what was sent for nothing was sent, too.
         live.grid.world.ledger.entries = Ledger().entries
@@ -373,17 +376,13 @@ class Session:
     def _take_over(self, live: AssembledRun) -> None:
         """What a leg after a fall-back has from the one before it."""
         if PRECISION_AUTO in self.notes:
-            live.capture.facts[PRECISION_AUTO] = self.notes[PRECISION_AUTO]
+            live.capture.add_fact(PRECISION_AUTO, self.notes[PRECISION_AUTO])
         if live.chosen.rival is not None and self.world.rank == 0:
             keeps = live.product_name in KEEPS
             live.engine.callbacks.append(SlowerThanExpected(live.chosen, keeps))
-        if self.requested_config is None:
-            return
-        engine = live.engine
-        live.capture.facts.setdefault(REQUESTED, self.requested_config.tables())
-        engine.request, self.request = max(engine.request, self.request), Request.NONE
-        # At once: what is on disk was made with the settings that failed.
-        engine.saver.save(live.state, engine.view)
+        if self.requested_config is not None:
+            # At once: what is on disk was made with the settings that failed.
+            live.engine.saver.save(live.state, live.engine.view)
 
 
 def _gpu(live: AssembledRun) -> str:

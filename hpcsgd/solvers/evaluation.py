@@ -174,6 +174,23 @@ class Evaluation:
         """True where the loss in the view is that of the state now."""
         return self.measured_at == view.exchanges
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint states of evaluations; `resume` takes it."""
+        return {
+            "first_loss": self.first_loss,
+            "good_loss": None if self.good is None else self.good.document["loss"],
+            "measured_at": self.measured_at,
+            "clipped": self.clipped,
+        }
+
+    def resume(self, facts: Mapping[str, Any], good: State | None) -> None:
+        """Resume with the `facts` of a checkpoint and its model with a good loss."""
+        self.first_loss = facts["first_loss"]
+        self.measured_at = facts["measured_at"]
+        self.clipped = facts["clipped"]
+        if good is not None:
+            self.good = Snapshot.of(good, {"loss": facts["good_loss"]})
+
     def restore(self, state: State) -> float:
         """Put the last good weights back; their loss."""
         if self.good is None:

@@ -49,30 +49,45 @@ from hpcsgd.solvers.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Start:
-    """All columns of the weights, with all states of the update, and the intercept."""
+    """The model that a run begins with; the momentum of its update begins at zero.
 
-    weights: Array  # (d, states x K)
-    intercept: Array | None  # (states, K)
+    Without weights it is the null model: zero weights, and the intercept that is best
+    with them, where there is one.
+    """
+
+    weights: Array | None = None  # (d, K)
+    intercept: Array | None = None  # (1, K), where it is known
 
     def load_into(self, live: AssembledRun) -> None:
-        """On every rank: its columns, in the format that its weights have."""
-        state, precision = live.state, live.task.precision
+        """Write the model into the state of a run. Collective."""
+        state = live.state
+        if self.weights is not None:
+            self._load_weights(self.weights, live)
+            intercept = self.intercept
+        else:
+            intercept = None if state.intercept is None else best_constant(live)
+        if state.intercept is not None and intercept is not None:
+            state.intercept[:1] = intercept
+
+    def _load_weights(self, weights: Array, live: AssembledRun) -> None:
+        """Write this rank's columns, rounded to the format of its weights."""
+        columns, state = live.task.columns, live.state
+        needed = (live.task.shard.total_columns, columns)
+        if weights.shape != needed:
+            raise ConfigError(
+                f"start has weights of shape {weights.shape} and these data need"
+                f" {needed}; give the model of the same columns and classes"
+            )
         if isinstance(state.weights, OnDisk):
-            raise initial_weights_error()
-        live.engine.agreement.put_whole(state, self.weights[live.columns.own])
-        live.task.backend.round(state.weights, precision.weights)
-        if state.intercept is not None:
-            state.intercept[...] = self.intercept
-
-
-@dataclass(frozen=True)
-class NullModel(Start):
-    """Zero weights, and the intercept that is best with them, where there is one."""
-
-    def load_into(self, live: AssembledRun) -> None:
-        """From sums over the targets, the same bits on all ranks."""
-        if live.state.intercept is not None:
-            live.state.intercept[:1] = best_constant(live)
+            raise ConfigError(
+                "[agreement] kind = 'infinity' begins at zero and initial weights were"
+                " given; leave them out, or use --agreement gradient"
+            )
+        agreement, own = live.engine.agreement, weights[live.columns.own]
+        whole = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
+        whole[:, :columns] = own
+        live.task.backend.round(whole, live.task.precision.weights)
+        agreement.put_whole(state, whole)
 
 
 def best_constant(live: AssembledRun) -> Array:
@@ -124,14 +139,6 @@ def _link(kind: str, total: Array) -> Array:
         mean = total[1:] / total[0]
         found = np.log(np.where(mean > 0.0, mean, 1e-9))
     return found
-
-
-def initial_weights_error() -> ConfigError:
-    """Return the error of initial weights given to a run whose weights are on disk."""
-    return ConfigError(
-        "[agreement] kind = 'infinity' begins at zero and initial weights were given;"
-        " leave them out, or use --agreement gradient"
-    )
 
 
 # What all ranks of a run must have been told alike: it decides what is sent.

@@ -194,9 +194,10 @@ def device_loss_error(
         live.engine.saver.finish()
         where = f"after exchange {live.engine.view.exchanges}"
     who = "" if rank is None else f" by rank {rank}"
-    said = DeviceLost(f"{error}, noticed{who} {where}; {_way_on(run)}")
-    said.on_all_ranks = error.on_all_ranks
-    return said
+    return DeviceLost(
+        f"{error}, noticed{who} {where}; {_way_on(run)}",
+        on_all_ranks=error.on_all_ranks,
+    )
 
 
 def _way_on(run: RunSection) -> str:

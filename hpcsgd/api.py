@@ -11,7 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from hpcsgd.backends.blas_threads import one_thread
@@ -27,7 +26,7 @@ from hpcsgd.runs.coordinate import CoordinateRun
 from hpcsgd.runs.defaults import has_wide_values, named_in_file, resolve_defaults
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.resume import recorded_settings
-from hpcsgd.runs.session import NullModel, Session, Start
+from hpcsgd.runs.session import Session, Start
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.tuning.auto_precision import resolve_precision
@@ -224,16 +223,14 @@ def open_session(
     """A run on the ranks of `world` with what `reader` opens there, ready to go."""
     began, setup = began or time.perf_counter(), Clock()
     if start is None and config.run.defaults == FIT:
-        start = NullModel(np.empty(0), None)
+        start = Start()
     config = resolve_grid(config, world.size)
     if config.update.kind == COORDINATE:
-        run = CoordinateRun(config, world, reader, callbacks or [], began, setup)
-        run.start = start
-        return run
+        return CoordinateRun(
+            config, world, reader, callbacks or [], began, setup, start=start
+        )
     config, notes = resolve_precision(config, world, reader)
-    session = Session(config, world, reader, callbacks or [], began, setup, notes)
-    session.start = start
-    return session
+    return Session(config, world, reader, callbacks or [], began, setup, notes, start)
 
 
 def open_data(

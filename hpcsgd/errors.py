@@ -30,6 +30,13 @@ class NameTable(dict[Key, Value]):
 class HpcsgdError(Exception):
     """Base class of every error that this package raises on purpose.
 
+    Parameters
+    ----------
+    *args : object
+        The message.
+    on_all_ranks : bool, default=False
+        Whether every rank raises it, so that no rank is left waiting.
+
     Attributes
     ----------
     exit_code : int
@@ -48,9 +55,12 @@ class HpcsgdError(Exception):
     """
 
     exit_code = 1
-    on_all_ranks = False  # True: every rank raises it, nobody is left waiting
     is_own = False  # True: no other rank knows of it, this one has to say it
     was_told = False  # True: ranks that act together have told each other of it
+
+    def __init__(self, *args: object, on_all_ranks: bool = False) -> None:
+        super().__init__(*args)
+        self.on_all_ranks = on_all_ranks
 
 
 class ConfigError(HpcsgdError, ValueError):

@@ -14,8 +14,8 @@ from hpcsgd.errors import DataError, did_you_mean_file
 from hpcsgd.files import parse_json, read_entry_text, reason, user_of
 
 if TYPE_CHECKING:
-    from hpcsgd.runs.checkpoint import Checkpoint
     from hpcsgd.runs.result import Result
+    from hpcsgd.solvers.snapshot import Snapshot
 
 
 # `hpcsgd evaluate`: how good a model is on a file.
@@ -275,7 +275,7 @@ def checkpoint_facts(path: Path) -> Facts:
     }
 
 
-def weight_state_facts(checkpoint: "Checkpoint") -> Facts:
+def weight_state_facts(checkpoint: "Snapshot") -> Facts:
     """Return the facts on weights in the checkpoint itself, if they are not in files of
     their own.
     """

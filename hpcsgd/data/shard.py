@@ -350,9 +350,8 @@ class SmallValues(Fingerprint):
         if len(refused):
             column, size = int(numbers[refused[0]]), float(peaks[refused[0]])
             more = len(refused) - 1
-            error = DataError(_sentence(column, more, size, is_stored_narrow))
-            error.on_all_ranks = True
-            raise error
+            sentence = _sentence(column, more, size, is_stored_narrow)
+            raise DataError(sentence, on_all_ranks=True)
 
     def _peaks(self, reader: RowReader, rows: slice, numbers: Array) -> Array:
         """Return max |a| of these columns over local rows; 0 for those of others."""

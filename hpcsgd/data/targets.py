@@ -38,13 +38,13 @@ def encode_targets(
     said = exchange(_fault(y, kind, first_row) or own)  # a sentence takes precedence
     for found in said:
         if isinstance(found, str):
-            raise _on_all_ranks(found)
+            raise DataError(found, on_all_ranks=True)
     if kind not in LABELLED:
         return y.reshape(-1, 1), Targets(kind)
     labels = np.unique(np.concatenate([*said, np.asarray(known, dtype=np.float64)]))
     fault = _label_fault(labels, kind)
     if fault:
-        raise _on_all_ranks(fault)
+        raise DataError(fault, on_all_ranks=True)
     encoded = np.searchsorted(labels, y).astype(np.float64).reshape(-1, 1)
     if kind == "signed":
         encoded = 2 * encoded - 1
@@ -70,13 +70,6 @@ def encode_known(y: Array, targets: Targets, first_row: int) -> Array:
         )
     encoded = place.astype(np.float64).reshape(-1, 1)
     return 2 * encoded - 1 if targets.kind == "signed" else encoded
-
-
-def _on_all_ranks(sentence: str) -> DataError:
-    """The error every rank raises: it is said once, and nobody is left waiting."""
-    error = DataError(sentence)
-    error.on_all_ranks = True
-    return error
 
 
 def _fault(y: Array, kind: str, first_row: int) -> str | None:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.base import alike, check_same
-from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.api import run_at_stable_rate
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
@@ -29,11 +28,10 @@ from hpcsgd.estimators.inputs import FitData, open_data
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.formats import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
-from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.defaults import RACE, FitSettings, grid_on
 from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result
-from hpcsgd.runs.session import NullModel, Start, initial_weights_error, settings_of
+from hpcsgd.runs.session import Start, settings_of
 from hpcsgd.solvers.callbacks import Callback, View
 
 P = ParamSpec("P")
@@ -90,7 +88,7 @@ class Runs:
 def make_start(given: Any) -> Start:
     """From a result, (weights, intercept), weights alone, or nothing."""
     if given is None:
-        return NullModel(np.empty(0), None)
+        return Start()
     if isinstance(given, Result):
         given = (given.weights, given.intercept)
     pair = given if isinstance(given, tuple) else (given, None)
@@ -107,14 +105,14 @@ def make_start(given: Any) -> Start:
         )
     w = w.reshape(len(w), -1)
     if intercept is None:
-        return KnownModel(w, None)
+        return Start(w)
     b = _numbers(intercept).reshape(1, -1)
     if b.size not in (1, w.shape[1]) or not np.isfinite(b).all():
         raise ConfigError(
             f"start has {b.size} numbers as the intercept, or such as are not finite;"
             f" give {w.shape[1]} finite ones"
         )
-    return KnownModel(w, b)
+    return Start(w, b)
 
 
 def _numbers(given: Any) -> Array:
@@ -124,30 +122,6 @@ def _numbers(given: Any) -> Array:
         raise ConfigError(
             "start must be a Result, weights, or a pair of weights and intercept"
         ) from error
-
-
-@dataclass(frozen=True)
-class KnownModel(Start):
-    """Weights (d, K) and perhaps an intercept (1, K); momentum begins at zero."""
-
-    def load_into(self, live: AssembledRun) -> None:
-        """Refused alike on all ranks where it is the model of something else."""
-        columns, state = live.task.columns, live.state
-        wanted = (live.task.shard.total_columns, columns)
-        if self.weights.shape != wanted:
-            raise ConfigError(
-                f"start has weights of shape {self.weights.shape} and these data need"
-                f" {wanted}; give the model of the same columns and classes"
-            )
-        if isinstance(state.weights, OnDisk):
-            raise initial_weights_error()
-        agreement, own = live.agreement, self.weights[live.columns.own]
-        weights = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
-        weights[:, :columns] = own
-        live.task.backend.round(weights, live.task.precision.weights)
-        agreement.put_whole(state, weights)
-        if state.intercept is not None and self.intercept is not None:
-            state.intercept[:1] = self.intercept
 
 
 # What a person sees of a fit: a line for every pass.
@@ -459,7 +433,8 @@ def run_fit(
         wide = bool(world.max_flag(int(is_wide(matrix.X))))
         settings = world.together(lambda: wanted.settings(matrix.path, wide))
         begin = world.together(lambda: make_start(start))
-        said = {"layout": repr(layout), "start": type(begin).__name__}
+        said = {"layout": repr(layout)}
+        said["start"] = "none" if begin.weights is None else "weights"
         said["rate"] = repr(wanted.rate)
         said["data"] = "no path" if matrix.path is None else "a path"
         check_same(world, said | settings_of(settings))

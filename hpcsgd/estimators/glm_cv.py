@@ -174,8 +174,8 @@ def fit_many(
     given = given.with_facts(labels=labels, fold_of=fold_of)
     for _ in range(TRIES):
         run = (config, world, given.open_reader, list(callbacks))
-        session = Session(*run, time.perf_counter(), Clock())
-        session.start = None if start is None else make_start(start)
+        begin = None if start is None else make_start(start)
+        session = Session(*run, time.perf_counter(), Clock(), start=begin)
         found = Sweep(session.run())
         if np.isfinite(found.mean_held).any() or not config.rate.is_open:
             return found

@@ -33,7 +33,7 @@ from hpcsgd.runs.figures import (
     to_frame,
 )
 from hpcsgd.runs.result import Result
-from hpcsgd.runs.session import NullModel
+from hpcsgd.runs.session import Start
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import level, open_rows
 
@@ -148,7 +148,7 @@ class PathFit:
         config = replace(self._settings(1.0, 0.0), update=RunConfig().update)
         opened = self._open(config)
         live = build(config, self.world, opened.open_reader, [], Clock())
-        NullModel(np.empty(0), None).load_into(live)
+        Start().load_into(live)
         objective, state = live.evaluation.objective, live.state
         columns = live.task.columns
         rows = open_rows(objective, columns)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -326,6 +327,15 @@ class EightBitArray:
         """Whole blocks, or up to the end."""
         first, last = columns.start // BLOCK, -(-columns.stop // BLOCK)
         return EightBitArray(self.codes[columns], self.scales[first:last], self.rooted)
+
+    def __setitem__(self, everything: EllipsisType, other: "EightBitArray") -> None:
+        """Take over the codes and scales of a `copy`."""
+        self.codes[...] = other.codes
+        self.scales[...] = other.scales
+
+    def copy(self) -> "EightBitArray":
+        """Return a copy, which `array[...] = copy` restores to the bit."""
+        return EightBitArray(self.codes.copy(), self.scales.copy(), self.rooted)
 
     def decoded(self) -> Array:
         """The numbers."""

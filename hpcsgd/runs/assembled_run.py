@@ -21,12 +21,13 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.base import NO_MONITOR, Group, Planner, Product, State, Task
 from hpcsgd.products.cost import Choice
 from hpcsgd.products.direct import Stream, TiledProduct
-from hpcsgd.runs.checkpoint import Capture, Checkpoint, Saver
+from hpcsgd.runs.checkpoint import Capture, Saver
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import Training, TrainingLoop
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.sgd import SgdSolver
+from hpcsgd.solvers.snapshot import Snapshot
 
 # The groups of a whole run, in order: sampling, rates and plans put together.
 
@@ -274,7 +275,7 @@ class AssembledRun:
         """Whether its Gram travels ahead of use."""
         return self.chosen.look_ahead
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Snapshot) -> None:
         """Restore the state of a checkpoint."""
         self.capture.restore(checkpoint, self.state, self.view, self.feed.progress)
         trains, done = self.agreement.trains, self.view.exchanges

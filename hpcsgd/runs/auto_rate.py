@@ -111,12 +111,11 @@ def _steepness(
     with np.errstate(over="ignore", invalid="ignore"):
         steepness = smoothness(config, grid, loaded, family) + l2
     if not np.isfinite(steepness):
-        error = DataError(
+        raise DataError(
             "X is too large for a rate from the data: the squares of a row overflow;"
-            " divide its columns by a power of ten, or give --rate"
+            " divide its columns by a power of ten, or give --rate",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error
     return steepness
 
 

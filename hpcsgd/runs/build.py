@@ -51,7 +51,6 @@ from hpcsgd.runs.assembled_run import (
     steps_in,
 )
 from hpcsgd.runs.auto_rate import resolve_rate
-from hpcsgd.runs.checkpoint import Checkpoint
 from hpcsgd.runs.checks import many_models, rates_of, resolve_names, resolve_steps
 from hpcsgd.runs.choose import choose_run
 from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu, open_gpu
@@ -61,6 +60,7 @@ from hpcsgd.runs.memory import check_memory
 from hpcsgd.runs.resume import earlier_choice
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import Columns
+from hpcsgd.solvers.snapshot import Snapshot
 
 if TYPE_CHECKING:  # a run without a GPU needs none of these
     from hpcsgd.backends.cuda.device import Device
@@ -271,7 +271,7 @@ def build(
     reader: Callable[[Communicator], RowReader],
     callbacks: list[Callback],
     setup: Clock,
-    known: Checkpoint | None = None,
+    known: Snapshot | None = None,
 ) -> AssembledRun:
     """Everything a run needs; errors are raised on all ranks alike.
 

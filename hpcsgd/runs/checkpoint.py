@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,14 @@ from hpcsgd.files import (
     Unreadable,
     check_schema,
     own_folder,
-    read_sealed,
     unreadable,
-    write_sealed,
 )
 from hpcsgd.formats import Array
 from hpcsgd.products.base import State
 from hpcsgd.runs.recording import MemberCheck
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
+from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot, arrays_of
 
 # Checkpoints on disk: where they lie, how many are kept, which is the last whole one.
 #
@@ -44,7 +43,6 @@ from hpcsgd.solvers.evaluation import Columns, Evaluation
 # ranks than it was saved by. `hpcsgd/runs/checkpoint.py` says what is in it.
 
 log = logging.getLogger(__name__)
-KIND, VERSION = "checkpoint", 1
 FOLDER = "checkpoints"
 DAMAGED = ".damaged"  # behind the name of one that was passed over
 REQUESTED = "asked"  # the settings before a run fell back
@@ -94,19 +92,6 @@ OPTIONAL = {
 }
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A state, and everything that was known at that moment."""
-
-    document: dict[str, Any]
-    arrays: dict[str, Array]
-
-    @property
-    def exchanges(self) -> int:
-        """Done when it was taken."""
-        return int(self.document["exchanges"])
-
-
 class CheckpointStore:
     """The checkpoints of one run folder."""
 
@@ -115,7 +100,7 @@ class CheckpointStore:
         self.folder = run_folder / FOLDER
         self.keep = keep
 
-    def write(self, checkpoint: Checkpoint) -> Path:
+    def write(self, checkpoint: Snapshot) -> Path:
         """Add one, then remove what is too old; OSError where there is no room."""
         own_folder(self.run_folder, FOLDER, make=True)
         for left in self.folder.glob(".*.part"):  # by a run that died while writing
@@ -123,7 +108,7 @@ class CheckpointStore:
         number = 1 + max(map(_number, self.paths()), default=0)
         name = f"{number:06d}-exchange-{checkpoint.exchanges:09d}.h5"
         path = self.folder / name
-        write_sealed(path, KIND, VERSION, checkpoint.document, checkpoint.arrays)
+        checkpoint.write(path)
         # Only now: the older ones stay until the new one is on disk.
         for old in self.paths()[self.keep :]:
             old.unlink(missing_ok=True)
@@ -134,7 +119,7 @@ class CheckpointStore:
         found = [self.folder / name for name in self._names() if NAME.fullmatch(name)]
         return sorted(found, key=_number, reverse=True)
 
-    def newest(self, tidies: bool = False) -> tuple[Path, Checkpoint] | None:
+    def newest(self, tidies: bool = False) -> tuple[Path, Snapshot] | None:
         """The newest whole one, or None in a folder that never had any.
 
         Those that are not whole are named and passed over; a folder that is ours to
@@ -179,18 +164,19 @@ class CheckpointStore:
             return []
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """A whole checkpoint whose parts fit together; DataError for anything else."""
-    document, arrays = read_sealed(path, KIND, VERSION)
+def read_checkpoint(path: Path) -> Snapshot:
+    """Read a whole checkpoint whose parts fit together; DataError for anything else."""
+    checkpoint = Snapshot.read(path)
+    document = checkpoint.document
     also = {key: wanted for key, wanted in OPTIONAL.items() if key in document}
     check_schema(path, document, SCHEMA | also)
-    if not _fits(document, arrays):
+    if not _fits(document, checkpoint.arrays):
         raise DataError(
             f"{path} holds arrays that make no state; take an earlier checkpoint"
         )
     for name in {"config", REQUESTED} & set(document):
         document[name] = without_retired(document[name])
-    return Checkpoint(document, arrays)
+    return checkpoint
 
 
 def _say_what_was_passed(passed: Mapping[Path, DataError], tidies: bool) -> None:
@@ -274,13 +260,13 @@ def _is_finite(array: Array, is_of_many: bool) -> bool:
 
 # The state of a whole run as one checkpoint, and a checkpoint back into a run.
 
-# Before the names of what agreements and codecs keep, and of what is of all members.
-MEMORY, SHARED = "memory_", "shared_"
-
 
 @dataclass
 class Capture:
-    """Knows all parts of a run that evolve; every rank calls it at the same time."""
+    """Takes snapshots of whole runs, of all parts that evolve, and puts them back.
+
+    Every rank calls it at the same time.
+    """
 
     grid: Grid
     columns: Columns
@@ -293,23 +279,31 @@ class Capture:
     to_host: Callable[[Array], Array]
     resumes: int = 0
 
-    def take(self, state: State, view: View) -> Checkpoint:
+    def add_fact(self, name: str, fact: Any) -> None:
+        """Have all later snapshots state a fact under this name."""
+        self.facts[name] = fact
+
+    def take(self, state: State, view: View) -> Snapshot:
         """Everything that matters after the exchange that was just done."""
         self.agreement.arrive(state)
         arrays = self._arrays(state.host_state(), view.exchanges)
-        return Checkpoint(self._document(view), arrays)
+        return Snapshot(self._document(view), arrays)
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
         # Replicas that just agreed are one; between agreements each has its own.
         apart = not self.agreement.holds_one_state(state, exchanges)
-        weights = self.to_host(self.agreement.whole(state))
-        arrays = {"weights": self.columns.join(weights)}
-        if state.intercept is not None:
-            arrays["intercept"] = state.intercept.copy()
-        for name, kept in self.agreement.memory(state).items():
-            arrays[MEMORY + name] = self.columns.join(kept)
-        for name, kept in state.shared.items():
-            arrays[SHARED + name] = kept.copy()
+        whole = replace(
+            state,
+            weights=self.to_host(self.agreement.whole(state)),
+            memory=self.agreement.memory(state),
+            rank_arrays={},  # only the same grid can use them
+        )
+        arrays = {
+            name: self.columns.join(array)
+            if name.startswith(("weights", MEMORY))
+            else array.copy()
+            for name, array in arrays_of(whole).items()
+        }
         arrays = {
             name: self.columns.of_all_replicas(array) if apart else array[None]
             for name, array in arrays.items()
@@ -331,19 +325,18 @@ class Capture:
         """The last weights that had a good loss: what a divergence goes back to."""
         if self.evaluation.good is None:
             return {}
-        weights, intercept, _ = self.evaluation.good
-        whole = self.agreement.joined(weights)
+        model = self.evaluation.good.arrays
+        whole = self.agreement.joined(model["weights"])
         # A velocity that is held elsewhere is none of them.
         more = self.agreement.width(state) - whole.shape[1]
         if more:
             whole = np.hstack([whole, np.zeros((len(whole), more), whole.dtype)])
         good = {"good_weights": self.columns.join(whole)}
-        if intercept is not None:
-            good["good_intercept"] = intercept.copy()
+        if "intercept" in model:
+            good["good_intercept"] = model["intercept"].copy()
         return good
 
     def _document(self, view: View) -> dict[str, Any]:
-        good = self.evaluation.good
         return {
             **self.facts,
             "replicas": self.grid.replicas.size,
@@ -356,12 +349,7 @@ class Capture:
             "events": list(view.events),
             "ledger": self.grid.world.ledger.as_dict(),
             "phases": dict(self.clock.seconds),
-            "evaluation": {
-                "first_loss": self.evaluation.first_loss,
-                "good_loss": None if good is None else good[2],
-                "measured_at": self.evaluation.measured_at,
-                "clipped": self.evaluation.clipped,
-            },
+            "evaluation": self.evaluation.facts(),
             "mended": self.guard.mended,
             "resumes": self.resumes,
             "versions": {
@@ -373,7 +361,7 @@ class Capture:
 
     def restore(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Snapshot,
         state: State,
         view: View,
         progress: Callable[[int], tuple[int, int]],
@@ -399,7 +387,7 @@ class Capture:
         view.history[:] = said["history"]
         view.events[:] = said.get("events", [])
         if REQUESTED in said:  # it fell back before
-            self.facts[REQUESTED] = said[REQUESTED]
+            self.add_fact(REQUESTED, said[REQUESTED])
 
     def position(self, said: dict[str, Any]) -> int:
         """Exchanges done, on this grid: another number of replicas has other epochs."""
@@ -412,19 +400,19 @@ class Capture:
             return int(done)
         return int(done // before * now + done % before * now // before)
 
-    def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
+    def _put_back_state(self, checkpoint: Snapshot, state: State) -> None:
         own, rows = self.columns.own, checkpoint.document["rows"]
-        arrays = {
-            name: self._of_this_replica(copies, rows)
-            for name, copies in checkpoint.arrays.items()
-            if not name.startswith(("good_", KEPT, MEMORY, LOG))
-        }
         for name, log in checkpoint.arrays.items():
             if name.startswith(LOG):
                 self.agreement.recall(name.removeprefix(LOG), log)
-        self.agreement.put_whole(state, arrays["weights"][own])
-        if state.intercept is not None:
-            state.intercept[...] = arrays["intercept"]
+        arrays = {
+            name: self._of_this_replica(copies, rows)
+            for name, copies in checkpoint.arrays.items()
+            if name in ("weights", "intercept")
+            or name.removeprefix(SHARED) in state.shared
+        }
+        self.agreement.put_whole(state, arrays.pop("weights")[own])
+        Snapshot({}, arrays).put_into(state)
         widths = self.agreement.widths(state)
         for name, copies in checkpoint.arrays.items():
             if not name.startswith(MEMORY):
@@ -433,8 +421,6 @@ class Capture:
             takes = name.removeprefix(MEMORY) in widths
             put = self.agreement.remember if takes else self.agreement.inherit
             put(state, name.removeprefix(MEMORY), kept)
-        for name, kept in state.shared.items():
-            kept[...] = arrays[SHARED + name]
         self._put_back_kept(checkpoint, state)
 
     def _remembered(self, copies: Array) -> Array:
@@ -448,7 +434,7 @@ class Capture:
         mean: Array = copies.mean(axis=0, dtype=copies.dtype)
         return mean
 
-    def _put_back_kept(self, checkpoint: Checkpoint, state: State) -> None:
+    def _put_back_kept(self, checkpoint: Snapshot, state: State) -> None:
         """What another grid has kept fits nobody here: it begins anew."""
         copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
         grid, wanted = self.grid, packed(state.rank_arrays).size
@@ -460,16 +446,12 @@ class Capture:
         first = int(sizes[: grid.member].sum())
         unpack(copies[grid.replica, first : first + wanted], state.rank_arrays)
 
-    def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
-        evaluation, said = self.evaluation, checkpoint.document["evaluation"]
-        evaluation.first_loss = said["first_loss"]
-        evaluation.measured_at = said["measured_at"]
-        evaluation.clipped = said["clipped"]
-        weights = checkpoint.arrays.get("good_weights")
+    def _put_back_evaluation(self, checkpoint: Snapshot) -> None:
+        model, weights = None, checkpoint.arrays.get("good_weights")
         if weights is not None:
-            intercept = checkpoint.arrays.get("good_intercept")
-            kept = self.agreement.parted(weights[self.columns.own]).copy()
-            evaluation.good = (kept, intercept, said["good_loss"])
+            kept = self.agreement.parted(weights[self.columns.own])
+            model = State(kept, checkpoint.arrays.get("good_intercept"))
+        self.evaluation.resume(checkpoint.document["evaluation"], model)
 
     def _of_this_replica(self, copies: Array, rows: int) -> Array:
         """Its own copy; the mean by rows where there are other replicas now."""
@@ -507,7 +489,7 @@ def _shares(rows: int, replicas: int) -> Array:
 
 # Checkpoints while training goes on: a copy now, the disk in the background.
 
-CaptureCall = Callable[[State, View], Checkpoint]
+CaptureCall = Callable[[State, View], Snapshot]
 
 
 def _unwatched(what: str) -> AbstractContextManager[None]:
@@ -535,7 +517,7 @@ class Saver:
         # Told what we wait for when it is no rank.
         self.working = working if working is not None else _unwatched
         # The last ones in memory, on every rank: what survivors go on from.
-        self.remembered: deque[Checkpoint] = deque(maxlen=remember)
+        self.remembered: deque[Snapshot] = deque(maxlen=remember)
         self.failed = 0
         self.written = 0
         self._last_good: int | None = None
@@ -590,7 +572,7 @@ class Saver:
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.done()
 
-    def _write(self, store: CheckpointStore, checkpoint: Checkpoint) -> None:
+    def _write(self, store: CheckpointStore, checkpoint: Snapshot) -> None:
         """Training is worth more than a checkpoint: what fails is said, not raised."""
         try:
             path = store.write(checkpoint)
@@ -635,7 +617,7 @@ class TiledCapture(Capture):
 
     def restore(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Snapshot,
         state: State,
         view: View,
         progress: Callable[[int], tuple[int, int]],
@@ -645,17 +627,10 @@ class TiledCapture(Capture):
         run = checkpoint.document.get(RUN, "")
         found, each = agreement.reopen(state, run)
         said = _until(checkpoint.document, found) | {"exchanges_per_epoch": each}
-        super().restore(Checkpoint(said, {}), state, view, progress)
+        super().restore(Snapshot(said, {}), state, view, progress)
 
-    def _put_back_state(self, checkpoint: Checkpoint, state: State) -> None:
-        """The files hold it."""
-
-    def _put_back_evaluation(self, checkpoint: Checkpoint) -> None:
-        """The copy with a good loss was of the process before."""
-        said = checkpoint.document["evaluation"]
-        self.evaluation.first_loss = said["first_loss"]
-        self.evaluation.measured_at = said["measured_at"]
-        self.evaluation.clipped = said["clipped"]
+    def _put_back_state(self, checkpoint: Snapshot, state: State) -> None:
+        """The files hold it; the copy with a good loss was of the process before."""
 
 
 def _until(document: dict[str, Any], exchanges: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from hpcsgd.runs.assembled_run import ResolvedNames
 from hpcsgd.runs.auto_rate import ignores_length
 from hpcsgd.settings import refuse
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.solvers.evaluation import Columns, Evaluation, Snapshots
+from hpcsgd.solvers.evaluation import Columns, Evaluation, SvrgSnapshots
 
 # What an agreement requires and supports, held against a whole configuration.
 
@@ -558,7 +558,7 @@ def snapshot_observers(
     if config.update.kind != KIND:
         return []
     every = config.update.snapshot
-    return [Snapshots(every, exchanges_per_epoch, evaluation, columns)]
+    return [SvrgSnapshots(every, exchanges_per_epoch, evaluation, columns)]
 
 
 # What a configuration names, before any data is seen.

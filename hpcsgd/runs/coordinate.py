@@ -754,7 +754,7 @@ class CoordinateRun(Session):
 
     def _start(self, ready: OpenedForm) -> CoordinatePoint:
         """The null model, or what stands for the weights that were given."""
-        if self.start is None or not self.start.weights.size:
+        if self.start is None or self.start.weights is None:
             return ready.form.begin()
         given, loaded = self.start.weights, ready.opened.loaded
         needed = (loaded.shard.total_columns, loaded.columns)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
-from hpcsgd.formats import Array
 from hpcsgd.products.base import Group, State
 from hpcsgd.products.observers import Observer, Observers
 from hpcsgd.runs.checkpoint import Saver
@@ -17,6 +16,7 @@ from hpcsgd.runs.result import Status, judge_rise
 from hpcsgd.solvers.callbacks import Callbacks, Request, View
 from hpcsgd.solvers.evaluation import Evaluation
 from hpcsgd.solvers.newton import Finisher
+from hpcsgd.solvers.snapshot import Snapshot
 
 # How long a run is: epochs, exchanges, evaluations.
 
@@ -131,57 +131,6 @@ class PollSchedule:
 # nobody has found anything.
 
 
-@dataclass(frozen=True)
-class GoodState:
-    """This rank's part of the state after an exchange, and where the run stood."""
-
-    exchanges: int
-    epoch: int
-    loss: float
-    evaluations: int
-    weights: Array
-    intercept: Array | None
-    memory: dict[str, Array]
-    rank_arrays: dict[str, Array]
-    shared: dict[str, Array]
-
-    @classmethod
-    def of(cls, state: State, view: View) -> "GoodState":
-        """A copy of how it is now."""
-        state = state.host_state()
-        return cls(
-            exchanges=view.exchanges,
-            epoch=view.epoch,
-            loss=view.loss,
-            evaluations=len(view.history),
-            weights=state.weights.copy(),
-            intercept=None if state.intercept is None else state.intercept.copy(),
-            memory=_copies(state.memory),
-            rank_arrays=_copies(state.rank_arrays),
-            shared=_copies(state.shared),
-        )
-
-    def restore(self, state: State, view: View) -> None:
-        """Restore state and view from this snapshot; seconds are not taken back."""
-        state.weights[...] = self.weights
-        if state.intercept is not None and self.intercept is not None:
-            state.intercept[...] = self.intercept
-        for own, held in (
-            (state.memory, self.memory),
-            (state.rank_arrays, self.rank_arrays),
-            (state.shared, self.shared),
-        ):
-            for name, array in held.items():
-                own[name][...] = array
-        view.exchanges, view.epoch = self.exchanges, self.epoch
-        view.loss = self.loss
-        del view.history[self.evaluations :]
-
-
-def _copies(arrays: dict[str, Array]) -> dict[str, Array]:
-    return {name: array.copy() for name, array in arrays.items()}
-
-
 class GoodStates(Observer):
     """Keeps at most four copies: checked, being checked (two), and with a good loss."""
 
@@ -189,18 +138,18 @@ class GoodStates(Observer):
         self.every = every  # exchanges between looks at the recurrence; 0 = none
         self.view = view
         self.evaluation = evaluation
-        self.checked: GoodState | None = None  # no alarm until then
-        self.measured: GoodState | None = None  # a good loss, or where the run began
-        self.candidates: list[GoodState] = []
+        self.checked: Snapshot | None = None  # no alarm until then
+        self.measured: Snapshot | None = None  # a good loss, or where the run began
+        self.candidates: list[Snapshot] = []
 
     def start(self, state: State, exchanges: int) -> None:
         """Keep where the run begins, or goes on from: both are good states."""
-        self.checked = self.measured = GoodState.of(state, self.view)
+        self.checked = self.measured = _snapshot(state, self.view)
 
     def after_exchange(self, state: State, number: int) -> None:
         """Keep the state where a look at the recurrence is begun."""
         if self.every and number % self.every == 0:
-            self.candidates.append(GoodState.of(state, self.view))
+            self.candidates.append(_snapshot(state, self.view))
 
     def after_poll(self, number: int) -> None:
         """Count what was kept before exchange `number` as checked."""
@@ -212,14 +161,35 @@ class GoodStates(Observer):
     def after_evaluation(self, state: State, view: View) -> None:
         """Keep the state if the loss was good."""
         if self.evaluation.is_good:
-            self.measured = GoodState.of(state, view)
+            self.measured = _snapshot(state, view)
 
-    def before(self, alarm: object) -> GoodState | None:
-        """Return the last good state before an alarm, or before a divergence (None).
+    def put_back(self, state: State, view: View, has_gap: bool) -> bool:
+        """Put back the last state that was checked or, without a gap, the last one with
+        a good loss; return whether there is one.
 
         A loss may be good in spite of a gap, and what grows may be without a gap.
+        Seconds are not taken back.
         """
-        return self.checked if alarm else self.measured
+        good = self.checked if has_gap else self.measured
+        if good is None:
+            return False
+        good.put_into(state)
+        view.exchanges = good.exchanges
+        view.epoch = good.document["epoch"]
+        view.loss = good.document["loss"]
+        del view.history[good.document["evaluations"] :]
+        return True
+
+
+def _snapshot(state: State, view: View) -> Snapshot:
+    """Copy this rank's part of the state, and note where the run stands."""
+    where = {
+        "exchanges": view.exchanges,
+        "epoch": view.epoch,
+        "loss": view.loss,
+        "evaluations": len(view.history),
+    }
+    return Snapshot.of(state, where)
 
 
 # What happened to a run besides its losses: alarms, and what was done about them.
@@ -545,11 +515,19 @@ class Training:
         return judge.has_minimum
 
     def run(
-        self, state: SolverState, meter: EnergyMeter | None = None
+        self,
+        state: SolverState,
+        meter: EnergyMeter | None = None,
+        request: Request = Request.NONE,
     ) -> tuple[SolverState, Status]:
-        """Train on from where the view stands; return the last (good) state."""
+        """Train on from where the view stands; return the last (good) state.
+
+        A run that fell back has a `meter` of energy and a `request` of callbacks from
+        before.
+        """
         loop, view = self.loop, self.loop.view
         loop.meter = meter or loop.meter
+        loop.callbacks.renew(request)
         loop.callbacks.call("on_start")
         if not view.history:
             loop.evaluate(state)

@@ -468,7 +468,10 @@ def evaluate_reader(
     judge = world.together(lambda: _judge(result, open_data, world))
     total, sum_y = world.sum(world.together(judge.targets_sums), "evaluate")
     if total <= 0.0:
-        raise _on_all_ranks("sample_weight sums to zero; at least one row must count")
+        raise DataError(
+            "sample_weight sums to zero; at least one row must count",
+            on_all_ranks=True,
+        )
     sums_of = judge.label_sums if judge.model.is_classifier else judge.value_sums
     with np.errstate(all="ignore"):  # a figure that is not finite says so itself
         sums = world.together(lambda: sums_of(float(sum_y / total)))
@@ -485,12 +488,6 @@ def _judge(
     return RankEvaluator(
         model, reader, split_range(reader.rows, world.size, world.rank), said
     )
-
-
-def _on_all_ranks(sentence: str) -> DataError:
-    error = DataError(sentence)
-    error.on_all_ranks = True
-    return error
 
 
 def _figures(judge: RankEvaluator, total: float, sums: Array) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from hpcsgd.formats import get_format, wider
 from hpcsgd.precision import Precision
 from hpcsgd.products import RECURS
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.checkpoint import REQUESTED, Checkpoint, CheckpointStore
+from hpcsgd.runs.checkpoint import REQUESTED, CheckpointStore
 from hpcsgd.runs.loop import FallbackLevel
 from hpcsgd.runs.result import Status
 from hpcsgd.solvers.callbacks import Callback, Request, View
+from hpcsgd.solvers.snapshot import Snapshot
 
 # More careful settings, one rung at a time: what a run falls back to.
 #
@@ -72,8 +73,8 @@ def widest_format(precision: Precision) -> str:
 
 
 def convert_checkpoint(
-    checkpoint: Checkpoint, before: RunConfig, after: RunConfig
-) -> Checkpoint:
+    checkpoint: Snapshot, before: RunConfig, after: RunConfig
+) -> Snapshot:
     """Return the checkpoint as one of a run with the settings `after`.
 
     Exchange k of s steps is exchange k·s/s' of s' steps; what is counted in exchanges
@@ -94,7 +95,7 @@ def convert_checkpoint(
     measured = document["evaluation"]["measured_at"]
     same = measured == checkpoint.exchanges
     document["evaluation"]["measured_at"] = document["exchanges"] if same else -1
-    return Checkpoint(document, checkpoint.arrays)
+    return Snapshot(document, checkpoint.arrays)
 
 
 def apply_recorded_fallback(
@@ -171,7 +172,7 @@ def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
     return replace(config, grid=grid)
 
 
-def last_common(world: Communicator, known: Sequence[Checkpoint]) -> Checkpoint | None:
+def last_common(world: Communicator, known: Sequence[Snapshot]) -> Snapshot | None:
     """The newest state that every rank has kept: some may have missed the last one."""
     said = world.exchange_objects([checkpoint.exchanges for checkpoint in known])
     common = set(said[0]).intersection(*said[1:])
@@ -193,9 +194,10 @@ def device_loss_error(
         live.saver.finish()
         where = f"after exchange {live.view.exchanges}"
     who = "" if rank is None else f" by rank {rank}"
-    said = DeviceLost(f"{error}, noticed{who} {where}; {_way_on(run)}")
-    said.on_all_ranks = error.on_all_ranks
-    return said
+    return DeviceLost(
+        f"{error}, noticed{who} {where}; {_way_on(run)}",
+        on_all_ranks=error.on_all_ranks,
+    )
 
 
 def _way_on(run: RunSection) -> str:

@@ -209,7 +209,9 @@ def judge_rise(status: Status, loss: float, history: list[dict[str, Any]]) -> St
 class UnsavedFile(DataError):
     """A file of a result that cannot be written."""
 
-    cause = ""  # the file and the reason, without the remedy
+    def __init__(self, *args: object, cause: str = "") -> None:
+        super().__init__(*args)
+        self.cause = cause  # the file and the reason, without the remedy
 
 
 @contextmanager
@@ -220,9 +222,9 @@ def saving(path: Path) -> Iterator[None]:
     except (OSError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or repr(error)
         cause = f"{path} cannot be written ({reason})"
-        unsaved = UnsavedFile(f"{cause}; make room or choose another folder")
-        unsaved.cause = cause
-        raise unsaved from error
+        raise UnsavedFile(
+            f"{cause}; make room or choose another folder", cause=cause
+        ) from error
 
 
 @dataclass(frozen=True)

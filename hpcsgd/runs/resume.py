@@ -20,15 +20,13 @@ from hpcsgd.files import unreadable
 from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.checkpoint import (
     FOLDER,
-    MEMORY,
     PRECISION_AUTO,
     REQUESTED,
-    SHARED,
-    Checkpoint,
     CheckpointStore,
     read_checkpoint,
 )
 from hpcsgd.runs.recovery import apply_recorded_fallback
+from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot
 
 log = logging.getLogger(__name__)
 Tables = Mapping[str, Mapping[str, Any]]
@@ -44,7 +42,7 @@ SAME_STEPS = ("method", "kind", "stage", "bucket")
 
 
 def resume(
-    config: RunConfig, live: AssembledRun, known: Checkpoint | None = None
+    config: RunConfig, live: AssembledRun, known: Snapshot | None = None
 ) -> bool:
     """Put a run back to its checkpoint, if there is one, on all ranks together.
 
@@ -69,7 +67,7 @@ def resume(
 
 
 def earlier_choice(
-    config: RunConfig, world: Communicator, known: Checkpoint | None
+    config: RunConfig, world: Communicator, known: Snapshot | None
 ) -> Earlier | None:
     """What a run that goes on had chosen, where this one leaves it open.
 
@@ -152,7 +150,7 @@ def _choice_of(document: Mapping[str, Any]) -> Earlier:
     )
 
 
-def _find(run: RunSection) -> tuple[Path, Checkpoint] | None:
+def _find(run: RunSection) -> tuple[Path, Snapshot] | None:
     """The checkpoint that `resume` names, or the newest whole one of the run folder."""
     if run.resume == "no":
         return None
@@ -198,7 +196,7 @@ def _is_same(folder: Path, other: Path | str | None) -> bool:
         return False
 
 
-def _share(world: Communicator, found: Checkpoint | None) -> Checkpoint | None:
+def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
     """What rank 0 has read, on every rank: one reader, not a thousand."""
     outline = None
     if found is not None:
@@ -212,10 +210,10 @@ def _share(world: Communicator, found: Checkpoint | None) -> Checkpoint | None:
     for name, (shape, dtype) in shapes.items():
         own = found.arrays[name] if found is not None else np.empty(shape, dtype)
         arrays[name] = world.broadcast(np.ascontiguousarray(own), 0)
-    return Checkpoint(document, arrays)
+    return Snapshot(document, arrays)
 
 
-def _check(config: RunConfig, live: AssembledRun, checkpoint: Checkpoint) -> None:
+def _check(config: RunConfig, live: AssembledRun, checkpoint: Snapshot) -> None:
     """Refuse to go on as another run than the one that was saved."""
     said = checkpoint.document
     if said["fingerprint"] != live.loaded.fingerprint:
@@ -270,7 +268,7 @@ def _check_section(
             )
 
 
-def _check_arrays(live: AssembledRun, checkpoint: Checkpoint) -> None:
+def _check_arrays(live: AssembledRun, checkpoint: Snapshot) -> None:
     """The state of this problem, not of one that merely has the same settings."""
     then = checkpoint.document["config"].get("grid", {}).get("replicas", 0)
     for name, shape in _wanted(live, checkpoint).items():
@@ -284,7 +282,7 @@ def _check_arrays(live: AssembledRun, checkpoint: Checkpoint) -> None:
             )
 
 
-def _wanted(live: AssembledRun, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ...]]:
     """The last axes of every array that will be read; copies of replicas aside."""
     if isinstance(live.state.weights, OnDisk):
         return {}
@@ -302,7 +300,7 @@ def _wanted(live: AssembledRun, checkpoint: Checkpoint) -> dict[str, tuple[int, 
     return wanted
 
 
-def _say(checkpoint: Checkpoint, live: AssembledRun) -> None:
+def _say(checkpoint: Snapshot, live: AssembledRun) -> None:
     said, replicas = checkpoint.document, live.grid.replicas.size
     log.info("going on after exchange %d", checkpoint.exchanges)
     if said["replicas"] != replicas:

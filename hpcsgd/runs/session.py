@@ -23,7 +23,7 @@ from hpcsgd.products import KEEPS
 from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
-from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED, Checkpoint
+from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED
 from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
 from hpcsgd.runs.folder import RunFolder
@@ -42,36 +42,52 @@ from hpcsgd.runs.report import report
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.resume import restore_fallback, resume
 from hpcsgd.solvers.callbacks import Callback, Request
+from hpcsgd.solvers.snapshot import Snapshot
 
 # Where a run begins, if not at zero.
 
 
 @dataclass(frozen=True)
 class Start:
-    """All columns of the weights, with all states of the update, and the intercept."""
+    """The model that a run begins with; the momentum of its update begins at zero.
 
-    weights: Array  # (d, states x K)
-    intercept: Array | None  # (states, K)
+    Without weights it is the null model: zero weights, and the intercept that is best
+    with them, where there is one.
+    """
+
+    weights: Array | None = None  # (d, K)
+    intercept: Array | None = None  # (1, K), where it is known
 
     def load_into(self, live: AssembledRun) -> None:
-        """On every rank: its columns, in the format that its weights have."""
-        state, precision = live.state, live.task.precision
+        """Write the model into the state of a run. Collective."""
+        state = live.state
+        if self.weights is not None:
+            self._load_weights(self.weights, live)
+            intercept = self.intercept
+        else:
+            intercept = None if state.intercept is None else best_constant(live)
+        if state.intercept is not None and intercept is not None:
+            state.intercept[:1] = intercept
+
+    def _load_weights(self, weights: Array, live: AssembledRun) -> None:
+        """Write this rank's columns, rounded to the format of its weights."""
+        columns, state = live.task.columns, live.state
+        needed = (live.task.shard.total_columns, columns)
+        if weights.shape != needed:
+            raise ConfigError(
+                f"start has weights of shape {weights.shape} and these data need"
+                f" {needed}; give the model of the same columns and classes"
+            )
         if isinstance(state.weights, OnDisk):
-            raise initial_weights_error()
-        live.agreement.put_whole(state, self.weights[live.columns.own])
-        live.task.backend.round(state.weights, precision.weights)
-        if state.intercept is not None:
-            state.intercept[...] = self.intercept
-
-
-@dataclass(frozen=True)
-class NullModel(Start):
-    """Zero weights, and the intercept that is best with them, where there is one."""
-
-    def load_into(self, live: AssembledRun) -> None:
-        """From sums over the targets, the same bits on all ranks."""
-        if live.state.intercept is not None:
-            live.state.intercept[:1] = best_constant(live)
+            raise ConfigError(
+                "[agreement] kind = 'infinity' begins at zero and initial weights were"
+                " given; leave them out, or use --agreement gradient"
+            )
+        agreement, own = live.agreement, weights[live.columns.own]
+        whole = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
+        whole[:, :columns] = own
+        live.task.backend.round(whole, live.task.precision.weights)
+        agreement.put_whole(state, whole)
 
 
 def best_constant(live: AssembledRun) -> Array:
@@ -125,14 +141,6 @@ def _link(kind: str, total: Array) -> Array:
     return found
 
 
-def initial_weights_error() -> ConfigError:
-    """Return the error of initial weights given to a run whose weights are on disk."""
-    return ConfigError(
-        "[agreement] kind = 'infinity' begins at zero and initial weights were given;"
-        " leave them out, or use --agreement gradient"
-    )
-
-
 # What all ranks of a run must have been told alike: it decides what is sent.
 
 OWN = (
@@ -183,8 +191,10 @@ class Session:
         began: float,
         setup: Clock,
         notes: Mapping[str, Any] | None = None,
+        start: Start | None = None,
     ) -> None:
         self.notes = notes or {}  # what was found before, for the report
+        self.start = start  # None: at zero, or at a checkpoint
         self.config = config
         self.world = world
         self.reader = reader
@@ -192,10 +202,9 @@ class Session:
         self.began = began
         self.setup = setup
         self.live: AssembledRun | None = None
-        self.last: Checkpoint | None = None  # what survivors go on from
+        self.last: Snapshot | None = None  # what survivors go on from
         self.lost = 0  # ranks
         self.requested_config: RunConfig | None = None  # before the first fall-back
-        self.start: Start | None = None  # None: at zero, or at a checkpoint
         self.request = Request.NONE  # of callbacks, in the leg before
         self.meter: EnergyMeter | None = None  # of energy, over all legs
 
@@ -312,8 +321,9 @@ class Session:
         setup.lap("warm_up")
         log.debug("set-up: %s", setup)
         self.meter = self.meter or make_meter(_gpu(live))
+        request, self.request = self.request, Request.NONE
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            state, status = live.training.run(live.state, self.meter)
+            state, status = live.training.run(live.state, self.meter, request)
         log.debug("training: %s", live.task.clock)
         damage = find_damage(live) if status is Status.DIVERGED else ""
         if status is Status.DIVERGED and not damage and self._falls_back(live):
@@ -339,11 +349,11 @@ class Session:
         """Stand where all was well, with the next rung of settings, if there is one."""
         good_states, alarm = live.training.good_states, live.loop.alarm
         rung = next_fallback_level(live.config, live.product_name)
-        kept = None if good_states is None else good_states.before(alarm)
-        if rung is None or kept is None:
+        if good_states is None or rung is None:
             return False
-        stopped = live.view.exchanges
-        kept.restore(live.state, live.view)
+        stopped, has_gap = live.view.exchanges, alarm is not None
+        if not good_states.put_back(live.state, live.view, has_gap):
+            return False
         self._change(live, rung, alarm, stopped)
         return True
 
@@ -361,6 +371,7 @@ class Session:
             fallback_event(live.view, rung, cause, stopped, self.last.exchanges)
         )
         self.requested_config = self.requested_config or self.config
+        self.last.document.setdefault(REQUESTED, self.requested_config.tables())
         self.config, self.request = rung.config, live.loop.callbacks.request
         # Put back with the state: what was sent for nothing was sent, too.
         live.grid.world.ledger.entries = Ledger().entries
@@ -368,17 +379,13 @@ class Session:
     def _take_over(self, live: AssembledRun) -> None:
         """What a leg after a fall-back has from the one before it."""
         if PRECISION_AUTO in self.notes:
-            live.capture.facts[PRECISION_AUTO] = self.notes[PRECISION_AUTO]
+            live.capture.add_fact(PRECISION_AUTO, self.notes[PRECISION_AUTO])
         if live.chosen.rival is not None and self.world.rank == 0:
             keeps = live.product_name in KEEPS
             live.loop.callbacks.add(SlowerThanExpected(live.chosen, keeps))
-        if self.requested_config is None:
-            return
-        live.capture.facts.setdefault(REQUESTED, self.requested_config.tables())
-        live.loop.callbacks.renew(self.request)
-        self.request = Request.NONE
-        # At once: what is on disk was made with the settings that failed.
-        live.saver.save(live.state, live.view)
+        if self.requested_config is not None:
+            # At once: what is on disk was made with the settings that failed.
+            live.saver.save(live.state, live.view)
 
 
 def _gpu(live: AssembledRun) -> str:

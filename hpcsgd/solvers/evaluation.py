@@ -29,6 +29,7 @@ from hpcsgd.solvers.full_passes import (
 )
 from hpcsgd.solvers.lbfgs import null_excess
 from hpcsgd.solvers.objective import Losses, Objective, Slope
+from hpcsgd.solvers.snapshot import Snapshot
 
 # Full losses along the way, and the last weights that had a good one.
 
@@ -61,7 +62,7 @@ class Evaluation:
         self.columns = columns  # K
         self.own = own  # this member's columns within the weights it holds
         self.first_loss: float | None = None
-        self.good: tuple[Array, Array | None, float] | None = None
+        self.good: Snapshot | None = None  # the last model with a good loss
         self.measured_at = -1
         self.is_good = False  # whether the last loss was good
         self.clipped = 0  # scores beyond the range of exp at the last look
@@ -89,8 +90,8 @@ class Evaluation:
             self.first_loss = view.loss
         good = self.is_good = is_good(view.loss, self.first_loss)
         if good:
-            kept = None if seen.intercept is None else seen.intercept.copy()
-            self.good = (seen.weights.copy(), kept, view.loss)
+            model = State(seen.weights, seen.intercept)
+            self.good = Snapshot.of(model, {"loss": view.loss})
         return good
 
     def _losses(self, own: Array, intercept: Array | None) -> Losses:
@@ -205,15 +206,29 @@ class Evaluation:
         """True where the loss in the view is that of the state now."""
         return self.measured_at == view.exchanges
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint states of evaluations; `resume` takes it."""
+        return {
+            "first_loss": self.first_loss,
+            "good_loss": None if self.good is None else self.good.document["loss"],
+            "measured_at": self.measured_at,
+            "clipped": self.clipped,
+        }
+
+    def resume(self, facts: Mapping[str, Any], good: State | None) -> None:
+        """Resume with the `facts` of a checkpoint and its model with a good loss."""
+        self.first_loss = facts["first_loss"]
+        self.measured_at = facts["measured_at"]
+        self.clipped = facts["clipped"]
+        if good is not None:
+            self.good = Snapshot.of(good, {"loss": facts["good_loss"]})
+
     def restore(self, state: State) -> float:
         """Put the last good weights back; their loss."""
         if self.good is None:
             return math.nan
-        weights, intercept, loss = self.good
-        state.weights[...] = weights
-        if state.intercept is not None and intercept is not None:
-            state.intercept[...] = intercept
-        return loss
+        self.good.put_into(state)
+        return float(self.good.document["loss"])
 
 
 def is_good(loss: float, first: float | None) -> bool:
@@ -356,10 +371,9 @@ class BestWeights(Observer):
         good, newest = self.evaluation.good, self.history[-1]
         if self._best() is not newest or good is None:
             return
-        weights, intercept, _ = good
-        state.memory[WEIGHTS][...] = weights[:, : self.columns]
-        if intercept is not None:
-            state.memory[INTERCEPT][...] = intercept[:1]
+        state.memory[WEIGHTS][...] = good.arrays["weights"][:, : self.columns]
+        if "intercept" in good.arrays:
+            state.memory[INTERCEPT][...] = good.arrays["intercept"][:1]
 
     def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
         """Go back to the best weights, where these are not the last."""
@@ -527,7 +541,7 @@ class TailAverage(Observer):
         known = self.evaluation
         is_one = known.objective.models is None
         if is_one and known.measured_at == exchanges and known.good is not None:
-            return np.array([known.good[2]])
+            return np.array([known.good.document["loss"]])
         seen = state.host_state()
         return self.losses(seen.weights[:, : self.columns], seen.intercept)
 
@@ -596,7 +610,7 @@ class Columns:
 # Snapshots of SVRG: where the run stands, with the gradient of all rows there.
 
 
-class Snapshots(Observer):
+class SvrgSnapshots(Observer):
     """Taken before the first exchange of every so many epochs.
 
     The gradient is that of the exact values in float64, whatever the steps compute in:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.more.scheduled import Queue, Scheduled
-from hpcsgd.runs.checkpoint import Capture, Checkpoint
+from hpcsgd.runs.checkpoint import Capture
 from hpcsgd.runs.progress import Callback
+from hpcsgd.solvers.snapshot import Snapshot
 from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import NAMES, ROWS, on_all, sections_of
 from tests.helpers.gradients import check, in_folder
@@ -329,7 +330,7 @@ def test_a_checkpoint_that_does_not_wait_is_another_run(tmp_path, monkeypatch):
 
     def at_once(self, state, view):
         arrays = self._arrays(state, view.exchanges)
-        return Checkpoint(self._document(view), arrays)
+        return Snapshot(self._document(view), arrays)
 
     monkeypatch.setattr(Capture, "take", at_once)
     in_folder(tmp_path / "parts", config, 2, problem, stop=4)

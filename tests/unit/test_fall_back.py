@@ -11,6 +11,7 @@ from hpcsgd.backends.exchange import HostExchange
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.errors import ConfigError
+from hpcsgd.glm.updates import EightBitArray
 from hpcsgd.precision import make_precision
 from hpcsgd.products import monitor
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore
@@ -436,3 +437,27 @@ def test_a_divergence_goes_back_to_a_good_loss():
     falls = [e for e in result.events if e["event"] == "fall-back"]
     assert len(falls) == 3 and {e["exchange"] for e in falls} == {0}
     assert min(e["stopped"] for e in falls) > 3, "looks passed before it was found"
+
+
+def test_states_in_eight_bits_are_copied_and_put_back():
+    """Adam keeps more than 4096 words in codes and scales, which are no arrays."""
+    problem = make_problem("gaussian", n=24, d=5000)
+    config = settings(
+        problem,
+        update={"kind": "adam", "bits": 8},
+        rate={"value": 1e5},
+        agreement={"kind": "gradient"},
+        products={"kind": "direct"},
+        grid={"replicas": 2},
+        schedule={"batch": BATCH, "steps": 1, "epochs": 2},
+        precision={"recipe": "c"},
+    )
+    result = train_on(2, config, problem)
+    assert changes(result) == ["margin bf16 -> fp32", "matrix bf16 -> fp32"]
+    assert result.status is Status.DIVERGED and np.isfinite(result.weights).all()
+    array = EightBitArray.zeros(300, 2, np.float32, rooted=False)
+    array.encode(np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32))
+    before, copy = array.decoded(), array.copy()
+    array.encode(np.ones((300, 2), np.float32))
+    array[...] = copy
+    np.testing.assert_array_equal(array.decoded(), before)

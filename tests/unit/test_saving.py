@@ -8,8 +8,9 @@ import pytest
 
 from hpcsgd.config import CheckpointConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.runs.checkpoint import Checkpoint, Saver
+from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.solvers.callbacks import Request, View
+from hpcsgd.solvers.snapshot import Snapshot
 from tests.helpers.limits import HANG
 
 
@@ -32,7 +33,7 @@ class SlowStore:
 
 def saver_of(store, remember=0, **config):
     def capture(state, view):
-        return Checkpoint({"exchanges": view.exchanges}, {})
+        return Snapshot({"exchanges": view.exchanges}, {})
 
     return Saver(CheckpointConfig(**config), capture, store, None, remember)
 

@@ -10,8 +10,9 @@ import pytest
 
 from hpcsgd.errors import DataError
 from hpcsgd.files import HEADER_BYTES, is_sealed, read_sealed, write_sealed
-from hpcsgd.runs.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from hpcsgd.runs.checkpoint import CheckpointStore, read_checkpoint
 from hpcsgd.runs.result import load_result
+from hpcsgd.solvers.snapshot import Snapshot
 from tests.helpers.harness import config_for, make_problem, train_on
 
 DOCUMENT = {"a": 1, "text": "é", "nothing": None, "not a number": float("inf")}
@@ -313,10 +314,10 @@ def test_only_so_many_are_kept_and_the_newest_survive(tmp_path, run_folder):
     _, checkpoint = CheckpointStore(run_folder, 2).newest()
     store = CheckpointStore(tmp_path, 2)
     for number in (5, 10, 15):
-        store.write(Checkpoint({**checkpoint.document, "exchanges": number}, {}))
+        store.write(Snapshot({**checkpoint.document, "exchanges": number}, {}))
     names = [path.name for path in store.paths()]
     last = ["000003-exchange-000000015.h5", "000002-exchange-000000010.h5"]
     assert names == last
-    store.write(Checkpoint({**checkpoint.document, "exchanges": 7}, {}))
+    store.write(Snapshot({**checkpoint.document, "exchanges": 7}, {}))
     names = [path.name for path in store.paths()]
     assert names == ["000004-exchange-000000007.h5", last[0]]

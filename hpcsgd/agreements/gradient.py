@@ -397,6 +397,11 @@ class Gradient(BatchRequest, Agreement):
         """Whether the weights of a run with a device stay there between exchanges."""
         return self.means.linear_step is not None
 
+    @property
+    def slices_weights(self) -> bool:
+        """Return whether replicas hold slices of the weights, and not all of them."""
+        return bool(self.means.settings.slices_weights)
+
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
         self.buffer = self._make_buffer(state)

@@ -5,8 +5,9 @@ import threading
 import numpy as np
 
 from hpcsgd.agreements.zero import ColumnAssembler, Cuts, Scatter
+from hpcsgd.backends.cuda.gradients import DeviceRowViews
 from hpcsgd.backends.cuda.weights import DeviceMemory
-from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceRowViews
+from hpcsgd.products.direct import Direct
 from tests.helpers.fake_cuda import FakeLayer
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.gradient_runs import shared
@@ -16,7 +17,7 @@ from tests.helpers.kernels.slices import zero
 def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
     """Two under way at most; and the host waits for no GPU, but at the end."""
     order, inside, waited = [], set(), []
-    advance, waits = DeviceGradient.advance, FakeLayer.synchronize
+    advance, waits = Direct.advance, FakeLayer.synchronize
 
     def noted(owner, name, what):
         plain = getattr(owner, name)
@@ -30,7 +31,7 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
 
     def between(self, *given):
         one = threading.get_ident()
-        if self.gradient_task.gradient.replicas.rank:
+        if self.task.gradient.replicas.rank:
             return advance(self, *given)
         inside.add(one)
         state = advance(self, *given)
@@ -46,7 +47,7 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
     noted(Scatter, "wait_for", "wait")
     noted(DeviceMemory, "step", "step")
     noted(ColumnAssembler, "start", "spread")
-    monkeypatch.setattr(DeviceGradient, "advance", between)
+    monkeypatch.setattr(Direct, "advance", between)
     monkeypatch.setattr(FakeLayer, "synchronize", waiting)
     problem = make_problem("logistic", n=8, d=13)
     sections = zero(2, problem={"intercept": False})

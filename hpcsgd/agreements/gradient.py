@@ -68,7 +68,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import lengths
 from hpcsgd.formats import Array
-from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of
+from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of, gradient_step
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Rows, State, Task
@@ -263,24 +263,12 @@ class Adder:
         self._plans: dict[int, Any] = {}
 
     def add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
-        """In place."""
-        self.backend.apply_update(gradient, rows, residuals, self._plan(len(residuals)))
-
-    def _plan(self, size: int) -> Any:
-        """Of one step without decay, for a batch of this size."""
+        """Compute gradient ← gradient + Yᵀr, in place."""
+        size = len(residuals)
         if size not in self._plans:
-            one = np.ones((1, 1))
-            plain = UnrolledSteps(
-                lead=one,
-                couple=(np.empty(0),),
-                carry=one,
-                gain=one,
-                free=one[None],
-                push=one,
-                probe=np.ones(1),
-            )
-            self._plans[size] = self.backend.prepare(plain, blocks_of((size,)))
-        return self._plans[size]
+            step = gradient_step()
+            self._plans[size] = self.backend.prepare(step, blocks_of((size,)))
+        self.backend.apply_update(gradient, rows, residuals, self._plans[size])
 
 
 # What a product that computes elsewhere asks of those who take its gradients.
@@ -631,10 +619,8 @@ class Gradient(BatchRequest, Agreement):
                 counts = self._counts(state)
             if counts:
                 self._take(state, tile, factor, task)
-        if state.intercept is not None and counts:
-            tail = self._tail()
-            mean = tail[: self.buffer.sums] / tail[-1]
-            self.steps.take_intercept(state, mean, self._moment)
+        if counts:
+            self._step_intercept(state)
 
     def _step_on_device(self, state: State, linear: LinearStep) -> None:
         """Take x ← M x + u Σ s / n where the weights are.
@@ -642,15 +628,23 @@ class Gradient(BatchRequest, Agreement):
         They may be divided by a power of two.
         """
         cast(PlainSender, self.sender).finish(self.buffer)  # nothing is encoded there
-        tail, moment, rule = self._tail(), self._moment, self.steps.rule
+        moment, rule, tail = self._moment, self.steps.rule, self._tail()
         assert isinstance(rule, LinearRule)
         carry = rule.update.transition(moment.rate, self.steps.l2)
         gain = rule.update.gain(moment.rate, 1) / tail[-1] / state.scale
         linear.to(state.on_device("weights"), carry, gain)
         state.mark_written("weights")
+        self._step_intercept(state, tail)
+
+    def _step_intercept(self, state: State, tail: Array | None = None) -> None:
+        """Step the intercept along its mean gradient, the same on all members.
+
+        `tail`: Σ [Σr | … | count] over replicas; None: the members agree on it first.
+        """
         if state.intercept is not None:
-            mean = tail[: self.buffer.sums] / tail[-1]
-            self.steps.take_intercept(state, mean, moment)
+            tail = self._tail() if tail is None else tail
+            mean = tail[: self.columns] / tail[-1]
+            self.steps.take_intercept(state, mean, self._moment)
 
     def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
         """The step of one tile."""

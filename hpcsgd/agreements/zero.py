@@ -750,9 +750,7 @@ class ShardedAgreement(SlicedState):
         self.joining.wait()
         for name in ("weights", *self._sliced()):
             state.mark_written(name)
-        if state.intercept is not None:
-            tail = self._tail()
-            self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+        self._step_intercept(state)
 
     def _spread(self, own: Any, cut: Cut, tile: Any) -> None:
         """What was stepped, to all replicas."""

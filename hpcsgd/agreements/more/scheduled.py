@@ -648,10 +648,8 @@ class Scheduled(Gradient):
         if not self._is_good:
             return
         self._take(state, self.buffer.tiles[number], factor, task)
-        if number == 0 and state.intercept is not None:
-            tail = self._tail()
-            mean = tail[: self.buffer.sums] / tail[-1]
-            self.steps.take_intercept(state, mean, self._moment)
+        if number == 0:
+            self._step_intercept(state)
 
     def _need_all(self, state: State) -> None:
         """Who shapes a gradient has to see all of it."""

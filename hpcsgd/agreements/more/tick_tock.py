@@ -293,14 +293,13 @@ class TickTock(Gradient):
         """A step along a sum of gradients (destroyed), whose tail says of how many."""
         if task is not None:
             task.clock.start()
-        count, factor = self._same_on_members(tail), 1.0 / float(tail[-1])
+        same, factor = self._same_on_members(tail), 1.0 / float(tail[-1])
         if self.means.shapers:
             gradient *= gradient.dtype.type(factor)
             self._shape_mean(gradient)
             factor = 1.0
         self.steps.take(state, slice(None), gradient, factor, self._moment)
-        if state.intercept is not None:
-            self.steps.take_intercept(state, count[:-1] / count[-1], self._moment)
+        self._step_intercept(state, same)
         if task is not None:
             task.clock.lap("update")
 

@@ -723,7 +723,7 @@ class Infinity(Gradient):
             self.is_broken |= not np.isfinite(words[WEIGHTS]).all()
 
         self.store.update(step)
-        self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+        self._step_intercept(state, tail)
         said = self._document(self._moment.number + 1)
         self.grid.world.together(lambda: self.store.commit(said))
         if task is not None:

@@ -163,7 +163,7 @@ class DeviceCommunicator(Communicator):
     remedy = ""  # what else may work where it does not
     by_host = True  # whether the host's communicator carries device arrays
     captures = False  # whether sums may be part of a graph that the GPU repeats
-    parts_come_first = False  # whether a sum of parts ends where the buffer begins
+    own_part_is_first = False  # whether a sum of parts ends at the start of a buffer
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host.rank, host.size, host.ledger, host.reproducible)
@@ -295,7 +295,7 @@ class DeviceCommunicator(Communicator):
 
     def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
         """Return the part where it was before the sum, on the device."""
-        if self.parts_come_first or not self.layer.owns(buffer):
+        if self.own_part_is_first or not self.layer.owns(buffer):
             return super()._own_part(buffer, counts)
         first = sum(counts[: self.rank])
         return buffer[first : first + counts[self.rank]]

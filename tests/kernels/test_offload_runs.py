@@ -209,7 +209,7 @@ def test_weights_that_go_up_as_they_are_are_found(devices, monkeypatch):
     send_up = Offload.send_up
 
     def unscaled(self, state, cut):
-        if not self.means.memory.on_device:
+        if not self.inputs.memory.on_device:
             send_up(self, state, cut)
             return
         scale, state.copies.scale = state.scale, 1.0

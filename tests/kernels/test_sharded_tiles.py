@@ -59,12 +59,12 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
 
 def test_tiles_begin_with_whole_chunks():
     """Whatever is asked for; slices begin anywhere, and together they are all."""
-    for columns, tiles, unit in ((13, 3, 4), (7, 4, 8), (45, 3, 8), (100, 7, 16)):
+    for columns, tiles, alignment in ((13, 3, 4), (7, 4, 8), (45, 3, 8), (100, 7, 16)):
         seen = np.zeros(columns, dtype=int)
         for replica in range(3):
-            cuts = Cuts(columns, 1, tiles, 3, replica, unit=unit)
-            assert len(cuts) == min(tiles, -(-columns // unit))
+            cuts = Cuts(columns, 1, tiles, 3, replica, alignment=alignment)
+            assert len(cuts) == min(tiles, -(-columns // alignment))
             for cut in cuts:
-                assert cut.columns.start % unit == 0 and cut.height
+                assert cut.columns.start % alignment == 0 and cut.height
                 seen[cut.own] += 1
         assert (seen == 1).all()

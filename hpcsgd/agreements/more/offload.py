@@ -27,7 +27,7 @@ import numpy as np
 from hpcsgd.agreements.base import AgreementSettings, AgreementShape, StateShape
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
-from hpcsgd.agreements.gradient import GradientParts
+from hpcsgd.agreements.gradient import GradientInputs
 from hpcsgd.agreements.zero import (
     Cut,
     ShardedAgreement,
@@ -171,30 +171,30 @@ class Offload(ShardedAgreement):
     steps_on_host: ClassVar[bool] = True
     adds_tiles: ClassVar[bool] = False
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
         self.slice_memory = HOST
-        self.delay = int(means.settings.delay_after)
+        self.delay = int(inputs.settings.delay_after)
         self.late: Moment | None = None  # of the gradient that is still to be taken
-        self.link = SliceLink(means.memory.layer, means.memory.stream)
+        self.link = SliceLink(inputs.memory.layer, inputs.memory.stream)
         self.worker = Worker()
         self._under_way: Future[None] | None = None
 
     @property
     def takes_at_once(self) -> bool:
         """No gradient is kept whole but on a device, which has the memory."""
-        return not self.means.memory.on_device
+        return not self.inputs.memory.on_device
 
     @property
     def keeps_gradient_whole(self) -> bool:
         """A device adds up all tiles in one launch."""
-        return self.means.memory.on_device or super().keeps_gradient_whole
+        return self.inputs.memory.on_device or super().keeps_gradient_whole
 
     def prepare(self, state: State) -> None:
         """The host's weights, and its gradient: two where one is late."""
         super().prepare(state)
         self._memory = state.memory
-        memory = self.means.memory
+        memory = self.inputs.memory
         shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
         self.master = memory.host_zeros(shape, dtype)
         if self.delay >= 0:
@@ -251,7 +251,7 @@ class Offload(ShardedAgreement):
     def _step(self, state: State, task: Task | None) -> None:
         """The gradient goes down; what the host has stepped goes up."""
         factor = 1.0 / float(self.scatter.tail.total()[-1])
-        is_late, shapes = 0 <= self.delay <= self._moment.number, self.means.shapers
+        is_late, shapes = 0 <= self.delay <= self._moment.number, self.inputs.shapers
         if is_late or shapes:
             for number, cut in enumerate(self.cuts):
                 self._fetch(number, cut)
@@ -374,7 +374,7 @@ class Offload(ShardedAgreement):
         """The last gradient is taken, too."""
         if self.late is None:
             return
-        self.means.memory.settle()  # the last slices may still be on their way up
+        self.inputs.memory.settle()  # the last slices may still be on their way up
         self._apply(_Host(self.master, state.memory), state.memory[PENDING], self.late)
         self._raise_all(state)
         self.late = None
@@ -395,7 +395,7 @@ class Offload(ShardedAgreement):
             "device_bytes_up": self.link.up_bytes + up,
             "device_bytes_down": self.link.down_bytes + down,
         }
-        crossed = self.means.memory.facts()
+        crossed = self.inputs.memory.facts()
         return super().facts() | {
             "down_bytes": self.link.down_bytes,
             "up_bytes": self.link.up_bytes,

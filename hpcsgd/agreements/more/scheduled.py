@@ -462,7 +462,7 @@ class Scheduled(Gradient):
     def prepare(self, state: State) -> None:
         """The buffer, the wire, the queue before it, and what is being tuned."""
         super().prepare(state)
-        asked = self.means.settings
+        asked = self.inputs.settings
         self.wire = self._open()
         self.order = self.buffer.in_order(asked.order)
         self.buffer.send_order = [self.buffer.tiles[number] for number in self.order]
@@ -631,7 +631,7 @@ class Scheduled(Gradient):
         """Wait for a tile and step it, unless that is done; the first one first."""
         if not self._travels[number]:
             return
-        if self.means.shapers:
+        if self.inputs.shapers:
             self._need_all(state)
             return
         if task is not None:

@@ -39,7 +39,7 @@ from hpcsgd.agreements.base import (
     Supports,
 )
 from hpcsgd.agreements.buckets import MIB, Buffer
-from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.agreements.more.infinity import RUN, OnDisk
 from hpcsgd.agreements.more.infinity.store import (
     CHECKSUMS,
@@ -484,9 +484,9 @@ class Infinity(Gradient):
 
     settings: ClassVar[type[AgreementSettings]] = InfinitySettings
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
-        self.place: InfinityPlace = means.place
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        self.place: InfinityPlace = inputs.place
         self.height = self.place.height  # columns of a tile
         self.opened: TileStore | None = None
         self.run = ""  # what tells its states from those of others

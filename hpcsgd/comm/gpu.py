@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, Self
 
@@ -233,6 +234,12 @@ class DeviceCommunicator(Communicator):
         """
         self.layer.synchronize(self.stream)
 
+    @contextmanager
+    def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
+        """Add in the order of the ranks within, on the host and on devices."""
+        with super().ordered_sums(is_ordered), self.host.ordered_sums(is_ordered):
+            yield
+
     @property
     def newest(self) -> Any:
         """The collective that was begun last, for `reach`."""
@@ -262,7 +269,6 @@ class DeviceCommunicator(Communicator):
 
     def split(self, color: int, key: int) -> Self:
         """Return a group of some ranks, with a carrier of its own. Collective."""
-        self.host.reproducible = self.reproducible  # may have been lent a new one
         return type(self)(self.host.split(color, key), self.layer, self._stream)
 
     def close(self) -> None:
@@ -314,7 +320,6 @@ def of_hosts(group: Communicator) -> Communicator:
     """Return the group for arrays of hosts alone; its parts open no GPU transport."""
     if not isinstance(group, DeviceCommunicator):
         return group
-    group.host.reproducible = group.reproducible  # may have been lent a new one
     return group.host
 
 

@@ -1142,7 +1142,7 @@ class AgreementShape:
     seed: int = 0
     circles: tuple[int, ...] = ()  # sizes of the nested groups of rank 0
     buckets: int = 1  # of gradient, or tiles of slices
-    unit: int = 1  # columns that buckets begin at multiples of
+    alignment: int = 1  # buckets begin at multiples of so many columns
     tile_columns: int = 1  # of weights on disk
     flagged: bool = False  # gradients travel with a word on overflow
     codec: Any = None  # the section [codec]
@@ -1156,10 +1156,10 @@ class AgreementShape:
     @cached_property
     def tiles(self) -> list[int]:
         """Words of the gradient in each bucket, those of the first columns first."""
-        units = -(-self.local_columns // self.unit)
+        units = -(-self.local_columns // self.alignment)
         parts = (split_range(units, self.buckets, k) for k in range(self.buckets))
-        ends = ((part.start * self.unit, part.stop * self.unit) for part in parts)
-        heights = [min(last, self.local_columns) - first for first, last in ends]
+        edges = ((p.start * self.alignment, p.stop * self.alignment) for p in parts)
+        heights = [min(stop, self.local_columns) - start for start, stop in edges]
         return [height * self.classes for height in heights if height > 0]
 
     @property

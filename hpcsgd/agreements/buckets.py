@@ -70,14 +70,15 @@ class Buffer:
         dtype: np.dtype,
         count: int,
         intercept: bool,
-        unit: int = 1,
+        alignment: int = 1,
         flagged: bool = False,
         memory: Memory = HOST,
         is_summed_on_device: bool = False,
     ) -> None:
-        """Tiles begin at multiples of `unit` columns; a flag lies before the count.
+        """Make the words; tiles begin at multiples of `alignment` columns.
 
-        `is_summed_on_device`: replicas sum what is on their devices.
+        `flagged`: a flag lies before the count. `is_summed_on_device`: replicas sum
+        what is on their devices.
         """
         words, self.width = columns * width, width
         self.sums = width if intercept else 0
@@ -89,9 +90,11 @@ class Buffer:
         gradient, self.tail = self._parts(words)
         self.gradient = gradient.reshape(columns, width)
         # The last columns first: what follows them in the buffer goes with them.
-        units = -(-columns // unit)
+        units = -(-columns // alignment)
         parts = [split_range(units, count, k) for k in range(count)]
-        cuts = [(part.start * unit, min(part.stop * unit, columns)) for part in parts]
+        starts = [part.start * alignment for part in parts]
+        stops = [min(part.stop * alignment, columns) for part in parts]
+        cuts = zip(starts, stops, strict=True)
         self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
         self.tiles.reverse()
         self.send_order = self.tiles  # in the order in which they are sent

@@ -68,7 +68,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import lengths
 from hpcsgd.formats import Array
-from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of
+from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of, gradient_step
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import Rows, State, Task
@@ -142,47 +142,48 @@ class Steps:
         self.rule.step(ColumnViews(own, kept), gradient.reshape(1, -1), 1.0, turn, 0.0)
 
 
-# What several replicas had not sent yet, and the one that goes on alone pays.
+# The gradient that codecs of several replicas had not sent, and that the one replica
+# which goes on alone takes.
 #
-# One replica encodes nothing. A step that is linear in the state can take what is owed
-# before the next gradient, and momenta move by it as they would have done; any other
-# takes it along with that gradient: what a codec would have said, had it said all.
+# One replica encodes nothing. A step that is linear in the state can take the unsent
+# gradient before the next one, and momenta move by it as they would have done; any
+# other step takes it together with the next gradient, as if a codec had sent all of it.
 
-# What codecs that remembered this still owe at a rate, as a gradient.
-Owes = Callable[[Mapping[str, Array], float], Array | None]
+# The saved arrays of codecs, and the rate of a step -> the gradient, if there is one.
+UnsentOf = Callable[[Mapping[str, Array], float], Array | None]
 
 
-class Debts:
-    """Those of codecs, until they are paid."""
+class UnsentGradient:
+    """The gradient that codecs of earlier replicas had not sent, until a step."""
 
-    def __init__(self, owes: Owes) -> None:
-        self.owes = owes
-        self._kept: dict[str, Array] = {}  # by codecs of replicas that there were
-        self._owed: Array | None = None
+    def __init__(self, unsent_of: UnsentOf) -> None:
+        self._unsent_of = unsent_of
+        self._saved: dict[str, Array] = {}  # by codecs of the earlier replicas
+        self._gradient: Array | None = None
 
-    def note(self, name: str, kept: Array) -> None:
-        """One array that codecs remembered."""
-        self._kept[name] = kept
+    def store(self, name: str, saved: Array) -> None:
+        """Store one array that codecs had saved."""
+        self._saved[name] = saved
 
-    def settle(self, state: State, rule: Rule, moment: Moment) -> None:
-        """Pay, or have the next step pay; at a rate of 0 there is none to come."""
-        if not self._kept or not moment.rate:
+    def start(self, state: State, rule: Rule, moment: Moment) -> None:
+        """Step along it, or leave it to the next step; at a rate of 0 none follows."""
+        if not self._saved or not moment.rate:
             return
-        owed, self._kept = self.owes(self._kept, moment.rate), {}
-        if owed is None or not isinstance(rule, LinearRule):
-            self._owed = owed
+        gradient, self._saved = self._unsent_of(self._saved, moment.rate), {}
+        if gradient is None or not isinstance(rule, LinearRule):
+            self._gradient = gradient
             return
         gain = rule.update.gain(moment.rate, 1)
-        more = np.multiply.outer(gain, owed).swapaxes(0, 1)
+        more = np.multiply.outer(gain, gradient).swapaxes(0, 1)
         state.weights[...] += more.reshape(state.weights.shape)
 
     def add_to(self, tile: Tile, factor: float) -> None:
-        """To a gradient that is taken `factor` times, once."""
-        if self._owed is None:
+        """Add it once to a gradient that is taken `factor` times."""
+        if self._gradient is None:
             return
-        owed = self._owed[tile.columns]
-        tile.gradient[...] += (owed / factor).astype(tile.gradient.dtype)
-        owed[...] = 0.0
+        unsent = self._gradient[tile.columns]
+        tile.gradient[...] += (unsent / factor).astype(tile.gradient.dtype)
+        unsent[...] = 0.0
 
 
 # Steps, backend, buckets, sender, shapers: what gradient agreements are made of.
@@ -224,7 +225,7 @@ class LinearStep(Protocol):
 
 
 @dataclass(frozen=True)
-class GradientParts:
+class GradientInputs:
     """What a gradient agreement works with."""
 
     steps: Steps
@@ -248,8 +249,8 @@ class GradientParts:
     # What takes steps on the device, of (a row, words of it, states of each), is made
     # by this; None: the host takes them.
     linear_step: Callable[[Any, int, int], LinearStep] | None = None
-    unit: int = 1  # columns that tiles of slices begin at multiples of
-    owes: Owes = lambda kept, rate: None
+    alignment: int = 1  # tiles of slices begin at multiples of so many columns
+    unsent_of: UnsentOf = lambda saved, rate: None
 
 
 # gradient ← gradient + Yᵀr, as a backend's step of weight one.
@@ -263,53 +264,12 @@ class Adder:
         self._plans: dict[int, Any] = {}
 
     def add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
-        """In place."""
-        self.backend.apply_update(gradient, rows, residuals, self._plan(len(residuals)))
-
-    def _plan(self, size: int) -> Any:
-        """Of one step without decay, for a batch of this size."""
+        """Compute gradient ← gradient + Yᵀr, in place."""
+        size = len(residuals)
         if size not in self._plans:
-            one = np.ones((1, 1))
-            plain = UnrolledSteps(
-                lead=one,
-                couple=(np.empty(0),),
-                carry=one,
-                gain=one,
-                free=one[None],
-                push=one,
-                probe=np.ones(1),
-            )
-            self._plans[size] = self.backend.prepare(plain, blocks_of((size,)))
-        return self._plans[size]
-
-
-# What a product that computes elsewhere asks of those who take its gradients.
-
-
-class BatchRequest:
-    """Of the next batch of an exchange."""
-
-    buffer: Buffer
-    _left: int  # batches that are still to come
-
-    @property
-    def is_last(self) -> bool:
-        """Whether a step follows it."""
-        return self._left == 1
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the sums that it is added to are complete with it."""
-        return self.is_last
-
-    @property
-    def sums(self) -> Any:
-        """Those sums."""
-        return self.buffer
-
-    def ready(self, task: Task, state: State) -> Iterator[slice]:
-        """Columns of w, as soon as scores may be read there."""
-        yield slice(None)
+            step = gradient_step()
+            self._plans[size] = self.backend.prepare(step, blocks_of((size,)))
+        self.backend.apply_update(gradient, rows, residuals, self._plans[size])
 
 
 # DDP: replicas agree on the gradient of every step, and take the same step.
@@ -332,7 +292,7 @@ class SummedSettings(GradientSettings):
     steps_of_gradient: ClassVar[bool] = True
 
 
-class Gradient(BatchRequest, Agreement):
+class Gradient(Agreement):
     """Takes the gradient of every batch, and steps when those of all are summed.
 
     As a `GradientSink` it is given residuals; the sums go into the buckets that they
@@ -374,18 +334,18 @@ class Gradient(BatchRequest, Agreement):
         """
         return cls
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, 1)
-        self.means = means
-        self.check = means.check
-        self.steps = means.steps
-        self.backend = means.backend
-        self.columns = means.columns
-        self._adder = Adder(means.backend)
+        self.inputs = inputs
+        self.check = inputs.check
+        self.steps = inputs.steps
+        self.backend = inputs.backend
+        self.columns = inputs.columns
+        self._adder = Adder(inputs.backend)
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
-        self.debts = Debts(means.owes)
+        self.unsent = UnsentGradient(inputs.unsent_of)
 
     @property
     def takes_at_once(self) -> bool:
@@ -395,21 +355,47 @@ class Gradient(BatchRequest, Agreement):
     @property
     def holds_weights_on_device(self) -> bool:
         """Whether the weights of a run with a device stay there between exchanges."""
-        return self.means.linear_step is not None
+        return self.inputs.linear_step is not None
+
+    # A device that adds up gradients asks the following of the next batch.
+
+    @property
+    def slices_weights(self) -> bool:
+        """Return whether replicas hold slices of the weights, and not all of them."""
+        return bool(self.inputs.settings.slices_weights)
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether a step follows the next batch."""
+        return self._left == 1
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the next batch completes its sums."""
+        return self.is_last
+
+    @property
+    def sums(self) -> Any:
+        """Return the sums that the next batch is added to."""
+        return self.buffer
+
+    def ready(self, task: Task, state: State) -> Iterator[slice]:
+        """Yield columns of w, as soon as scores may be read there."""
+        yield slice(None)
 
     def prepare(self, state: State) -> None:
         """The buffer, cut into buckets, and what codecs keep."""
         self.buffer = self._make_buffer(state)
-        if self.means.loss_scale is not None:
-            state.shared.setdefault(LOSS_SCALE, self.means.loss_scale.kept())
-        self.sender = self.means.opener(state, self.buffer)
+        if self.inputs.loss_scale is not None:
+            state.shared.setdefault(LOSS_SCALE, self.inputs.loss_scale.kept())
+        self.sender = self.inputs.opener(state, self.buffer)
         self.steps.prepare(state, self.columns)
         self.linear: LinearStep | None = None
-        if self.means.linear_step is not None:
+        if self.inputs.linear_step is not None:
             row, words = self.buffer.row, self.buffer.gradient.size
             states = self.steps.rule.states
-            self.linear = self.means.linear_step(row, words, states)
-        for shaper in self.means.shapers:
+            self.linear = self.inputs.linear_step(row, words, states)
+        for shaper in self.inputs.shapers:
             shaper.prepare(state)
 
     def _make_buffer(self, state: State, tiles: int = 0) -> Buffer:
@@ -419,19 +405,19 @@ class Gradient(BatchRequest, Agreement):
             columns,
             self.columns,
             dtype,
-            tiles or self.means.buckets(columns, dtype.itemsize),
+            tiles or self.inputs.buckets(columns, dtype.itemsize),
             state.intercept is not None,
-            self.steps.rule.unit,
-            flagged=self.means.loss_scale is not None,
-            memory=self.means.memory,
-            is_summed_on_device=self.means.is_summed_on_device,
+            self.steps.rule.alignment,
+            flagged=self.inputs.loss_scale is not None,
+            memory=self.inputs.memory,
+            is_summed_on_device=self.inputs.is_summed_on_device,
         )
 
     def start(self, state: State, exchanges: int) -> None:
-        """The scale of residuals goes on where it was, and debts are paid."""
-        if self.means.loss_scale is not None:
-            self.means.loss_scale.restore(state.shared[LOSS_SCALE])
-        self.debts.settle(state, self.steps.rule, self.steps.moment(exchanges))
+        """Resume with the scale of residuals, and with the gradient not sent yet."""
+        if self.inputs.loss_scale is not None:
+            self.inputs.loss_scale.restore(state.shared[LOSS_SCALE])
+        self.unsent.start(state, self.steps.rule, self.steps.moment(exchanges))
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """Buckets too, where there are some, in the order in which they go."""
@@ -439,7 +425,7 @@ class Gradient(BatchRequest, Agreement):
         return {
             **super().plan_in_words(state),
             "buckets": " ".join(f"{t.columns.start}:{t.columns.stop}" for t in tiles),
-            "codec": repr(self.means.settings.codec),
+            "codec": repr(self.inputs.settings.codec),
             "exchanges of an epoch": repr(self.steps.each),
         }
 
@@ -509,9 +495,9 @@ class Gradient(BatchRequest, Agreement):
             super().remember(state, name, kept)
 
     def inherit(self, state: State, name: str, kept: Array) -> None:
-        """One replica encodes nothing: what several still owed it pays at once."""
+        """Store what codecs had saved: one replica encodes nothing."""
         if name.startswith(OF_CODECS):
-            self.debts.note(name.removeprefix(OF_CODECS), kept)
+            self.unsent.store(name.removeprefix(OF_CODECS), kept)
 
     def agree(self, state: State, purpose: str) -> None:
         """They never disagree."""
@@ -524,7 +510,7 @@ class Gradient(BatchRequest, Agreement):
         """For the report of a run."""
         shaped = {
             key: said
-            for shaper in self.means.shapers
+            for shaper in self.inputs.shapers
             for key, said in shaper.facts().items()
         }
         return {
@@ -615,7 +601,7 @@ class Gradient(BatchRequest, Agreement):
         if self.linear is not None:
             self._step_on_device(state, self.linear)
             return
-        shapes, counts = bool(self.means.shapers), True
+        shapes, counts = bool(self.inputs.shapers), True
         if shapes:
             self._receive_all()
             counts = self._counts(state)
@@ -626,10 +612,8 @@ class Gradient(BatchRequest, Agreement):
                 counts = self._counts(state)
             if counts:
                 self._take(state, tile, factor, task)
-        if state.intercept is not None and counts:
-            tail = self._tail()
-            mean = tail[: self.buffer.sums] / tail[-1]
-            self.steps.take_intercept(state, mean, self._moment)
+        if counts:
+            self._step_intercept(state)
 
     def _step_on_device(self, state: State, linear: LinearStep) -> None:
         """Take x ← M x + u Σ s / n where the weights are.
@@ -637,34 +621,42 @@ class Gradient(BatchRequest, Agreement):
         They may be divided by a power of two.
         """
         cast(PlainSender, self.sender).finish(self.buffer)  # nothing is encoded there
-        tail, moment, rule = self._tail(), self._moment, self.steps.rule
+        moment, rule, tail = self._moment, self.steps.rule, self._tail()
         assert isinstance(rule, LinearRule)
         carry = rule.update.transition(moment.rate, self.steps.l2)
         gain = rule.update.gain(moment.rate, 1) / tail[-1] / state.scale
         linear.to(state.on_device("weights"), carry, gain)
         state.mark_written("weights")
+        self._step_intercept(state, tail)
+
+    def _step_intercept(self, state: State, tail: Array | None = None) -> None:
+        """Step the intercept along its mean gradient, the same on all members.
+
+        `tail`: Σ [Σr | … | count] over replicas; None: the members agree on it first.
+        """
         if state.intercept is not None:
-            mean = tail[: self.buffer.sums] / tail[-1]
-            self.steps.take_intercept(state, mean, moment)
+            tail = self._tail() if tail is None else tail
+            mean = tail[: self.columns] / tail[-1]
+            self.steps.take_intercept(state, mean, self._moment)
 
     def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
         """The step of one tile."""
         if task is not None:
             task.clock.start()
-        self.debts.add_to(tile, factor)
+        self.unsent.add_to(tile, factor)
         self.steps.take(state, tile.columns, tile.gradient, factor, self._moment)
         if task is not None:
             task.clock.lap("update")
 
     def _flag_overflow(self) -> None:
         """Residuals that do not fit their format: no replica may take this step."""
-        scale = self.means.loss_scale
+        scale = self.inputs.loss_scale
         if scale is not None and scale.overflowed:
             self.buffer.flag()
 
     def _counts(self, state: State) -> bool:
         """Whether all residuals of all replicas fitted; their scale adapts alike."""
-        scale = self.means.loss_scale
+        scale = self.inputs.loss_scale
         if scale is None:
             return True
         kept = state.shared[LOSS_SCALE]
@@ -688,8 +680,8 @@ class Gradient(BatchRequest, Agreement):
             self._shape_mean(self.buffer.gradient)
 
     def _shape_mean(self, mean: Array) -> None:
-        whole = GradientFacts(self.means.local_columns, self._total)
-        for shaper in self.means.shapers:
+        whole = GradientFacts(self.inputs.local_columns, self._total)
+        for shaper in self.inputs.shapers:
             shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
@@ -838,15 +830,15 @@ class Growing(Gradient):
     settings: ClassVar[type[AgreementSettings]] = GrowingSettings
     sums_on_devices: ClassVar[bool] = True
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
-        self.times = int(means.settings.accumulate)  # A
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        self.times = int(inputs.settings.accumulate)  # A
         self._step_in = 0  # steps that this exchange has taken
 
     def prepare(self, state: State) -> None:
         """And room for what is seen: it outlives a change of the grid."""
         super().prepare(state)
-        asked = self.means.accordion
+        asked = self.inputs.accordion
         total = state.remember(TOTAL, self.columns)
         self.regime = Regime(total, asked.eta, asked.interval)
         record = np.tile(FIRST[:, None], self.columns)
@@ -919,7 +911,7 @@ class Growing(Gradient):
     def _begin_step(self, number: int) -> None:
         """Steps are numbered through; the rate is that of the exchange."""
         super()._begin(number)
-        grows = not self.regime.is_low and self.means.accordion.scale_rate
+        grows = not self.regime.is_low and self.inputs.accordion.scale_rate
         factor, moment = self.times if grows else 1, self._moment
         self._moment = replace(
             moment,
@@ -934,7 +926,7 @@ class Growing(Gradient):
         self.regime.count(self._moment)
 
     def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
-        if not self.means.shapers:
+        if not self.inputs.shapers:
             self._watch(tile, factor)
         super()._take(state, tile, factor, task)
 
@@ -952,7 +944,7 @@ class Growing(Gradient):
         """Of all replicas, in this exchange."""
         if not self.regime.is_low:
             return 1
-        return self.means.batches[number % self.steps.each]
+        return self.inputs.batches[number % self.steps.each]
 
     def _look(self, exchanges: int) -> None:
         """What rank 0 makes of |G|², which members sum."""

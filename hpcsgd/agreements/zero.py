@@ -31,7 +31,7 @@ from hpcsgd.agreements.base import (
     Supports,
 )
 from hpcsgd.agreements.buckets import MIB, PURPOSE, SummedColumns
-from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.agreements.shaping import GradientFacts
 from hpcsgd.backends.base import HOST, VELOCITY, Memory, Wait, WordRange
 from hpcsgd.comm.communicator import Communicator, Pending
@@ -84,13 +84,13 @@ class Cuts:
         tiles: int,
         replicas: int,
         replica: int,
-        unit: int = 1,
+        alignment: int = 1,
     ) -> None:
-        """Tiles begin at multiples of `unit` columns: there may be fewer then."""
+        """Tiles begin at multiples of `alignment` columns, and may be fewer then."""
         self.columns, self.width = columns, width
         self.all: list[Cut] = []
         first = turn = 0
-        for tile in _tiles(columns, tiles, unit):
+        for tile in _tiles(columns, tiles, alignment):
             heights = slice_widths(tile.stop - tile.start, replicas, turn)
             turn += (tile.stop - tile.start) % replicas
             self.all.append(_cut(tile, heights, replica, first))
@@ -120,13 +120,13 @@ class Cuts:
         return np.concatenate([whole[cut.own] for cut in self.all])
 
 
-def _tiles(columns: int, tiles: int, unit: int) -> Iterator[slice]:
-    """Alike, give or take a unit."""
-    units = -(-columns // unit)
+def _tiles(columns: int, tiles: int, alignment: int) -> Iterator[slice]:
+    """Yield tiles of equal heights, give or take `alignment` columns."""
+    units = -(-columns // alignment)
     tiles = max(min(tiles, units), 1)
     for number in range(tiles):
         part = split_range(units, tiles, number)
-        yield slice(part.start * unit, min(part.stop * unit, columns))
+        yield slice(part.start * alignment, min(part.stop * alignment, columns))
 
 
 def slice_widths(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
@@ -252,18 +252,20 @@ class ColumnAssembler:
 class SlicedState(Gradient):
     """The state of one replica in slices, which `ShardedAgreement` steps."""
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
-        self.stage = int(means.settings.zero_stage)
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        self.stage = int(inputs.settings.zero_stage)
         self.states = self.steps.rule.states
         self.replicas = grid.replicas
 
     def shape(self, columns: int, width: int) -> tuple[int, int]:
         """Velocities are kept apart; from stage 3 on there are slices alone."""
         replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
-        tiles = self.means.buckets(columns, dtype.itemsize)
+        tiles = self.inputs.buckets(columns, dtype.itemsize)
         own = (replicas.size, replicas.rank)
-        self.cuts = Cuts(columns, self.columns, tiles, *own, unit=self.means.unit)
+        self.cuts = Cuts(
+            columns, self.columns, tiles, *own, alignment=self.inputs.alignment
+        )
         self.workspace = TileWorkspace(self.cuts.largest, len(self.cuts), dtype)
         self.joining = ColumnAssembler(replicas, self.cuts, self.workspace)
         return (self.cuts.height if self.stage == 3 else columns), self.columns
@@ -570,9 +572,9 @@ class ShardedAgreement(SlicedState):
     settings: ClassVar[type[AgreementSettings]] = ShardedSettings
     adds_tiles: ClassVar[bool] = True
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
-        self.slice_memory = means.memory  # where slices are stepped
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        self.slice_memory = inputs.memory  # where slices are stepped
         self._turn = 0  # of rooms for slices that were stepped
         self._parts: dict[tuple[int, ...], Any] = {}  # scores of a tile, by their shape
 
@@ -598,7 +600,7 @@ class ShardedAgreement(SlicedState):
 
     def prepare(self, state: State) -> None:
         """Room for tiles of gradient, and slices of what the rule keeps."""
-        memory, cuts, dtype = self.means.memory, self.cuts, state.weights.dtype
+        memory, cuts, dtype = self.inputs.memory, self.cuts, state.weights.dtype
         self.tile_room = self.workspace
         if memory.on_device:
             tiles = cuts.largest, len(cuts)
@@ -615,7 +617,7 @@ class ShardedAgreement(SlicedState):
             for_host=self.steps_on_host,
         )
         shape = cuts.height, self.columns
-        if self.means.shapers or self.steps_on_host:  # these read the gradient
+        if self.inputs.shapers or self.steps_on_host:  # these read the gradient
             self.incoming = memory.host_zeros(shape, dtype)
         for name in self._sliced():
             state.memory[name] = np.zeros(shape, dtype=dtype)
@@ -623,7 +625,7 @@ class ShardedAgreement(SlicedState):
         for name in self.steps.rule.state_names:
             if state.intercept is not None:
                 state.shared[name] = np.zeros((1, self.columns))
-        for shaper in self.means.shapers:
+        for shaper in self.inputs.shapers:
             shaper.prepare(state)
 
     def device_bytes(self, columns: int) -> int:
@@ -735,7 +737,7 @@ class ShardedAgreement(SlicedState):
     def _step(self, state: State, task: Task | None) -> None:
         """The own slice of each tile, then to all replicas what became of it."""
         factor = 1.0 / float(self.scatter.tail.total()[-1])
-        if self.means.shapers:
+        if self.inputs.shapers:
             self._shape_slices(factor)
             factor = 1.0
         for number, cut in enumerate(self.cuts):
@@ -750,9 +752,7 @@ class ShardedAgreement(SlicedState):
         self.joining.wait()
         for name in ("weights", *self._sliced()):
             state.mark_written(name)
-        if state.intercept is not None:
-            tail = self._tail()
-            self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+        self._step_intercept(state)
 
     def _spread(self, own: Any, cut: Cut, tile: Any) -> None:
         """What was stepped, to all replicas."""
@@ -777,7 +777,7 @@ class ShardedAgreement(SlicedState):
 
     def _shape_slices(self, factor: float) -> None:
         """Shapers see all slices of this replica as one array, on the host."""
-        memory, mean = self.means.memory, self.incoming
+        memory, mean = self.inputs.memory, self.incoming
         found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
         for own, cut in zip(found, self.cuts, strict=True):
             memory.start_to_host(own, mean[cut.place])()
@@ -787,9 +787,9 @@ class ShardedAgreement(SlicedState):
             memory.from_host(mean[cut.place], own)
 
     def _shape_mean(self, mean: Array) -> None:
-        columns = self.means.local_columns.start + self.cuts.numbers
+        columns = self.inputs.local_columns.start + self.cuts.numbers
         whole = GradientFacts(columns, self._total)
-        for shaper in self.means.shapers:
+        for shaper in self.inputs.shapers:
             shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
@@ -846,7 +846,7 @@ class ShardedAgreement(SlicedState):
 
     def facts(self) -> dict[str, Any]:
         """For the report of a run."""
-        shaped = [shaper.facts() for shaper in self.means.shapers]
+        shaped = [shaper.facts() for shaper in self.inputs.shapers]
         scattered, joined = (o.overlap for o in (self.scatter, self.joining))
         transfer = scattered.transfer + joined.transfer
         hidden = scattered.hidden + joined.hidden
@@ -861,7 +861,7 @@ class ShardedAgreement(SlicedState):
             "transfer_seconds": transfer,
             "hidden_seconds": hidden,
             "hidden_share": hidden / transfer if transfer else 0.0,
-            **self.means.memory.facts(),
+            **self.inputs.memory.facts(),
         }
 
 
@@ -882,4 +882,4 @@ def sent_for_weights(shape: AgreementShape) -> list[SentWords]:
 @lru_cache(maxsize=4)
 def _cuts_of(shape: AgreementShape) -> Cuts:
     sizes = shape.local_columns, shape.classes, shape.buckets, shape.replicas
-    return Cuts(*sizes, replica=0, unit=shape.unit)
+    return Cuts(*sizes, replica=0, alignment=shape.alignment)

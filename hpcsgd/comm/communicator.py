@@ -4,8 +4,8 @@ import os
 import pickle
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -449,6 +449,20 @@ class Communicator(Transport):
         # Flags are exchanged all the time: their array and collective are made once.
         self._flag = np.zeros(1, dtype=np.int64)
         self._largest_flag = Collective("max", self._flag, self._flag)
+
+    @contextmanager
+    def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
+        """Add in the order of the ranks within; groups that are made within keep it.
+
+        A group that is reproducible stays so, whatever `is_ordered` is. All ranks must
+        enter and leave.
+        """
+        before = self.reproducible
+        self.reproducible = before or is_ordered
+        try:
+            yield
+        finally:
+            self.reproducible = before
 
     def run(self, collective: Collective, purpose: str) -> Any:
         """Do a collective, and return what it has received."""

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, Self
 
@@ -163,7 +164,7 @@ class DeviceCommunicator(Communicator):
     remedy = ""  # what else may work where it does not
     by_host = True  # whether the host's communicator carries device arrays
     captures = False  # whether sums may be part of a graph that the GPU repeats
-    parts_come_first = False  # whether a sum of parts ends where the buffer begins
+    own_part_is_first = False  # whether a sum of parts ends at the start of a buffer
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host.rank, host.size, host.ledger, host.reproducible)
@@ -233,6 +234,12 @@ class DeviceCommunicator(Communicator):
         """
         self.layer.synchronize(self.stream)
 
+    @contextmanager
+    def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
+        """Add in the order of the ranks within, on the host and on devices."""
+        with super().ordered_sums(is_ordered), self.host.ordered_sums(is_ordered):
+            yield
+
     @property
     def newest(self) -> Any:
         """The collective that was begun last, for `reach`."""
@@ -262,7 +269,6 @@ class DeviceCommunicator(Communicator):
 
     def split(self, color: int, key: int) -> Self:
         """Return a group of some ranks, with a carrier of its own. Collective."""
-        self.host.reproducible = self.reproducible  # may have been lent a new one
         return type(self)(self.host.split(color, key), self.layer, self._stream)
 
     def close(self) -> None:
@@ -295,7 +301,7 @@ class DeviceCommunicator(Communicator):
 
     def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
         """Return the part where it was before the sum, on the device."""
-        if self.parts_come_first or not self.layer.owns(buffer):
+        if self.own_part_is_first or not self.layer.owns(buffer):
             return super()._own_part(buffer, counts)
         first = sum(counts[: self.rank])
         return buffer[first : first + counts[self.rank]]
@@ -314,7 +320,6 @@ def of_hosts(group: Communicator) -> Communicator:
     """Return the group for arrays of hosts alone; its parts open no GPU transport."""
     if not isinstance(group, DeviceCommunicator):
         return group
-    group.host.reproducible = group.reproducible  # may have been lent a new one
     return group.host
 
 

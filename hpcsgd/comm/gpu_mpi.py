@@ -293,7 +293,7 @@ class CudaAwareCommunicator(DeviceCommunicator):
 
     kind = "mpi-cuda"
     remedy = f"this MPI does not read the memory of GPUs: {REMEDY}"
-    parts_come_first = True  # MPI leaves them there
+    own_part_is_first = True  # MPI leaves it there
 
     def _described(self) -> str:
         if self.host.mpi_handle is None:

@@ -4,7 +4,8 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from math import ceil, log2
 from time import perf_counter
@@ -209,6 +210,12 @@ class DelayedCommunicator(Communicator):
     def share_nodes(self, how: str) -> None:
         """Set whether ranks of a node share memory, for the inner communicator."""
         self.inner.share_nodes(how)
+
+    @contextmanager
+    def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
+        """Add in the order of the ranks within, in the inner communicator, too."""
+        with super().ordered_sums(is_ordered), self.inner.ordered_sums(is_ordered):
+            yield
 
     def charge(self, wire_bytes: float) -> float:
         """Return the seconds of a collective: α⌈log₂p⌉ + bytes / bandwidth."""

@@ -752,13 +752,12 @@ def _for_race(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def _counted_apart(world: Communicator) -> Iterator[None]:
-    """What a race sends is no part of the run after it."""
-    before, counted = world.reproducible, world.ledger.as_dict()
-    world.reproducible = True
+    """Keep what a race sends out of the ledger of the run; its sums are ordered."""
+    counted = world.ledger.as_dict()
     try:
-        yield
+        with world.ordered_sums():
+            yield
     finally:
-        world.reproducible = before
         world.ledger.entries = Ledger().entries
         world.ledger.add(counted)
 

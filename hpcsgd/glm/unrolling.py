@@ -58,6 +58,24 @@ def unroll(
     )
 
 
+def gradient_step(scale: float = 1.0) -> UnrolledSteps:
+    """Return the step gradient ← gradient + Yᵀr, of rows that are stored times `scale`.
+
+    The gain is `scale`, since a backend divides updates of such rows by it, and the sum
+    is a gradient. The intercept stays: replicas first agree on its own gradient.
+    """
+    one: Array = np.ones((1, 1))
+    return UnrolledSteps(
+        lead=one,
+        couple=(np.empty(0),),
+        carry=one,
+        gain=scale * one,
+        free=one[None],
+        push=0.0 * one,
+        probe=np.ones(1),
+    )
+
+
 @dataclass(frozen=True)
 class PlainSteps:
     """Coefficients of s steps that are taken one after the other, in float64."""

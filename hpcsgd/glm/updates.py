@@ -127,7 +127,7 @@ class Rule(ABC):
 
     states: int = 1  # of K columns each, in the weights: 2 with a velocity beside them
     state_names: ClassVar[tuple[str, ...]] = ()  # K words a column more, each
-    unit: ClassVar[int] = 1  # columns that stay together: parts begin at multiples
+    alignment: ClassVar[int] = 1  # parts begin at multiples of so many columns
 
     def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
         """Return an array for the state `name`, or one whose slices are arrays."""
@@ -367,7 +367,7 @@ class InEightBits(Rule):
     """Widened, stepped, and made narrow again, tile by tile."""
 
     inner: Rule
-    unit: ClassVar[int] = BLOCK
+    alignment: ClassVar[int] = BLOCK
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]

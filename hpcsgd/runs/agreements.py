@@ -10,7 +10,7 @@ from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.base import ReplicaCheck
 from hpcsgd.agreements.buckets import bucket_count
 from hpcsgd.agreements.codecs import owed
-from hpcsgd.agreements.gradient import Gradient, GradientParts, Steps
+from hpcsgd.agreements.gradient import Gradient, GradientInputs, Steps
 from hpcsgd.agreements.hierarchical import SenderOpener
 from hpcsgd.agreements.shaping import (
     ByNorm,
@@ -239,7 +239,7 @@ def make_gradient(
         config.agreement, replicas, most, config.schedule.batch
     )
     rule = make_rule(config.update, words.update)
-    means = GradientParts(
+    inputs = GradientInputs(
         steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
         backend=task.backend,
         columns=task.columns,
@@ -262,8 +262,8 @@ def make_gradient(
         place=infinity_place(config, loaded, task, rule),
         loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
-        owes=lambda kept, rate: owed(
-            config.agreement.codec, config.codec, config.accordion, kept, rate
+        unsent_of=lambda saved, rate: owed(
+            config.agreement.codec, config.codec, config.accordion, saved, rate
         ),
     )
     if device is not None:
@@ -271,13 +271,17 @@ def make_gradient(
 
         sums = _sums_on_device(kind, config, grid.replicas)
         chunk = 1 if shard.is_sparse else CHUNK // int(shard.matrix.dtype.itemsize)
-        means = _on_device(means, kind, device, sums, chunk)
-    return kind(grid, shard.height / shard.total_rows, means)
+        inputs = _on_device(inputs, kind, device, sums, chunk)
+    return kind(grid, shard.height / shard.total_rows, inputs)
 
 
 def _on_device(
-    means: GradientParts, kind: type[Gradient], device: "Device", sums: bool, chunk: int
-) -> GradientParts:
+    inputs: GradientInputs,
+    kind: type[Gradient],
+    device: "Device",
+    sums: bool,
+    chunk: int,
+) -> GradientInputs:
     """Return what an agreement works with where a device adds up its gradients.
 
     Replicas sum on their devices if `sums`. Tiles of slices begin where rows have whole
@@ -285,17 +289,17 @@ def _on_device(
     """
     from hpcsgd.backends.cuda.weights import DeviceMemory, DeviceRows
 
-    rule, memory = means.steps.rule, DeviceMemory(device)
-    takes = sums and vars(kind).get("steps_on_devices") and not means.shapers
+    rule, memory = inputs.steps.rule, DeviceMemory(device)
+    takes = sums and vars(kind).get("steps_on_devices") and not inputs.shapers
     # Of many scores a row, what momenta keep lies between the scores.
-    is_linear = isinstance(rule, LinearRule) and 1 in (rule.states, means.columns)
+    is_linear = isinstance(rule, LinearRule) and 1 in (rule.states, inputs.columns)
     return replace(
-        means,
+        inputs,
         backend=DeviceRows(),
         memory=memory,
         is_summed_on_device=sums,
         linear_step=memory.linear_step if takes and is_linear else None,
-        unit=chunk if kind.adds_tiles else 1,
+        alignment=chunk if kind.adds_tiles else 1,
     )
 
 

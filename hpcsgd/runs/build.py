@@ -31,7 +31,7 @@ from hpcsgd.products.base import (
     Task,
     make_clip,
 )
-from hpcsgd.products.direct import MicroBatches, TiledProduct
+from hpcsgd.products.direct import TiledProduct
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.products.observers import Observers
 from hpcsgd.runs.agreements import (
@@ -102,8 +102,8 @@ def first_state(
 
 def _holder(product: Product) -> "CudaExchanges | None":
     """Where the weights of the run are between exchanges; None: on the host."""
-    inner = product.product if isinstance(product, MicroBatches) else product
-    return on_gpu(product) if getattr(inner, "holds_weights", True) else None
+    exchanges = on_gpu(product)
+    return exchanges if exchanges is not None and exchanges.holds_weights else None
 
 
 # The live objects of a run, put together.
@@ -140,7 +140,7 @@ def assemble(
         if device is None:
             product = _sharing(config, name, task, gradient)
         else:
-            one = make_gradient_on_gpu(config, task, feed, grid, device, gradient)
+            one = make_gradient_on_gpu(task, feed, grid, device, gradient)
             product = wrap_in_exchanges(
                 one, gradient, config.agreement.batches_together
             )

@@ -18,13 +18,12 @@ from hpcsgd.files import format_bytes
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.products import GATHERS, RECURS, get_product
 from hpcsgd.products.base import Product, Task
-from hpcsgd.products.direct import MicroBatches
+from hpcsgd.products.direct import Direct, MicroBatches
 from hpcsgd.runs.assembled_run import Feed
 
 if TYPE_CHECKING:  # a run without a GPU needs none of these
     from hpcsgd.backends.cuda.device import Device
     from hpcsgd.backends.cuda.sequences import CudaExchanges
-    from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceSlices
 
 # The GPU of this rank, and how arrays on it travel to those of others.
 
@@ -317,42 +316,37 @@ def _asked_bytes(
 
 
 def make_gradient_on_gpu(
-    config: RunConfig,
-    task: Task,
-    feed: Feed,
-    grid: Grid,
-    device: "Device",
-    gradient: Gradient,
-) -> "DeviceGradient":
-    """What sums the gradients that replicas share; called by all ranks."""
-    from hpcsgd.products.cuda_gradient import DeviceGradient
+    task: Task, feed: Feed, grid: Grid, device: "Device", gradient: Gradient
+) -> Direct:
+    """Return what computes the gradients that replicas share; called by all ranks."""
+    from hpcsgd.backends.cuda.gradients import CudaGradientExchanges
 
     plans = [(size,) for sizes in feed.plans for size in sizes]
     if gradient.adds_tiles:
-        return _make_slices(task, feed, grid, device, gradient)
-    two = replace(task, states=2)  # as wide as weights and their gradient
-    own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
-    again = task.shard.width * (gradient.gradients - 1)
-    kept = 4 * (own * gradient.steps_on_host + again) * task.columns
-    check_device_memory(device, two, plans, grid.world, kept=kept)
-    return DeviceGradient(task, device, gradient, gradient.holds_weights_on_device)
+        _check_room_for_slices(task, feed, grid, device, gradient)
+    else:
+        two = replace(task, states=2)  # as wide as weights and their gradient
+        own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
+        again = task.shard.width * (gradient.gradients - 1)
+        kept = 4 * (own * gradient.steps_on_host + again) * task.columns
+        check_device_memory(device, two, plans, grid.world, kept=kept)
+    return Direct(task, CudaGradientExchanges(task, device))
 
 
-def _make_slices(
+def _check_room_for_slices(
     task: Task, feed: Feed, grid: Grid, device: "Device", gradient: Any
-) -> "DeviceSlices":
-    """Batches of an exchange are one where no gradient is whole to add them up in."""
-    from hpcsgd.products.cuda_gradient import DeviceSlices
+) -> None:
+    """Refuse slices that the GPU has no room for; called by all ranks.
 
+    The batches of an exchange are one where no gradient is whole to add them up in.
+    """
     plans = [(size,) for sizes in feed.plans for size in sizes]
     if gradient.takes_at_once:
         plans = [(sum(sizes),) for sizes in feed.plans]
     one = replace(task, states=1)
-    held = gradient.device_bytes(task.shard.width)
-    gathers = gradient.stage == 3
+    held, gathers = gradient.device_bytes(task.shard.width), gradient.slices_weights
     kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
     check_device_memory(device, one, plans, grid.world, kept=kept, held=held)
-    return DeviceSlices(task, device, gradient, gathers)
 
 
 def on_gpu(product: Product) -> "CudaExchanges | None":

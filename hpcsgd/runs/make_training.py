@@ -194,7 +194,7 @@ def is_replayable(
         type(agreement) is Gradient and not get_format(precision.residual).wants_scale
     )
     return (
-        plain and not agreement.steps.rule.state_names and not agreement.means.shapers
+        plain and not agreement.steps.rule.state_names and not agreement.inputs.shapers
     )
 
 

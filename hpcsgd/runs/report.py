@@ -183,7 +183,7 @@ def model_of(live: AssembledRun) -> Array:
     weights: Any = live.state.weights
     folder = agreement.store.folder
     path = write_model(weights, live.columns, folder, agreement.height)
-    return open_model(path, agreement.means.settings.tile)
+    return open_model(path, agreement.inputs.settings.tile)
 
 
 # From the live parts to a Result, once the last exchange is done.

@@ -401,13 +401,12 @@ def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
 
     The ledger stays the same object: groups and wrappers of the world share it.
     """
-    ledger, before, counted = world.ledger, world.reproducible, world.ledger.as_dict()
+    ledger, counted = world.ledger, world.ledger.as_dict()
     ledger.entries = Ledger().entries
-    world.reproducible = before or reproducible
     try:
-        yield
+        with world.ordered_sums(reproducible):
+            yield
     finally:
-        world.reproducible = before
         ledger.add(counted)
 
 

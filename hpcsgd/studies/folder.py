@@ -291,7 +291,7 @@ def _shape(report: Report) -> TrafficShape:
         mirror=config["mirror"]["kind"],
         seed=config["sampling"]["seed"],
         sparse=report["sparse"],
-        unit=BLOCK if config["update"]["bits"] == 8 else 1,
+        alignment=BLOCK if config["update"]["bits"] == 8 else 1,
         tiles=told.get("buckets", 0) if "stage" in told else 0,
         tile_columns=told.get("tile_columns", 1),
     )

@@ -74,6 +74,29 @@ def test_reproducible(wrap):
     )
 
 
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_sums_are_ordered_within_and_in_groups_that_are_made_within(wrap):
+    """A sum in rank order is a reduction and a broadcast: two calls."""
+
+    def on_rank(world):
+        world = wrap(world)
+
+        def calls(group):
+            before = world.ledger.entries["products"].calls
+            group.sum(np.ones(2), "products")
+            return world.ledger.entries["products"].calls - before
+
+        with world.ordered_sums():
+            made = world.split(0, world.rank)
+            within = calls(world)
+            with world.ordered_sums(False):
+                nested = calls(world)
+        parts = made.split(0, world.rank)
+        return within, nested, calls(made), calls(parts), calls(world)
+
+    assert run_ranks(2, on_rank) == [(2, 2, 2, 2, 1)] * 2
+
+
 @pytest.mark.parametrize("ranks", [5, 6, 7, 8])
 def test_more_ranks_split_as_well(ranks):
     run_ranks(ranks, splits_into_grids)

@@ -410,8 +410,8 @@ def test_replicas_that_were_told_other_stages_are_refused(monkeypatch):
     """Before the first message, which they would not share."""
     begin = ShardedAgreement.__init__
 
-    def unlike(self, grid, share, means):
-        begin(self, grid, share, means)
+    def unlike(self, grid, share, inputs):
+        begin(self, grid, share, inputs)
         self.stage += grid.replica
 
     monkeypatch.setattr(ShardedAgreement, "__init__", unlike)

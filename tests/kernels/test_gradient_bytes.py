@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.products.cuda_gradient import DeviceGradient
+from hpcsgd.products.direct import Direct
 from tests.helpers.fake_cuda import FakeLayer
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
@@ -53,11 +53,7 @@ def test_nothing_as_large_as_the_weights_comes_down(
 ):
     """Where devices sum and step: by the copies there were, not by what was said."""
     problem = make_problem("logistic", n=16, d=101)
-    to_host, fetch, advance = (
-        FakeLayer.to_host,
-        FakeDevice.fetch,
-        DeviceGradient.advance,
-    )
+    to_host, fetch, advance = FakeLayer.to_host, FakeDevice.fetch, Direct.advance
     inside = set()  # devices that are in an exchange
 
     def copied(self, array, host, stream):
@@ -73,15 +69,16 @@ def test_nothing_as_large_as_the_weights_comes_down(
             large.append(layer)
 
     def between(self, *given):
-        inside.add(self.device.layer)
+        layer = self.exchanges.device.layer
+        inside.add(layer)
         state = advance(self, *given)
-        inside.remove(self.device.layer)
+        inside.remove(layer)
         return state
 
     large = []
     monkeypatch.setattr(FakeLayer, "to_host", copied)
     monkeypatch.setattr(FakeDevice, "fetch", fetched)
-    monkeypatch.setattr(DeviceGradient, "advance", between)
+    monkeypatch.setattr(Direct, "advance", between)
     sections = {"agreement": {"bucket": 4.0}, "run": {"transport": transport}}
     sections["update"] = {"kind": update}
     train_on(2, shared(problem, 2, **sections), problem)

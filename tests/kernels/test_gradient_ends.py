@@ -31,14 +31,14 @@ def test_a_gradient_that_is_not_cleared_is_found(devices, monkeypatch, update):
 
 def test_an_intercept_that_moves_twice_is_found(devices, monkeypatch):
     """Once on the device, before the last batch of an exchange is read."""
-    from hpcsgd.products import cuda_gradient
+    from hpcsgd.backends.cuda import gradients
 
-    plain = cuda_gradient.adding
+    plain = gradients.gradient_step
 
     def moving(scale):
         return replace(plain(scale), push=np.full((1, 1), -0.05))
 
-    monkeypatch.setattr(cuda_gradient, "adding", moving)
+    monkeypatch.setattr(gradients, "gradient_step", moving)
     problem = make_problem("logistic", n=13, d=13)
     there, here = both(problem, 2, agreement={"accumulate": 2}, schedule={"batch": 2})
     with pytest.raises(AssertionError):

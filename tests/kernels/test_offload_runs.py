@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.gradient import Steps
-from hpcsgd.agreements.more.offload import Offload, PinnedLink, Worker
+from hpcsgd.agreements.more.offload import Offload, SliceLink, Worker
 from hpcsgd.backends.cuda.sequences import CudaSequence
 from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
@@ -133,7 +133,7 @@ def test_no_copy_is_larger_than_a_slice(devices, monkeypatch):
 def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
     """The step of the first ends no sooner than the second is fetched."""
     fetched, seen = threading.Event(), []
-    down, step, slices = PinnedLink.down, Steps.step_slice, []
+    down, step, slices = SliceLink.down, Steps.step_slice, []
 
     def fetching(self, part, host):
         slices.append(host.size)
@@ -146,7 +146,7 @@ def test_one_slice_comes_down_while_another_is_stepped(devices, monkeypatch):
             seen.append(fetched.wait(HANG))
         step(self, *given)
 
-    monkeypatch.setattr(PinnedLink, "down", fetching)
+    monkeypatch.setattr(SliceLink, "down", fetching)
     monkeypatch.setattr(Steps, "step_slice", stepping)
     problem = make_problem("logistic", n=4, d=13)
     train_on(1, shared(problem, 1, **offloaded(), grid={"replicas": 1}), problem)
@@ -190,13 +190,13 @@ def test_a_gradient_that_is_not_cleared_is_found(devices, monkeypatch):
 
 def test_a_slice_that_was_not_waited_for_is_found(devices, monkeypatch):
     """What the host steps along is what was there before."""
-    down = PinnedLink.down
+    down = SliceLink.down
 
     def at_once(self, part, host):
         down(self, part, host)
         return lambda: None
 
-    monkeypatch.setattr(PinnedLink, "down", at_once)
+    monkeypatch.setattr(SliceLink, "down", at_once)
     there, here = both(make_problem("logistic", n=13, d=13), 2, **offloaded())
     with pytest.raises(AssertionError):
         near(there, here)
@@ -209,7 +209,7 @@ def test_weights_that_go_up_as_they_are_are_found(devices, monkeypatch):
     send_up = Offload.send_up
 
     def unscaled(self, state, cut):
-        if not self.means.memory.on_device:
+        if not self.inputs.memory.on_device:
             send_up(self, state, cut)
             return
         scale, state.copies.scale = state.scale, 1.0

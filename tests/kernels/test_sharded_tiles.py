@@ -5,8 +5,9 @@ import threading
 import numpy as np
 
 from hpcsgd.agreements.zero import ColumnAssembler, Cuts, Scatter
+from hpcsgd.backends.cuda.gradients import DeviceRowViews
 from hpcsgd.backends.cuda.weights import DeviceMemory
-from hpcsgd.products.cuda_gradient import DeviceGradient, DeviceRowViews
+from hpcsgd.products.direct import Direct
 from tests.helpers.fake_cuda import FakeLayer
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.gradient_runs import shared
@@ -16,7 +17,7 @@ from tests.helpers.kernels.slices import zero
 def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
     """Two under way at most; and the host waits for no GPU, but at the end."""
     order, inside, waited = [], set(), []
-    advance, waits = DeviceGradient.advance, FakeLayer.synchronize
+    advance, waits = Direct.advance, FakeLayer.synchronize
 
     def noted(owner, name, what):
         plain = getattr(owner, name)
@@ -30,7 +31,7 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
 
     def between(self, *given):
         one = threading.get_ident()
-        if self.gradient_task.gradient.replicas.rank:
+        if self.task.gradient.replicas.rank:
             return advance(self, *given)
         inside.add(one)
         state = advance(self, *given)
@@ -46,7 +47,7 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
     noted(Scatter, "wait_for", "wait")
     noted(DeviceMemory, "step", "step")
     noted(ColumnAssembler, "start", "spread")
-    monkeypatch.setattr(DeviceGradient, "advance", between)
+    monkeypatch.setattr(Direct, "advance", between)
     monkeypatch.setattr(FakeLayer, "synchronize", waiting)
     problem = make_problem("logistic", n=8, d=13)
     sections = zero(2, problem={"intercept": False})
@@ -58,12 +59,12 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
 
 def test_tiles_begin_with_whole_chunks():
     """Whatever is asked for; slices begin anywhere, and together they are all."""
-    for columns, tiles, unit in ((13, 3, 4), (7, 4, 8), (45, 3, 8), (100, 7, 16)):
+    for columns, tiles, alignment in ((13, 3, 4), (7, 4, 8), (45, 3, 8), (100, 7, 16)):
         seen = np.zeros(columns, dtype=int)
         for replica in range(3):
-            cuts = Cuts(columns, 1, tiles, 3, replica, unit=unit)
-            assert len(cuts) == min(tiles, -(-columns // unit))
+            cuts = Cuts(columns, 1, tiles, 3, replica, alignment=alignment)
+            assert len(cuts) == min(tiles, -(-columns // alignment))
             for cut in cuts:
-                assert cut.columns.start % unit == 0 and cut.height
+                assert cut.columns.start % alignment == 0 and cut.height
                 seen[cut.own] += 1
         assert (seen == 1).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.more.offload import HostLink, PinnedLink
+from hpcsgd.agreements.more.offload import SliceLink
 from hpcsgd.backends.base import HOST
 from hpcsgd.comm.gpu import fetched
 from tests.helpers.fake_cuda import FakeLayer, Node
@@ -12,7 +12,7 @@ SHAPE = 5, 3
 
 
 def test_a_host_that_is_its_device_counts_the_same():
-    link, part = HostLink(), np.arange(15.0).reshape(SHAPE)
+    link, part = SliceLink(), np.arange(15.0).reshape(SHAPE)
     host = HOST.host_zeros(SHAPE, np.float64)
     link.down(part, host)()
     np.testing.assert_array_equal(host, part)
@@ -26,7 +26,7 @@ def test_a_host_that_is_its_device_counts_the_same():
 def test_pinned_copies_wait_for_kernels_and_kernels_for_them(dtype):
     """What a kernel writes late comes down; what goes up is there for the next one."""
     layer = FakeLayer(Node())
-    link, values = PinnedLink(layer, layer.main), np.arange(15, dtype=dtype)
+    link, values = SliceLink(layer, layer.main), np.arange(15, dtype=dtype)
     gradient, weights = layer.empty(15, dtype), layer.empty(15, dtype)
     hosts = [layer.pinned(15, dtype).reshape(SHAPE) for _ in range(2)]
     for turn in range(4):  # two buffers in turns
@@ -46,7 +46,7 @@ def test_pinned_copies_wait_for_kernels_and_kernels_for_them(dtype):
 def test_a_copy_that_nobody_waited_for_is_not_there():
     """The broken twin: the host reads at once."""
     layer = FakeLayer(Node())
-    link, gradient = PinnedLink(layer, layer.main), layer.empty(15, np.float64)
+    link, gradient = SliceLink(layer, layer.main), layer.empty(15, np.float64)
     host = layer.pinned(15, np.float64).reshape(SHAPE)
     host[...] = 0.0
     layer.later(gradient, np.arange(15.0))

@@ -43,7 +43,7 @@ def gradient(config, problem, rows, w):
 
 
 @pytest.mark.parametrize("name", ["topk", "sign"])
-def test_one_replica_begins_with_what_all_still_owed(tmp_path, name):
+def test_one_replica_begins_with_what_all_had_not_sent(tmp_path, name):
     """w ← w − mean e, then the steps of one process."""
     problem = make_problem("logistic")
     codec = {"share": 0.2} if name == "topk" else {}
@@ -58,7 +58,7 @@ def test_one_replica_begins_with_what_all_still_owed(tmp_path, name):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_one_replica_pays_what_dgc_had_gathered(tmp_path, nesterov):
+def test_one_replica_takes_what_dgc_had_not_sent(tmp_path, nesterov):
     """v, and what the momenta of all would have moved it by without end."""
     problem, m = make_problem("logistic"), 0.5
     codec = {"share": 0.2, "momentum": m, "nesterov": nesterov}
@@ -76,7 +76,7 @@ def test_one_replica_pays_what_dgc_had_gathered(tmp_path, nesterov):
     assert np.abs(result.weights - w[:, 0]).max() < 1e-12
 
 
-def test_debts_move_the_velocity_of_one_replica_too(tmp_path):
+def test_an_unsent_gradient_moves_the_velocity_of_one_replica(tmp_path):
     """v ← μ v + e/η comes to e / (1 − μ) in the end, as it would have done."""
     problem = make_problem("logistic")
     config = coded(
@@ -100,7 +100,7 @@ def test_debts_move_the_velocity_of_one_replica_too(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["adam", "adagrad"])
-def test_debts_are_part_of_the_next_gradient_of_other_rules(tmp_path, kind):
+def test_an_unsent_gradient_is_part_of_the_next_one_of_other_rules(tmp_path, kind):
     """g + e/η, once: what a codec would have said, had it said all."""
     problem = make_problem("logistic")
     update = {"kind": kind, "epsilon": 1e-3}
@@ -148,7 +148,9 @@ def narrowed(name, kept):
 
 @pytest.mark.parametrize("kind", EIGHT)
 @pytest.mark.parametrize("name", ["topk", "dgc"])
-def test_debts_are_paid_to_states_in_eight_bits(tmp_path, monkeypatch, name, kind):
+def test_an_unsent_gradient_reaches_states_in_eight_bits(
+    tmp_path, monkeypatch, name, kind
+):
     """With the next gradient, once; what is kept of it is made narrow like the rest."""
     monkeypatch.setattr(updates, "SMALL", 1)
     problem, m = make_problem("logistic"), 0.5 * (kind == "adagrad")
@@ -185,7 +187,7 @@ def along(kind, said, kept, g, number):
     return g + said.momentum * kept[0] if kind == "nesterov" else kept[0]
 
 
-def test_several_go_on_from_one_that_owed_nothing(tmp_path):
+def test_several_go_on_from_one_that_had_sent_all(tmp_path):
     problem = make_problem("logistic")
     several = coded(problem, "topk", 3, codec={"share": 0.2})
     in_folder(tmp_path, on(several, 1), 1, problem, stop=4)

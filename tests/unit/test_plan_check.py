@@ -92,7 +92,7 @@ def test_plans_that_differ_are_named_though_settings_agree(ranks, monkeypatch):
 
     def otherwise(self, state):
         if self.grid.world.rank == ranks - 1:
-            self.means = replace(self.means, buckets=lambda *shape: 2)
+            self.inputs = replace(self.inputs, buckets=lambda *shape: 2)
         prepare(self, state)
 
     monkeypatch.setattr(Gradient, "prepare", otherwise)

@@ -35,7 +35,7 @@ from hpcsgd.agreements.base import (
     StateShape,
     Supports,
 )
-from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
@@ -455,7 +455,7 @@ CHUNK_TABLE, SKIPPED, ROW_TABLE = "chunks", "skipped", "rows"
 
 @dataclass(frozen=True)
 class AnyBatchInputs:
-    """What is known where it is made, besides `GradientParts`."""
+    """What is known where it is made, besides `GradientInputs`."""
 
     pace: RoundClock
     stream: Stream
@@ -527,9 +527,9 @@ class Anybatch(Gradient):
 
     settings: ClassVar[type[AgreementSettings]] = AnybatchSettings
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
-        terms: AnyBatchInputs = means.more
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        terms: AnyBatchInputs = inputs.more
         self.terms = terms
         self.stream = terms.stream
         self.mixer = terms.mixer
@@ -547,7 +547,7 @@ class Anybatch(Gradient):
     def prepare(self, state: State) -> None:
         """One buffer for sums, the first point of the map, and its room."""
         self.buffer = self._make_buffer(state, tiles=1)
-        self.mirror = self.terms.mirror(len(state.weights) == self.means.total)
+        self.mirror = self.terms.mirror(len(state.weights) == self.inputs.total)
         for name in self.mirror.state_names:
             state.remember(name, self.columns)
         real = state.weights.dtype
@@ -571,7 +571,7 @@ class Anybatch(Gradient):
         """Other replicas than before begin where full rounds would have ended."""
         if self._is_regridded:
             shape = self.grid.replicas.size, exchanges
-            most = self.means.settings.accumulate
+            most = self.inputs.settings.accumulate
             self._chunks, self._before = [], np.zeros(shape, dtype=np.int64)
             self._skipped = np.full(shape, most, dtype=np.int64)
             self.stream.taken = exchanges * most

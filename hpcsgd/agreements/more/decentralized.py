@@ -43,7 +43,7 @@ from hpcsgd.agreements.base import (
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
-from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
@@ -86,8 +86,8 @@ class OwnSteps(Gradient, ABC):
     and the end of a run see the mean of all replicas.
     """
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
         self.mean = Average(grid, share, 1)
         self.overlap = Overlap(grid.replicas)
         self._departed = False
@@ -227,13 +227,13 @@ class Decentralized(OwnSteps):
     settings: ClassVar[type[AgreementSettings]] = DecentralizedSettings
     others: ClassVar[int] = 2
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
-        self.mixer = MIXERS[means.settings.peers](grid, means.rows)
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        self.mixer = MIXERS[inputs.settings.peers](grid, inputs.rows)
 
     def facts(self) -> dict[str, Any]:
         """Whom they mix with."""
-        return {"peers": self.means.settings.peers, **super().facts()}
+        return {"peers": self.inputs.settings.peers, **super().facts()}
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
@@ -379,13 +379,13 @@ class LowPrecision(OwnSteps):
     settings: ClassVar[type[AgreementSettings]] = LowPrecisionSettings
     others: ClassVar[int] = 8
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
         size, rank = grid.replicas.size, grid.replicas.rank
         self.peers = (rank - 1) % size, (rank + 1) % size
-        own = means.rows[rank]
-        self.shares = [mixing_share(own, means.rows[peer]) for peer in self.peers]
-        self.resync = means.settings.resync
+        own = inputs.rows[rank]
+        self.shares = [mixing_share(own, inputs.rows[peer]) for peer in self.peers]
+        self.resync = inputs.settings.resync
         self._land: Callable[[], None] | None = None
 
     def prepare(self, state: State) -> None:

@@ -20,14 +20,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hpcsgd.agreements.base import AgreementSettings, AgreementShape, StateShape
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import Moment
-from hpcsgd.agreements.gradient import GradientParts
+from hpcsgd.agreements.gradient import GradientInputs
 from hpcsgd.agreements.zero import (
     Cut,
     ShardedAgreement,
@@ -36,7 +36,7 @@ from hpcsgd.agreements.zero import (
     sent_for_sums,
     sent_for_weights,
 )
-from hpcsgd.backends.base import HOST, Memory, WordRange
+from hpcsgd.backends.base import HOST, Wait, WordRange
 from hpcsgd.comm.gpu import Layer
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
@@ -51,77 +51,42 @@ from hpcsgd.settings import setting
 #
 # On a CPU both are memory of the host: the same calls copy, and count the same bytes.
 
-Arrive = Callable[[], None]  # returns once the copy is there
 
+class SliceLink:
+    """Copies whole slices between a memory and its host, and counts their bytes.
 
-class SliceLink(Protocol):
-    """Copies of whole slices; `host` arrays are those of `Memory.host_zeros`."""
+    `host` arrays are those of `Memory.host_zeros`. Both arrays belong to a copy until
+    its wait returns. A device has a stream for each direction, beside the stream
+    `kernels`; a host, which has no `layer`, copies at once.
+    """
 
-    down_bytes: int
-    up_bytes: int
-
-    def down(self, part: Any, host: Array) -> Arrive:
-        """host ← part, begun; both belong to it until it is there."""
-
-    def up(self, host: Array, part: Any) -> Arrive:
-        """part ← host, begun."""
-
-
-class HostLink:
-    """Host and device are one."""
-
-    def __init__(self) -> None:
-        self.down_bytes = self.up_bytes = 0
-
-    def down(self, part: Array, host: Array) -> Arrive:
-        """At once."""
-        np.copyto(host, part)
-        self.down_bytes += host.nbytes
-        return _there
-
-    def up(self, host: Array, part: Array) -> Arrive:
-        """At once."""
-        np.copyto(part, host)
-        self.up_bytes += host.nbytes
-        return _there
-
-
-class PinnedLink:
-    """A stream for each direction beside that of the kernels."""
-
-    def __init__(self, layer: Layer, kernels: Any) -> None:
+    def __init__(self, layer: Layer | None = None, kernels: Any = None) -> None:
         self.layer, self._kernels = layer, kernels
         self.down_bytes = self.up_bytes = 0
-        self._down, self._up = layer.new_stream(), layer.new_stream()
+        if layer is not None:
+            self._down, self._up = layer.new_stream(), layer.new_stream()
 
-    def down(self, part: Any, host: Array) -> Arrive:
-        """Behind what the kernels have been given so far."""
-        layer, stream = self.layer, self._down
-        layer.stream_wait_event(stream, layer.record(self._kernels))
-        layer.to_host(part.reshape(-1), host.reshape(-1), stream)
+    def down(self, part: Any, host: Array) -> Wait:
+        """Start host ← part, behind what the kernels have been given so far."""
         self.down_bytes += host.nbytes
-        done = layer.record(stream)
-        return lambda: layer.wait(done)
+        layer = self.layer
+        if layer is None:
+            return HOST.start_to_host(part, host)
+        layer.stream_wait_event(self._down, layer.record(self._kernels))
+        layer.to_host(part.reshape(-1), host.reshape(-1), self._down)
+        return partial(layer.wait, layer.record(self._down))
 
-    def up(self, host: Array, part: Any) -> Arrive:
-        """Before what the kernels are given from now on."""
-        layer, stream = self.layer, self._up
-        layer.stream_wait_event(stream, layer.record(self._kernels))
-        layer.to_device(host.reshape(-1), part.reshape(-1), stream)
+    def up(self, host: Array, part: Any) -> Wait:
+        """Start part ← host, ahead of what the kernels are given from now on."""
         self.up_bytes += host.nbytes
-        done = layer.record(stream)
+        layer = self.layer
+        if layer is None:
+            return HOST.start_to_host(host, part)
+        layer.stream_wait_event(self._up, layer.record(self._kernels))
+        layer.to_device(host.reshape(-1), part.reshape(-1), self._up)
+        done = layer.record(self._up)
         layer.stream_wait_event(self._kernels, done)
-        return lambda: layer.wait(done)
-
-
-def _there() -> None: ...
-
-
-def open_link(memory: Memory) -> SliceLink:
-    """Return the way between a memory and the host."""
-    if memory.on_device:
-        return PinnedLink(memory.layer, memory.stream)
-    return HostLink()
+        return partial(layer.wait, done)
 
 
 # The thread of the host that takes steps while the device does something else.
@@ -206,30 +171,30 @@ class Offload(ShardedAgreement):
     steps_on_host: ClassVar[bool] = True
     adds_tiles: ClassVar[bool] = False
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
         self.slice_memory = HOST
-        self.delay = int(means.settings.delay_after)
+        self.delay = int(inputs.settings.delay_after)
         self.late: Moment | None = None  # of the gradient that is still to be taken
-        self.link = open_link(means.memory)
+        self.link = SliceLink(inputs.memory.layer, inputs.memory.stream)
         self.worker = Worker()
         self._under_way: Future[None] | None = None
 
     @property
     def takes_at_once(self) -> bool:
         """No gradient is kept whole but on a device, which has the memory."""
-        return not self.means.memory.on_device
+        return not self.inputs.memory.on_device
 
     @property
     def keeps_gradient_whole(self) -> bool:
         """A device adds up all tiles in one launch."""
-        return self.means.memory.on_device or super().keeps_gradient_whole
+        return self.inputs.memory.on_device or super().keeps_gradient_whole
 
     def prepare(self, state: State) -> None:
         """The host's weights, and its gradient: two where one is late."""
         super().prepare(state)
         self._memory = state.memory
-        memory = self.means.memory
+        memory = self.inputs.memory
         shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
         self.master = memory.host_zeros(shape, dtype)
         if self.delay >= 0:
@@ -286,7 +251,7 @@ class Offload(ShardedAgreement):
     def _step(self, state: State, task: Task | None) -> None:
         """The gradient goes down; what the host has stepped goes up."""
         factor = 1.0 / float(self.scatter.tail.total()[-1])
-        is_late, shapes = 0 <= self.delay <= self._moment.number, self.means.shapers
+        is_late, shapes = 0 <= self.delay <= self._moment.number, self.inputs.shapers
         if is_late or shapes:
             for number, cut in enumerate(self.cuts):
                 self._fetch(number, cut)
@@ -315,9 +280,7 @@ class Offload(ShardedAgreement):
                 self._raise(state, *under_way.pop(0))
         self._raise(state, *under_way.pop(0))
         self.joining.wait(behind=0)
-        if state.intercept is not None:
-            tail = self._tail()
-            self.steps.take_intercept(state, tail[:-1] / tail[-1], moment)
+        self._step_intercept(state)
 
     def _step_late(self, state: State) -> None:
         """The step of the gradient before; this one waits for the next exchange."""
@@ -336,10 +299,10 @@ class Offload(ShardedAgreement):
         for cut in self.cuts:
             self._raise(state, cut)
         self.joining.wait(behind=0)
-        self._step_intercept(state)
+        self._step_late_intercept(state)
 
-    def _step_intercept(self, state: State) -> None:
-        """By the Σr that is late."""
+    def _step_late_intercept(self, state: State) -> None:
+        """Step the intercept along the Σr that is late."""
         if state.intercept is not None and self.late is not None:
             late = state.shared[PENDING][0].copy()
             self.steps.take_intercept(state, late, self.late)
@@ -404,14 +367,14 @@ class Offload(ShardedAgreement):
         master = self.master.copy()
         self._apply(_Host(master, seen.memory), seen.memory[PENDING], self.late)
         seen.weights = self.joining.join(master, "evaluate")
-        self._step_intercept(seen)
+        self._step_late_intercept(seen)
         return seen
 
     def settle(self, state: State, exchanges: int) -> None:
         """The last gradient is taken, too."""
         if self.late is None:
             return
-        self.means.memory.settle()  # the last slices may still be on their way up
+        self.inputs.memory.settle()  # the last slices may still be on their way up
         self._apply(_Host(self.master, state.memory), state.memory[PENDING], self.late)
         self._raise_all(state)
         self.late = None
@@ -432,7 +395,7 @@ class Offload(ShardedAgreement):
             "device_bytes_up": self.link.up_bytes + up,
             "device_bytes_down": self.link.down_bytes + down,
         }
-        crossed = self.means.memory.facts()
+        crossed = self.inputs.memory.facts()
         return super().facts() | {
             "down_bytes": self.link.down_bytes,
             "up_bytes": self.link.up_bytes,

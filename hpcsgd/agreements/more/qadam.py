@@ -24,7 +24,7 @@ from hpcsgd.agreements.base import (
     Supports,
 )
 from hpcsgd.agreements.buckets import PlainSender, Sender, Tile
-from hpcsgd.agreements.gradient import Gradient, GradientParts, sent_for_gradient
+from hpcsgd.agreements.gradient import Gradient, GradientInputs, sent_for_gradient
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
@@ -104,12 +104,12 @@ class QAdam(Gradient):
 
     settings: ClassVar[type[AgreementSettings]] = QAdamSettings
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        adam = means.steps.rule
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        adam = inputs.steps.rule
         assert isinstance(adam, Adam)
-        self.rule = RestingAdam.of(adam, means.settings.warmup_steps)
-        steps = replace(means.steps, rule=self.rule)
-        super().__init__(grid, share, replace(means, steps=steps))
+        self.rule = RestingAdam.of(adam, inputs.settings.warmup_steps)
+        steps = replace(inputs.steps, rule=self.rule)
+        super().__init__(grid, share, replace(inputs, steps=steps))
 
     def prepare(self, state: State) -> None:
         """The codec keeps what it keeps from the start."""

@@ -462,7 +462,7 @@ class Scheduled(Gradient):
     def prepare(self, state: State) -> None:
         """The buffer, the wire, the queue before it, and what is being tuned."""
         super().prepare(state)
-        asked = self.means.settings
+        asked = self.inputs.settings
         self.wire = self._open()
         self.order = self.buffer.in_order(asked.order)
         self.buffer.send_order = [self.buffer.tiles[number] for number in self.order]
@@ -631,7 +631,7 @@ class Scheduled(Gradient):
         """Wait for a tile and step it, unless that is done; the first one first."""
         if not self._travels[number]:
             return
-        if self.means.shapers:
+        if self.inputs.shapers:
             self._need_all(state)
             return
         if task is not None:
@@ -648,10 +648,8 @@ class Scheduled(Gradient):
         if not self._is_good:
             return
         self._take(state, self.buffer.tiles[number], factor, task)
-        if number == 0 and state.intercept is not None:
-            tail = self._tail()
-            mean = tail[: self.buffer.sums] / tail[-1]
-            self.steps.take_intercept(state, mean, self._moment)
+        if number == 0:
+            self._step_intercept(state)
 
     def _need_all(self, state: State) -> None:
         """Who shapes a gradient has to see all of it."""

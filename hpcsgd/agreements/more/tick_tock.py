@@ -162,7 +162,7 @@ class TickTock(Gradient):
         self.grid.meet()
         self.items = make_items(buffers, self.grid.replicas)
         self.sender = self.items[0].sender
-        self.half = self.means.settings.accumulate  # batches of the tick
+        self.half = self.inputs.settings.accumulate  # batches of the tick
         self._seen = 0
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
@@ -216,7 +216,7 @@ class TickTock(Gradient):
         )
         return {
             **super().facts(),
-            "mode": self.means.settings.mode,
+            "mode": self.inputs.settings.mode,
             "transfer_seconds": transfer,
             "hidden_seconds": hidden,
             "hidden_share": hidden / transfer if transfer else 0.0,
@@ -293,14 +293,13 @@ class TickTock(Gradient):
         """A step along a sum of gradients (destroyed), whose tail says of how many."""
         if task is not None:
             task.clock.start()
-        count, factor = self._same_on_members(tail), 1.0 / float(tail[-1])
-        if self.means.shapers:
+        same, factor = self._same_on_members(tail), 1.0 / float(tail[-1])
+        if self.inputs.shapers:
             gradient *= gradient.dtype.type(factor)
             self._shape_mean(gradient)
             factor = 1.0
         self.steps.take(state, slice(None), gradient, factor, self._moment)
-        if state.intercept is not None:
-            self.steps.take_intercept(state, count[:-1] / count[-1], self._moment)
+        self._step_intercept(state, same)
         if task is not None:
             task.clock.lap("update")
 

@@ -327,6 +327,16 @@ class CudaExchange:
         """Launch what makes the margins of this member."""
         self.launches.scores(self.state.on_device("weights"))
 
+    def arrays(self, is_stepped: bool) -> tuple[Any, ...]:
+        """Return the arrays that recorded launches work on, and that may change.
+
+        `is_stepped`: the launches advance a state.
+        """
+        message, state = self.launches.message, self.state if is_stepped else None
+        if state is None:
+            return (message,)
+        return message, state.on_device("weights"), state.on_device("intercept")
+
     def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
         """Return one message, unless its halves travel in different formats."""
         launches, precision = self.launches, self.task.precision
@@ -621,6 +631,8 @@ class CudaExchanges:
     `gram_asked` is the setting `products.gram_kernel`; `gram_kernel` the kernel chosen.
     """
 
+    holds_weights = True  # the weights of the state stay on the device
+
     def __init__(
         self, task: MemberTask, device: Device, gram_asked: str = "own"
     ) -> None:
@@ -666,11 +678,7 @@ class CudaExchanges:
         once: bool = False,
     ) -> CudaSequence:
         """Return the parts in their order; `once`: they do not come again."""
-        state = exchange.state if after else None
-        arrays = (
-            exchange.launches.message,
-            *(state.on_device(name) for name in ("weights", "intercept") if state),
-        )
+        arrays = exchange.arrays(is_stepped=bool(after))
         if once:
             return CudaSequence(self.device, self.sums, before, sums, after, once=True)
         names = (part.__name__ for part in (*before, *after))
@@ -688,11 +696,13 @@ class CudaExchanges:
         """Return steps that are taken one by one."""
         found = self._plain.get(blocks)
         if found is None:
-            is_alone = self.task.members.size == 1
-            found = self._plain[blocks] = CudaPlainSteps(
-                self, blocks, self.matrix, self.order, is_alone
-            )
+            found = self._plain[blocks] = self.make_plain(blocks)
         return found
+
+    def make_plain(self, blocks: Blocks) -> CudaPlainSteps:
+        """Return new steps that are taken one by one."""
+        is_alone = self.task.members.size == 1
+        return CudaPlainSteps(self, blocks, self.matrix, self.order, is_alone)
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> CudaGatheredSteps:
         """Return steps on rows of all columns; `keeps`: rows that came once stay."""
@@ -721,8 +731,12 @@ class CudaExchanges:
             blocks,
             task.family,
             task.precision,
-            Widths(task.columns, task.states, read),
+            self.widths(read),
         )
+
+    def widths(self, read: int) -> Widths:
+        """Return the columns of weights and scores; `read` states make a margin."""
+        return Widths(self.task.columns, self.task.states, read)
 
     def choose_kernel(self, launches: DeviceExchange) -> None:
         """Choose who makes Grams of this size; the same on all members."""

@@ -54,7 +54,7 @@ class TrafficShape:
     mirror: str = ""  # the mirror map of any-batch rounds
     seed: int = 0
     sparse: bool = False
-    unit: int = 1  # columns that stay together in what a rule keeps
+    alignment: int = 1  # columns that stay together in what a rule keeps
     tiles: int = 0  # of slices, where a device decided
     tile_columns: int = 1  # of weights on disk
     # Of sparse rows: (exchange from 0, first columns) -> values that it stores there
@@ -133,7 +133,7 @@ class TrafficShape:
             seed=self.seed,
             circles=tuple(leg.get("circles", ())),
             buckets=self.buckets(columns, itemsize),
-            unit=self.unit,
+            alignment=self.alignment,
             tile_columns=self.tile_columns,
             flagged=get_format(self.precision.residual).wants_scale,
             codec=self.codec,

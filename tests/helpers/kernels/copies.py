@@ -1,18 +1,19 @@
 """Copies between host and device that there were, whatever is said of them."""
 
-from hpcsgd.products.cuda_gradient import DeviceGradient
+from hpcsgd.products.direct import Direct
 from hpcsgd.runs.loop import PollSchedule
 from tests.helpers.fake_cuda import FakeLayer
 
 
 def copies_of_steps(monkeypatch):
     """Bytes of each copy while steps are taken, in a list that grows; nobody looks."""
-    sizes, inside, advance = [], set(), DeviceGradient.advance
+    sizes, inside, advance = [], set(), Direct.advance
 
     def between(self, *given):
-        inside.add(self.device.layer)
+        layer = self.exchanges.device.layer
+        inside.add(layer)
         state = advance(self, *given)
-        inside.remove(self.device.layer)
+        inside.remove(layer)
         return state
 
     def counted(name):
@@ -30,5 +31,5 @@ def copies_of_steps(monkeypatch):
     )  # but at the end
     counted("to_host")
     counted("to_device")
-    monkeypatch.setattr(DeviceGradient, "advance", between)
+    monkeypatch.setattr(Direct, "advance", between)
     return sizes

@@ -39,7 +39,7 @@ from hpcsgd.agreements.base import (
     Supports,
 )
 from hpcsgd.agreements.buckets import MIB, Buffer
-from hpcsgd.agreements.gradient import Gradient, GradientParts
+from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.agreements.more.infinity import RUN, OnDisk
 from hpcsgd.agreements.more.infinity.store import (
     CHECKSUMS,
@@ -484,9 +484,9 @@ class Infinity(Gradient):
 
     settings: ClassVar[type[AgreementSettings]] = InfinitySettings
 
-    def __init__(self, grid: Grid, share: float, means: GradientParts) -> None:
-        super().__init__(grid, share, means)
-        self.place: InfinityPlace = means.place
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        self.place: InfinityPlace = inputs.place
         self.height = self.place.height  # columns of a tile
         self.opened: TileStore | None = None
         self.run = ""  # what tells its states from those of others
@@ -723,7 +723,7 @@ class Infinity(Gradient):
             self.is_broken |= not np.isfinite(words[WEIGHTS]).all()
 
         self.store.update(step)
-        self.steps.take_intercept(state, tail[:-1] / tail[-1], self._moment)
+        self._step_intercept(state, tail)
         said = self._document(self._moment.number + 1)
         self.grid.world.together(lambda: self.store.commit(said))
         if task is not None:

@@ -1,0 +1,308 @@
+"""Steps on a GPU up to their gradients, which replicas share before they step."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcsgd.backends.base import Memory
+from hpcsgd.backends.cuda.device import Device
+from hpcsgd.backends.cuda.exchange import DenseProducts, SparseProducts, Widths
+from hpcsgd.backends.cuda.kernels import blend, build_of
+from hpcsgd.backends.cuda.matrix import sent
+from hpcsgd.backends.cuda.sequences import (
+    CudaExchange,
+    CudaExchanges,
+    CudaPlainSteps,
+    CudaSequence,
+    CudaStep,
+    DeviceMessage,
+)
+from hpcsgd.backends.exchange import MemberTask, Part, probed
+from hpcsgd.formats import Array
+from hpcsgd.glm.unrolling import Blocks, gradient_step
+
+# A device computes scores, residuals and Yᵀr of a batch. The consumer of gradients,
+# which is an agreement of replicas, takes the step, on the host or on the device.
+
+
+class GradientSums(Protocol):
+    """Where a device adds the gradients of an exchange."""
+
+    device_values: Any  # float32: the gradient, row by row, and more behind it
+    memory: Memory  # of the sums; counts the bytes that cross
+
+    @property
+    def takes_residuals(self) -> bool:
+        """Return whether residuals are summed; else they are counted."""
+
+    def gradient_columns(self, complete: bool) -> Any:
+        """Return what stands for rows whose gradient was added.
+
+        `complete`: no batch follows.
+        """
+
+
+class GradientConsumer(Protocol):
+    """Takes gradients, to share them with other replicas before it steps."""
+
+    adds_tiles: bool  # it asks for Yᵀr tile by tile; else a device adds it whole
+
+    @property
+    def holds_weights_on_device(self) -> bool:
+        """Return whether the weights stay on the device between exchanges."""
+
+    @property
+    def slices_weights(self) -> bool:
+        """Return whether it holds slices of the weights, and adds up scores itself."""
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether a step follows the next batch."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the next batch completes its sums."""
+
+    @property
+    def sums(self) -> GradientSums:
+        """Return the sums that the next batch is added to."""
+
+    def ready(self, task: Any, state: Any) -> Iterator[slice]:
+        """Yield columns of w, as soon as scores may be read there."""
+
+    def scores(self, task: Any, state: Any, rows: Any, point: Any, out: Any) -> None:
+        """Compute out ← Y w."""
+
+    def apply_update(
+        self, task: Any, state: Any, rows: Any, residuals: Array, plan: Any
+    ) -> None:
+        """Take the gradient Yᵀr of one batch."""
+
+
+@dataclass(frozen=True)
+class DeviceRowViews:
+    """Rows of one batch on a device, or some of their columns."""
+
+    products: DenseProducts | SparseProducts
+    numbers: Any
+    factors: Any  # what Yᵀ is multiplied with
+    carry: Any  # 1: the gradient is added
+
+    def part(self, columns: slice) -> "DeviceRowViews":
+        """Return the same rows in the columns of a tile."""
+        return replace(self, products=self.products.part(columns))
+
+    def add_gradient(self, gradient: Any) -> None:
+        """Compute gradient ← gradient + Yᵀr."""
+        self.products.update(self.numbers, self.factors, self.carry, gradient)
+
+    def scores(self, weights: Any, out: Any) -> None:
+        """Compute out ← Y w."""
+        self.products.margins(self.numbers, weights, out)
+
+
+class DevicePoint:
+    """The point at which a device reads scores, and the intercept.
+
+    It follows the weights of the state, once before each step of the consumer.
+    """
+
+    weights: Any = None  # (columns of this member, K), of rows times a power of two
+    intercept: Any = None
+
+    def __init__(
+        self, task: MemberTask, device: Device, consumer: GradientConsumer, scale: float
+    ) -> None:
+        self.task, self.device, self.scale = task, device, scale
+        self.consumer = consumer
+        self.is_old = True  # it is that of weights before a step
+        self._probe: Any = None
+
+    def follow(self, state: Any, memory: Memory) -> None:
+        """Read the weights of the state, which a step has changed."""
+        if self.consumer.holds_weights_on_device:
+            self._blend(state.on_device("weights"))
+        else:
+            self._copy(state, memory)
+        if state.intercept is not None:
+            self._copy_intercept(state.intercept, memory)
+
+    def _blend(self, weights: Any) -> None:
+        """Take the weights, or a point of all their states, on the device."""
+        task, device = self.task, self.device
+        if weights.shape[1] == task.columns:  # momenta are stored elsewhere
+            self.weights = weights
+            return
+        count = task.shard.width * task.columns
+        if self._probe is None:
+            self.weights = device.empty((task.shard.width, task.columns), np.float32)
+            self._probe = sent(device, task.probe.astype(np.float32))
+        sizes = np.int32(count), np.int32(task.states), np.int32(task.columns)
+        launch = device.kernel(build_of("blend", "fp32", device.arch))
+        launch(*blend(count)[:2], (weights, *sizes, self._probe, self.weights))
+
+    def _copy(self, state: Any, memory: Memory) -> None:
+        """Copy the point from the host, as soon as its columns are ready."""
+        task = self.task
+        if self.weights is None:
+            shape = len(state.weights), task.columns
+            self.weights = self.device.empty(shape, np.float32)
+        for columns in self.consumer.ready(task, state):
+            point, out = probed(task, state.weights[columns]), self.weights[columns]
+            if self.scale != 1.0:
+                point = point / point.dtype.type(self.scale)
+            memory.from_host(np.ascontiguousarray(point, dtype=np.float32), out)
+
+    def _copy_intercept(self, intercept: Array, memory: Memory) -> None:
+        point = np.ascontiguousarray(self.task.probe @ intercept)[None]
+        if self.intercept is None:
+            self.intercept = self.device.empty(point.shape, np.float64)
+        memory.from_host(point, self.intercept)
+
+
+class CudaGradientStep(CudaStep):
+    """One batch up to Yᵀr, which is added to the sums of the consumer."""
+
+    maker: "CudaGradientExchanges"
+    sums: GradientSums
+
+    def add_to(self, sums: GradientSums) -> None:
+        """Add the gradient of the next batch to these sums."""
+        self.sums = sums
+        self.launches.coefficients.load(self.maker.coefficients)
+
+    def arrays(self, is_stepped: bool) -> tuple[Any, ...]:
+        """Return the sums: all else stays in its place."""
+        return (self.sums,)
+
+    def scores(self) -> None:
+        """Launch what makes the margins of this member."""
+        self.launches.scores(self.maker.point.weights)
+
+    def steps(self) -> None:
+        """Launch what makes the residuals; the intercept stays as it is."""
+        self.launches.iterate(self.maker.point.intercept)
+
+    def update(self) -> None:
+        """Launch what adds Yᵀr to the sums."""
+        self.launches.apply_update(self.sums.device_values)
+
+    def columns(self, is_full: bool) -> Any:
+        """Return what the consumer takes for rows; `is_full`: the sums are complete."""
+        return self.sums.gradient_columns(is_full)
+
+    def residuals(self) -> Array:
+        """Return the residuals on the host, where they are summed or compared.
+
+        Elsewhere the consumer reads no more than how many there are.
+        """
+        residuals = self.launches.residuals
+        if not self.sums.takes_residuals and self.task.members.size == 1:
+            return np.broadcast_to(np.float32(0.0), residuals.shape)
+        self.state.residuals = values = self.sums.memory.fetch(residuals)
+        return values
+
+
+class CudaTileStep(CudaGradientStep):
+    """One batch up to its residuals: the consumer adds Yᵀr tile by tile.
+
+    The device adds Yᵀr of a tile while the tile before travels. Where the weights are
+    in slices, the consumer adds up the scores in the same way.
+    """
+
+    def scores(self) -> None:
+        """Launch what makes the margins, or have the consumer gather the weights."""
+        consumer = self.maker.consumer
+        if not consumer.slices_weights:
+            super().scores()
+            return
+        weights, margins = self.state.on_device("weights"), self.launches.margins
+        consumer.scores(self.task, self.state, self.columns(True), weights, margins)
+
+    def update(self) -> None:
+        """Do nothing: the consumer asks for the gradient of each tile."""
+
+    def columns(self, is_full: bool) -> DeviceRowViews:
+        """Return the rows, of which the consumer takes tiles."""
+        launches = self.launches
+        products, factors = launches.rows, launches.recurrence.factors
+        assert isinstance(products, DenseProducts | SparseProducts)  # no Gram
+        return DeviceRowViews(
+            products, launches.sampled.numbers, factors, launches.coefficients.carry
+        )
+
+
+class CudaGradientSteps(CudaPlainSteps):
+    """See `hpcsgd.backends.base.PlainStepSequence`: one step, which the consumer takes.
+
+    The gradient of its batch is handed on behind the launches of the step.
+    """
+
+    maker: "CudaGradientExchanges"
+
+    def fused_steps(self) -> bool:
+        """Return False: replicas agree on the gradient before the step."""
+        return False
+
+    def each_step(self) -> Iterator[CudaGradientStep]:
+        """Yield the step, then hand its gradient on."""
+        task, consumer, point = self.task, self.maker.consumer, self.maker.point
+        step, sums = self.maker.step_of(self.blocks), consumer.sums
+        if point.is_old:
+            point.follow(self.state, sums.memory)
+        point.is_old, is_full = consumer.is_last, consumer.is_full
+        step.state = self.state
+        step.add_to(sums)
+        yield step
+        residuals = step.residuals()
+        task.clock.lap("steps")
+        columns = step.columns(is_full)
+        consumer.apply_update(task, self.state, columns, residuals, None)
+        task.clock.lap("update")
+
+    def finish(self) -> None:
+        """Do nothing: the consumer knows which arrays of the state it wrote."""
+
+
+class CudaGradientExchanges(CudaExchanges):
+    """The steps of one member on its GPU for the consumer `task.gradient`."""
+
+    def __init__(self, task: MemberTask, device: Device) -> None:
+        super().__init__(task, device)
+        self.consumer: GradientConsumer = task.gradient
+        self.holds_weights = self.consumer.holds_weights_on_device
+        self.point = DevicePoint(task, device, self.consumer, self.scale)
+        self.coefficients = gradient_step(self.scale)
+        self._gradient_steps: dict[int, CudaGradientStep] = {}  # by rows of a batch
+
+    def widths(self, read: int) -> Widths:
+        """Return the columns of a gradient, and of scores at one point."""
+        return Widths(self.task.columns)
+
+    def make_plain(self, blocks: Blocks) -> CudaGradientSteps:
+        """Return new steps that the consumer takes."""
+        return CudaGradientSteps(self, blocks, self.matrix, self.order, is_alone=False)
+
+    def step_of(self, blocks: Blocks) -> CudaGradientStep:
+        """Return kernels and buffers of a batch."""
+        step = self._gradient_steps.get(blocks.rows)
+        if step is None:
+            launches = self.launches_of(blocks, self.matrix, self.order, 1)
+            self.choose_kernel(launches)
+            kind = CudaTileStep if self.consumer.adds_tiles else CudaGradientStep
+            step = self._gradient_steps[blocks.rows] = kind(self, launches)
+        return step
+
+    def sequence(
+        self,
+        exchange: CudaExchange,
+        before: Sequence[Part],
+        sums: Sequence[DeviceMessage],
+        after: Sequence[Part],
+        once: bool = False,
+    ) -> CudaSequence:
+        """Return the parts in their order; messages between scores are not recorded."""
+        once = once or self.consumer.slices_weights
+        return super().sequence(exchange, before, sums, after, once)

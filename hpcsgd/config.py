@@ -799,6 +799,56 @@ class RunConfig:
         return "\n\n".join(parts) + "\n"
 
 
+def rehearsal(
+    config: RunConfig,
+    *,
+    run: RunSection | None = None,
+    monitored: bool = False,
+    evaluated: bool = False,
+    **sections: Any,
+) -> RunConfig:
+    """Return the settings of a silent run, which only measures something.
+
+    It writes, resumes, records, compares and profiles nothing; it ends after its last
+    epoch, without a final solver; where it fails, it tries nothing else, or it would
+    measure another run.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run that is planned.
+    run : RunSection, optional
+        What [run] has beside that, for ranks or devices of its own.
+    monitored : bool, default=False
+        Whether the numerics monitor stays: a run whose seconds are measured takes the
+        time of its monitor, too.
+    evaluated : bool, default=False
+        Whether the loss is evaluated after each epoch: a run whose losses are compared
+        has nothing else to show, and one whose seconds are measured must not wait.
+    **sections
+        Other sections in the place of those of `config`.
+    """
+    kept = config.run if run is None else run
+    silent = replace(
+        kept,
+        out=None,
+        resume="no",
+        record=0,
+        profile=False,
+        fall_back=False,
+        on_failure="stop",
+        check_members=0,
+        evaluate_every=1 if evaluated else 0,
+        gap_every=kept.gap_every if monitored else 0,
+    )
+    own: dict[str, Any] = {
+        "polish": PolishConfig(),
+        "stop": StopConfig(),
+        "run": silent,
+    }
+    return replace(config, **own, **sections)
+
+
 def agreement_in(tables: Mapping[str, Any]) -> AgreementSettings:
     """Return the section [agreement] of tables; their plugins are imported."""
     run = tables.get("run")

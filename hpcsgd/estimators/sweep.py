@@ -23,7 +23,7 @@ from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock, Ledger
-from hpcsgd.config import RunConfig, SweepConfig
+from hpcsgd.config import RunConfig, SweepConfig, rehearsal
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import own_folder, write_text
@@ -50,8 +50,7 @@ from hpcsgd.runs.result import (
 )
 from hpcsgd.runs.session import Session
 from hpcsgd.solvers.callbacks import Callback
-from hpcsgd.solvers.evaluation import AverageConfig, StopConfig, is_good
-from hpcsgd.solvers.lbfgs import PolishConfig
+from hpcsgd.solvers.evaluation import AverageConfig, is_good
 
 # What a sweep leaves behind: every model a result of its own, and which is best.
 
@@ -725,28 +724,16 @@ def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
 
 
 def _for_race(config: RunConfig) -> RunConfig:
-    """The run that is asked about, in silence; what it chooses is always the same."""
+    """Return the settings of a race, whose choice is the same in every call."""
     recipe = config.precision.recipe
     recipe = "fp32" if recipe == AUTO else recipe  # pilots would take longer
-    return replace(
+    return rehearsal(
         config,
+        run=replace(config.run, device="cpu", reproducible=True),
         schedule=replace(config.schedule, epochs=1),
         rate=replace(config.rate, kind="constant", warmup=0),
-        polish=PolishConfig(),
-        stop=StopConfig(),
         average=AverageConfig(),
         precision=replace(config.precision, recipe=recipe),
-        run=replace(
-            config.run,
-            device="cpu",
-            out=None,
-            resume="no",
-            reproducible=True,
-            gap_every=0,
-            check_members=0,
-            fall_back=False,
-            on_failure="stop",
-        ),
     )
 
 

@@ -29,7 +29,7 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.messages import sum_parts
 from hpcsgd.comm.network_model import Network
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import GridConfig, RunConfig, RunSection
+from hpcsgd.config import GridConfig, RunConfig, RunSection, rehearsal
 from hpcsgd.data.readers import MemoryReader, RowReader, is_sparse, row_words
 from hpcsgd.data.sampling import Sampler, plan_groups
 from hpcsgd.data.shard import split_range
@@ -44,8 +44,6 @@ from hpcsgd.products.cost import ProductsConfig
 from hpcsgd.products.gram import Gram
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import Session
-from hpcsgd.solvers.evaluation import StopConfig
-from hpcsgd.solvers.lbfgs import PolishConfig
 from hpcsgd.tuning.exact_exchange import ExactExchange
 
 # A small run of the real thing: what rounding does to the loss on these data.
@@ -60,6 +58,8 @@ SLICES = 32  # places of the file from which they come
 EXCHANGES = 48  # at least, in as many epochs as it takes
 MOST_MEMBERS = 4  # ranks that the pilot has: more would round no more
 DEFAULT_STEPS = 8  # where steps are left open
+# [run] of a pilot: ranks in this process, on a processor, behind no network.
+THREADS = RunSection(comm="threads", timeout=0.0)
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ def loss_gaps(
     One that ends as diverged where float64 does not has no gap: it is infinite.
     """
     pilot = pilot_config(config, len(sample.y), members)
-    exact = _losses(pilot, sample, PrecisionConfig(recipe="fp64"))
+    exact = run_pilot(replace(pilot, precision=PrecisionConfig(recipe="fp64")), sample)
     return {
-        name: _gap(_losses(pilot, sample, one), exact, exchanges)
+        name: _gap(run_pilot(replace(pilot, precision=one), sample), exact, exchanges)
         for name, one in precisions.items()
     }
 
@@ -181,9 +181,10 @@ def _curve(result: Result) -> list[float]:
     return [float(record["loss"]) for record in result.history]
 
 
-def _losses(pilot: RunConfig, sample: Sample, precision: PrecisionConfig) -> Result:
-    """One run of the pilot, without a word of it."""
-    config = replace(pilot, precision=precision)
+def run_pilot(config: RunConfig, sample: Sample) -> Result:
+    """Return the result of a silent run on thread ranks, one for each place of its
+    grid.
+    """
 
     def on_rank(world: Communicator) -> Result:
         began, clock = time.perf_counter(), Clock()
@@ -191,31 +192,27 @@ def _losses(pilot: RunConfig, sample: Sample, precision: PrecisionConfig) -> Res
         return session.run()
 
     with silence_pilots():
-        found = run_ranks(config.grid.members, on_rank)
-    first: Result = found[0]
+        results = run_ranks(config.grid.replicas * config.grid.members, on_rank)
+    first: Result = results[0]
     return first
 
 
 def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
-    """The same run on so many rows: nothing is written and nobody else is asked."""
+    """Return the settings of a pilot of `config` on so many rows."""
     schedule = config.schedule
     steps = schedule.steps or DEFAULT_STEPS
     batch = min(schedule.batch, max(rows // (2 * steps), 1))
     each = -(-rows // (batch * steps))
     epochs = max(-(-EXCHANGES // each), 1)
-    return replace(
+    return rehearsal(
         config,
+        run=THREADS,
+        evaluated=True,
         schedule=replace(schedule, batch=batch, steps=steps, epochs=epochs),
         grid=GridConfig(replicas=1, members=max(min(members, MOST_MEMBERS), 1)),
         products=ProductsConfig(kind="gram", look_ahead="off"),
         sampling=replace(config.sampling, mode="shuffle-once"),
         agreement=settings_of(AUTO)(),
-        polish=PolishConfig(),
-        stop=StopConfig(),
-        # One that fell back would be a pilot of something else.
-        run=RunSection(
-            comm="threads", record=0, timeout=0.0, gap_every=0, fall_back=False
-        ),
     )
 
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import RunConfig
+from hpcsgd.config import RunConfig, rehearsal
 from hpcsgd.data.readers import RowReader, is_sparse, stored_in
 from hpcsgd.data.targets import LABELLED, MOST_CLASSES
 from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 from hpcsgd.products import KEEPS
 from hpcsgd.products.base import Task
-from hpcsgd.products.cost import CostInputs, kept_bytes
+from hpcsgd.products.cost import CostInputs, ProductsConfig, kept_bytes
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import assemble_run, open_all
 from hpcsgd.runs.choose import job_of
@@ -77,7 +77,13 @@ class Stage:
         world: Communicator,
         reader: Callable[[Communicator], RowReader],
     ) -> None:
-        self.config = _silent(config)
+        self.config = rehearsal(
+            config,
+            monitored=True,  # a run spends seconds on its checks
+            rate=replace(config.rate, kind="constant", value=TINY, warmup=0),
+            products=ProductsConfig(kind="gram", look_ahead="off"),
+            schedule=replace(config.schedule, steps=1),
+        )
         setup = Clock()
         self.opened = open_all(self.config, world, reader, setup)
         self.seconds_reading = setup.seconds.get("read", 0.0)
@@ -233,26 +239,6 @@ class _Rehearsal:
         own = (view.seconds - before - waited) / count
         own += waited / max(calls, 1) / loop.polls.every
         return float(max(*world.exchange_objects(own), 1e-9))
-
-
-def _silent(config: RunConfig) -> RunConfig:
-    """The same run with nothing written, learnt or asked for."""
-    return replace(
-        config,
-        rate=replace(config.rate, kind="constant", value=TINY, warmup=0),
-        products=replace(config.products, kind="gram", look_ahead="off", machine=""),
-        schedule=replace(config.schedule, steps=1),
-        run=replace(
-            config.run,
-            out=None,
-            resume="no",
-            record=0,
-            evaluate_every=0,
-            fall_back=False,
-            profile=False,
-            check_members=0,
-        ),
-    )
 
 
 # Seconds to spend: every part of the plan asks what is left, and ends in time.

@@ -15,10 +15,8 @@ import hpcsgd
 from hpcsgd.agreements import AUTO, settings_of
 from hpcsgd.backends import compiled_calls
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.ledger import Clock
-from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import GridConfig, RunConfig, RunSection
-from hpcsgd.data.readers import MemoryReader, RowReader, open_reader
+from hpcsgd.config import GridConfig, RunConfig, rehearsal
+from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.unrolling import MOST_ROWS
 from hpcsgd.precision import PrecisionConfig
@@ -31,11 +29,7 @@ from hpcsgd.products.cost import (
     ProductsConfig,
     candidates,
 )
-from hpcsgd.runs.checks import resolve_grid
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.session import Session
-from hpcsgd.solvers.evaluation import StopConfig
-from hpcsgd.solvers.lbfgs import PolishConfig
 from hpcsgd.tuning.auto_precision import affordable
 from hpcsgd.tuning.machine import (
     Figures,
@@ -46,7 +40,7 @@ from hpcsgd.tuning.machine import (
     measure_reading,
     sampled_rows,
 )
-from hpcsgd.tuning.pilots import Sample, draw_sample, loss_gaps, silence_pilots
+from hpcsgd.tuning.pilots import THREADS, Sample, draw_sample, loss_gaps, run_pilot
 from hpcsgd.tuning.rehearsal import Burst, FirstRows, Stage, TimeBudget, TimedSetting
 
 # What is asked of the tuner, and what of it is open.
@@ -238,19 +232,22 @@ def learn(
 
 def learning_run(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
     """Return the result of a short silent run with one batch, rate and grid."""
-    short, columns = _short(config, way), _columns(sample)
-    with silence_pilots():
-        found = run_ranks(way.replicas, lambda world: _run(short, columns, world))
-    first: Result = found[0]
-    return first
-
-
-def _run(config: RunConfig, columns: dict[str, Any], world: Communicator) -> Result:
-    """Train on one rank of `world`."""
-    config = resolve_grid(config, world.size)
-    reader = MemoryReader(**columns)
-    session = Session(config, world, lambda _: reader, [], perf_counter(), Clock())
-    return session.run()
+    steps = way.local if way.replicas > 1 else AT_ONCE
+    schedule = replace(
+        config.schedule, batch=way.batch, steps=steps, period=1, epochs=EPOCHS
+    )
+    short = rehearsal(
+        config,
+        run=THREADS,
+        evaluated=True,
+        schedule=schedule,
+        rate=replace(config.rate, value=way.rate),
+        grid=GridConfig(replicas=way.replicas, members=1),
+        products=ProductsConfig(kind="direct", look_ahead="off"),
+        agreement=settings_of(AUTO)(),
+        precision=PrecisionConfig(recipe="fp32"),
+    )
+    return run_pilot(short, sample)
 
 
 def rows_to(result: Result, goal: float) -> float:
@@ -282,38 +279,6 @@ def _goal(result: Result) -> float:
             " be compared; give another --rate, or one --batch"
         )
     return goal
-
-
-def _columns(sample: Sample) -> dict[str, Any]:
-    return {
-        "X": sample.X,
-        "y": sample.y,
-        "sample_weight": sample.weights,
-        "offset": sample.offsets,
-    }
-
-
-def _short(config: RunConfig, way: LearningSetting) -> RunConfig:
-    """A run that says how much is learnt, as fast as may be, and no more."""
-    steps = way.local if way.replicas > 1 else AT_ONCE
-    schedule = replace(
-        config.schedule, batch=way.batch, steps=steps, period=1, epochs=EPOCHS
-    )
-    run = RunSection(
-        comm="threads", record=0, timeout=0.0, gap_every=0, fall_back=False
-    )
-    return replace(
-        config,
-        schedule=schedule,
-        rate=replace(config.rate, value=way.rate),
-        grid=GridConfig(replicas=way.replicas),
-        products=ProductsConfig(kind="direct", look_ahead="off"),
-        agreement=settings_of(AUTO)(),
-        polish=PolishConfig(),
-        stop=StopConfig(),
-        precision=PrecisionConfig(recipe="fp32"),
-        run=run,
-    )
 
 
 # One grid in one recipe: its stage, its figures, its model, its candidates.

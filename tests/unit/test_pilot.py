@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hpcsgd.config import GridConfig, RunConfig, RunSection, rehearsal
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.precision import RECIPES, PrecisionConfig
 from hpcsgd.tuning.pilots import EXCHANGES, draw_sample, loss_gaps, pilot_config
@@ -84,3 +85,24 @@ def test_auto_takes_data_with_a_rare_label():
     result = train_on(2, config, problem)
     assert result.status.is_finished
     assert result.report["precision_auto"]["recipe"] in RECIPES
+
+
+def test_a_rehearsal_writes_nothing_and_tries_nothing_else():
+    """Whatever the run asks for; what it measures with is what the caller says."""
+    run = {
+        **{"out": "somewhere", "resume": "auto", "record": 3, "profile": True},
+        **{"check_members": 5, "gap_every": 7, "on_failure": "shrink"},
+    }
+    tables = {"run": {**run, "evaluate_every": 2}, "stop": {"on": "loss"}}
+    config = RunConfig.parse(tables)
+    silent = rehearsal(config).run
+    assert (silent.out, silent.resume, silent.record) == (None, "no", 0)
+    assert not (silent.fall_back or silent.profile or silent.check_members)
+    assert silent.on_failure == "stop" and silent.evaluate_every == 0
+    assert (
+        silent.gap_every == 0 and rehearsal(config, monitored=True).run.gap_every == 7
+    )
+    assert rehearsal(config, evaluated=True).run.evaluate_every == 1
+    assert rehearsal(config).stop == rehearsal(RunConfig()).stop
+    other = rehearsal(config, run=RunSection(threads=4), grid=GridConfig(2, 1))
+    assert other.run.threads == 4 and other.grid.replicas == 2

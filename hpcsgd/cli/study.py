@@ -645,9 +645,7 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     )
     found = predict(hardware, asked, parse_ranks(arguments.ranks))
     if arguments.plot:
-        from hpcsgd.studies.predict import plot_prediction
-
-        plot_prediction(found.as_dict(), arguments.plot)
+        found.save_figure(arguments.plot)
     if arguments.json:
         print(json.dumps(found.as_dict(), indent=2), flush=True)
         return 0

@@ -12,7 +12,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import make_precision
 from hpcsgd.products.cost import Choice, CostInputs, Machine, candidates, terms
-from hpcsgd.runs.figures import STYLES, make_figure, saved
+from hpcsgd.runs.figures import STYLES, html, make_figure, new_axes, saved, to_frame
 from hpcsgd.tuning.machine import Hardware
 
 # What a sum over many ranks takes: as a tree, or as rings, across levels of a machine.
@@ -186,12 +186,24 @@ class PredictedPoint:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All numbers of ranks that were asked about."""
+    """Predicted times of a step on several numbers of ranks.
+
+    Attributes
+    ----------
+    hardware : Hardware
+        The machine file.
+    asked : PredictedRun
+        The run whose steps are predicted.
+    points : tuple of PredictedPoint
+        One point for each number of ranks.
+    one_rank : PredictedPoint
+        The point of one rank, which speed-ups are relative to.
+    """
 
     hardware: Hardware
     asked: PredictedRun
     points: tuple[PredictedPoint, ...]
-    one_rank: PredictedPoint  # what all are held to, whether it was asked for or not
+    one_rank: PredictedPoint
 
     def wins(self) -> list[int]:
         """Ranks at which CA-SGD is faster than plain SGD by more than a word."""
@@ -242,11 +254,127 @@ class Prediction:
             "efficient_to": best.ranks if (best := self.efficient()) else None,
         }
 
+    def to_frame(self) -> Any:
+        """Return the table as a pandas.DataFrame, one row for each number of ranks.
+
+        Raises
+        ------
+        MissingPackage
+            If pandas is not installed.
+        """
+        return to_frame(self._rows(), index="ranks")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the time of a step over the ranks with matplotlib.
+
+        One curve is plain SGD, the other is CA-SGD. Both axes are logarithmic.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+
+        Raises
+        ------
+        MissingPackage
+            If matplotlib is not installed.
+        """
+        ax = new_axes(ax)
+        ranks = [point.ranks for point in self.points]
+        curves = {
+            "SGD": ("--s", [point.sgd for point in self.points]),
+            "CA-SGD": ("-o", [point.best.seconds for point in self.points]),
+        }
+        for name, (style, seconds) in curves.items():
+            ax.plot(ranks, [1e6 * value for value in seconds], style, label=name)
+        ax.set(title=self.hardware.name, xlabel="ranks", ylabel="µs of a step")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.legend(fontsize="small")
+        return ax
+
+    def save_figure(self, path: str | Path) -> Path:
+        """Write a PNG: the time of a step, and the shares of its parts for CA-SGD."""
+        figure, ((left, right),) = make_figure(1)
+        self.plot(left)
+        ranks = [point.ranks for point in self.points]
+        for name, style in zip(self.points[0].terms, cycle(STYLES), strict=False):
+            shares = [
+                point.terms.get(name, 0.0) / point.best.seconds for point in self.points
+            ]
+            right.plot(ranks, shares, style, label=name)
+        right.set(title="what CA-SGD's time goes into", xlabel="ranks", ylabel="share")
+        right.set_xscale("log", base=2)
+        right.legend(fontsize="small")
+        return saved(figure, path)
+
+    def _repr_html_(self) -> str:
+        """Return the table and a picture for a notebook."""
+        names = (
+            *("ranks", "grid", "sgd_seconds", "ca_sgd_seconds", "product", "steps"),
+            *("speed_up", "speed_up_one_rank", "efficiency", "limit"),
+        )
+        rows = [{name: row[name] for name in names} for row in self._rows()]
+        marks = [number.mark for _, number in self.hardware.numbers()]
+        measured = marks.count("measured")
+        stated = marks.count("stated")
+        note = f"{measured} figures of this machine are measured, {stated} stated"
+        title = f"Prediction: a step on {self.hardware.name}"
+        return html(title, rows, lambda ax: self.plot(ax=ax), note)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return one flat row for each number of ranks."""
+        return [
+            {
+                "ranks": point.ranks,
+                "grid": f"{point.grid[0]}x{point.grid[1]}",
+                "sgd_seconds": point.sgd,
+                "ca_sgd_seconds": point.best.seconds,
+                "product": point.best.product,
+                "steps": point.best.steps,
+                "sums_by": point.by,
+                "speed_up": point.speed_up,
+                "speed_up_one_rank": self.speed_up(point),
+                "efficiency": self.efficiency(point),
+                "limit": point.limit,
+            }
+            for point in self.points
+        ]
+
 
 def predict(
     hardware: Hardware, asked: PredictedRun, ranks: Sequence[int]
 ) -> Prediction:
-    """A step of plain SGD and of CA-SGD on each number of ranks."""
+    """Predict the time of a step of plain SGD and of CA-SGD.
+
+    Parameters
+    ----------
+    hardware : Hardware
+        The machine, as `hpcsgd.tuning.machine.load_hardware` reads it.
+    asked : PredictedRun
+        The size of the data, and the settings of the run.
+    ranks : sequence of int
+        The numbers of ranks.
+
+    Returns
+    -------
+    Prediction
+        One point for each number of ranks.
+
+    Examples
+    --------
+    >>> from hpcsgd.studies.predict import PredictedRun, predict
+    >>> from hpcsgd.tuning.machine import load_hardware
+    >>> run = PredictedRun(rows=400_000, columns=2000)
+    >>> found = predict(load_hardware("perlmutter-a100"), run, ranks=[1, 4, 64])
+    >>> found.fastest().ranks
+    4
+    """
     return Prediction(
         hardware,
         asked,
@@ -387,32 +515,3 @@ def parse_ranks(text: str) -> list[int]:
     if min(found) < 1:
         raise ConfigError(f"--ranks {text}: write 1..65536 for powers of two, or 1,2,4")
     return found
-
-
-# The prediction as a picture.
-
-
-def plot_prediction(report: Mapping[str, Any], path: str | Path) -> Path:
-    """Draw seconds of a step over ranks, and what CA-SGD's are spent on.
-
-    Parameters
-    ----------
-    report : the document of `hpcsgd study predict`
-    path : where the PNG goes
-    """
-    figure, ((left, right),) = make_figure(1)
-    points = report["points"]
-    ranks = [point["ranks"] for point in points]
-    for key, style in (("sgd_seconds", "--s"), ("ca_sgd_seconds", "-o")):
-        name = {"sgd_seconds": "SGD", "ca_sgd_seconds": "CA-SGD"}[key]
-        left.plot(ranks, [1e6 * point[key] for point in points], style, label=name)
-    for name, style in zip(points[0]["terms"], cycle(STYLES), strict=False):
-        shares = [p["terms"].get(name, 0.0) / p["ca_sgd_seconds"] for p in points]
-        right.plot(ranks, shares, style, label=name)
-    left.set(title=report["machine"]["name"], xlabel="ranks", ylabel="µs of a step")
-    right.set(title="what CA-SGD's time goes into", xlabel="ranks", ylabel="share")
-    for axis in (left, right):
-        axis.set_xscale("log", base=2)
-        axis.legend(fontsize="small")
-    left.set_yscale("log")
-    return saved(figure, path)

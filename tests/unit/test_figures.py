@@ -18,6 +18,8 @@ from hpcsgd.estimators.fit import Shown
 from hpcsgd.runs import figures, progress
 from hpcsgd.studies import Account, compare_methods
 from hpcsgd.studies.account import AccountRow
+from hpcsgd.studies.predict import PredictedRun, predict
+from hpcsgd.tuning.machine import load_hardware
 
 EVIL = '</td></svg><script>alert("1")</script>&<b>\x00'
 X = np.random.default_rng(0).normal(size=(120, 3))
@@ -35,6 +37,11 @@ def account_of(*ranks):
     return Account("strong", "f", min(ranks), tuple(rows), (), (), 0, ())
 
 
+def prediction():
+    run = PredictedRun(rows=400_000, columns=2000)
+    return predict(load_hardware("perlmutter-a100"), run, [1, 2, 4, 64, 1024])
+
+
 def result():
     return hpcsgd.train(CONFIG, X=X, y=Y)
 
@@ -45,6 +52,7 @@ SHOWN = {
     "path": lambda: hpcsgd.path(X, X @ [1.0, 2.0, 0.0], n_alphas=4),
     "comparison": lambda: compare_methods("sgd,ddp", CONFIG, repeats=1, X=X, y=Y),
     "account": lambda: account_of(1, 2, 4),
+    "prediction": prediction,
 }
 
 
@@ -109,6 +117,7 @@ def test_frames_have_a_row_for_each_thing():
     found = {name: len(make().to_frame()) for name, make in SHOWN.items()}
     assert found == {
         "result": 4, "sweep": 9, "path": 4, "comparison": 2, "account": 3,
+        "prediction": 5,
     }  # fmt: skip
 
 
@@ -162,6 +171,29 @@ def test_a_figure_for_a_file_leaves_the_backend_of_the_program(tmp_path):
     pyplot.switch_backend("svg")
     figures.loss_curves({"": {"a": result().history}}, tmp_path / "loss.png")
     assert pyplot.get_backend() == "svg"
+
+
+def test_the_picture_of_a_prediction_has_the_times_of_its_document():
+    made = prediction()
+    drawn = {
+        line.get_label(): line.get_xydata().tolist()
+        for line in made.plot(ax=Figure().subplots()).lines
+    }
+    points = made.as_dict()["points"]
+    assert drawn == {
+        name: [[point["ranks"], 1e6 * point[key]] for point in points]
+        for name, key in (("SGD", "sgd_seconds"), ("CA-SGD", "ca_sgd_seconds"))
+    }
+    frame = made.to_frame()
+    assert frame.index.tolist() == [1, 2, 4, 64, 1024]
+    for name in ("sgd_seconds", "product", "speed_up_one_rank", "limit"):
+        assert frame[name].tolist() == [point[name] for point in points]
+
+
+def test_the_table_of_a_prediction_says_how_many_figures_are_stated():
+    assert "0 figures of this machine are measured, 16 stated" in (
+        prediction()._repr_html_()
+    )
 
 
 # Progress.

@@ -158,8 +158,11 @@ class Account:
         )
         rows = [{name: getattr(row, name) for name in names} for row in self.rows]
         title = f"Study: {self.kind}, {self.runs} runs"
-        note = f"{self.missing} runs are missing." if self.missing else ""
-        return html(title, rows, lambda ax: self.plot(ax=ax), note)
+        notes = [f"{self.missing} runs are missing"] if self.missing else []
+        notes += [
+            f"{bad['key']} {bad['status']}: {bad['error']}" for bad in self.failures
+        ]
+        return html(title, rows, lambda ax: self.plot(ax=ax), "; ".join(notes))
 
     @staticmethod
     def _varied(rows: list[AccountRow]) -> str:

@@ -38,6 +38,7 @@ from hpcsgd.files import (
     read_entry_text,
     write_text,
 )
+from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result, finite
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.studies import folder
@@ -234,16 +235,23 @@ def _run_all(plan: StudyPlan, folder: StudyFolder, timeout: float) -> None:
             " %d times one rank as one of them",
             *(crowd, folder_module.cores(), crowd),
         )
+    notebook = NotebookLine() if in_notebook() else None
     began = time.monotonic()
+    left = ""
     for number, point in enumerate(todo, 1):
-        said = run_point(point, folder, timeout)
+        title = f"{number} of {len(todo)}: {point.key}"
+        if notebook:
+            notebook.show((number - 1) / len(todo), f"{title}{left}")
+        outcome = run_point(point, folder, timeout)
         each = (time.monotonic() - began) / number
         left = _left(each * (len(todo) - number))
-        log.info("%d of %d: %s %s%s", number, len(todo), point.key, said, left)
+        log.info("%s %s%s", title, outcome, left)
+    if notebook and todo:
+        notebook.show(1.0, f"{title} {outcome}")
 
 
 def _left(seconds: float) -> str:
-    """How long the rest takes, where that is worth a word."""
+    """Return the time that the rest takes, or nothing for less than a minute."""
     return f"; about {seconds / 60:.0f} min left" if seconds >= 60 else ""
 
 

@@ -13,12 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import hpcsgd
+from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.estimators.fit import Shown
 from hpcsgd.runs import figures, progress
-from hpcsgd.studies import Account, compare_methods
+from hpcsgd.studies import Account, compare_methods, strong
 from hpcsgd.studies.account import AccountRow
 from hpcsgd.studies.predict import PredictedRun, predict
+from hpcsgd.studies.run import RunEnd
 from hpcsgd.tuning.machine import load_hardware
 
 EVIL = '</td></svg><script>alert("1")</script>&<b>\x00'
@@ -196,6 +198,13 @@ def test_the_table_of_a_prediction_says_how_many_figures_are_stated():
     )
 
 
+def test_the_table_of_a_study_says_what_failed_and_what_is_missing():
+    bad = {"key": "sgd/p2/r1", "status": "failed", "error": "a rank was killed"}
+    account = replace(account_of(1, 2), failures=(bad,), missing=3)
+    text = account._repr_html_()
+    assert "3 runs are missing; sgd/p2/r1 failed: a rank was killed" in text
+
+
 # Progress.
 
 
@@ -209,6 +218,7 @@ class Cells:
         monkeypatch.setitem(sys.modules, "IPython", package)
         monkeypatch.setattr(progress, "in_notebook", lambda: True)
         monkeypatch.setattr("hpcsgd.estimators.fit.in_notebook", lambda: True)
+        monkeypatch.setattr("hpcsgd.studies.run.in_notebook", lambda: True)
 
     def display(self, data, raw, display_id):
         assert raw and display_id
@@ -233,6 +243,34 @@ def test_the_bar_of_a_notebook_ends_full(monkeypatch):
     hpcsgd.train(CONFIG, X=X, y=Y, callbacks=progress.make_progress(0.0))
     ((*_, last),) = cells.lines
     assert last["text/plain"].startswith("100 %  loss 0.")
+
+
+def test_a_study_in_a_notebook_shows_the_run_that_is_under_way(monkeypatch, tmp_path):
+    cells = Cells(monkeypatch)
+    monkeypatch.setattr(
+        "hpcsgd.studies.run.launch", lambda *_: RunEnd(1, None, "no", 1.0, 1.0)
+    )
+    write_synthetic(tmp_path / "rows.h5", "susy", 64, 18, 0)
+    asked = {"methods": ["sgd"], "repeats": 2}
+    strong(tmp_path / "rows.h5", [1], tmp_path / "study", CONFIG, **asked)
+    (updates,) = cells.lines
+    first, second, last = (update["text/plain"] for update in updates)
+    assert re.fullmatch(r"0 %  1 of 2: sgd/\S+/r1", first)
+    assert re.fullmatch(r"50 %  2 of 2: sgd/\S+/r2", second)
+    assert last.startswith("100 %  2 of 2: ") and last.endswith(
+        "failed after 1.0 s: no"
+    )
+
+
+def test_a_study_without_a_notebook_shows_no_line(monkeypatch, tmp_path):
+    cells = Cells(monkeypatch)
+    monkeypatch.setattr("hpcsgd.studies.run.in_notebook", lambda: False)
+    monkeypatch.setattr(
+        "hpcsgd.studies.run.launch", lambda *_: RunEnd(1, None, "no", 1.0, 1.0)
+    )
+    write_synthetic(tmp_path / "rows.h5", "susy", 64, 18, 0)
+    strong(tmp_path / "rows.h5", [1], tmp_path / "study", CONFIG, methods=["sgd"])
+    assert cells.lines == []
 
 
 def test_logs_have_plain_lines_or_none(monkeypatch, capsys):

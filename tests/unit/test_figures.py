@@ -219,6 +219,8 @@ class Cells:
         monkeypatch.setattr(progress, "in_notebook", lambda: True)
         monkeypatch.setattr("hpcsgd.estimators.fit.in_notebook", lambda: True)
         monkeypatch.setattr("hpcsgd.studies.run.in_notebook", lambda: True)
+        comparisons = sys.modules["hpcsgd.studies.compare"]
+        monkeypatch.setattr(comparisons, "in_notebook", lambda: True)
 
     def display(self, data, raw, display_id):
         assert raw and display_id
@@ -260,6 +262,19 @@ def test_a_study_in_a_notebook_shows_the_run_that_is_under_way(monkeypatch, tmp_
     assert last.startswith("100 %  2 of 2: ") and last.endswith(
         "failed after 1.0 s: no"
     )
+
+
+def test_a_comparison_in_a_notebook_shows_the_run_that_is_under_way(monkeypatch):
+    cells = Cells(monkeypatch)
+    compare_methods("sgd,ddp", CONFIG, repeats=2, X=X, y=Y)
+    (updates,) = cells.lines
+    assert [update["text/plain"] for update in updates] == [
+        "0 %  sgd, run 1 of 2",
+        "25 %  ddp, run 1 of 2",
+        "50 %  sgd, run 2 of 2",
+        "75 %  ddp, run 2 of 2",
+        "100 %  2 settings, 2 runs each",
+    ]
 
 
 def test_a_study_without_a_notebook_shows_no_line(monkeypatch, tmp_path):

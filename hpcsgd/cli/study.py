@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from hpcsgd.studies.account import Account, AccountRow
     from hpcsgd.studies.plan import StudyPlan
     from hpcsgd.studies.predict import Prediction
-    from hpcsgd.studies.submit import Where
+    from hpcsgd.studies.submit import JobOptions
 
 
-# The flags of studies whose runs are jobs, and what they mean.
+# Flags of studies whose runs are jobs of Slurm.
 
-# Ranks and nodes are those of each job.
-SLURM_OWN = ("tasks", "nodes")
+# Resources that a study sets for each job; --resources and --ask may not.
+SET_BY_STUDY = ("tasks", "nodes")
 
 
 def add_where(parser: Any) -> None:
-    """Add what --on slurm needs to know."""
+    """Add the flags of --on slurm."""
     group = parser.add_argument_group("with --on slurm")
     group.add_argument(
         "--site",
         metavar="NAME|FILE.toml",
-        help="site of the jobs (`hpcsgd jobs new-site --list` shows the names); without"
-        " the flag that of $HPCSGD_SITE",
+        help="site of the jobs (`hpcsgd jobs new-site --list` shows the names); the"
+        " default is the value of $HPCSGD_SITE",
     )
     group.add_argument(
         "--ranks-per-node",
@@ -78,32 +78,38 @@ def add_where(parser: Any) -> None:
     )
 
 
-def where_of(arguments: argparse.Namespace) -> "Where":
-    """The site and the resources that the flags name."""
+def job_options(arguments: argparse.Namespace) -> "JobOptions":
+    """Return the site and the resources of the flags."""
     from hpcsgd.config import read_toml
-    from hpcsgd.studies.submit import Where
+    from hpcsgd.studies.submit import JobOptions
 
     if arguments.ranks_per_node < 0:
-        raise ConfigError("--ranks-per-node must be at least 0; 0 is all on one node")
-    site = site_of(arguments)
-    table = {k: v for k, v in site.defaults.items() if k not in SLURM_OWN}
-    if arguments.resources:
-        said = read_toml(arguments.resources)
-        check_known(said, arguments.resources)
-        table |= said
-    table |= dict(_asked(text) for text in arguments.ask)
-    own = sorted(set(table) & set(SLURM_OWN))
-    if own:
         raise ConfigError(
-            f"{own[0]} of a job is that of its runs; leave it out, and say with"
-            " --ranks-per-node how ranks are spread"
+            "--ranks-per-node must be at least 0; 0 puts all ranks on one node"
         )
-    resources, limit = Resources.parse(table), arguments.point_timeout
-    return Where(site, resources, arguments.ranks_per_node, limit)
+    site = site_of(arguments)
+    table = {k: v for k, v in site.defaults.items() if k not in SET_BY_STUDY}
+    if arguments.resources:
+        resources = read_toml(arguments.resources)
+        check_known(resources, arguments.resources)
+        table |= resources
+    table |= dict(_resource(text) for text in arguments.ask)
+    forbidden = sorted(set(table) & set(SET_BY_STUDY))
+    if forbidden:
+        raise ConfigError(
+            f"the study sets {forbidden[0]} of each job from the ranks of its runs;"
+            " leave it out, and spread the ranks over nodes with --ranks-per-node"
+        )
+    return JobOptions(
+        site,
+        Resources.parse(table),
+        per_node=arguments.ranks_per_node,
+        timeout=arguments.point_timeout,
+    )
 
 
-def _asked(text: str) -> tuple[str, Any]:
-    """(name, value) of NAME=VALUE; counts are numbers."""
+def _resource(text: str) -> tuple[str, Any]:
+    """Return name and value of NAME=VALUE; a count becomes a number."""
     name, equals, value = text.partition("=")
     if not (equals and name and value):
         raise ConfigError(
@@ -113,11 +119,11 @@ def _asked(text: str) -> tuple[str, Any]:
     return name, int(value) if name in COUNTS and value.isdigit() else value
 
 
-# A study in words: its plan before it runs, and what it found.
+# Tables for people: the plan of a study before it runs, and its results.
 
-TABLE_WIDTH = 170  # where standard output is no terminal
+TABLE_WIDTH = 170  # columns of text where standard output is no terminal
 PLANNED = ("method", "ranks", "grid", "s", "global batch", "precision", "rows", "seed")
-FOUND = (
+RESULTS = (
     *("method", "ranks", "grid", "s", "batch", "precision", "runs", "seconds"),
     *("speed-up", "efficiency", "vs sgd", "gain", "vs 1 rank", "eff. vs 1"),
     *("calls", "words", "loss"),
@@ -125,19 +131,19 @@ FOUND = (
 
 
 def plan_line(plan: "StudyPlan") -> str:
-    """How much a plan is."""
-    settings = len(plan.settings())
-    said = f"{plan.kind}: {settings} points x {plan.repeats} repeats"
-    left = "".join(f"; {text}" for text in plan.left_out())
-    return f"{said} = {settings * plan.repeats} runs{left}"
+    """Return the size of a plan: its points, repeats and runs."""
+    points = len(plan.settings())
+    size = f"{points} points x {plan.repeats} repeats = {points * plan.repeats} runs"
+    left_out = "".join(f"; {text}" for text in plan.left_out())
+    return f"{plan.kind}: {size}{left_out}"
 
 
 def plan_text(plan: "StudyPlan") -> str:
-    """Every point in a line, and how many runs they are."""
-    drawn = _table(PLANNED, plan_line(plan))
+    """Return the table of a plan, one row for each point."""
+    table = _new_table(PLANNED, plan_line(plan))
     for point in plan.settings():
         emulated = " emulated" if point.emulated else ""
-        drawn.add_row(
+        table.add_row(
             point.method,
             f"{point.ranks}{emulated}",
             f"{point.grid[0]}x{point.grid[1]}",
@@ -147,11 +153,11 @@ def plan_text(plan: "StudyPlan") -> str:
             str(point.rows or plan.rows),
             str(point.seed),
         )
-    return _drawn(drawn)
+    return _text_of(table)
 
 
 def plan_json(plan: "StudyPlan") -> str:
-    """One document."""
+    """Return a plan as one JSON document."""
     document: dict[str, Any] = {
         **plan.as_dict(),
         "points": [point.key for point in plan.runs()],
@@ -161,22 +167,19 @@ def plan_json(plan: "StudyPlan") -> str:
     return json.dumps(document, indent=2)
 
 
-def account_text(found: "Account") -> str:
-    """A row for each setting, and below it what its columns are held to."""
-    drawn = _table(FOUND, _title(found))
-    for row in found.rows:
-        drawn.add_row(*_cells(row))
-    return _drawn(drawn) + _notes(found)
-
-
-def _title(found: "Account") -> str:
-    missing = f", {found.missing} not run yet" if found.missing else ""
-    return f"{found.kind}: {found.runs} good runs{missing}, in {found.folder}"
+def account_text(account: "Account") -> str:
+    """Return the table of an account, and notes on its columns and marks."""
+    missing = f", {account.missing} not run yet" if account.missing else ""
+    title = f"{account.kind}: {account.runs} good runs{missing}, in {account.folder}"
+    table = _new_table(RESULTS, title)
+    for row in account.rows:
+        table.add_row(*_cells(row))
+    return _text_of(table) + _notes(account)
 
 
 def _cells(row: "AccountRow") -> tuple[str, ...]:
     mark = " emulated" if row.emulated else " *" if row.oversubscribed else ""
-    wrong = "" if row.expected in (True, None) else " !"
+    wrong = " !" if row.expected is False else ""
     return (
         row.method,
         f"{row.ranks}{mark}",
@@ -199,7 +202,7 @@ def _cells(row: "AccountRow") -> tuple[str, ...]:
 
 
 def _steps(row: "AccountRow") -> str:
-    """How many, and whether the run chose them."""
+    """Return s, and the word auto if the run chose it."""
     chosen = "/sauto/" in row.setting and row.steps != "auto"
     return f"{row.steps} auto" if chosen else str(row.steps)
 
@@ -208,48 +211,50 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def _notes(found: "Account") -> str:
-    """What is not said by the columns' names."""
+def _notes(account: "Account") -> str:
+    """Return what a reader needs beside the names of the columns, a line each."""
     lines = [
         "seconds: median; speed-up, efficiency: against the method's own fewest ranks;"
-        f" vs sgd: against sgd on {found.fewest}; gain: against sgd on as many ranks;"
+        f" vs sgd: against sgd on {account.fewest}; gain: against sgd on as many ranks;"
         " vs 1 rank, eff. vs 1: speed-up and efficiency against the fastest setting on"
         " one rank, of any method"
     ]
-    if all(row.speed_up_one_rank is None for row in found.rows):
-        lines.append("no setting ran on one rank with such a batch: add 1 to --ranks")
-    if len(found.processors) > 1:
-        machines = " and ".join(found.processors)
-        lines.append(f"runs on {machines}: none is held to one on the other")
-    if found.kind == "weak":
-        lines.append("the work grows with the ranks, and speed-ups count it")
-    if any(row.emulated for row in found.rows):
+    if all(row.speed_up_one_rank is None for row in account.rows):
         lines.append(
-            "emulated: one rank, alone on its node, that waits as --network says; what"
-            " the others would do to its memory and its network is not in these times"
+            "vs 1 rank: no setting with such a batch ran on one rank; add 1 to --ranks"
         )
-    if any(row.oversubscribed for row in found.rows):
+    if len(account.processors) > 1:
+        machines = " and ".join(account.processors)
+        lines.append(f"runs on {machines}: speed-ups compare runs on one of them only")
+    if account.kind == "weak":
+        lines.append("the rows grow with the ranks: speed-ups compare rows per second")
+    if any(row.emulated for row in account.rows):
+        lines.append(
+            "emulated: one rank, alone on its node, that waits as --network says; the"
+            " load of the other ranks on its memory and network is not in these times"
+        )
+    if any(row.oversubscribed for row in account.rows):
         lines.append("* more ranks than cores: its times mean little")
-    if any(row.expected is False for row in found.rows):
-        lines.append("! not the calls and words of the formula")
-    if found.best is not None:
-        best = found.best
-        word = "most rows a second" if found.kind == "weak" else "fastest"
+    if any(row.expected is False for row in account.rows):
+        lines.append("! calls and words differ from the formula")
+    if account.best is not None:
+        best = account.best
+        word = "most rows a second" if account.kind == "weak" else "fastest"
         lines.append(f"{word}: {best.setting}, {best.seconds:.3f} s")
     return "\n".join(lines)
 
 
-def _table(columns: tuple[str, ...], title: str) -> "Table":
+def _new_table(columns: tuple[str, ...], title: str) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for number, column in enumerate(columns):
-        drawn.add_column(column, justify="left" if number == 0 else "right")
-    return drawn
+        table.add_column(column, justify="left" if number == 0 else "right")
+    return table
 
 
-def _drawn(table: "Table") -> str:
+def _text_of(table: "Table") -> str:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else TABLE_WIDTH
@@ -258,19 +263,19 @@ def _drawn(table: "Table") -> str:
     return text.getvalue()
 
 
-# What strong, weak and sweep share: flags, a plan, its runs, one table.
+# `hpcsgd study strong`, `weak` and `sweep` share their flags and their steps.
 
 log = logging.getLogger(__name__)
 STUDY_EXAMPLE = (
     "hpcsgd study {kind} --data rows.h5 --ranks 1,2 --rate 0.5 --repeats 1"
     " --out studies/{kind}"
 )
-# Flags of `train` that are lists here, or mean something else.
-OWN = (
+# Flags of `train` that are lists in a study, or have another meaning.
+NOT_OF_TRAIN = (
     *("--ranks", "--steps", "--batch", "--precision", "--seed", "--grid"),
     *("--emulate-members", "--resume", "--out", "--plain"),
 )
-# flag, the key of [study] that it stands for, what is shown for its value, its help
+# Each flag with its key of [study], the name of its value, and its help.
 LISTS = (
     ("--ranks", "ranks", "P,P,...", "numbers of MPI ranks to run on"),
     (
@@ -286,20 +291,20 @@ LISTS = (
         "--precision",
         "precision",
         "NAME,...",
-        "recipes of number formats; the baseline has the first of them",
+        "recipes of number formats; the baseline (sgd) uses the first of them",
     ),
     ("--seeds", "seeds", "N,N,...", "seeds of the random order of the rows"),
     (
         "--emulate-members",
         "emulate_members",
         "N,N,...",
-        "time one rank as one of N members",
+        "time one rank that does the work of one of N members",
     ),
 )
 
 
 def add_study(actions: Any, kind: str, text: str) -> None:
-    """Add one kind of study."""
+    """Add the parser of one kind of study."""
     parser = actions.add_parser(
         kind,
         help=text,
@@ -308,8 +313,8 @@ def add_study(actions: Any, kind: str, text: str) -> None:
         " set what all runs share.",
         example=STUDY_EXAMPLE.format(kind=kind),
     )
-    for flag, key, shown, says in LISTS:
-        parser.add_argument(flag, dest=f"study.{key}", metavar=shown, help=says)
+    for flag, key, metavar, about in LISTS:
+        parser.add_argument(flag, dest=f"study.{key}", metavar=metavar, help=about)
     parser.add_argument(
         "--repeats",
         dest="study.repeats",
@@ -332,7 +337,7 @@ def add_study(actions: Any, kind: str, text: str) -> None:
         "--on",
         dest="study.on",
         choices=PLACES,
-        help="run here (local), or submit the runs as jobs (slurm); default local",
+        help="run on this machine (local), or submit jobs (slurm); default local",
     )
     parser.add_argument(
         "--point-timeout",
@@ -350,12 +355,12 @@ def add_study(actions: Any, kind: str, text: str) -> None:
     parser_module.add_json(parser)
     parser_module.add_volume(parser)
     add_where(parser)
-    add_settings(parser, without=OWN)
+    add_settings(parser, without=NOT_OF_TRAIN)
     parser.set_defaults(run=partial(run_study, kind))
 
 
 def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Plan, run, show; 1 where a run failed."""
+    """Plan, run and show a study; return 1 if a run failed."""
     if is_launched(os.environ):
         raise ConfigError(
             "hpcsgd study starts the ranks of every run itself; start it without a"
@@ -372,91 +377,95 @@ def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
     log.info("%s", plan_line(plan))
     if plan.emulated and not plan.base.get("run", {}).get("network"):
         log.warning(
-            "without a network emulated ranks wait for nobody, and their times are of"
-            " arithmetic alone; add --network lan, or what the machine has"
+            "without a network emulated ranks wait for no other rank, and their times"
+            " are of arithmetic alone; add --network lan, or the network of the machine"
         )
-    begin = _here if plan.on == "local" else _jobs
+    begin = _run_on_this_machine if plan.on == "local" else _submit
     return begin(plan, out, arguments)
 
 
-def _jobs(plan: "StudyPlan", out: str, arguments: argparse.Namespace) -> int:
-    """Submit what is missing, and say how to go on."""
+def _submit(plan: "StudyPlan", out: str, arguments: argparse.Namespace) -> int:
+    """Submit the missing runs as jobs, and print how to collect their results."""
     from hpcsgd.studies.submit import begin
 
-    begun = begin(plan, out, where_of(arguments), resume=arguments.resume)
+    submission = begin(plan, out, job_options(arguments), resume=arguments.resume)
     if arguments.json:
-        print(json.dumps(begun.as_dict(), indent=2))
+        print(json.dumps(submission.as_dict(), indent=2))
     else:
-        jobs = f"jobs {', '.join(begun.jobs)} submitted" if begun.jobs else "no new job"
-        print(f"{jobs}; gather what is over with: hpcsgd study collect {out}")
+        numbers = ", ".join(submission.jobs)
+        jobs = f"jobs {numbers} submitted" if numbers else "no new job"
+        print(f"{jobs}; collect the finished runs with: hpcsgd study collect {out}")
     return 0
 
 
-def _here(plan: "StudyPlan", out: str, arguments: argparse.Namespace) -> int:
-    """Run it on this machine."""
+def _run_on_this_machine(
+    plan: "StudyPlan", out: str, arguments: argparse.Namespace
+) -> int:
+    """Run the missing runs on this machine, and show the account."""
     from hpcsgd.runs.result import REQUEUE
     from hpcsgd.studies.run import run
 
     try:
-        with _asked_to_end():
-            found = run(
+        with _sigterm_as_exception():
+            account = run(
                 plan, out, resume=arguments.resume, timeout=arguments.point_timeout
             )
     except (KeyboardInterrupt, _Terminated) as stop:
         log.warning("stopped; the same command with --resume goes on")
         return 130 if isinstance(stop, KeyboardInterrupt) else REQUEUE
-    return show(found, arguments.json)
+    return show(account, arguments.json)
 
 
 def read_study_plan(
     kind: str, arguments: argparse.Namespace
 ) -> "tuple[StudyPlan, str]":
-    """Return plan and folder: tables of the file, then --set, then the flags."""
+    """Return plan and folder; flags override --set, which overrides the file."""
     from hpcsgd.config import read_toml
     from hpcsgd.studies.run import make_plan
 
-    read: dict[str, Any] = read_toml(arguments.config) if arguments.config else {}
-    asked = read.pop("study", {})
-    if not isinstance(asked, dict):
-        raise ConfigError(f"study = {asked!r} must be a table; write [study]")
-    base = overlaid(read, arguments)
-    given = {
+    tables: dict[str, Any] = read_toml(arguments.config) if arguments.config else {}
+    study = tables.pop("study", {})
+    if not isinstance(study, dict):
+        raise ConfigError(f"study = {study!r} must be a table; write [study]")
+    base = overlaid(tables, arguments)
+    flags = {
         name.removeprefix("study."): value
         for name, value in vars(arguments).items()
         if name.startswith("study.") and value is not None
     }
     out = str(base.get("run", {}).get("out") or "")
-    return make_plan(kind, {**asked, **given}, base), out
+    return make_plan(kind, {**study, **flags}, base), out
 
 
-def show(found: "Account", as_json: bool) -> int:
-    """Print what was found; the exit code."""
+def show(account: "Account", as_json: bool) -> int:
+    """Print an account, and its failures on standard error; return the exit code."""
     from hpcsgd.runs.result import REQUEUE
 
-    print(found.json() if as_json else account_text(found), flush=True)
-    for bad in found.failures:
+    print(account.json() if as_json else account_text(account), flush=True)
+    for bad in account.failures:
         print(f"hpcsgd: {bad['key']} {bad['status']}: {bad['error']}", file=sys.stderr)
-    if found.failures:
-        count, runs = len(found.failures), sum(row.planned for row in found.rows)
+    if account.failures:
+        count = len(account.failures)
+        runs = sum(row.planned for row in account.rows)
         print(f"hpcsgd: {count} of {runs} runs failed", file=sys.stderr)
-    for run in found.preempted:
+    for run in account.preempted:
         print(
             f"hpcsgd: {run['key']} {run['status']}: the same command with --resume runs"
             " it again",
             file=sys.stderr,
         )
-    if found.failures:
+    if account.failures:
         return 1
-    return REQUEUE if found.preempted else 0
+    return REQUEUE if account.preempted else 0
 
 
 class _Terminated(BaseException):
-    """Somebody sent SIGTERM."""
+    """The process has received SIGTERM."""
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[None]:
-    """SIGTERM ends the run that is under way, and nothing that is over is lost."""
+def _sigterm_as_exception() -> Iterator[None]:
+    """Raise `_Terminated` on SIGTERM, so that the study ends its run and its files."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise _Terminated
@@ -468,16 +477,16 @@ def _asked_to_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# `hpcsgd study collect`: what a study has found so far.
+# `hpcsgd study collect`: the results of a study so far.
 
 
 def add_collect_parser(actions: Any) -> None:
-    """Add `collect`."""
+    """Add the parser of `collect`."""
     parser = actions.add_parser(
         "collect",
         help="collect the results of a study in one table",
-        description="Collect the results of all finished runs of a study, of jobs too,"
-        " and print one table.",
+        description="Collect the results of all finished runs of a study, including"
+        " those of jobs, and print one table.",
         example="hpcsgd study collect studies/strong",
     )
     parser.add_argument("folder", metavar="DIR", help="folder of the study")
@@ -487,20 +496,20 @@ def add_collect_parser(actions: Any) -> None:
 
 
 def run_collect(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write a line for each run that is over since, show them all."""
+    """Write a line for each run that has ended, and show all results."""
     from hpcsgd.studies.submit import collect
 
-    found, active = collect(arguments.folder)
+    account, active = collect(arguments.folder)
     if active:
         print(f"hpcsgd: {active} runs are under way", file=sys.stderr)
-    return show(found, arguments.json)
+    return show(account, arguments.json)
 
 
-# `hpcsgd study point`: one run of a study, on the ranks that are there.
+# `hpcsgd study point`: one run of a study, on the ranks that its launcher has started.
 
 
 def add_point_parser(actions: Any) -> None:
-    """Add `point`."""
+    """Add the parser of `point`."""
     parser = actions.add_parser(
         "point",
         help="run one point of a study, as its jobs do",
@@ -526,11 +535,12 @@ def add_point_parser(actions: Any) -> None:
 
 
 def run_point(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Train here, or under mpiexec."""
+    """Train one point in this process, or start its ranks under mpiexec."""
     from hpcsgd.runs.recovery import Signals
     from hpcsgd.studies.run import read_config, train_point
 
-    folder, name = Path(arguments.folder), arguments.name
+    folder = Path(arguments.folder)
+    name = arguments.name
     config = read_config(folder, name)
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
@@ -549,9 +559,9 @@ def run_point(arguments: argparse.Namespace, argv: list[str]) -> int:
     )
 
 
-# `hpcsgd study predict`: what a step would take on ranks that are not here.
+# `hpcsgd study predict`: the time of a step on any number of ranks, by the cost model.
 
-WIDTH = 130  # where standard output is no terminal
+WIDTH = 130  # columns of text where standard output is no terminal
 COLUMNS = (
     *("ranks", "grid", "SGD", "CA-SGD", "by", "sums", "CA-SGD/SGD"),
     *("vs 1 rank", "efficiency", "limit"),
@@ -559,7 +569,7 @@ COLUMNS = (
 
 
 def add_predict_parser(actions: Any) -> None:
-    """Add `predict` to the actions."""
+    """Add the parser of `predict`."""
     parser = actions.add_parser(
         "predict",
         help="predict the time of a step on many ranks of a machine",
@@ -584,7 +594,7 @@ def add_predict_parser(actions: Any) -> None:
         "--data",
         required=True,
         metavar="ROWS,COLUMNS|FILE.h5",
-        help="size of the data, or a data file that has this size",
+        help="numbers of rows and columns, or a data file of this size",
     )
     parser.add_argument("--batch", type=int, default=32, help="rows of one step")
     parser.add_argument("--epochs", type=int, default=10, help="epochs of the run")
@@ -621,7 +631,7 @@ def add_predict_parser(actions: Any) -> None:
 
 
 def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Look nothing up but files, and print."""
+    """Predict, and print a table and sentences, or a JSON document."""
     from rich.console import Console
 
     from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
@@ -633,7 +643,7 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
         require()
     hardware = load_hardware(arguments.machine)
     rows, columns = _shape(arguments.data)
-    asked = PredictedRun(
+    run = PredictedRun(
         rows=rows,
         columns=columns,
         batch=_positive("--batch", arguments.batch),
@@ -643,18 +653,16 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
         scores=_positive("--classes", arguments.classes),
         period=_positive("--period", arguments.period),
     )
-    found = predict(hardware, asked, parse_ranks(arguments.ranks))
+    prediction = predict(hardware, run, parse_ranks(arguments.ranks))
     if arguments.plot:
-        from hpcsgd.studies.predict import plot_prediction
-
-        plot_prediction(found.as_dict(), arguments.plot)
+        prediction.save_figure(arguments.plot)
     if arguments.json:
-        print(json.dumps(found.as_dict(), indent=2), flush=True)
+        print(json.dumps(prediction.as_dict(), indent=2), flush=True)
         return 0
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(highlight=False, width=width)
-    console.print(table(found))
-    console.print(*sentences(found), sep="\n", soft_wrap=True)
+    console.print(prediction_table(prediction))
+    console.print(*sentences(prediction), sep="\n", soft_wrap=True)
     return 0
 
 
@@ -665,7 +673,7 @@ def _positive(flag: str, value: int) -> int:
 
 
 def _shape(text: str) -> tuple[int, int]:
-    """(rows, columns) of "400000,2000", or of a file."""
+    """Return rows and columns of "400000,2000" or of a data file."""
     from hpcsgd.data.readers import open_reader
 
     if Path(text).is_file():
@@ -676,38 +684,43 @@ def _shape(text: str) -> tuple[int, int]:
     rows, comma, columns = text.partition(",")
     if not comma or not (rows.isdigit() and columns.isdigit()):
         raise ConfigError(
-            f"--data {text}: give ROWS,COLUMNS as 400000,2000, or a file that is there"
+            f"--data {text}: give ROWS,COLUMNS as 400000,2000, or a file that exists"
         )
     return int(rows), int(columns)
 
 
-def table(found: "Prediction") -> "Table":
-    """A line for each number of ranks."""
+def prediction_table(prediction: "Prediction") -> "Table":
+    """Return the table of a prediction, one row for each number of ranks."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    shown = Table(box=SIMPLE_HEAD, title=f"a step on {found.hardware.name}, predicted")
+    title = f"a step on {prediction.hardware.name}, predicted"
+    table = Table(box=SIMPLE_HEAD, title=title)
     for name in COLUMNS:
-        shown.add_column(name, justify="right")
-    for point in found.points:
+        table.add_column(name, justify="right")
+    for point in prediction.points:
         best = point.best
         share = point.terms[point.limit] / best.seconds
-        shown.add_row(
-            *(str(point.ranks), f"{point.grid[0]}x{point.grid[1]}"),
-            *(_microseconds(point.sgd), _microseconds(best.seconds)),
-            *(f"{best.product}, s = {best.steps}", point.by),
+        table.add_row(
+            str(point.ranks),
+            f"{point.grid[0]}x{point.grid[1]}",
+            _microseconds(point.sgd),
+            _microseconds(best.seconds),
+            f"{best.product}, s = {best.steps}",
+            point.by,
             # On one rank CA-SGD is plain SGD: no ratio of a method to itself.
             f"{point.speed_up:.2f}x" if point.grid[1] > 1 else "-",
-            f"{found.speed_up(point):.2f}x",
-            _percent(found.efficiency(point)),
+            f"{prediction.speed_up(point):.2f}x",
+            _percent(prediction.efficiency(point)),
             f"{point.limit}, {100 * share:.0f} %",
         )
-    return shown
+    return table
 
 
-def sentences(found: "Prediction") -> Iterator[str]:
-    """Where CA-SGD wins, where more ranks stop paying, and what to believe of it."""
-    wins, points = found.wins(), found.points
+def sentences(prediction: "Prediction") -> Iterator[str]:
+    """Yield sentences on speed-ups, on the best number of ranks and on the sources."""
+    wins = prediction.wins()
+    points = prediction.points
     if wins:
         best = max(points, key=lambda p: p.speed_up)
         yield (
@@ -715,14 +728,18 @@ def sentences(found: "Prediction") -> Iterator[str]:
             f" {best.ranks}: {best.speed_up:.1f} times plain SGD on as many"
         )
     else:
-        yield "CA-SGD wins nowhere here: no sum takes long enough to be worth a Gram"
-    yield from _scaling(found)
+        yield (
+            "CA-SGD is faster on none of these numbers of ranks: an all-reduce takes"
+            " less time than a Gram matrix"
+        )
+    yield from _scaling(prediction)
     if any(p.grid[0] > 1 for p in points):
         yield (
-            "grids of several replicas take as many batches in a step and average"
-            " weights: other iterates than SGD's, and more rows for the same loss"
+            "on a grid of several replicas each replica takes a batch in a step, and"
+            " replicas average weights: the iterates differ from those of SGD, and the"
+            " same loss takes more rows"
         )
-    marks = [number.mark for _, number in found.hardware.numbers()]
+    marks = [number.mark for _, number in prediction.hardware.numbers()]
     stated = marks.count("stated")
     yield (
         f"{len(marks) - stated} figures of this machine are measured, {stated} stated"
@@ -730,9 +747,11 @@ def sentences(found: "Prediction") -> Iterator[str]:
     )
 
 
-def _scaling(found: "Prediction") -> Iterator[str]:
-    """Where a step is fastest, where more ranks stop paying, how well they are used."""
-    fastest, last = found.fastest(), found.points[-1]
+def _scaling(prediction: "Prediction") -> Iterator[str]:
+    """Yield sentences on the fastest number of ranks and on the efficiency."""
+    fastest = prediction.fastest()
+    last = prediction.points[-1]
+    one_rank = prediction.one_rank
     step = f"{_microseconds(fastest.seconds)} by {fastest.method}"
     if fastest.ranks == 1:
         yield f"a step is fastest on one rank, {step}"
@@ -742,16 +761,16 @@ def _scaling(found: "Prediction") -> Iterator[str]:
         )
         yield (
             f"a step is fastest on {fastest.ranks} ranks, {step}:"
-            f" {found.speed_up(fastest):.2f} times as fast as one rank"
-            f" ({_microseconds(found.one_rank.seconds)} by {found.one_rank.method}), an"
-            f" efficiency of {_percent(found.efficiency(fastest))}{limit}"
+            f" {prediction.speed_up(fastest):.2f} times as fast as one rank"
+            f" ({_microseconds(one_rank.seconds)} by {one_rank.method}), an"
+            f" efficiency of {_percent(prediction.efficiency(fastest))}{limit}"
         )
     if fastest.ranks < last.ranks:
         yield (
             f"beyond {_number_of_ranks(fastest.ranks)} more of them no longer pay: a"
             f" step on {last.ranks} takes {_microseconds(last.seconds)}"
         )
-    efficient = found.efficient()
+    efficient = prediction.efficient()
     if efficient is None:
         yield "on none of these numbers of ranks is the efficiency 50 % or more"
     elif efficient.ranks < last.ranks:
@@ -777,7 +796,10 @@ def _number_of_ranks(ranks: int) -> str:
 
 
 def _ranges(wins: list[int], every: list[int]) -> str:
-    """Of [2, 4, 8, 32] among powers of two: "2 to 8, 32"."""
+    """Return numbers of ranks in words: [2, 4, 8, 32] of powers of two is "2 to 8, 32".
+
+    `every` has the numbers that were predicted, in ascending order.
+    """
     runs: list[list[int]] = []
     for ranks in wins:
         place = every.index(ranks)
@@ -785,23 +807,22 @@ def _ranges(wins: list[int], every: list[int]) -> str:
             runs[-1].append(ranks)
         else:
             runs.append([ranks])
-    said = [str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs]
-    return ", ".join(said)
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
 
 
 # `hpcsgd study strong`: the same data on all numbers of ranks.
 
 
 def add_strong_parser(actions: Any) -> None:
-    """Add `strong`."""
+    """Add the parser of `strong`."""
     add_study(actions, "strong", "strong scaling, the same data on all ranks")
 
 
-# `hpcsgd study sweep`: all settings, and all grids of hybrid, at given ranks.
+# `hpcsgd study sweep`: all combinations of settings and grids on given ranks.
 
 
 def add_sweep_parser(actions: Any) -> None:
-    """Add `sweep`."""
+    """Add the parser of `sweep`."""
     add_study(actions, "sweep", "every combination of the listed settings and grids")
 
 
@@ -809,7 +830,7 @@ def add_sweep_parser(actions: Any) -> None:
 
 
 def add_weak_parser(actions: Any) -> None:
-    """Add `weak`."""
+    """Add the parser of `weak`."""
     add_study(actions, "weak", "weak scaling, rows that grow with the ranks")
 
 
@@ -826,7 +847,7 @@ ACTIONS = (
 
 
 def add_parser(commands: Any) -> None:
-    """Add `study` and its own commands."""
+    """Add the parser of `study` and those of its actions."""
     parser = commands.add_parser(
         "study",
         help=COMMANDS["study"],

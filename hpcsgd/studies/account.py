@@ -1,4 +1,4 @@
-"""What a study found: medians, speed-ups and efficiencies, from its lines."""
+"""The account of a study: medians, speed-ups and efficiencies of its settings."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,17 +15,17 @@ from hpcsgd.studies.plan import StudyPlan, StudyPoint
 
 @dataclass(frozen=True)
 class AccountRow:
-    """All repeats and seeds of one setting on so many ranks.
+    """Medians over the repeats and seeds of one setting on one number of ranks.
 
-    `speed_up` is against the method's own fewest ranks, `speed_up_sgd` against sgd on
-    the study's fewest, `gain` against sgd on as many ranks, `speed_up_one_rank` against
-    the fastest setting of one rank, of any method. Settings are held to those that ran
-    on the same processors; a run of more ranks than cores is held to by its like alone.
-    In a weak study the work grows with the ranks, and with it what a speed-up is
-    multiplied by.
+    Four speed-ups have four baselines: `speed_up` has the same setting on its fewest
+    ranks, `speed_up_sgd` has sgd on the fewest ranks of the study, `gain` has sgd on as
+    many ranks, and `speed_up_one_rank` has the fastest setting of any method on one
+    rank. A baseline ran on the same processors, and a run of more ranks than cores is
+    the baseline of such runs only. In a weak study the work grows with the ranks, so
+    that the ratio of the times is multiplied by the ratio of the ranks.
     """
 
-    setting: str  # its key without seed and repeat
+    setting: str  # the key of its points without seed and repeat
     method: str
     ranks: int
     emulated: int
@@ -33,39 +33,59 @@ class AccountRow:
     batch: int
     steps: int | str
     recipe: str
-    runs: int  # that are over, of those that were planned
-    planned: int
-    seconds: float | None
-    spread: tuple[float, float] | None  # the least and the most
+    runs: int  # runs with a result
+    planned: int  # runs of the plan
+    seconds: float | None  # median time of training
+    spread: tuple[float, float] | None  # shortest and longest time
     speed_up: float | None
     efficiency: float | None
     speed_up_sgd: float | None
     gain: float | None
     speed_up_one_rank: float | None
     efficiency_one_rank: float | None
-    calls: int | None
-    words: int | None
+    calls: int | None  # collective calls of rank 0 for products and agreements
+    words: int | None  # words that rank 0 sent in these calls
     expected: bool | None  # whether calls and words are those of the formula
-    loss: float | None
-    oversubscribed: bool
+    loss: float | None  # median
+    oversubscribed: bool  # whether a run had more ranks than cores
 
 
 @dataclass(frozen=True)
 class Account:
-    """A study as it stands."""
+    """Results of a study, as far as it has run.
+
+    Attributes
+    ----------
+    kind : str
+        "strong", "weak" or "sweep".
+    folder : str
+        The folder of the study.
+    fewest : int
+        The smallest number of ranks in the plan.
+    rows : tuple of AccountRow
+        One row for each setting on each number of ranks.
+    failures : tuple of dict
+        Key, status and error of each run that failed or diverged.
+    preempted : tuple of dict
+        Key and status of each run that was preempted or interrupted.
+    missing : int
+        Runs of the plan that have not run yet.
+    processors : tuple of str
+        Names of the processors of the successful runs.
+    """
 
     kind: str
     folder: str
-    fewest: int  # ranks, of all methods
+    fewest: int
     rows: tuple[AccountRow, ...]
-    failures: tuple[dict[str, Any], ...]  # key, status and error of bad runs
-    preempted: tuple[dict[str, Any], ...]  # key and status of runs that --resume runs
-    missing: int  # runs of the plan that have no line
-    processors: tuple[str, ...]  # that good runs have named
+    failures: tuple[dict[str, Any], ...]
+    preempted: tuple[dict[str, Any], ...]
+    missing: int
+    processors: tuple[str, ...]
 
     @property
     def runs(self) -> int:
-        """Those that are over and good."""
+        """Number of runs that reached their end without divergence."""
         return sum(row.runs for row in self.rows) - self._diverged
 
     @property
@@ -74,19 +94,19 @@ class Account:
 
     @property
     def best(self) -> AccountRow | None:
-        """The fastest setting that no machine had to pretend.
+        """The fastest setting without emulated ranks; None before the first result.
 
-        In a weak study the one that did most work in its time.
+        In a weak study, the best setting has the most rows per second.
         """
-        known = [r for r in self.rows if r.seconds is not None and not r.emulated]
-        return min(known, key=self._seconds_of_work, default=None)
+        timed = [r for r in self.rows if r.seconds is not None and not r.emulated]
+        return min(timed, key=self._seconds_of_work, default=None)
 
     def _seconds_of_work(self, row: AccountRow) -> float:
         work = row.ranks if self.kind == "weak" else 1
         return (row.seconds or 0.0) / work
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Return all results as a JSON object."""
         return {
             "study": self.kind,
             "folder": self.folder,
@@ -101,7 +121,7 @@ class Account:
         }
 
     def json(self) -> str:
-        """One document; a number that is not finite is written as null."""
+        """Return the JSON document; numbers that are not finite become null."""
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
 
     def to_frame(self) -> Any:
@@ -123,15 +143,22 @@ class Account:
         -------
         matplotlib.axes.Axes
             The axes.
+
+        Raises
+        ------
+        MissingPackage
+            If matplotlib is not installed.
         """
-        ax, timed = new_axes(ax), [row for row in self.rows if row.seconds is not None]
+        ax = new_axes(ax)
+        timed = [row for row in self.rows if row.seconds is not None]
         over = self._varied(timed)
         lines: dict[str, list[AccountRow]] = {}
         for row in timed:
             lines.setdefault(_label(row, over, timed), []).append(row)
         for number, (name, rows) in enumerate(lines.items()):
             rows = sorted(rows, key=lambda row: float(getattr(row, over)))
-            colour, mark = COLOURS[number % len(COLOURS)], "os^Dvph"[number % 7]
+            colour = COLOURS[number % len(COLOURS)]
+            mark = "os^Dvph"[number % 7]
             x = [float(getattr(row, over)) for row in rows]
             ax.plot(x, [row.seconds for row in rows], color=colour, label=name)
             for place, row in zip(x, rows, strict=True):
@@ -158,12 +185,15 @@ class Account:
         )
         rows = [{name: getattr(row, name) for name in names} for row in self.rows]
         title = f"Study: {self.kind}, {self.runs} runs"
-        note = f"{self.missing} runs are missing." if self.missing else ""
-        return html(title, rows, lambda ax: self.plot(ax=ax), note)
+        notes = [f"{self.missing} runs are missing"] if self.missing else []
+        notes += [
+            f"{bad['key']} {bad['status']}: {bad['error']}" for bad in self.failures
+        ]
+        return html(title, rows, lambda ax: self.plot(ax=ax), "; ".join(notes))
 
     @staticmethod
     def _varied(rows: list[AccountRow]) -> str:
-        """Return the column with the most values that are numbers."""
+        """Return which of ranks, steps and batch has the most different numbers."""
 
         def count(name: str) -> int:
             values = {getattr(row, name) for row in rows}
@@ -173,26 +203,24 @@ class Account:
 
 
 def _label(row: AccountRow, over: str, rows: list[AccountRow]) -> str:
-    """Return the method, and whatever else tells its line from the others."""
+    """Return the name of a row's curve: the method, and what its curves differ in."""
     words = [row.method]
+    x = getattr(row, over)
+    same_x = [o for o in rows if o.method == row.method and getattr(o, over) == x]
     for name in ("ranks", "grid", "steps", "batch", "recipe"):
-        others = [other for other in rows if other.method == row.method]
-        at = {
-            getattr(o, name) for o in others if getattr(o, over) == getattr(row, over)
-        }
-        if name != over and len(at) > 1:
+        if name != over and len({getattr(other, name) for other in same_x}) > 1:
             words.append(f"{name} {getattr(row, name)}")
     return ", ".join(words)
 
 
 class _Times:
-    """Median seconds of every setting, by what baselines are looked up with."""
+    """Median seconds of every setting of a study, and its baselines."""
 
     def __init__(self, plan: StudyPlan, lines: Mapping[str, Line]) -> None:
         self.plan = plan
         self.of: dict[str, list[float]] = {}
-        self.crowded: set[str] = set()  # settings that had too few cores
-        self.processors: dict[str, set[str]] = {}  # that a setting ran on
+        self.crowded: set[str] = set()  # settings with more ranks than cores
+        self.processors: dict[str, set[str]] = {}  # processors of each setting
         self.points: dict[str, StudyPoint] = {}
         for point in plan.runs():
             self.points.setdefault(point.setting, point)
@@ -201,78 +229,82 @@ class _Times:
                 self.crowded.add(point.setting)
             if line and line["status"] == "finished" and line["seconds"]:
                 self.of.setdefault(point.setting, []).append(line["seconds"])
-                found = self.processors.setdefault(point.setting, set())
-                found.add(str(line.get("processor") or ""))
+                processors = self.processors.setdefault(point.setting, set())
+                processors.add(str(line.get("processor") or ""))
 
     def median(self, setting: str) -> float | None:
-        """Of one setting; None where no run of it was good."""
-        found = self.of.get(setting)
-        return median(found) if found else None
+        """Return the median seconds of a setting; None without a finished run."""
+        seconds = self.of.get(setting)
+        return median(seconds) if seconds else None
 
-    def own(self, point: StudyPoint) -> tuple[int, float] | None:
-        """(ranks, seconds) of the same setting on its fewest ranks; the best grid."""
+    def fewest_ranks(self, point: StudyPoint) -> tuple[int, float] | None:
+        """Return ranks and seconds of the same setting on its fewest ranks.
+
+        Of several grids on these ranks, the fastest counts.
+        """
         return self._fewest(
             p
-            for p in self._batches_of(point)
+            for p in self._comparable(point)
             if (p.method, p.steps, p.recipe)
             == (point.method, point.steps, point.recipe)
         )
 
     def sgd(self, point: StudyPoint, ranks: int) -> float | None:
-        """Seconds of sgd in the first recipe of the plan."""
+        """Return the seconds of sgd on `ranks` ranks, in the plan's first recipe."""
         first = self.plan.precision[0]
-        found = self._fewest(
+        fewest = self._fewest(
             p
-            for p in self._batches_of(point)
+            for p in self._comparable(point)
             if (p.method, p.recipe, p.ranks) == ("sgd", first, ranks)
         )
-        return found[1] if found else None
+        return fewest[1] if fewest else None
 
     def one_rank(self, point: StudyPoint) -> float | None:
-        """Seconds of the fastest setting of one rank, of any method and recipe."""
-        found = [
+        """Return the seconds of the fastest setting of any method on one rank."""
+        medians = [
             self.median(p.setting)
-            for p in self._batches_of(point)
+            for p in self._comparable(point)
             if p.ranks == 1 and not p.emulated
         ]
-        return min((seconds for seconds in found if seconds), default=None)
+        return min((seconds for seconds in medians if seconds), default=None)
 
-    def _batches_of(self, point: StudyPoint) -> Iterable[StudyPoint]:
-        """Points that see as many rows a step, or as many a rank."""
+    def _comparable(self, point: StudyPoint) -> Iterable[StudyPoint]:
+        """Yield the points on the same processors with as many rows in a step.
+
+        Where the batch grows with the ranks, they have as many rows for each rank.
+        """
         for other in self.points.values():
-            # What had too few cores says nothing of what had them.
+            # The time of a run with too few cores is no baseline for one with enough.
             if other.setting in self.crowded and point.setting not in self.crowded:
                 continue
-            if not self._on_one_machine(other.setting, point.setting):
+            processors = self.processors.get(point.setting)
+            if self.processors.get(other.setting) != processors:
                 continue
             grown = other.batch * point.ranks == point.batch * other.ranks
             if grown if self.plan.batch_grows else other.batch == point.batch:
                 yield other
 
-    def _on_one_machine(self, one: str, other: str) -> bool:
-        """Whether two settings ran on the same processors, as far as lines know."""
-        return self.processors.get(one) == self.processors.get(other)
-
     def _fewest(self, points: Iterable[StudyPoint]) -> tuple[int, float] | None:
-        found = [(p.ranks, self.median(p.setting)) for p in points]
-        timed = [(ranks, seconds) for ranks, seconds in found if seconds]
+        medians = [(p.ranks, self.median(p.setting)) for p in points]
+        timed = [(ranks, seconds) for ranks, seconds in medians if seconds]
         return min(timed, default=None)
 
 
 def account(plan: StudyPlan, lines: Mapping[str, Line], folder: str) -> Account:
-    """The lines of a plan, put together."""
-    times, by_setting = _Times(plan, lines), dict[str, list[StudyPoint]]()
+    """Return the account of a plan from the lines of its runs."""
+    times = _Times(plan, lines)
+    by_setting: dict[str, list[StudyPoint]] = {}
     for point in plan.runs():
         by_setting.setdefault(point.setting, []).append(point)
-    asked = [point.key for point in plan.runs()]
+    keys = [point.key for point in plan.runs()]
     failures = [
         {name: lines[key][name] for name in ("key", "status", "error")}
-        for key in asked
+        for key in keys
         if key in lines and lines[key]["status"] not in ("finished", *SAVED)
     ]
     preempted = [
         {name: lines[key][name] for name in ("key", "status")}
-        for key in asked
+        for key in keys
         if key in lines and lines[key]["status"] in SAVED
     ]
     return Account(
@@ -282,7 +314,7 @@ def account(plan: StudyPlan, lines: Mapping[str, Line], folder: str) -> Account:
         rows=tuple(_row(points, times, lines) for points in by_setting.values()),
         failures=tuple(failures),
         preempted=tuple(preempted),
-        missing=sum(key not in lines for key in asked),
+        missing=sum(key not in lines for key in keys),
         processors=tuple(sorted(set().union(*times.processors.values()) - {""})),
     )
 
@@ -290,17 +322,20 @@ def account(plan: StudyPlan, lines: Mapping[str, Line], folder: str) -> Account:
 def _row(
     points: list[StudyPoint], times: _Times, lines: Mapping[str, Line]
 ) -> AccountRow:
-    first, plan = points[0], times.plan
-    over = [lines[p.key] for p in points if p.key in lines]
-    over = [line for line in over if line["status"] in DONE]
+    first = points[0]
+    plan = times.plan
+    planned = [lines[p.key] for p in points if p.key in lines]
+    done = [line for line in planned if line["status"] in DONE]
+    ranks = first.ranks
     seconds = times.median(first.setting)
-    own, fewest = times.own(first), min(plan.all_ranks)
-    grows = plan.kind == "weak"
     spread = times.of.get(first.setting)
-    up = _ratio(own[1] if own else None, seconds, first.ranks, own, grows)
-    by_sgd = times.sgd(first, fewest)
-    base = (fewest, 0.0)
-    by_one = _ratio(times.one_rank(first), seconds, first.ranks, (1, 0.0), grows)
+    # Speed-ups: the seconds and the ranks of each baseline.
+    grows = plan.kind == "weak"
+    base_ranks, base_seconds = times.fewest_ranks(first) or (1, None)
+    speed_up = _speed_up(base_seconds, seconds, ranks / base_ranks if grows else 1.0)
+    fewest = min(plan.all_ranks)
+    sgd_on_fewest = times.sgd(first, fewest)
+    one_rank = _speed_up(times.one_rank(first), seconds, ranks if grows else 1.0)
     return AccountRow(
         setting=first.setting,
         method=first.method,
@@ -308,41 +343,39 @@ def _row(
         emulated=first.emulated,
         grid=f"{first.grid[0]}x{first.grid[1]}",
         batch=first.batch,
-        steps=_same(over, "steps") or first.steps,
+        steps=next((s["steps"] for s in done if s["steps"] is not None), first.steps),
         recipe=first.recipe,
-        runs=len(over),
+        runs=len(done),
         planned=len(points),
         seconds=seconds,
         spread=(min(spread), max(spread)) if spread else None,
-        speed_up=up,
-        efficiency=up * own[0] / first.ranks if up and own else None,
-        speed_up_sgd=_ratio(by_sgd, seconds, first.ranks, base, grows),
-        gain=_ratio(times.sgd(first, first.ranks), seconds, 1, (1, 0.0), False),
-        speed_up_one_rank=by_one,
-        efficiency_one_rank=by_one / first.ranks if by_one else None,
-        calls=traffic(over, "calls"),
-        words=traffic(over, "words"),
-        expected=is_expected(over),
-        loss=_median(line["loss"] for line in over),
-        oversubscribed=any(line.get("oversubscribed") for line in over),
+        speed_up=speed_up,
+        efficiency=speed_up * base_ranks / ranks if speed_up else None,
+        speed_up_sgd=_speed_up(
+            sgd_on_fewest, seconds, ranks / fewest if grows else 1.0
+        ),
+        gain=_speed_up(times.sgd(first, ranks), seconds),
+        speed_up_one_rank=one_rank,
+        efficiency_one_rank=one_rank / ranks if one_rank else None,
+        calls=traffic(done, "calls"),
+        words=traffic(done, "words"),
+        expected=is_expected(done),
+        loss=_median(line["loss"] for line in done),
+        oversubscribed=any(line.get("oversubscribed") for line in done),
     )
 
 
-def _ratio(
-    before: float | None,
-    now: float | None,
-    ranks: int,
-    base: tuple[int, float] | None,
-    grows: bool,
+def _speed_up(
+    before: float | None, now: float | None, work: float = 1.0
 ) -> float | None:
-    """How many times faster; work that grows with the ranks counts as often."""
-    if not before or not now or base is None:
+    """Return `before` / `now`, times the ratio of the work of the two runs."""
+    if not before or not now:
         return None
-    return before / now * (ranks / base[0] if grows else 1.0)
+    return before / now * work
 
 
 def traffic(lines: Iterable[Line], figure: str) -> int | None:
-    """Calls or words of rank 0 for products and agreements, those of the first line."""
+    """Return rank 0's calls or words of products and agreements, of the first line."""
     for line in lines:
         if line["ledger"]:
             return sum(int(line["ledger"][purpose][figure]) for purpose in TRAINING)
@@ -350,18 +383,17 @@ def traffic(lines: Iterable[Line], figure: str) -> int | None:
 
 
 def is_expected(lines: Iterable[Line]) -> bool | None:
-    """Whether every ledger says what the formulas say; None where none can."""
-    found = [
+    """Return whether every ledger has the calls and words of the formulas.
+
+    The result is None if no line has a formula.
+    """
+    checks = [
         traffic([line], figure) == line["expected"][figure]
         for line in lines
         if line["expected"]
         for figure in ("calls", "words")
     ]
-    return all(found) if found else None
-
-
-def _same(lines: Iterable[Line], name: str) -> Any:
-    return next((line[name] for line in lines if line[name] is not None), None)
+    return all(checks) if checks else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""Methods and settings compared on the same data."""
+"""Comparisons of methods and settings on the same data and ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from hpcsgd.runs.advice import unreached_phase
 from hpcsgd.runs.checks import resolve_names
 from hpcsgd.runs.coordinate import form_of
 from hpcsgd.runs.figures import html, plot_losses, to_frame
+from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import WORSE, Result, Status, finite
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -44,22 +46,26 @@ from hpcsgd.studies.plan import (
     folder_name,
     is_equal_batch,
     on_ranks,
+    refusals_of,
+    settings_of,
     unknown,
 )
 from hpcsgd.studies.report.points import RunSetting, nodes_of, problems_of, read_folder
 
-# What a comparison found: a row for each setting, and what was refused.
+# A comparison has a row for each setting that ran, and a refusal for each other one.
 
 FILES = ("compare.json", "compare.png", "report.html")
 REFUSED = "refused"
-# Losses of methods are held to the first of these that is there and did not diverge.
+# The reference of methods is the first of these that ran and did not diverge.
 REFERENCES = ("sgd", "ddp")
-BASELINE = "bf16"  # dense sums in 16 bits: what a method that sends less has to beat
+BASELINE = (
+    "bf16"  # dense sums in 16 bits, the baseline of methods that send fewer bytes
+)
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One setting: its run of median time, and the times of all its repeats."""
+    """Results of one setting: its run of median time, and the times of all repeats."""
 
     setting: NamedSetting
     result: Result
@@ -67,95 +73,95 @@ class ComparisonRow:
 
     @property
     def name(self) -> str:
-        """Of the setting."""
+        """Name of the setting."""
         return self.setting.name
 
     @property
     def seconds(self) -> float:
-        """The median."""
+        """Median time of the repeats."""
         return statistics.median(self.times)
 
     @property
     def diverged(self) -> bool:
-        """True where the loss grew without bound."""
+        """Whether the loss grew without bound."""
         return self.result.status is Status.DIVERGED
 
     @property
     def worse(self) -> bool:
-        """True where the loss ended above where it began."""
+        """Whether the last loss is larger than the first."""
         return self.result.is_worse
 
     @property
     def is_whole(self) -> bool:
-        """True where it went to its end, and that is not above where it began."""
+        """Whether the run reached its end with a loss that is not larger."""
         return self.result.status.is_finished and not self.worse
 
     @property
     def data(self) -> str:
-        """The name of the data file; nothing where rows were in memory."""
+        """Name of the data file; empty for rows in memory."""
         return Path(self.setting.config.data.path or "").name
 
     @property
     def network(self) -> str | None:
-        """The network that was emulated, if any."""
+        """The emulated network, if any."""
         return self.setting.config.run.network
 
     @property
     def ranks(self) -> int:
-        """Ranks that it stands for."""
+        """Number of ranks, including emulated ones."""
         report = self.result.report
         return int(report.get("emulated_members") or report["ranks"])
 
     @property
     def status(self) -> str:
-        """How its run ended; `worse` where that is above where it began."""
+        """Status of the run; `worse` if the last loss is larger than the first."""
         return WORSE if self.worse else self.result.status.value
 
     @property
     def rate(self) -> float:
-        """The first rate of its steps, as found where it was left to the data."""
+        """Learning rate of the first step, also if the run has chosen it."""
         return float(self.result.config["rate"]["value"])
 
     @property
     def steps(self) -> int:
-        """Between two messages; a sum in every step has an s that lightens its loop."""
+        """SGD steps between two messages; 1 for a method that sums in every step."""
         report = self.result.report
         sums_each = report["products"] == "direct" and report["grid"]["replicas"] == 1
         return 1 if sums_each else int(report["schedule"]["steps"])
 
     @property
     def update(self) -> str:
-        """The rule of its steps."""
+        """Name of the update rule."""
         return self.setting.config.update.kind
 
     def traffic(self, figure: str) -> int:
-        """Calls, words or bytes of rank 0, sent for products and agreements."""
+        """Return rank 0's calls, words or bytes of products and agreements."""
         return sum(int(self.result.ledger[purpose][figure]) for purpose in TRAINING)
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that a ring moves for each rank to carry what `bytes` were given."""
+        """Bytes for each rank on the network, if every sum is a ring."""
         each = (self.result.ledger[purpose]["wire_bytes"] for purpose in TRAINING)
         return float(sum(each))
 
 
 @dataclass(frozen=True)
 class OneRankRun:
-    """The runs of one setting on one rank, which speed-ups are held to."""
+    """The runs of one setting on one rank, a baseline of speed-ups."""
 
     name: str
-    seconds: float  # their median
-    data: str  # the name of the file; nothing of rows in memory
+    seconds: float  # median of the runs
+    data: str  # name of the data file; empty for rows in memory
     rows: int
     columns: int
     batch: int
     epochs: float
     processor: str
-    nodes: str  # what its hosts are called
+    nodes: str  # common part of the names of the hosts
 
     @classmethod
     def of(cls, setting: RunSetting) -> OneRankRun:
-        """Return what a report knows of a setting of one rank."""
+        """Return the baseline of a setting that a report has read from files."""
         first = setting.first
         return cls(
             name=setting.label,
@@ -171,7 +177,7 @@ class OneRankRun:
 
     @classmethod
     def of_row(cls, row: ComparisonRow) -> OneRankRun:
-        """Return a row of a comparison on one rank."""
+        """Return the baseline of a row of a comparison on one rank."""
         report = row.result.report
         return cls(
             name=row.name,
@@ -186,7 +192,7 @@ class OneRankRun:
         )
 
     def is_same_task(self, row: ComparisonRow) -> bool:
-        """Whether a row trains there on as many rows, as often, in the same batches."""
+        """Return whether a row has the same data, epochs, batch and machine."""
         report, config = row.result.report, row.setting.config
         sizes = (report["rows"], report["columns"], row.setting.global_batch)
         return (
@@ -197,19 +203,22 @@ class OneRankRun:
         )
 
     def _is_machine_of(self, report: Mapping[str, Any]) -> bool:
-        """Whether it ran where this did; earlier versions name their host alone."""
+        """Return whether a report is from the same processor.
+
+        Results of earlier versions name no processor. Their hosts are compared.
+        """
         if self.processor:
             return bool(self.processor == report["processor"])
         return self.nodes == nodes_of(report["host"])
 
 
 def read_one_rank(folder: str | Path) -> tuple[OneRankRun, ...]:
-    """Return the runs on one rank of a folder: of a comparison, a study or of runs.
+    """Return the runs on one rank in the folder of a comparison, a study or of runs.
 
     Raises
     ------
     ConfigError
-        where it holds none
+        If the folder has no run on one rank.
     """
     problems = problems_of(read_folder(Path(folder)))
     settings = [s for problem in problems for s in problem.settings if s.is_one_rank]
@@ -223,101 +232,111 @@ def read_one_rank(folder: str | Path) -> tuple[OneRankRun, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was trained and what was refused, in the order in which it was asked for."""
+    """Results of a comparison, in the order in which the settings were given.
+
+    Attributes
+    ----------
+    entries : tuple of ComparisonRow or Refusal
+        A row for each setting that ran, and a refusal for each method that could not.
+    one_rank_runs : tuple of OneRankRun
+        Runs on one rank, the baselines of speed-ups.
+    """
 
     entries: tuple[ComparisonRow | Refusal, ...]
     one_rank_runs: tuple[OneRankRun, ...] = ()
 
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
-        """Those that were trained."""
+        """The rows of the settings that ran."""
         return tuple(one for one in self.entries if isinstance(one, ComparisonRow))
 
     @property
     def refused(self) -> tuple[Refusal, ...]:
-        """Methods that cannot run as asked."""
-        return tuple(one for one in self.entries if isinstance(one, Refusal))
+        """The methods that cannot run with these settings, with the reasons."""
+        return refusals_of(self.entries)
 
     @property
     def reference(self) -> ComparisonRow:
-        """What others are held to: sgd, else ddp, among methods; else the first."""
+        """The row that losses and times of the others are compared with.
+
+        Among methods, it is sgd, or else ddp; otherwise it is the first row.
+        """
         by_name = {row.name: row for row in self.rows if row.setting.is_method}
-        known = [by_name[name] for name in REFERENCES if name in by_name]
-        learnt = (row for row in known if not row.diverged and not row.worse)
+        candidates = [by_name[name] for name in REFERENCES if name in by_name]
+        learnt = (row for row in candidates if not row.diverged and not row.worse)
         return next(learnt, self.rows[0])
 
     @property
     def baseline(self) -> str | None:
-        """The method that compressors are held to, where it is among the rows."""
+        """The method with dense sums in 16 bits, if it is among the rows."""
         names = [row.name for row in self.rows if row.setting.is_method]
         return BASELINE if BASELINE in names else None
 
     @property
     def is_equal_batch(self) -> bool:
-        """True where every step of every setting sees as many rows."""
+        """Whether a step of every setting has the same number of rows."""
         return is_equal_batch([row.setting for row in self.rows])
 
     @property
     def diverged(self) -> list[str]:
-        """The settings whose run diverged."""
+        """Names of the settings that diverged."""
         return [row.name for row in self.rows if row.diverged]
 
     @property
     def worse(self) -> list[str]:
-        """The settings whose run ended above where it began."""
+        """Names of the settings whose last loss is larger than the first."""
         return [row.name for row in self.rows if row.worse]
 
     @property
     def before(self) -> dict[str, str]:
-        """Rows that were over before their method began -> what they were instead."""
-        said = {
+        """Settings that ended before their method began, with a sentence on each."""
+        phases = {
             row.name: unreached_phase(row.setting.config, row.result.exchanges)
             for row in self.rows
         }
-        return {name: why for name, why in said.items() if why}
+        return {name: why for name, why in phases.items() if why}
 
     @property
     def others(self) -> dict[str, list[str]]:
-        """Rules of steps that are not the reference's -> the rows that step by them."""
-        found: dict[str, list[str]] = {}
+        """Update rules other than the reference's, with the names of their rows."""
+        rules: dict[str, list[str]] = {}
         for row in self.rows:
             if row.update != self.reference.update:
-                found.setdefault(row.update, []).append(row.name)
-        return found
+                rules.setdefault(row.update, []).append(row.name)
+        return rules
 
     def loss_gap(self, row: ComparisonRow) -> float:
-        """(loss − loss of the reference) / |that|."""
-        held_to = self.reference.result.loss
-        return (row.result.loss - held_to) / abs(held_to) if held_to else float("nan")
+        """Return the relative loss difference to the reference."""
+        loss = self.reference.result.loss
+        return (row.result.loss - loss) / abs(loss) if loss else float("nan")
 
     def speed_up(self, row: ComparisonRow) -> float:
-        """The reference's seconds over this one's; nan on another network."""
-        held_to = self.reference.seconds
+        """Return the speed-up over the reference; nan on another network."""
         if row.seconds <= 0 or row.network != self.reference.network:
             return float("nan")
-        return held_to / row.seconds
+        return self.reference.seconds / row.seconds
 
     def one_rank(self, row: ComparisonRow) -> OneRankRun | None:
         """Return the fastest run of the same task on one rank, of any method."""
-        found = [run for run in self.one_rank_runs if run.is_same_task(row)]
-        return min(found, key=lambda run: run.seconds, default=None)
+        runs = [run for run in self.one_rank_runs if run.is_same_task(row)]
+        return min(runs, key=lambda run: run.seconds, default=None)
 
     def speed_up_one_rank(self, row: ComparisonRow) -> float | None:
-        """Return how many times faster it is than the best run on one rank."""
+        """Return the speed-up of a row over the best run on one rank."""
         run = self.one_rank(row)
         return run.seconds / row.seconds if run and row.seconds > 0 else None
 
     def efficiency(self, row: ComparisonRow) -> float | None:
-        """Return the speed-up against one rank, over the ranks."""
+        """Return the speed-up of a row over one rank, divided by its ranks."""
         speed_up = self.speed_up_one_rank(row)
         return None if speed_up is None else speed_up / row.ranks
 
     def histories(self) -> dict[str, list[dict[str, Any]]]:
-        """name -> loss curve."""
+        """Return the loss curve of each row, by its name."""
         return {row.name: row.result.history for row in self.rows}
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the weights, ready for JSON."""
+        """Return all results but the weights as a JSON object."""
         first = self.rows[0]
         return {
             "ranks": first.result.report["ranks"],
@@ -332,7 +351,7 @@ class Comparison:
         }
 
     def json(self) -> str:
-        """One document; a number that is not finite is written as null."""
+        """Return the JSON document; numbers that are not finite become null."""
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
 
     def to_frame(self) -> Any:
@@ -366,7 +385,7 @@ class Comparison:
         return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: Path) -> None:
-        """Write compare.json into `folder`."""
+        """Write compare.json into `folder`; rename the files of an earlier one."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             archive_earlier_comparison(folder)
@@ -378,24 +397,19 @@ class Comparison:
             ) from error
 
     def _brief(self, entry: ComparisonRow | Refusal) -> dict[str, Any]:
-        """One line of the table; what was refused has no figures."""
+        """Return one line of the table; a refusal has no figures."""
         if isinstance(entry, Refusal):
-            empty = dict.fromkeys(("reason", *BRIEF))
-            return {
-                "method": entry.name,
-                "status": REFUSED,
-                **empty,
-                "reason": entry.why,
-            }
+            refusal = {"method": entry.name, "status": REFUSED, "reason": entry.why}
+            return {**refusal, **dict.fromkeys(BRIEF)}
         figures = self._figures(entry)
         grid = entry.result.report["grid"]
-        named = {
+        figures |= {
             "grid": f"{grid['replicas']}x{grid['members']}",
             "period": entry.result.report["schedule"]["period"],
             "messages": figures["synchronisations"],
         }
-        said = {"method": entry.name, "status": figures["status"], "reason": None}
-        return said | {name: {**figures, **named}[name] for name in BRIEF}
+        line = {"method": entry.name, "status": figures["status"], "reason": None}
+        return line | {name: figures[name] for name in BRIEF}
 
     def _figures(self, row: ComparisonRow) -> dict[str, Any]:
         result, report = row.result, row.result.report
@@ -429,7 +443,7 @@ class Comparison:
         }
 
 
-# Of a line of the table, in `rows` of the document.
+# Figures of a line of the table, in `rows` of the document.
 BRIEF = (
     *("loss", "loss_gap", "seconds", "speed_up", "speed_up_one_rank", "efficiency"),
     *("messages", "words", "bytes"),
@@ -439,7 +453,7 @@ BRIEF = (
 
 
 def row_of(setting: NamedSetting, results: list[Result]) -> ComparisonRow:
-    """All repeats of one setting; figures are those of the run of median time."""
+    """Return the row of a setting, with the result of the repeat of median time."""
     times = [result.report["seconds_total"] for result in results]
     middle = times.index(statistics.median_low(times))
     return ComparisonRow(setting, results[middle], tuple(times))
@@ -456,7 +470,7 @@ def archive_earlier_comparison(folder: Path) -> None:
             (folder / name).rename(folder / f"compare-earlier-{number}{suffix}")
 
 
-# Methods by name, as settings to compare: the same ranks, rows and global batch.
+# Methods by name become settings with the same ranks, rows and global batch.
 
 Names = str | Sequence[str]
 ALL = "all"
@@ -464,7 +478,7 @@ LINE_UP: dict[str, StudyMethod] = {
     **{name: OWN[name] for name in ("sgd", "casgd", "hybrid")},
     **ROWS,
 }
-# What a method decides, section.key -> the flag.
+# Settings that a method decides -> the flag of each.
 DECIDED = {
     "grid.replicas": "--grid",
     "grid.members": "--grid",
@@ -476,17 +490,17 @@ DECIDED = {
 
 
 def parse_methods(names: Names) -> list[str]:
-    """The names in the order of the table, each once; "all" is every one.
+    """Return names of methods in the order of `LINE_UP`; "all" has all of them.
 
     >>> parse_methods("ddp,sgd")
     ['sgd', 'ddp']
     """
     if isinstance(names, str):
         names = [word.strip() for word in names.split(",") if word.strip()]
-    known = (ALL, *LINE_UP)
+    choices = (ALL, *LINE_UP)
     for name in names:
-        if name not in known:
-            raise unknown(name, known)
+        if name not in choices:
+            raise unknown(name, choices)
         if list(names).count(name) > 1:
             raise ConfigError(f"--methods has {name} twice; give each name once")
     if not names:
@@ -495,15 +509,15 @@ def parse_methods(names: Names) -> list[str]:
 
 
 def line_up(names: Names, base: Tables, ranks: int) -> list[Entry]:
-    """A setting for each method on so many ranks, or why there is none.
+    """Return a setting, or the reason why it cannot run, for each method.
 
-    `base` is what all share, as for `train`, but its batch is that of all replicas.
+    `base` has the settings that all methods share; its batch is the global batch.
     """
-    chosen = parse_methods(names)
+    methods = parse_methods(names)
     _check_base(base)
     batch = RunConfig.parse(base).schedule.batch
-    grids = {name: LINE_UP[name].grids(ranks)[:1] for name in chosen}
-    _check_batch(batch, [grid for found in grids.values() for grid in found])
+    grids = {name: LINE_UP[name].grids(ranks)[:1] for name in methods}
+    _check_batch(batch, [grid for first in grids.values() for grid in first])
     return [
         _setting(name, base, grid[0], batch) if grid else Refusal(name, _no_grid(ranks))
         for name, grid in grids.items()
@@ -511,7 +525,7 @@ def line_up(names: Names, base: Tables, ranks: int) -> list[Entry]:
 
 
 def _check_base(base: Tables) -> None:
-    """Refuse what methods decide, and what learns nothing."""
+    """Refuse settings that methods decide, and emulated ranks, which learn nothing."""
     for setting, flag in DECIDED.items():
         section, key = setting.split(".")
         if key in base.get(section, {}):
@@ -527,7 +541,7 @@ def _check_base(base: Tables) -> None:
 
 
 def _check_batch(batch: int, grids: Sequence[Grid]) -> None:
-    """All methods see as many rows in a step, so replicas must share them evenly."""
+    """Refuse a global batch that the replicas of a method cannot share evenly."""
     share = lcm(*(replicas for replicas, _ in grids))
     if batch % share:
         raise ConfigError(
@@ -546,15 +560,16 @@ def _no_grid(ranks: int) -> str:
 
 
 def _setting(name: str, base: Tables, grid: Grid, batch: int) -> Entry:
-    """Of one method; what its own settings do not allow is its refusal."""
-    method, (replicas, members) = LINE_UP[name], grid
+    """Return the setting of a method, or its refusal of the shared settings."""
+    method = LINE_UP[name]
+    replicas, members = grid
     try:
-        own: dict[str, dict[str, Any]] = {
+        shares: dict[str, dict[str, Any]] = {
             **method.shares(batch, replicas, base),
             "grid": {"replicas": replicas, "members": members},
         }
-        tables = method.tables(_without_steps(base) if method.sums_each else base, own)
-        config = RunConfig.parse(tables)
+        shared = _without_steps(base) if method.sums_each else base
+        config = RunConfig.parse(method.tables(shared, shares))
         check_steps(name, method, grid, config)
     except ConfigError as error:
         return Refusal(name, str(error))
@@ -562,13 +577,13 @@ def _setting(name: str, base: Tables, grid: Grid, batch: int) -> Entry:
 
 
 def _without_steps(base: Tables) -> Tables:
-    """`base` for a method that has one step in an exchange, whatever is asked."""
+    """Return `base` without its steps, for a method that sums in every step."""
     tables = {section: dict(table) for section, table in base.items()}
     tables.get("schedule", {}).pop("steps", None)
     return tables
 
 
-# Several settings on the same data and ranks, interleaved, in one account.
+# A comparison runs its settings in turns, on the same data and ranks.
 
 log = logging.getLogger(__name__)
 
@@ -633,51 +648,61 @@ def compare(
     """
     check_names(settings)
     runs = read_one_rank(one_rank) if one_rank else ()
-    comm = world if world is not None else open_world(_transport(_some(settings)))
-    settings = [on_ranks(entry, comm.size) for entry in settings]
-    check(settings, repeats, allow_unequal)
-    entries = [_looked_up(entry, out, comm) for entry in settings]
+    comm = world
+    if comm is None:
+        # All settings have the same transport.
+        comm = open_world(_runnable(settings)[0].config.run.comm)
+    entries = [on_ranks(entry, comm.size) for entry in settings]
+    check(entries, repeats, allow_unequal)
+    refusals = {one.name: one for one in refusals_of(entries)}
+    for setting in settings_of(entries):
+        reason = _reason_to_refuse(setting, out, comm)
+        if reason:
+            refusals[setting.name] = Refusal(setting.name, reason)
+    accepted = [one for one in settings_of(entries) if one.name not in refusals]
+    numbers = count()
+    notebook = NotebookLine() if in_notebook() else None
 
     def run(setting: NamedSetting, number: int) -> Result | Refusal:
-        said = (setting.name, number, repeats)
-        log.info("%s, run %d of %d", *said, extra={"on_all_ranks": True})
+        title = f"{setting.name}, run {number} of {repeats}"
+        log.info("%s", title, extra={"on_all_ranks": True})
+        if notebook:
+            notebook.show(next(numbers) / (repeats * len(accepted)), title)
         return _run(setting, _placed(setting, out, number), X, y, comm, callbacks)
 
-    found = _with_one_rank(_in_turns(entries, repeats, run), runs)
+    results = {one.name: one for one in _in_turns(accepted, repeats, run)}
+    if notebook:
+        notebook.show(1.0, f"{len(accepted)} settings, {repeats} runs each")
+    comparison = Comparison(
+        tuple(results.get(one.name) or refusals[one.name] for one in entries)
+    )
+    if not comparison.rows:
+        raise _no_rows(comparison.refused)
     if world is None:
         comm.close()
-    return found
-
-
-def _with_one_rank(found: Comparison, runs: tuple[OneRankRun, ...]) -> Comparison:
-    """Add the runs on one rank: those that were read, and its own rows on one."""
-    own = (row for row in found.rows if row.ranks == 1 and row.is_whole)
+    own = (row for row in comparison.rows if row.ranks == 1 and row.is_whole)
     runs += tuple(OneRankRun.of_row(row) for row in own)
-    return replace(found, one_rank_runs=runs)
+    return replace(comparison, one_rank_runs=runs)
 
 
 def _in_turns(
-    entries: list[Entry],
+    settings: list[NamedSetting],
     repeats: int,
     run: Callable[[NamedSetting, int], Result | Refusal],
-) -> Comparison:
-    """All runs; what one refuses is not asked again."""
-    results: dict[str, list[Result]] = {entry.name: [] for entry in entries}
+) -> list[ComparisonRow | Refusal]:
+    """Run all settings in turns; a method that refuses does not run again."""
+    results: dict[str, list[Result]] = {setting.name: [] for setting in settings}
+    refusals: dict[str, Refusal] = {}
     for number in range(1, repeats + 1):
-        for place, setting in enumerate(entries):
-            if isinstance(setting, Refusal):
+        for setting in settings:
+            if setting.name in refusals:
                 continue
-            found = run(setting, number)
-            if isinstance(found, Refusal):
-                entries[place] = found
+            outcome = run(setting, number)
+            if isinstance(outcome, Refusal):
+                refusals[setting.name] = outcome
             else:
-                results[setting.name].append(found)
-    return Comparison(
-        tuple(
-            row_of(one, results[one.name]) if isinstance(one, NamedSetting) else one
-            for one in _some(entries)
-        )
-    )
+                results[setting.name].append(outcome)
+    return [refusals.get(s.name) or row_of(s, results[s.name]) for s in settings]
 
 
 def compare_methods(
@@ -732,58 +757,56 @@ def compare_methods(
     base = config or {}
     comm = world if world is not None else open_world(RunConfig.parse(base).run.comm)
     entries = line_up(methods, base, comm.size)
-    check_shared(base, [one.config for one in entries if isinstance(one, NamedSetting)])
-    found = compare(
+    check_shared(base, [setting.config for setting in settings_of(entries)])
+    comparison = compare(
         entries, repeats=repeats, out=out, X=X, y=y, world=comm, one_rank=one_rank
     )
     if world is None:
         comm.close()
-    return found
+    return comparison
 
 
 def check(settings: Sequence[Entry], repeats: int, allow_unequal: bool) -> None:
-    """Refuse what cannot be compared, before anything is trained."""
+    """Refuse a comparison that is empty or unfair, before anything is trained."""
     if repeats < 1:
         raise ConfigError(f"--repeats {repeats}: at least 1 is needed; 3 is usual")
     check_names(settings)
     if not allow_unequal:
-        check_equal_batch(
-            [one for one in _some(settings) if isinstance(one, NamedSetting)]
-        )
+        check_equal_batch(_runnable(settings))
 
 
-def _some(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """All of them, unless nothing is left that could be trained."""
-    refused = [one for one in entries if isinstance(one, Refusal)]
-    if len(refused) == len(entries):
-        raise ConfigError(
-            f"nothing that was asked for can run here; {refused[0].name}:"
-            f" {refused[0].why}"
-        )
-    return entries
+def _runnable(entries: Sequence[Entry]) -> list[NamedSetting]:
+    """Return the settings that can run, or raise an error if there are none."""
+    settings = settings_of(entries)
+    if not settings:
+        raise _no_rows(refusals_of(entries))
+    return settings
 
 
-def _transport(settings: Sequence[Entry]) -> str:
-    """How ranks talk, which is one for all settings."""
-    first = next(one for one in settings if isinstance(one, NamedSetting))
-    return first.config.run.comm
+def _no_rows(refused: Sequence[Refusal]) -> ConfigError:
+    return ConfigError(
+        f"nothing that was asked for can run here; {refused[0].name}: {refused[0].why}"
+    )
 
 
-def _looked_up(entry: Entry, out: str | Path | None, world: Communicator) -> Entry:
-    """Refuse what is unknown, or does not fit, before anything is trained."""
-    if isinstance(entry, Refusal):
-        return entry
+def _reason_to_refuse(
+    setting: NamedSetting, out: str | Path | None, world: Communicator
+) -> str:
+    """Return why a method cannot run on these ranks, or "". Collective.
+
+    For a setting that is not a method by name, the reason is raised.
+    """
     try:
-        with open_temporary_store(_placed(entry, out, 1), world) as config:
-            world.together(lambda: _look_up(config, world))
+        with open_temporary_store(_placed(setting, out, 1), world) as config:
+            world.together(lambda: _check_on_ranks(config, world))
     except ConfigError as error:
-        if not entry.is_method:
+        if not setting.is_method:
             raise
-        return Refusal(entry.name, str(error))
-    return entry
+        return str(error)
+    return ""
 
 
-def _look_up(config: RunConfig, world: Communicator) -> None:
+def _check_on_ranks(config: RunConfig, world: Communicator) -> None:
     check_read(config)
     if config.update.kind == COORDINATE:
         form_of(config, world.size)
@@ -792,18 +815,18 @@ def _look_up(config: RunConfig, world: Communicator) -> None:
 
 
 def _placed(setting: NamedSetting, out: str | Path | None, number: int) -> RunConfig:
-    """The setting's configuration with the folder of this run in it."""
-    place = None
+    """Return the configuration of a setting, with the folder of one of its runs."""
+    folder = None
     if out:
         name = f"{folder_name(setting.name)}-{number}"
         try:
-            place = str(own_folder(Path(out), name))
+            folder = str(own_folder(Path(out), name))
         except OSError as error:
             raise ConfigError(
                 f"cannot write into --out {out}: {reason(error)}; remove that entry, or"
                 " choose another folder"
             ) from error
-    return replace(setting.config, run=replace(setting.config.run, out=place))
+    return replace(setting.config, run=replace(setting.config.run, out=folder))
 
 
 def _run(
@@ -814,10 +837,10 @@ def _run(
     world: Communicator,
     callbacks: Callable[[], list[Callback]],
 ) -> Result | Refusal:
-    """One run; a method that these data do not suit, on all ranks alike, is refused."""
+    """Train a setting once, or return the refusal of a method on these data."""
     try:
-        with open_temporary_store(config, world) as own:
-            return run_training(own, X, y, world=world, callbacks=callbacks())
+        with open_temporary_store(config, world) as stored:
+            return run_training(stored, X, y, world=world, callbacks=callbacks())
     except HpcsgdError as error:
         if _is_refusal(error, setting, world):
             return Refusal(setting.name, str(error))
@@ -826,6 +849,9 @@ def _run(
 
 
 def _is_refusal(error: HpcsgdError, setting: NamedSetting, world: Communicator) -> bool:
-    """Whether all ranks know that this method does not suit, and can go on."""
-    together = error.on_all_ranks or world.size == 1
-    return setting.is_method and isinstance(error, ConfigError) and together
+    """Return whether a method refuses its settings on all ranks.
+
+    After an error of one rank alone, the other ranks could not continue.
+    """
+    on_all_ranks = error.on_all_ranks or world.size == 1
+    return setting.is_method and isinstance(error, ConfigError) and on_all_ranks

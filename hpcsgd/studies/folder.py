@@ -1,4 +1,4 @@
-"""Folders of studies: records, expectations, machines."""
+"""The folder of a study: its plan, a line for each run, data, expected traffic."""
 
 import json
 import logging
@@ -52,30 +52,35 @@ from hpcsgd.runs.result import finite
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
 from hpcsgd.studies.verify.traffic import TrafficShape, expected
 
-# A study on disk: its plan, one line for each run, and the folders of the runs.
+# A study on disk has its plan, one line for each run, and a folder for each run.
 
-PLAN, POINTS = "study.toml", "points.jsonl"
-# What is asked again makes no other figures: such runs are over.
+PLAN = "study.toml"
+POINTS = "points.jsonl"
+# Runs that --resume does not repeat, because a repeat would have the same result.
 DONE = ("finished", "diverged")
-SAVED = ("preempted", "interrupted")  # before their end; --resume runs them again
+SAVED = ("preempted", "interrupted")  # runs that --resume runs again
 Line = dict[str, Any]
 
 
 class StudyFolder:
-    """study.toml, points.jsonl, points/NAME.toml, logs/NAME.log and runs/NAME."""
+    """The folder of a study, which one process at a time may open.
+
+    It contains study.toml (the plan), points.jsonl (a line for each run), and for each
+    point points/NAME.toml, logs/NAME.log and the run folder runs/NAME.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.lock = FolderLock(self.path)
 
     def open(self, plan: StudyPlan, resume: bool) -> None:
-        """Take the folder for this study; what is in it must be of the same plan."""
+        """Lock the folder and write the plan, or compare it with the plan in it."""
         document = document_of(plan)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock.take()
             if (self.path / PLAN).exists():
-                self._go_on(document, resume)
+                self._continue(document, resume)
             else:
                 write_text(self.path / PLAN, plan_toml(document))
             for name in ("points", "logs", "runs"):
@@ -91,11 +96,11 @@ class StudyFolder:
             raise
 
     def close(self) -> None:
-        """Let the next study in."""
+        """Unlock the folder."""
         self.lock.release()
 
     def lines(self) -> dict[str, Line]:
-        """Key -> its newest line."""
+        """Return the newest line of each run, by the key of its point."""
         try:
             text = read_entry_text(self.path / POINTS)
         except FileNotFoundError:
@@ -105,11 +110,11 @@ class StudyFolder:
                 f"{self.path / POINTS} cannot be read ({error.strerror}); remove that"
                 " entry, or choose another --out"
             ) from error
-        found = [self._line(n, one) for n, one in enumerate(text.splitlines(), 1)]
-        return {line["key"]: line for line in found}
+        lines = [self._parse(n, line) for n, line in enumerate(text.splitlines(), 1)]
+        return {line["key"]: line for line in lines}
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """One whole line, on disk before this returns."""
+        """Append a line, which is on disk when this returns."""
         try:
             append_line(self.path / POINTS, json.dumps(finite(line), allow_nan=False))
         except OSError as error:
@@ -119,7 +124,7 @@ class StudyFolder:
             ) from error
 
     def configure(self, point: StudyPoint, data: str) -> Path:
-        """Write what `train` shall do for this point."""
+        """Write the configuration of a point, and return the path of the file."""
         out = str(self.run_of(point).absolute())
         text = tables_toml(point.tables(data, out))
         path = self.path / "points" / f"{point.name}.toml"
@@ -136,15 +141,15 @@ class StudyFolder:
         return path
 
     def run_of(self, point: StudyPoint) -> Path:
-        """Its run folder."""
+        """Return the run folder of a point."""
         return self.path / "runs" / point.name
 
     def log_of(self, point: StudyPoint) -> Path:
-        """What its ranks say on standard error."""
+        """Return the file with the standard error of a point's ranks."""
         return self.path / "logs" / f"{point.name}.log"
 
-    def _go_on(self, document: Mapping[str, Any], resume: bool) -> None:
-        """Refuse another plan; drop what a killed study had half written."""
+    def _continue(self, document: Mapping[str, Any], resume: bool) -> None:
+        """Refuse another plan; remove a line that a killed study has not completed."""
         if not resume:
             raise ConfigError(
                 f"--out {self.path} holds a study; add --resume to go on with it, or"
@@ -158,7 +163,7 @@ class StudyFolder:
             )
         truncate_partial_line(self.path / POINTS)
 
-    def _line(self, number: int, text: str) -> Line:
+    def _parse(self, number: int, text: str) -> Line:
         try:
             line: Line = parse_json(text)
             if not isinstance(line["key"], str):
@@ -184,19 +189,19 @@ def truncate_partial_line(path: Path) -> None:
 
 
 def document_of(plan: StudyPlan) -> dict[str, Any]:
-    """The plan with the tables that its points share."""
+    """Return the content of study.toml: the plan, and the tables of all its points."""
     base = {section: dict(table) for section, table in plan.base.items() if table}
     return {"study": plan.as_dict(), **base}
 
 
 def plan_toml(document: Mapping[str, Any]) -> str:
-    """As a file that `hpcsgd study` takes again."""
+    """Return the document of a plan as a TOML file that `hpcsgd study` can read."""
     head = "# The plan of a study; the tables below [study] are those of hpcsgd train."
     return f"{head}\n\n{tables_toml(document)}"
 
 
 def tables_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """[section] and its keys, one after the other."""
+    """Return tables as TOML, each as [section] with its keys."""
     parts = []
     for section, table in tables.items():
         lines = [f"{k} = {_literal(v)}" for k, v in table.items() if v is not None]
@@ -211,7 +216,7 @@ def _literal(value: Any) -> str:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The document of the study in `folder`."""
+    """Read study.toml of the study in `folder`."""
     path = folder / PLAN
     try:
         return parse_toml(read_entry_text(path))
@@ -226,22 +231,22 @@ def read_plan(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-# What a run must have said on the wire, by formula, from what ran.
+# The traffic that a run must have had, by formula, from its report.
 
 Report = Mapping[str, Any]
 
 
 def expected_traffic(report: Report) -> dict[str, int] | None:
-    """Calls, words and bytes of rank 0 for products and agreement.
+    """Return calls, words and bytes of rank 0 for products and agreements.
 
-    `report` is a run's JSON document. None where no formula holds: a run that did not
-    get to its end, was resumed or fell back, whose members hold unlike numbers of
-    stored values, or in which the data or the time decide what is sent.
+    `report` is the JSON document of a run. The result is None where no formula holds:
+    for a run that stopped early, was resumed or fell back, whose members have different
+    numbers of stored values, or in which the data or the time decide what is sent.
     """
     is_whole = report["status"] in ("completed", "worse")
     if not is_whole or report["resumes"] or report["events"]:
         return None
-    if report["sparse"] and not _is_even(report) or _asks_members(report):
+    if report["sparse"] and not _has_equal_members(report) or _has_other_sums(report):
         return None
     shape = _shape(report)
     by_purpose = expected(shape, [_leg(report, shape)])
@@ -251,32 +256,36 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     return {f: sum(count[f] for count in by_purpose.values()) for f in figures}
 
 
-def _asks_members(report: Report) -> bool:
-    """Whether gradients are shaped by sums of their own, or a clock deals the rows."""
-    config, members = report["config"], report["grid"]["members"]
-    update, kind = config["update"], agreement_in(config)
-    is_alone = members == 1 and not kind.slices
-    sums = (update["clip"] in ("norm", "percentile"), update["normalise"])
-    has_sums = any(sums) or update["centre"] == "columns"
-    is_of_all = has_sums and not is_alone
-    return is_of_all or update["kind"] == "svrg" or kind.takes_rounds and members > 1
+def _has_other_sums(report: Report) -> bool:
+    """Return whether members sum more than products and agreements.
+
+    Norms of gradients and their means need sums, and so does SVRG. In rounds of a fixed
+    time, members agree on the number of steps.
+    """
+    update = report["config"]["update"]
+    agreement = agreement_in(report["config"])
+    members = report["grid"]["members"]
+    shapes_gradients = (
+        update["clip"] in ("norm", "percentile")
+        or update["normalise"]
+        or update["centre"] == "columns"
+    )
+    if shapes_gradients and (members > 1 or agreement.slices):
+        return True
+    return update["kind"] == "svrg" or agreement.takes_rounds and members > 1
 
 
-def _is_even(report: Report) -> bool:
-    """Whether the words of sparse rows depend on sizes alone."""
+def _has_equal_members(report: Report) -> bool:
+    """Return whether the words of sparse rows depend on the sizes of the data alone."""
     if report["grid"]["members"] == 1:
         return True
     return report["products"] not in GATHERS and report["grid"]["replicas"] == 1
 
 
-def _circles(report: Report) -> list[int]:
-    """Sizes of the nested groups that rank 0 was in, where there were some."""
-    sizes: list[int] = report["agreement"].get("circles", [])
-    return sizes
-
-
 def _shape(report: Report) -> TrafficShape:
-    config, schedule, told = report["config"], report["schedule"], report["agreement"]
+    config = report["config"]
+    schedule = report["schedule"]
+    agreement = report["agreement"]
     return TrafficShape(
         schedule=Schedule(*(schedule[k] for k in ("batch", "steps", "period"))),
         precision=Precision(**report["precision"]),
@@ -292,16 +301,16 @@ def _shape(report: Report) -> TrafficShape:
         seed=config["sampling"]["seed"],
         sparse=report["sparse"],
         alignment=BLOCK if config["update"]["bits"] == 8 else 1,
-        tiles=told.get("buckets", 0) if "stage" in told else 0,
-        tile_columns=told.get("tile_columns", 1),
+        tiles=agreement.get("buckets", 0) if "stage" in agreement else 0,
+        tile_columns=agreement.get("tile_columns", 1),
     )
 
 
 def _leg(report: Report, shape: TrafficShape) -> dict[str, Any]:
-    """The whole run, from its start to the end of its last epoch."""
+    """Return the exchanges of a whole run, as the formulas of traffic take them."""
     run = report["config"]["run"]
     total = shape.each() * report["schedule"]["epochs"]
-    is_watched = report["products"] in RECURS and not run["emulate_members"]
+    has_monitor = report["products"] in RECURS and not run["emulate_members"]
     return {
         "first": 0,
         "last": total,
@@ -310,15 +319,16 @@ def _leg(report: Report, shape: TrafficShape) -> dict[str, Any]:
         "product": report["products"],
         "look_ahead": report["look_ahead"],
         "reproducible": run["reproducible"],
-        "gap_every": run["gap_every"] if is_watched else 0,
-        "circles": _circles(report),
+        "gap_every": run["gap_every"] if has_monitor else 0,
+        # Sizes of the nested groups of rank 0, if the agreement has such groups.
+        "circles": report["agreement"].get("circles", []),
     }
 
 
-# From the end of a run to its line in points.jsonl.
+# A run that has ended becomes a line in points.jsonl.
 
 SCHEMA = 1
-# What a run calls its end, and what a study makes of it.
+# The status of a run -> the status of its line.
 STATUS = {
     "completed": "finished",
     "converged": "finished",
@@ -346,7 +356,7 @@ def line(
     machine: Mapping[str, Any] | None = None,
     cpu_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Everything of one run; `status` is that of one that left no report."""
+    """Return the line of a run; `status` counts for a run without a report."""
     figures = _figures(report) if report else dict.fromkeys(FIGURES)
     advice = str(report.get("advice") or "") if report else ""
     return {
@@ -367,7 +377,7 @@ def line(
         "batch_per_replica": point.batch_per_replica,
         "steps": _steps(point, report),
         "recipe": point.recipe,
-        "network": _network(point, report),
+        "network": _run_table(point, report).get("network"),
         **figures,
         "oversubscribed": _is_oversubscribed(point, report, machine),
         **(machine or {}),
@@ -381,30 +391,31 @@ def _status(report: Report) -> str:
 
 
 def _steps(point: StudyPoint, report: Report | None) -> int | None:
-    """s as it ran, where it was left open."""
+    """Return s; with --steps auto, the s that the run has chosen."""
     if point.steps != "auto":
         return int(point.steps)
     return int(report["schedule"]["steps"]) if report else None
 
 
-def _network(point: StudyPoint, report: Report | None) -> str | None:
-    tables = report["config"] if report else point.base
-    return tables.get("run", {}).get("network")
+def _run_table(point: StudyPoint, report: Report | None) -> Mapping[str, Any]:
+    """Return the settings of [run]: of the report, or else of the study."""
+    tables: Mapping[str, Any] = report["config"] if report else point.base
+    settings: Mapping[str, Any] = tables.get("run", {})
+    return settings
 
 
 def _is_oversubscribed(
     point: StudyPoint, report: Report | None, machine: Mapping[str, Any] | None
 ) -> bool | None:
-    """More threads of ranks than cores; None where nobody knows the cores."""
+    """Return whether ranks have more threads than cores; None without a machine."""
     if not machine or "cores" not in machine:
         return None
-    tables = report["config"] if report else point.base
-    threads = tables.get("run", {}).get("threads", 1)
+    threads = _run_table(point, report).get("threads", 1)
     return bool(point.launched * threads > machine["cores"])
 
 
 def _figures(report: Report) -> dict[str, Any]:
-    """What the run measured, under the names of FIGURES."""
+    """Return the measurements of a run, under the names of `FIGURES`."""
     same = {name: report.get(name) for name in FIGURES}
     return same | {
         "epochs": report["schedule"]["epochs"],
@@ -415,11 +426,11 @@ def _figures(report: Report) -> dict[str, Any]:
     }
 
 
-# The machine that a run met, and how busy it was.
+# The line of a run has the machine, its load and the time when the run began.
 
 
 def facts() -> dict[str, Any]:
-    """What a line of a study says of its machine, now."""
+    """Return host, processor, cores, load and time, under their names in a line."""
     return {
         "host": socket.gethostname(),
         "processor": processor(),
@@ -430,12 +441,12 @@ def facts() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(own_cores())
 
 
 def own_cores() -> list[int]:
-    """Those that this process may use, by their numbers."""
+    """Return the numbers of the cores that this process may use."""
     try:
         return sorted(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -449,13 +460,13 @@ def _load() -> tuple[float, ...]:
         return ()
 
 
-# Data that grow with the ranks: the first rows of a file, as a file.
+# In a weak study, a run on few ranks has a file with the first rows of the data.
 
 log = logging.getLogger(__name__)
 
 
 def rows_in(path: str) -> int:
-    """How many rows a file has; refused in a sentence where it cannot be read."""
+    """Return the number of rows of a file."""
     reader = open_reader(Path(path))
     try:
         return reader.rows
@@ -464,7 +475,7 @@ def rows_in(path: str) -> int:
 
 
 def first_rows(source: Path, folder: Path, count: int) -> Path:
-    """The file of the first `count` rows of `source`, made where it is missing."""
+    """Return the file with the first `count` rows of `source`; write it if missing."""
     path = folder / f"{source.stem}-{count}.h5"
     try:
         own_folder(folder.parent, folder.name, make=True)
@@ -485,17 +496,20 @@ def first_rows(source: Path, folder: Path, count: int) -> Path:
 
 
 def _copy(reader: RowReader, path: Path, count: int) -> None:
-    """Row by row as they are stored; the file appears whole or not at all."""
+    """Write the first `count` rows into a file, as they are stored.
+
+    The file exists only when it is complete.
+    """
     read = reader.read_csr if is_sparse(reader) else reader.read
-    nothing = slice(0, 1)
-    given = {
+    readers = {
         "y": reader.targets,
         "sample_weight": reader.sample_weight,
         "offset": reader.offset,
     }
-    names = [n for n in COLUMNS if n in given and given[n](nothing) is not None]
+    row_0 = slice(0, 1)
+    names = [n for n in COLUMNS if n in readers and readers[n](row_0) is not None]
     scales = preparation_of(reader).scales
-    wide = read(nothing, slice(0, reader.cols)).dtype.itemsize > 4
+    wide = read(row_0, slice(0, reader.cols)).dtype.itemsize > 4
     step = max(CHUNK_BYTES // (8 * row_words(reader)), 1)
     with StoreWriter(
         path,
@@ -512,26 +526,28 @@ def _copy(reader: RowReader, path: Path, count: int) -> None:
     ) as writer:
         for start in range(0, count, step):
             rows = slice(start, min(start + step, count))
-            columns: dict[str, Any] = {name: given[name](rows) for name in names}
+            columns: dict[str, Any] = {name: readers[name](rows) for name in names}
             writer.append(read(rows, slice(0, reader.cols)), **columns)
 
 
-# A folder for the time of a run whose states are on disk, where none was named.
+# A run of a comparison may have states on disk and no folder for them.
 
 
 @contextmanager
 def open_temporary_store(config: RunConfig, world: Communicator) -> Iterator[RunConfig]:
-    """Yield `config` with a temporary store of one name on all nodes, which every rank
-    removes.
+    """Yield `config` with a temporary folder for states on disk. Collective.
+
+    The folder has the same name on all nodes, and every rank removes it at the end. A
+    configuration that needs no such folder is yielded as it is.
     """
-    asked: Any = config.agreement
-    if not asked.on_disk or asked.states_folder or config.run.out:
+    agreement: Any = config.agreement
+    if not agreement.on_disk or agreement.states_folder or config.run.out:
         yield config
         return
     name = world.exchange_objects(f"hpcsgd-{uuid4().hex}")[0]
     store = Path(gettempdir()) / name
     try:
-        yield replace(config, agreement=replace(asked, store=str(store)))
-        world.max_flag(0)  # all have opened what the run has left there
+        yield replace(config, agreement=replace(agreement, store=str(store)))
+        world.max_flag(0)  # all ranks have opened the files that they read
     finally:
         shutil.rmtree(store, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a study runs: points, methods, settings, checks."""
+"""Plans of studies and comparisons: methods, points, settings, checks."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,23 +21,23 @@ from hpcsgd.files import toml_value
 from hpcsgd.glm import get_family
 from hpcsgd.runs.checks import resolve_grid
 
-# Rates of rules whose steps are as long as the rate says, whatever gradients are.
+# Learning rates of update rules whose steps do not depend on the size of gradients.
 #
-# A rate for SGD is one over a curvature: 8 where rows are short, 0.001 where they are
+# A rate of SGD is the inverse of a curvature: 8 if rows are short, 0.001 if they are
 # long. Adam moves every weight by about the rate, Adagrad (and the diagonal mirror map)
-# by the rate over the root of the steps so far, `normalise` moves all weights together
-# by it. Where one rate is given for all rows of a table, rows of another such rule than
-# that of the shared settings have one of these: no shape of
-# `benchmarks/bench_own_rates.py` ends above where it begins with it, nor with three
-# times as much or a third.
+# by the rate over the root of the number of steps, and `normalise` moves the vector of
+# weights by the rate. If all rows of a table share one rate, a row whose rule has other
+# units than the rule of the shared settings takes its rate from OWN_RATES. With these
+# rates, and with a third or three times as much, no shape of
+# `benchmarks/bench_own_rates.py` ends with a larger loss than it begins with.
 
 Tables = Mapping[str, Mapping[str, Any]]
 OWN_RATES = {"adam": 0.01, "adagrad": 0.1, "normalise": 0.1}
-SCALED = ("per_batch", "norm")  # settings of rates that go by curvatures
+SCALED = ("per_batch", "norm")  # settings of rates that are inverse curvatures
 
 
 def scale_of(config: RunConfig) -> str:
-    """Return the rule that says how long steps are; "" for gradients themselves."""
+    """Return the rule in `OWN_RATES` that sets the length of steps; "" without one."""
     if config.update.kind in OWN_RATES:
         return config.update.kind
     if "mirror" in config.agreement.reads and config.mirror.kind == "diagonal":
@@ -46,109 +46,119 @@ def scale_of(config: RunConfig) -> str:
 
 
 def with_own_rate(tables: Tables, base: Tables) -> dict[str, dict[str, Any]]:
-    """Return `tables` with a rate for their rule, where that of `base` is another.
+    """Return `tables` with a rate from `OWN_RATES` if their rule needs another rate.
 
-    Raises `ConfigError` where either is no configuration.
+    They need one if the rule of `base` has other units. Raises `ConfigError` if
+    `tables` or `base` is not a valid configuration.
     """
-    found = {section: dict(table) for section, table in tables.items()}
+    result = {section: dict(table) for section, table in tables.items()}
     scale = scale_of(RunConfig.parse(tables))
     if scale and scale != scale_of(RunConfig.parse(base)):
-        rate = found.setdefault("rate", {})
+        rate = result.setdefault("rate", {})
         for key in SCALED:
             rate.pop(key, None)
         rate["value"] = OWN_RATES[scale]
-    return found
+    return result
 
 
-# What studies compare: each method is a row of one table.
+# The methods that studies and comparisons can run, by name.
 
 Grid = tuple[int, int]  # replicas, members
-# Of a sum in every step: no messages are saved, the loop around them is lighter.
+# Steps of one exchange of a method that sums in every step. A larger number saves no
+# messages, but makes the Python loop around the steps shorter.
 LOOP = 32
 
 
 @dataclass(frozen=True)
 class StudyMethod:
-    """How p ranks train under a name.
+    """A named way to train on p ranks: its grids and its settings.
 
-    `sums_each` methods end every step in a sum, so that s is 1 whatever is asked.
+    A method with `sums_each` ends every step in a sum, so that s is always 1.
     """
 
-    says: str
-    grids: Callable[[int], list[Grid]]  # of p ranks, the usual one first
-    over: Tables  # tables that lie over what all share
-    product: str = ""  # where none is asked for; "" = `over` says which
+    says: str  # one sentence for `hpcsgd info`
+    grids: Callable[[int], list[Grid]]  # possible grids of p ranks, the default first
+    over: Tables  # settings of the method, which override those that all share
+    product: str = ""  # default product; "" if `over` sets it
     sums_each: bool = False
-    accumulate: int = 1  # batches that are one step, as far as they divide its rows
-    agreement: str = AUTO  # its kind, which may make a step of several parts
+    accumulate: int = 1  # batches of one step, as far as they divide its rows
+    agreement: str = AUTO  # kind of agreement, which may split a step into parts
 
     def shares(
         self, batch: int, replicas: int, base: Tables
     ) -> dict[str, dict[str, Any]]:
-        """A replica's part of a global batch, in batches that are one step.
+        """Return the settings that split a global batch over replicas and batches.
 
-        `base` is what all share.
+        `base` has the settings that all methods share.
         """
-        own, items = batch // replicas, self._items(base)
-        if own % items:
+        rows_each = batch // replicas
+        parts = self._parts_of_step(base)
+        if rows_each % parts:
             raise ConfigError(
-                f"a step is taken in {items} equal parts and a replica has {own} rows"
-                f" of it; use --batch {-(-own // items) * items * replicas}"
+                f"a step is taken in {parts} equal parts and a replica has {rows_each}"
+                f" rows of it; use --batch {-(-rows_each // parts) * parts * replicas}"
             )
-        own //= items
-        together = gcd(own, self.accumulate)
-        said: dict[str, dict[str, Any]] = {"schedule": {"batch": own // together}}
+        rows_each //= parts
+        batches = gcd(rows_each, self.accumulate)
+        tables: dict[str, dict[str, Any]] = {
+            "schedule": {"batch": rows_each // batches}
+        }
         if self.accumulate > 1:
-            said["agreement"] = {"accumulate": together}
-        return said
+            tables["agreement"] = {"accumulate": batches}
+        return tables
 
-    def _items(self, base: Tables) -> int:
-        own = {"method": "", "kind": self.agreement, "accumulate": 1}
-        tables = {"agreement": {**base.get("agreement", {}), **own}}
+    def _parts_of_step(self, base: Tables) -> int:
+        kind = {"method": "", "kind": self.agreement, "accumulate": 1}
+        tables = {"agreement": {**base.get("agreement", {}), **kind}}
         return RunConfig.parse(tables).agreement.batches_together
 
-    def tables(self, base: Tables, own: Tables) -> dict[str, dict[str, Any]]:
-        """What is trained: `base`, under what is its own, under what makes it one.
+    def tables(self, base: Tables, point: Tables) -> dict[str, dict[str, Any]]:
+        """Return the configuration of a run of this method.
 
-        What it would not read of `base` is for other methods, and so is the rate where
-        its rule measures rates in other units.
+        The settings of `point` override those of `base`, and the settings of the method
+        override both. Settings of `base` that the method does not read are left out. A
+        method whose update rule measures rates in other units has a rate of its own.
         """
         tables = {section: dict(table) for section, table in base.items()}
         if self.product:
             tables.setdefault("products", {}).setdefault("kind", self.product)
-        for over in (own, self.over):
+        for over in (point, self.over):
             for section, table in over.items():
                 tables.setdefault(section, {}).update(table)
-        if self.sums_each and _is_bent(base.get("problem", {})):
-            tables["schedule"]["steps"] = 1  # they act behind every step, not a group
+        if self.sums_each and _has_proximal_steps(base.get("problem", {})):
+            # The proximal operator follows every step and not a group of steps.
+            tables["schedule"]["steps"] = 1
         tables = with_own_rate(drop_unread_settings(tables, base), base)
         return {section: table for section, table in tables.items() if table}
 
 
-def _is_bent(problem: Mapping[str, Any]) -> bool:
-    """Whether l1 or bounds act behind every step."""
+def _has_proximal_steps(problem: Mapping[str, Any]) -> bool:
+    """Return whether l1 or bounds act after every step."""
     bounds = (problem.get("lower"), problem.get("upper"))
     return bool(problem.get("l1")) or any(b not in (None, "") for b in bounds)
 
 
 def columns(ranks: int) -> list[Grid]:
-    """One replica: all ranks share the columns."""
+    """Return the grid of one replica, whose members share the columns."""
     return [(1, ranks)]
 
 
 def rows(ranks: int) -> list[Grid]:
-    """As many replicas as ranks."""
+    """Return the grid of as many replicas as ranks."""
     return [(ranks, 1)]
 
 
 def both(ranks: int) -> list[Grid]:
-    """R x C with both above 1, the squarest first, of two the one with more members."""
-    found = [(r, ranks // r) for r in range(2, ranks // 2 + 1) if ranks % r == 0]
-    return sorted(found, key=lambda grid: (abs(grid[0] - grid[1]), grid[0]))
+    """Return the grids with several replicas and several members, the squarest first.
+
+    Of two equally square grids, the one with more members comes first.
+    """
+    grids = [(r, ranks // r) for r in range(2, ranks // 2 + 1) if ranks % r == 0]
+    return sorted(grids, key=lambda grid: (abs(grid[0] - grid[1]), grid[0]))
 
 
 def every_grid(ranks: int) -> list[Grid]:
-    """All R x C = p, from one replica on."""
+    """Return all grids of a number of ranks, in the order of their replicas."""
     small = [r for r in range(1, isqrt(ranks) + 1) if ranks % r == 0]
     divisors = sorted({*small, *(ranks // r for r in small)})
     return [(r, ranks // r) for r in divisors]
@@ -159,9 +169,9 @@ PERIOD = "schedule.period"
 
 
 def of_row(name: str, row: config.MethodRow) -> StudyMethod:
-    """A method of `train --method`: every rank a replica, one step an exchange.
+    """Return a method of `train --method`, with every rank a replica.
 
-    A row that says nothing of a period agrees in every step.
+    An exchange has one step. A row without a period has an agreement in every step.
     """
     settings = {**row.fixed, **row.defaults}
     over: dict[str, Mapping[str, Any]] = {"agreement": {"method": name}}
@@ -169,13 +179,12 @@ def of_row(name: str, row: config.MethodRow) -> StudyMethod:
         over["products"] = DIRECT
     if PERIOD not in settings:
         over["schedule"] = {"period": 1}
-    together = settings.get("agreement.accumulate", 1)
     return StudyMethod(
         row.says,
         rows,
         over,
         sums_each=True,
-        accumulate=together,
+        accumulate=settings.get("agreement.accumulate", 1),
         agreement=settings.get("agreement.kind", AUTO),
     )
 
@@ -214,80 +223,77 @@ PLACED = ("hybrid",)  # methods whose grid can be chosen
 
 
 def get_method(name: str) -> StudyMethod:
-    """The row of this name."""
+    """Return the method of a name, or raise the error of `unknown`."""
     if name not in METHODS:
         raise unknown(name, METHODS)
     return METHODS[name]
 
 
-def unknown(name: str, known: Iterable[str]) -> ConfigError:
-    """The sentence on a name that is no method's."""
+def unknown(name: str, names: Iterable[str]) -> ConfigError:
+    """Return the error on a name that is not the name of a method."""
     return ConfigError(
-        f"--methods {name}: there is no such method{did_you_mean(name, known)}; known:"
-        f" {', '.join(known)}; separate them by commas"
+        f"--methods {name}: there is no such method{did_you_mean(name, names)}; known:"
+        f" {', '.join(names)}; separate them by commas"
     )
 
 
-# One run of a study: what it is called, and the configuration that it trains.
+# A point is one run of a study, with a name and a configuration.
 
 Steps = int | str  # a number, or "auto"
 
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """A method on so many ranks at one setting, one seed and one repeat.
+    """One run of a study: a method on a number of ranks, with a setting and a seed."""
 
-    `batch` is that of all replicas together, `steps` those between two sums.
-    """
-
-    study: str
+    study: str  # the kind of the study
     method: str
     ranks: int
-    emulated: int  # ranks that one process stands for; 0 = all are there
+    emulated: int  # ranks that the one started rank stands for; 0 starts all ranks
     grid: Grid
-    batch: int
-    steps: Steps
+    batch: int  # rows of a step, over all replicas
+    steps: Steps  # SGD steps of one exchange
     recipe: str
     seed: int
-    rows: int = 0  # the first so many of the data; 0 = all
+    rows: int = 0  # rows at the beginning of the data; 0 for all
     repeat: int = 1
     base: Tables = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def setting(self) -> str:
-        """What repeats and seeds share."""
+        """The part of the key that repeats and seeds share."""
         R, C = self.grid
         size = f"s{self.steps}/b{self.batch}"
         return f"{self.method}/p{self.ranks}/{size}/{R}x{C}/{self.recipe}"
 
     @property
     def key(self) -> str:
-        """Its name in points.jsonl."""
+        """The key of the point in points.jsonl."""
         return f"{self.setting}/seed{self.seed}/r{self.repeat}"
 
     @property
     def name(self) -> str:
-        """Its name as a file."""
+        """The key as the name of a file."""
         return self.key.replace("/", "-")
 
     @property
     def launched(self) -> int:
-        """Ranks that are really started."""
+        """The number of ranks that are started."""
         return 1 if self.emulated else self.ranks
 
     @property
     def batch_per_replica(self) -> int:
-        """What `train` calls the batch."""
+        """Rows of a step of one replica: the batch of `train`."""
         return self.batch // self.grid[0]
 
-    def again(self, repeat: int) -> "StudyPoint":
-        """The same one more time."""
-        return replace(self, repeat=repeat)
-
     def tables(self, data: str = "", out: str = "") -> dict[str, dict[str, Any]]:
-        """The configuration to train; `data` and `out` lie over those of the study."""
-        method, (replicas, members) = METHODS[self.method], self.grid
-        own: dict[str, dict[str, Any]] = {
+        """Return the configuration of the run, with the paths of data and run folder.
+
+        Without `data`, the path is that of the study.
+        """
+        method = METHODS[self.method]
+        replicas, members = self.grid
+        tables: dict[str, dict[str, Any]] = {
             **method.shares(self.batch, replicas, self.base),
             "precision": {"recipe": self.recipe},
             "sampling": {"seed": self.seed},
@@ -296,13 +302,13 @@ class StudyPoint:
             "data": {"path": data} if data else {},
         }
         if not method.sums_each:
-            own["schedule"]["steps"] = self.steps
-        if out and not self.emulated:  # whose weights are made up: nothing to keep
-            own["run"]["out"] = out
-        return method.tables(self.base, own)
+            tables["schedule"]["steps"] = self.steps
+        if out and not self.emulated:  # the weights of an emulated run mean nothing
+            tables["run"]["out"] = out
+        return method.tables(self.base, tables)
 
 
-# What a study will run: lists of ranks, methods and settings, multiplied out.
+# A plan has lists of ranks, methods and settings; its points are all combinations.
 
 KINDS = ("strong", "weak", "sweep")
 PLACES = ("local", "slurm")
@@ -310,18 +316,39 @@ PLACES = ("local", "slurm")
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study before it runs.
+    """The plan of a study: its runs are all combinations of its lists.
 
     Attributes
     ----------
-    kind : strong, the same data on all ranks; weak, rows grow with the ranks; sweep,
-        all grids R x C at the ranks that are given
-    ranks : how many really run
-    emulated : how many one rank stands for, for times alone
-    batch : of all replicas together, so that methods see as many rows in a step
-    rows : of the data
-    batch_grows : weak only: the batch grows with the ranks, as the rows do
-    base : the tables of `train` that all points share
+    kind : {"strong", "weak", "sweep"}
+        "strong" has the same data on all ranks, in "weak" the rows grow with the ranks,
+        "sweep" has all grids R x C of the ranks.
+    ranks : tuple of int
+        Numbers of ranks to start.
+    methods : tuple of str
+        Names of methods.
+    steps : tuple of int or str
+        SGD steps of one exchange, or "auto".
+    batch : tuple of int
+        Rows of a step over all replicas, so that all methods have as many.
+    grids : tuple of (int, int)
+        Grids of the method hybrid.
+    precision : tuple of str
+        Recipes of number formats.
+    repeats : int
+        Runs of each point.
+    seeds : tuple of int
+        Seeds of the order of the rows.
+    emulated : tuple of int
+        Numbers of ranks that one rank stands for. These runs measure times only.
+    batch_grows : bool
+        Whether the batch of a weak study grows with the ranks.
+    on : {"local", "slurm"}
+        Where the runs run.
+    rows : int
+        Rows of the data.
+    base : mapping
+        Settings of `train` that all points share.
     """
 
     kind: str
@@ -341,21 +368,24 @@ class StudyPlan:
 
     @property
     def all_ranks(self) -> tuple[int, ...]:
-        """Those that run and those that are emulated, in order."""
+        """Numbers of ranks that are started or emulated, in ascending order."""
         return tuple(sorted({*self.ranks, *self.emulated}))
 
     def settings(self) -> list[StudyPoint]:
-        """Every point once, in the order in which each round runs them."""
+        """Return the first repeat of every point, in the order in which they run."""
         return list(self._points())
 
     def runs(self) -> Iterator[StudyPoint]:
-        """Repeats in turns, so that a machine that changes its pace hits all alike."""
+        """Yield all runs: every point once, then every point again.
+
+        In this order, all points suffer alike from a machine whose speed varies.
+        """
         settings = self.settings()
         for repeat in range(1, self.repeats + 1):
-            yield from (point.again(repeat) for point in settings)
+            yield from (replace(point, repeat=repeat) for point in settings)
 
     def left_out(self) -> list[str]:
-        """Methods that have no grid on some of the ranks."""
+        """Return a sentence on each method that has no grid on some of the ranks."""
         none = [
             (name, [p for p in self.all_ranks if not self.grids_of(name, p)])
             for name in self.methods
@@ -367,7 +397,7 @@ class StudyPlan:
         ]
 
     def grids_of(self, name: str, ranks: int) -> list[Grid]:
-        """The grids of a method on so many ranks."""
+        """Return the grids on which a method runs on a number of ranks."""
         method = get_method(name)
         if name not in PLACED:
             return method.grids(ranks)
@@ -386,7 +416,7 @@ class StudyPlan:
     def _at(
         self, name: str, method: StudyMethod, ranks: int, grid: Grid, batch: int
     ) -> Iterator[StudyPoint]:
-        """All steps, recipes and seeds of one place."""
+        """Yield the points of a method on one grid: all steps, recipes and seeds."""
         for steps in (1,) if method.sums_each else self.steps:
             for recipe in self.precision:
                 for seed in self.seeds:
@@ -405,18 +435,18 @@ class StudyPlan:
                     )
 
     def rows_on(self, ranks: int) -> int:
-        """How many of the data's rows so many ranks train on; 0 = all."""
+        """Return the number of rows on which a number of ranks trains; 0 for all."""
         most = max(self.all_ranks)
         if self.kind != "weak" or ranks == most:
             return 0
         return self.rows * ranks // most
 
     def batch_on(self, ranks: int, batch: int) -> int:
-        """The global batch on so many ranks."""
+        """Return the global batch on a number of ranks."""
         return batch * ranks // min(self.all_ranks) if self.batch_grows else batch
 
     def as_dict(self) -> dict[str, Any]:
-        """What study.toml holds of it beside the base."""
+        """Return the table [study] of study.toml."""
         return {
             "kind": self.kind,
             "ranks": list(self.ranks),
@@ -434,7 +464,7 @@ class StudyPlan:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing in which two plans differ, or nothing."""
+    """Return the first key in which two plans differ and its values; "" without one."""
     for key in dict.fromkeys([*before, *now]):
         was, is_now = before.get(key), now.get(key)
         if isinstance(was, Mapping) and isinstance(is_now, Mapping):
@@ -442,39 +472,50 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             if inner:
                 return f"{key}.{inner}"
         elif was != is_now:
-            return f"{key} was {_said(was)} and is {_said(is_now)}"
+            return f"{key} was {_literal(was)} and is {_literal(is_now)}"
     return ""
 
 
-def _said(value: Any) -> str:
+def _literal(value: Any) -> str:
     return "left out" if value is None else repr(value)
 
 
-# Settings to compare: named configurations, and whether a comparison is fair.
+# A comparison has named settings, and it is fair if all see as many rows in a step.
 
-# What all settings of a comparison share, or it would compare something else.
+# Settings that all rows of a comparison must share.
 SHARED = (("data", "path"), ("run", "out"), ("run", "comm"))
 
 
 @dataclass(frozen=True)
 class NamedSetting:
-    """A name in the table, and what is trained under it."""
+    """A named configuration in a comparison.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the table.
+    config : RunConfig
+        The configuration to train.
+    is_method : bool
+        Whether the name is that of a method. A method that cannot run becomes a
+        `Refusal`; any other setting that cannot run is an error.
+    """
 
     name: str
     config: RunConfig
-    is_method: bool = False  # by its method's name: refused where it cannot run
+    is_method: bool = False
 
     @property
     def global_batch(self) -> int:
-        """Rows that all replicas together take in one step."""
+        """Rows of one step, over all replicas."""
         config = self.config
-        together = config.grid.replicas * config.agreement.batches_together
-        return config.schedule.batch * together
+        batches = config.grid.replicas * config.agreement.batches_together
+        return config.schedule.batch * batches
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A method that cannot run as asked, and the sentence that says why."""
+    """A method that cannot run with these settings, and the reason as a sentence."""
 
     name: str
     why: str
@@ -483,11 +524,21 @@ class Refusal:
 Entry = NamedSetting | Refusal
 
 
-def make_setting(name: str, base: Tables, over: Tables) -> NamedSetting:
-    """The tables of `over` laid over those of `base`.
+def settings_of(entries: Iterable[Entry]) -> list[NamedSetting]:
+    """Return the settings among entries, without the refusals."""
+    return [one for one in entries if isinstance(one, NamedSetting)]
 
-    A rule of steps that is not the base's, and measures its rate in other units, has a
-    rate of its own unless `over` gives one.
+
+def refusals_of(entries: Iterable[object]) -> tuple[Refusal, ...]:
+    """Return the refusals among entries."""
+    return tuple(one for one in entries if isinstance(one, Refusal))
+
+
+def make_setting(name: str, base: Tables, over: Tables) -> NamedSetting:
+    """Return a named setting in which the tables of `over` override those of `base`.
+
+    If the update rule of `over` measures rates in other units than that of `base`, the
+    setting has a rate of its own, unless `over` has one.
     """
     for section, key in SHARED:
         if key in over.get(section, {}):
@@ -498,7 +549,7 @@ def make_setting(name: str, base: Tables, over: Tables) -> NamedSetting:
     tables = {section: dict(table) for section, table in base.items()}
     for section, table in over.items():
         tables.setdefault(section, {}).update(table)
-    others = {  # what all share is for those that read it
+    others = {  # shared settings may be left out of a setting that does not read them
         section: {k: v for k, v in table.items() if k not in over.get(section, {})}
         for section, table in base.items()
     }
@@ -514,9 +565,9 @@ def make_setting(name: str, base: Tables, over: Tables) -> NamedSetting:
 
 
 def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
-    """Refuse what is given for all of them and read by none."""
-    given = ((section, key) for section, table in base.items() for key in table)
-    for section, key in given:
+    """Refuse a shared setting that none of the configurations reads."""
+    keys = ((section, key) for section, table in base.items() for key in table)
+    for section, key in keys:
         name, value = f"{section}.{key}", base[section][key]
         usual = value_of(name, USUAL)
         if value == usual or not configs or not is_conditional(name):
@@ -529,14 +580,14 @@ def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
 
 
 def on_ranks(entry: Entry, ranks: int) -> Entry:
-    """With the grid that it has there, where none was given."""
+    """Return a setting with its default grid on `ranks` ranks, if it has no grid."""
     if isinstance(entry, Refusal):
         return entry
     return replace(entry, config=resolve_grid(entry.config, ranks))
 
 
 def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, key -> value) of "NAME: key=value key=value".
+    """Return the name and the settings of "NAME: key=value key=value".
 
     >>> parse_setting("ca-sgd: products=gram schedule.steps=8")
     ('ca-sgd', {'products': 'gram', 'schedule.steps': 8})
@@ -562,17 +613,18 @@ def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
 def expand_settings(
     name: str, table: Mapping[str, Any], short: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """`table` as sections: "products.kind", products = {kind = ...}, or a short name.
+    """Return the sections of a table whose keys have several forms.
 
-    `short` maps names to section.key; grid = "2x1" says replicas and members.
+    A key is "products.kind", or a name of `short`, which maps names to section.key, or
+    a section with a table as its value; grid = "2x1" sets replicas and members.
     """
     sections: dict[str, dict[str, Any]] = {}
     for key, value in table.items():
-        section, dot, own = short.get(key, key).partition(".")
+        section, dot, setting = short.get(key, key).partition(".")
         if isinstance(value, Mapping):
             sections.setdefault(key, {}).update(value)
         elif dot:
-            sections.setdefault(section, {})[own] = value
+            sections.setdefault(section, {})[setting] = value
         elif key == "grid":
             sections["grid"] = _grid(name, str(value))
         else:
@@ -592,34 +644,34 @@ def _grid(name: str, text: str) -> dict[str, int]:
 
 
 def folder_name(name: str) -> str:
-    """`name` as a folder."""
+    """Return the name of a setting as the name of a folder."""
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
 def check_names(settings: Sequence[Entry]) -> None:
-    """At least one setting, each under a name and a folder of its own."""
+    """Refuse an empty comparison, and two settings with the same name or folder."""
     if not settings:
         raise ConfigError(
             "nothing to compare: add --setting 'NAME: key=value', [compare.NAME] tables"
             " in the file, or --methods all"
         )
-    places = [folder_name(setting.name) for setting in settings]
-    for setting, place in zip(settings, places, strict=True):
-        if not place:
+    folders = [folder_name(setting.name) for setting in settings]
+    for setting, folder in zip(settings, folders, strict=True):
+        if not folder:
             raise ConfigError(
                 f"setting {setting.name!r}: a name needs a letter or a digit"
             )
-        if places.count(place) > 1:
+        if folders.count(folder) > 1:
             raise ConfigError(
                 f"two settings are called {setting.name!r}; give each a name of its own"
             )
 
 
 def check_equal_batch(settings: Sequence[NamedSetting]) -> None:
-    """Refuse settings whose steps do not see as many rows: they solve other tasks."""
+    """Refuse settings whose steps have different numbers of rows."""
     if is_equal_batch(settings):
         return
-    said = [
+    batches = [
         f"{s.name} {s.global_batch} (batch {s.config.schedule.batch}"
         f" x {s.config.grid.replicas} replicas)"
         for s in settings
@@ -629,27 +681,27 @@ def check_equal_batch(settings: Sequence[NamedSetting]) -> None:
         f"batch={common // s.config.grid.replicas} for {s.name}" for s in settings
     ]
     raise ConfigError(
-        f"settings differ in their global batch: {', '.join(said)};"
+        f"settings differ in their global batch: {', '.join(batches)};"
         f" {', '.join(remedy)} makes it {common} for all, or add --allow-unequal"
     )
 
 
 def is_equal_batch(settings: Sequence[NamedSetting]) -> bool:
-    """True where every step sees as many rows."""
+    """Return whether a step of each setting has the same number of rows."""
     return len({setting.global_batch for setting in settings}) == 1
 
 
 def equal_batch(settings: Sequence[NamedSetting]) -> int:
-    """The first's global batch, or the next one that all replicas can share."""
+    """Return the first global batch, rounded up so that all replicas can share it."""
     share = lcm(*(setting.config.grid.replicas for setting in settings))
     return -(-settings[0].global_batch // share) * share
 
 
-# What of a plan cannot be run, or would compare unequal things.
+# A plan is checked before anything runs.
 
 
 def check_plan(plan: StudyPlan) -> None:
-    """Refuse what cannot be run, or would compare unequal things."""
+    """Refuse a plan that cannot run, or that would compare unequal tasks."""
     if plan.kind not in KINDS or plan.on not in PLACES:
         raise ConfigError(
             f"a study is one of {', '.join(KINDS)} on {' or '.join(PLACES)},"
@@ -743,22 +795,17 @@ def _check_weak(plan: StudyPlan) -> None:
 
 
 def _check_batch(plan: StudyPlan) -> None:
-    """All methods see as many rows in a step, so replicas must share them evenly."""
+    """Refuse a global batch that the replicas of a method cannot share evenly."""
     for point in plan.settings():
         replicas = point.grid[0]
         if point.batch % replicas:
-            share = _share(plan)
+            share = lcm(*(point.grid[0] for point in plan.settings()))
             larger = -(-point.batch // share) * share
             raise ConfigError(
                 f"{point.method} on {point.ranks} ranks: {replicas} replicas cannot"
                 f" share a global batch of {point.batch} evenly; use --batch {larger},"
                 " or other ranks"
             )
-
-
-def _share(plan: StudyPlan) -> int:
-    """What a batch must be a multiple of, for all replicas of the plan."""
-    return lcm(*(point.grid[0] for point in plan.settings()))
 
 
 def _check_point(point: StudyPoint) -> RunConfig:
@@ -773,9 +820,9 @@ def _check_point(point: StudyPoint) -> RunConfig:
 
 
 def check_steps(name: str, method: StudyMethod, grid: Grid, config: RunConfig) -> None:
-    """Refuse s left open where it changes what is learnt, and products that sum each.
+    """Refuse --steps auto on several replicas, and CA-SGD with --products direct.
 
-    s is 0 in a configuration that leaves it open.
+    With --steps auto, the configuration has 0 steps.
     """
     if not config.schedule.steps and grid[0] > 1:
         raise ConfigError(
@@ -784,6 +831,6 @@ def check_steps(name: str, method: StudyMethod, grid: Grid, config: RunConfig) -
         )
     if method.product and config.products.kind == "direct":
         raise ConfigError(
-            f"{name} takes s steps a sum, which --products direct does not; leave"
-            " --products out, or name gram or cached"
+            f"{name} takes s steps with one sum, which --products direct does not;"
+            " leave --products out, or name gram or cached"
         )

@@ -12,27 +12,29 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import make_precision
 from hpcsgd.products.cost import Choice, CostInputs, Machine, candidates, terms
-from hpcsgd.runs.figures import STYLES, make_figure, saved
+from hpcsgd.runs.figures import STYLES, html, make_figure, new_axes, saved, to_frame
 from hpcsgd.tuning.machine import Hardware
 
-# What a sum over many ranks takes: as a tree, or as rings, across levels of a machine.
+# The time of an all-reduce of n bytes over the levels of a machine (node, network).
 #
-# Ranks of one node sum among themselves first, then one of each node (or each with its
-# share) goes on to the next level.
+# The ranks of a node sum among themselves first; then one rank of each node, or each
+# rank with its share of the n bytes, takes part in the sum of the next level. A level
+# with latency α and bandwidth B connects f groups of F ranks each:
 #
-#   tree    Σ over levels of ⌈log2 f⌉ (α + n / B): partners exchange all of n, doubling
-#   halves  Σ over levels of 2 ⌈log2 f⌉ α, and the bytes of rings: shares are halved on
-#           the way out and doubled on the way back
-#   rings   Σ over levels of 2 (f − 1) (α + n / (f F B)): a share of n travels at a
-#           level with f parts, in which F ranks hold one already
+#   tree    Σ over levels of ⌈log2 f⌉ (α + n / B): partners exchange all n bytes, and
+#           their distance doubles (recursive doubling)
+#   halves  Σ over levels of 2 ⌈log2 f⌉ α, and the bytes of rings: recursive halving of
+#           the shares, then recursive doubling
+#   rings   Σ over levels of 2 (f − 1) (α + n / (f F B)): each of the F ranks of a group
+#           sends its share of n / F bytes around a ring of f groups
 #
-# Short sums go by trees, long ones by halves or rings: a sum takes what the fastest of
-# them takes.
+# Trees are fastest for short messages, halves and rings for long ones. The model takes
+# the fastest of the three.
 #
-# Where the machine file has the base β₀ of a sum, sums are those of NCCL, as
-# src/graph/tuning.cc has them (ncclTopoTuneModel): β₀ before the first hop, no halves,
-# and a tree that goes up and down again, as a chain within a node (a level with a
-# number of ranks) and as a tree over nodes:
+# If the machine file has the base β₀ of a sum, the model is that of NCCL
+# (ncclTopoTuneModel in src/graph/tuning.cc): β₀ before the first hop, no halves, and a
+# tree up and down again, which is a chain within a node (a level with a number of
+# ranks) and a binary tree over nodes:
 #
 #   tree    β₀ + 2 × Σ over levels of h α + 2 n / B of the slowest level,
 #           h = f − 1 within a node, ⌊log2 f⌋ over nodes
@@ -41,23 +43,23 @@ from hpcsgd.tuning.machine import Hardware
 
 @dataclass(frozen=True)
 class Sum:
-    """α and β of one way of summing over so many ranks."""
+    """Latency and time per byte of one all-reduce algorithm on a number of ranks."""
 
-    way: str
-    latency: float
-    per_byte: float  # of the bytes that a ring moves, as the cost model counts them
-    slowest: str  # the level that most of a long sum is spent on
+    way: str  # the algorithm: none, tree, halves or rings
+    latency: float  # seconds
+    per_byte: float  # seconds for each byte that a ring moves, as the cost model counts
+    slowest: str  # the level on which a long sum spends most of its time
 
 
 def sums_over(hardware: Hardware, ranks: int) -> list[Sum]:
-    """The ways of summing over so many ranks; one rank needs none."""
+    """Return the all-reduce algorithms on a number of ranks; one rank needs none."""
     if ranks == 1:
         return [Sum("none", 0.0, 0.0, "")]
     if hardware.base is not None:
         base = hardware.base.value
         rings = _shares("rings", hardware, ranks, lambda parts: parts - 1)
         sums = [_tree_of_nccl(hardware, ranks), rings]
-        return [replace(one, latency=base + one.latency) for one in sums]
+        return [replace(s, latency=base + s.latency) for s in sums]
     return [
         _tree(hardware, ranks),
         _shares("halves", hardware, ranks, lambda parts: ceil(log2(parts))),
@@ -66,65 +68,90 @@ def sums_over(hardware: Hardware, ranks: int) -> list[Sum]:
 
 
 def _tree(hardware: Hardware, ranks: int) -> Sum:
-    latency, times = 0.0, {}
+    latency = 0.0
+    times = {}
     for level, parts in hardware.spans(ranks):
         hops = ceil(log2(parts))
         latency += hops * level.latency.value
         times[level.name] = hops / level.bandwidth.value
-    return Sum("tree", latency, sum(times.values()) / _unit(ranks), _most(times))
+    per_byte = sum(times.values()) / _ring_bytes(ranks)
+    return Sum("tree", latency, per_byte, _slowest(times))
 
 
 def _tree_of_nccl(hardware: Hardware, ranks: int) -> Sum:
-    """Return the sum up a tree and down again, without its base."""
-    latency, times = 0.0, {}
+    """Return NCCL's sum up a tree and down again, without its base."""
+    latency = 0.0
+    times = {}
     for level, parts in hardware.spans(ranks):
         hops = parts - 1 if level.ranks else parts.bit_length() - 1
         latency += 2 * hops * level.latency.value
         times[level.name] = 2.0 / level.bandwidth.value
-    return Sum("tree", latency, max(times.values()) / _unit(ranks), _most(times))
+    per_byte = max(times.values()) / _ring_bytes(ranks)
+    return Sum("tree", latency, per_byte, _slowest(times))
 
 
 def _shares(
     way: str, hardware: Hardware, ranks: int, hops: Callable[[int], int]
 ) -> Sum:
-    """Each rank adds up its own share, then hands it round."""
-    latency, times, inside = 0.0, {}, 1
+    """Return a reduce-scatter and an all-gather, with `hops(f)` hops on f groups."""
+    latency = 0.0
+    times = {}
+    inside = 1
     for level, parts in hardware.spans(ranks):
         latency += 2 * hops(parts) * level.latency.value
         share = 1.0 / (parts * inside)
         times[level.name] = 2 * (parts - 1) * share / level.bandwidth.value
         inside *= parts
-    return Sum(way, latency, sum(times.values()) / _unit(ranks), _most(times))
+    per_byte = sum(times.values()) / _ring_bytes(ranks)
+    return Sum(way, latency, per_byte, _slowest(times))
 
 
-def _unit(ranks: int) -> float:
-    """Bytes that a ring moves of each byte of a payload."""
+def _ring_bytes(ranks: int) -> float:
+    """Return the bytes that a ring moves for each byte of a message."""
     return communicator.sum_bytes(1, ranks)
 
 
-def _most(times: dict[str, float]) -> str:
+def _slowest(times: dict[str, float]) -> str:
     return max(times, key=lambda name: times[name])
 
 
-# What a step would take on ranks that are not here, by the cost model.
+# The cost model predicts the time of a step on any number of ranks.
 
-WINS = 1.05  # times faster than plain SGD, from which that is worth a word
-EFFICIENT = 0.5  # of the ideal speed-up, below which more ranks are badly used
+WINS = 1.05  # a speed-up of CA-SGD over plain SGD that counts as faster
+EFFICIENT = 0.5  # the least efficiency that counts as a good use of the ranks
 WORD = 4  # bytes of a weight that replicas average
 
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """The run whose time is asked for."""
+    """Data sizes and settings of the run that is predicted.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Size of the data.
+    batch : int
+        Rows of one step of one replica.
+    epochs : int
+        Passes over the rows.
+    steps : int
+        SGD steps s of one exchange; 0 for the fastest number.
+    recipe : str
+        Recipe of number formats.
+    scores : int
+        Columns of the weights: the number of classes of softmax, else 1.
+    period : int
+        Exchanges between two agreements of the replicas.
+    """
 
     rows: int
     columns: int
     batch: int = 32
     epochs: int = 10
-    steps: int = 0  # 0 = those that are fastest
+    steps: int = 0
     recipe: str = "fp32"
-    scores: int = 1  # columns of weights, K
-    period: int = 8  # exchanges between agreements, where there are replicas
+    scores: int = 1
+    period: int = 8
 
     def __post_init__(self) -> None:
         if min(self.rows, self.columns) < 1:
@@ -137,38 +164,38 @@ class PredictedRun:
 
 @dataclass(frozen=True)
 class PredictedPoint:
-    """A number of ranks: plain SGD, CA-SGD, and what limits the latter."""
+    """Predicted times of a step of SGD and of CA-SGD on one number of ranks."""
 
     ranks: int
-    grid: tuple[int, int]
-    sgd: float  # seconds of a step
-    best: Choice  # of CA-SGD: what it takes, with which product and s
-    by: str  # how its sums go: tree, rings
-    terms: Mapping[str, float]  # of a step of `best`, in seconds
-    agreement: float  # of them, what replicas add
+    grid: tuple[int, int]  # replicas, members
+    sgd: float  # seconds of a step of plain SGD
+    best: Choice  # product, s and seconds of the fastest step of CA-SGD
+    by: str  # all-reduce algorithm of `best`: tree, halves or rings
+    terms: Mapping[str, float]  # parts of a step of `best`, in seconds
+    agreement: float  # seconds of a step that the agreement of replicas adds
 
     @property
     def speed_up(self) -> float:
-        """CA-SGD over plain SGD."""
+        """Speed-up of CA-SGD over plain SGD."""
         return self.sgd / self.best.seconds
 
     @property
     def seconds(self) -> float:
-        """Of a step of the faster method."""
+        """Seconds of a step of the faster method."""
         return min(self.sgd, self.best.seconds)
 
     @property
     def method(self) -> str:
-        """The faster method."""
+        """Name of the faster method."""
         return "SGD" if self.sgd <= self.best.seconds else "CA-SGD"
 
     @property
     def limit(self) -> str:
-        """The term that takes longest."""
+        """Name of the longest part of a step of CA-SGD."""
         return max(self.terms, key=lambda name: self.terms[name])
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the point as a JSON object."""
         return {
             "ranks": self.ranks,
             "grid": {"replicas": self.grid[0], "members": self.grid[1]},
@@ -186,40 +213,53 @@ class PredictedPoint:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All numbers of ranks that were asked about."""
+    """Predicted times of a step on several numbers of ranks.
+
+    Attributes
+    ----------
+    hardware : Hardware
+        The machine file.
+    asked : PredictedRun
+        The run whose steps are predicted.
+    points : tuple of PredictedPoint
+        One point for each number of ranks.
+    one_rank : PredictedPoint
+        The point of one rank, which speed-ups are relative to.
+    """
 
     hardware: Hardware
     asked: PredictedRun
     points: tuple[PredictedPoint, ...]
-    one_rank: PredictedPoint  # what all are held to, whether it was asked for or not
+    one_rank: PredictedPoint
 
     def wins(self) -> list[int]:
-        """Ranks at which CA-SGD is faster than plain SGD by more than a word."""
+        """Return the numbers of ranks on which CA-SGD is faster by at least 5 %."""
         return [p.ranks for p in self.points if p.speed_up >= WINS]
 
     def fastest(self) -> PredictedPoint:
-        """Return the point with the shortest step; of equal ones that of fewest ranks.
+        """Return the point with the shortest step; of equal ones, the fewest ranks.
 
-        A step of several replicas is one step of each: its seconds are not divided by
-        their number, for averaged weights do not get as far as so many steps of one.
+        In a step of several replicas, each replica makes one step. The seconds of a
+        step are not divided by the number of replicas, because R replicas that average
+        their weights learn less from a step each than one replica from R steps.
         """
         return min(self.points, key=lambda p: (p.seconds, p.ranks))
 
     def speed_up(self, point: PredictedPoint) -> float:
-        """Return how many times faster a step is than the best one of one rank."""
+        """Return the speed-up of a point's step over the fastest step of one rank."""
         return self.one_rank.seconds / point.seconds
 
     def efficiency(self, point: PredictedPoint) -> float:
-        """Return the speed-up over the ranks that it takes."""
+        """Return the speed-up of a point over one rank, divided by its ranks."""
         return self.speed_up(point) / point.ranks
 
     def efficient(self) -> PredictedPoint | None:
-        """Return the point of the most ranks whose efficiency is at least a half."""
+        """Return the point with the most ranks whose efficiency is at least 50 %."""
         points = [p for p in self.points if self.efficiency(p) >= EFFICIENT]
         return max(points, key=lambda p: p.ranks, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the document of `hpcsgd study predict --json`."""
         numbers = {
             name: {"value": n.value, "mark": n.mark, "source": n.source}
             for name, n in self.hardware.numbers()
@@ -242,11 +282,127 @@ class Prediction:
             "efficient_to": best.ranks if (best := self.efficient()) else None,
         }
 
+    def to_frame(self) -> Any:
+        """Return the table as a pandas.DataFrame, one row for each number of ranks.
+
+        Raises
+        ------
+        MissingPackage
+            If pandas is not installed.
+        """
+        return to_frame(self._rows(), index="ranks")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the time of a step over the ranks with matplotlib.
+
+        One curve is plain SGD, the other is CA-SGD. Both axes are logarithmic.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Without it there is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+
+        Raises
+        ------
+        MissingPackage
+            If matplotlib is not installed.
+        """
+        ax = new_axes(ax)
+        ranks = [point.ranks for point in self.points]
+        curves = {
+            "SGD": ("--s", [point.sgd for point in self.points]),
+            "CA-SGD": ("-o", [point.best.seconds for point in self.points]),
+        }
+        for name, (style, seconds) in curves.items():
+            ax.plot(ranks, [1e6 * value for value in seconds], style, label=name)
+        ax.set(title=self.hardware.name, xlabel="ranks", ylabel="µs of a step")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.legend(fontsize="small")
+        return ax
+
+    def save_figure(self, path: str | Path) -> Path:
+        """Write a PNG: the time of a step, and the shares of its parts for CA-SGD."""
+        figure, ((left, right),) = make_figure(1)
+        self.plot(left)
+        ranks = [point.ranks for point in self.points]
+        for name, style in zip(self.points[0].terms, cycle(STYLES), strict=False):
+            shares = [
+                point.terms.get(name, 0.0) / point.best.seconds for point in self.points
+            ]
+            right.plot(ranks, shares, style, label=name)
+        right.set(title="what CA-SGD's time goes into", xlabel="ranks", ylabel="share")
+        right.set_xscale("log", base=2)
+        right.legend(fontsize="small")
+        return saved(figure, path)
+
+    def _repr_html_(self) -> str:
+        """Return the table and a picture for a notebook."""
+        names = (
+            *("ranks", "grid", "sgd_seconds", "ca_sgd_seconds", "product", "steps"),
+            *("speed_up", "speed_up_one_rank", "efficiency", "limit"),
+        )
+        rows = [{name: row[name] for name in names} for row in self._rows()]
+        marks = [number.mark for _, number in self.hardware.numbers()]
+        measured = marks.count("measured")
+        stated = marks.count("stated")
+        note = f"{measured} figures of this machine are measured, {stated} stated"
+        title = f"Prediction: a step on {self.hardware.name}"
+        return html(title, rows, lambda ax: self.plot(ax=ax), note)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return one flat row for each number of ranks."""
+        return [
+            {
+                "ranks": point.ranks,
+                "grid": f"{point.grid[0]}x{point.grid[1]}",
+                "sgd_seconds": point.sgd,
+                "ca_sgd_seconds": point.best.seconds,
+                "product": point.best.product,
+                "steps": point.best.steps,
+                "sums_by": point.by,
+                "speed_up": point.speed_up,
+                "speed_up_one_rank": self.speed_up(point),
+                "efficiency": self.efficiency(point),
+                "limit": point.limit,
+            }
+            for point in self.points
+        ]
+
 
 def predict(
     hardware: Hardware, asked: PredictedRun, ranks: Sequence[int]
 ) -> Prediction:
-    """A step of plain SGD and of CA-SGD on each number of ranks."""
+    """Predict the time of a step of plain SGD and of CA-SGD.
+
+    Parameters
+    ----------
+    hardware : Hardware
+        The machine, as `hpcsgd.tuning.machine.load_hardware` reads it.
+    asked : PredictedRun
+        The size of the data, and the settings of the run.
+    ranks : sequence of int
+        The numbers of ranks.
+
+    Returns
+    -------
+    Prediction
+        One point for each number of ranks.
+
+    Examples
+    --------
+    >>> from hpcsgd.studies.predict import PredictedRun, predict
+    >>> from hpcsgd.tuning.machine import load_hardware
+    >>> run = PredictedRun(rows=400_000, columns=2000)
+    >>> found = predict(load_hardware("perlmutter-a100"), run, ranks=[1, 4, 64])
+    >>> found.fastest().ranks
+    4
+    """
     return Prediction(
         hardware,
         asked,
@@ -256,9 +412,9 @@ def predict(
 
 
 def grid_of(asked: PredictedRun, ranks: int) -> tuple[int, int]:
-    """R x C: one replica as long as every rank has a column, then as few as it takes.
+    """Return the grid (replicas, members) of a number of ranks.
 
-    Of the numbers of members that divide the ranks, the largest with a column each.
+    The members are the largest divisor of the ranks with a column for each member.
     """
     members = next(
         ranks // r
@@ -275,8 +431,9 @@ def grid_of(asked: PredictedRun, ranks: int) -> tuple[int, int]:
 
 
 def job_on(asked: PredictedRun, grid: tuple[int, int]) -> CostInputs:
-    """What the cost model is asked about on this grid."""
-    precision, (replicas, members) = make_precision(asked.recipe), grid
+    """Return the inputs of the cost model for a run on a grid."""
+    precision = make_precision(asked.recipe)
+    replicas, members = grid
     sizes = {f: get_format(getattr(precision, f)).dtype.itemsize for f in FIELDS}
     return CostInputs(
         members=members,
@@ -301,40 +458,39 @@ def _point(hardware: Hardware, asked: PredictedRun, ranks: int) -> PredictedPoin
     grid = grid_of(asked, ranks)
     job = job_on(asked, grid)
     alone = hardware.machine(narrow=job.matrix < WORD)
-    ways = [
-        (one, replace(alone, latency=one.latency, per_byte=one.per_byte))
-        for one in sums_over(hardware, grid[1])
-    ]
-    agreement = _agreement(hardware, asked, job, grid)
-    plain = min(c.seconds for _, m in ways for c in _plain(asked, job, m))
-    best, way, machine = min(
-        ((c, one.way, m) for one, m in ways for c in _avoiding(asked, job, m)),
-        key=lambda found: found[0].seconds,
+    machines = {
+        s.way: replace(alone, latency=s.latency, per_byte=s.per_byte)
+        for s in sums_over(hardware, grid[1])
+    }
+    plain = min(c.seconds for m in machines.values() for c in _plain(asked, job, m))
+    best, way = min(
+        ((c, way) for way, m in machines.items() for c in _avoiding(asked, job, m)),
+        key=lambda candidate: candidate[0].seconds,
     )
-    each = agreement / (asked.period * best.steps)
-    spent = terms(best.product, best.steps, job, machine)
-    spent["agreement"] = each
-    # One replica's agreements are as many, whatever it does between them.
+    # SGD has as many agreements in a number of steps as CA-SGD.
+    agreement = _agreement(hardware, asked, job, grid) / (asked.period * best.steps)
+    parts = terms(best.product, best.steps, job, machines[way])
+    parts["agreement"] = agreement
     return PredictedPoint(
         ranks=ranks,
         grid=grid,
-        sgd=plain + each,
-        best=replace(best, seconds=best.seconds + each),
+        sgd=plain + agreement,
+        best=replace(best, seconds=best.seconds + agreement),
         by=way,
-        terms=spent,
-        agreement=each,
+        terms=parts,
+        agreement=agreement,
     )
 
 
 def _plain(asked: PredictedRun, job: CostInputs, machine: Machine) -> Iterator[Choice]:
-    """Plain SGD, whose groups of steps change nothing between members."""
+    """Return the choices of plain SGD, which sums in every step whatever s is."""
     return candidates("direct", asked.steps, job, machine)
 
 
 def _avoiding(
     asked: PredictedRun, job: CostInputs, machine: Machine
 ) -> Iterator[Choice]:
-    """CA-SGD: all that `auto` has to choose from; plain SGD on one member."""
+    """Return the choices of CA-SGD, which is plain SGD on one member."""
     if job.members == 1:
         return candidates("direct", asked.steps, job, machine)
     return (
@@ -347,15 +503,17 @@ def _avoiding(
 def _agreement(
     hardware: Hardware, asked: PredictedRun, job: CostInputs, grid: tuple[int, int]
 ) -> float:
-    """Seconds of one averaging over replicas, whose ranks lie as far as may be."""
-    if grid[0] == 1:
+    """Return the seconds of one average over replicas, on the outermost levels."""
+    replicas = grid[0]
+    if replicas == 1:
         return 0.0
-    size = WORD * job.local_columns * asked.scores
-    return min(_sum_seconds(one, size, grid[0]) for one in _far(hardware, grid))
+    size = communicator.sum_bytes(WORD * job.local_columns * asked.scores, replicas)
+    sums = _sums_of_replicas(hardware, grid)
+    return min(s.latency + s.per_byte * size for s in sums)
 
 
-def _far(hardware: Hardware, grid: tuple[int, int]) -> list[Sum]:
-    """Sums over replicas: the levels beyond those that members fill."""
+def _sums_of_replicas(hardware: Hardware, grid: tuple[int, int]) -> list[Sum]:
+    """Return the sums over replicas, on the levels that one replica does not fill."""
     levels = tuple(
         replace(level, ranks=level.ranks and max(level.ranks // grid[1], 1))
         for level in hardware.levels
@@ -363,56 +521,20 @@ def _far(hardware: Hardware, grid: tuple[int, int]) -> list[Sum]:
     return sums_over(replace(hardware, levels=levels), grid[0])
 
 
-def _sum_seconds(one: Sum, size: float, ranks: int) -> float:
-    return one.latency + one.per_byte * communicator.sum_bytes(int(size), ranks)
-
-
 def parse_ranks(text: str) -> list[int]:
-    """Of "1..64", powers of two, or "1,2,6".
+    """Return numbers of ranks: "1..64" has the powers of two, "1,2,6" is a list.
 
     >>> parse_ranks("1..8")
     [1, 2, 4, 8]
     """
     first, dots, last = text.partition("..")
     try:
-        if dots:
-            found, top = [int(first)], int(last)
-            while found[-1] * 2 <= top:
-                found.append(found[-1] * 2)
-            found = found if found[0] <= top else [0]
-        else:
-            found = sorted({int(word) for word in text.split(",")})
+        ranks = [int(first)] if dots else sorted({int(w) for w in text.split(",")})
+        most = int(last) if dots else ranks[-1]
     except ValueError:
-        found = [0]
-    if min(found) < 1:
+        ranks = []
+    if not ranks or ranks[0] < 1 or ranks[0] > most:
         raise ConfigError(f"--ranks {text}: write 1..65536 for powers of two, or 1,2,4")
-    return found
-
-
-# The prediction as a picture.
-
-
-def plot_prediction(report: Mapping[str, Any], path: str | Path) -> Path:
-    """Draw seconds of a step over ranks, and what CA-SGD's are spent on.
-
-    Parameters
-    ----------
-    report : the document of `hpcsgd study predict`
-    path : where the PNG goes
-    """
-    figure, ((left, right),) = make_figure(1)
-    points = report["points"]
-    ranks = [point["ranks"] for point in points]
-    for key, style in (("sgd_seconds", "--s"), ("ca_sgd_seconds", "-o")):
-        name = {"sgd_seconds": "SGD", "ca_sgd_seconds": "CA-SGD"}[key]
-        left.plot(ranks, [1e6 * point[key] for point in points], style, label=name)
-    for name, style in zip(points[0]["terms"], cycle(STYLES), strict=False):
-        shares = [p["terms"].get(name, 0.0) / p["ca_sgd_seconds"] for p in points]
-        right.plot(ranks, shares, style, label=name)
-    left.set(title=report["machine"]["name"], xlabel="ranks", ylabel="µs of a step")
-    right.set(title="what CA-SGD's time goes into", xlabel="ranks", ylabel="share")
-    for axis in (left, right):
-        axis.set_xscale("log", base=2)
-        axis.legend(fontsize="small")
-    left.set_yscale("log")
-    return saved(figure, path)
+    while dots and ranks[-1] * 2 <= most:
+        ranks.append(ranks[-1] * 2)
+    return ranks

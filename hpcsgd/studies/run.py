@@ -1,4 +1,4 @@
-"""Points of a study, run one after the other in processes."""
+"""Run the points of a study, one after the other, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -38,64 +38,70 @@ from hpcsgd.files import (
     read_entry_text,
     write_text,
 )
+from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result, finite
 from hpcsgd.solvers.callbacks import Callback
-from hpcsgd.studies import folder
 from hpcsgd.studies import folder as folder_module
 from hpcsgd.studies.account import Account, account
 from hpcsgd.studies.folder import DONE, StudyFolder, first_rows, line, rows_in
 from hpcsgd.studies.plan import Grid, Steps, StudyPlan, StudyPoint, check_plan
 
-# One run in a process of its own, so that its end, however bad, is its own.
+# Each run is a process of its own, so that a crash ends one run and not the study.
 
-GRACE = 10.0  # seconds for a run to end when it is told to
-TAIL = 4000  # characters of a log that are searched for its last sentence
-SAID = "error: "
+GRACE = 10.0  # seconds that a run has to end after a signal
+TAIL = 4000  # characters at the end of a log that are searched for its last error
+ERROR = "error: "  # what an error message in a log begins with
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended."""
+    """Exit code, report, error message and times of a run that has ended."""
 
     code: int
-    report: dict[str, Any] | None  # its JSON document
-    error: str  # one sentence, or nothing
+    report: dict[str, Any] | None  # the JSON document that the run printed
+    error: str  # one sentence; empty after a good end
     seconds: float
     cpu_seconds: float
     timed_out: bool = False
 
 
 def launch(config: Path, ranks: int, log: Path, limit: float) -> RunEnd:
-    """Train what the file says on so many ranks; `limit` is in seconds, 0 = none."""
-    began, used = time.monotonic(), _cpu_seconds()
-    with tempfile.TemporaryFile() as said, _emptied(log) as heard:
+    """Train the configuration of a file on `ranks` ranks, and wait for the end.
+
+    A run that takes longer than `limit` seconds is ended; 0 sets no limit.
+    """
+    began = time.monotonic()
+    cpu_before = _cpu_seconds()
+    with tempfile.TemporaryFile() as output, _open_log(log) as errors:
         process = subprocess.Popen(
             command(config, ranks),
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=heard,
+            stdout=output,
+            stderr=errors,
             env=environment(),
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
         timed_out = _wait(process, limit)
-        said.seek(0)
-        report = read_report(said.read())
-    late = (
-        f"it took longer than the {limit:g} s of --point-timeout" if timed_out else ""
-    )
+        output.seek(0)
+        report = read_report(output.read())
+    late = _timeout_message(limit) if timed_out else ""
     return RunEnd(
         code=process.returncode,
         report=None if timed_out else report,
         error=late or last_sentence(log, process.returncode),
         seconds=time.monotonic() - began,
-        cpu_seconds=_cpu_seconds() - used,
+        cpu_seconds=_cpu_seconds() - cpu_before,
         timed_out=timed_out,
     )
 
 
-def _emptied(log: Path) -> IO[bytes]:
-    """The log of a run, to be written anew."""
+def _timeout_message(limit: float) -> str:
+    return f"it took longer than the {limit:g} s of --point-timeout"
+
+
+def _open_log(log: Path) -> IO[bytes]:
+    """Open the log of a run for writing, and empty it."""
     try:
         return open(open_entry(log, CREATE), "wb")
     except OSError as error:
@@ -106,22 +112,25 @@ def _emptied(log: Path) -> IO[bytes]:
 
 
 def command(config: Path, ranks: int) -> list[str]:
-    """What is started; one rank needs no launcher."""
+    """Return the command line of a run; one rank needs no launcher."""
     words = [sys.executable, "-m", "hpcsgd", "train", str(config), "--json", "--quiet"]
     return words if ranks == 1 else [*words, "--ranks", str(ranks)]
 
 
 def environment() -> dict[str, str]:
-    """One BLAS thread a rank, unless the user said otherwise, as on many ranks.
+    """Return the environment of a run: one BLAS thread a rank unless the user set it.
 
-    A rank that is alone would else have those of all cores: no baseline of others, and
-    not one of many that are emulated.
+    A rank that runs alone would otherwise use a thread for each core. Its time would
+    then be no baseline for many ranks, and no time of an emulated rank.
     """
     return {**dict.fromkeys(THREAD_SETTINGS, "1"), **os.environ}
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> bool:
-    """True where it had to be ended; nobody of it is left in any case."""
+    """Wait for a run, and return whether it took too long and was ended.
+
+    No process of the run is left when this returns or raises.
+    """
     try:
         process.wait(limit or None)
     except subprocess.TimeoutExpired:
@@ -134,10 +143,10 @@ def _wait(process: subprocess.Popen[bytes], limit: float) -> bool:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask for an orderly end, then press Ctrl-C twice, then kill its own group.
+    """End a run by SIGTERM, then SIGINT twice, then SIGKILL to its process group.
 
-    The second Ctrl-C is what makes the command kill its ranks, which a launcher put
-    into sessions of their own.
+    A second SIGINT makes the command kill its ranks, which the launcher has started in
+    sessions of their own.
     """
     for numbers in ((signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)):
         for number in numbers:
@@ -153,7 +162,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def read_report(text: bytes) -> dict[str, Any] | None:
-    """The document on standard output, if there is a whole one."""
+    """Return the JSON document in the output of a run; None if it is not complete."""
     try:
         report = parse_json(text)
     except ValueError:
@@ -162,21 +171,23 @@ def read_report(text: bytes) -> dict[str, Any] | None:
 
 
 def last_sentence(log: Path, code: int) -> str:
-    """What it said about its end; nothing after a good one."""
+    """Return the last error message in the log of a run; "" for exit code 0."""
     if code == 0:
         return ""
     text = read_entry_text(log, "replace")[-TAIL:]
-    said = [line.partition(SAID)[2] for line in text.splitlines() if SAID in line]
-    return said[-1] if said else f"it ended with exit code {code}; see {log.name}"
+    messages = [line.partition(ERROR)[2] for line in text.splitlines() if ERROR in line]
+    if messages:
+        return messages[-1]
+    return f"it ended with exit code {code}; see {log.name}"
 
 
 def _cpu_seconds() -> float:
-    """Of all children that have ended, and of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    """Return the processor time of all descendants that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
-# Every point of a plan, one after the other; none takes the others down.
+# A study runs every point of its plan in turn. A point that fails does not end it.
 
 log = logging.getLogger(__name__)
 TIMEOUT = 3600.0  # seconds of one run
@@ -189,18 +200,23 @@ def run(
     resume: bool = False,
     timeout: float = TIMEOUT,
 ) -> Account:
-    """Run what a plan has and its folder lacks.
+    """Run the points of a plan that have no result in its folder yet.
 
     Parameters
     ----------
-    plan : what to run
-    out : the folder of the study
-    resume : go on with the study that is there
-    timeout : seconds that one run may take, 0 = for ever
+    plan : StudyPlan
+        The points and their repeats.
+    out : path-like
+        The folder of the study.
+    resume : bool, default=False
+        Whether to continue the study in the folder.
+    timeout : float, default=3600.0
+        Seconds of one run; 0 for no limit.
 
     Returns
     -------
     Account
+        Medians, speed-ups and efficiencies, one row for each setting.
     """
     check_plan(plan)
     if plan.on != "local":
@@ -220,54 +236,64 @@ def run(
 def waiting(
     plan: StudyPlan, lines: Mapping[str, Mapping[str, Any]]
 ) -> list[StudyPoint]:
-    """Runs that have no good line yet."""
-    done = {key for key, found in lines.items() if found["status"] in DONE}
+    """Return the runs of a plan that have no line with a status of `DONE`."""
+    done = {key for key, line in lines.items() if line["status"] in DONE}
     return [point for point in plan.runs() if point.key not in done]
 
 
 def _run_all(plan: StudyPlan, folder: StudyFolder, timeout: float) -> None:
     todo = waiting(plan, folder.lines())
-    crowd = max((p.launched for p in todo), default=0)
-    if crowd > folder_module.cores():
+    most = max((point.launched for point in todo), default=0)
+    cores = folder_module.cores()
+    if most > cores:
         log.warning(
             "up to %d ranks share %d cores: those times mean little; --emulate-members"
             " %d times one rank as one of them",
-            *(crowd, folder_module.cores(), crowd),
+            most,
+            cores,
+            most,
         )
+    notebook = NotebookLine() if in_notebook() else None
     began = time.monotonic()
+    left = ""
     for number, point in enumerate(todo, 1):
-        said = run_point(point, folder, timeout)
+        title = f"{number} of {len(todo)}: {point.key}"
+        if notebook:
+            notebook.show((number - 1) / len(todo), f"{title}{left}")
+        outcome = run_point(point, folder, timeout)
         each = (time.monotonic() - began) / number
         left = _left(each * (len(todo) - number))
-        log.info("%d of %d: %s %s%s", number, len(todo), point.key, said, left)
+        log.info("%s %s%s", title, outcome, left)
+    if notebook and todo:
+        notebook.show(1.0, f"{title} {outcome}")
 
 
 def _left(seconds: float) -> str:
-    """How long the rest takes, where that is worth a word."""
+    """Return the time that the rest takes, or nothing for less than a minute."""
     return f"; about {seconds / 60:.0f} min left" if seconds >= 60 else ""
 
 
 def run_point(point: StudyPoint, folder: StudyFolder, timeout: float) -> str:
-    """Train it, write its line; what became of it."""
-    met = folder_module.facts()
+    """Train a point, append its line to the study, and return its result in words."""
+    machine = folder_module.facts()
     data = data_of(point, folder)
     config = folder.configure(point, data)
-    ended = launch(config, point.launched, folder.log_of(point), timeout)
-    found = line(
+    end = launch(config, point.launched, folder.log_of(point), timeout)
+    record = line(
         point,
         source_of(point),
-        ended.report,
-        error=ended.error,
-        status="timeout" if ended.timed_out else "failed",
-        machine=met,
-        cpu_seconds=ended.cpu_seconds,
+        end.report,
+        error=end.error,
+        status="timeout" if end.timed_out else "failed",
+        machine=machine,
+        cpu_seconds=end.cpu_seconds,
     )
-    folder.append(found)
-    return _said(found, ended)
+    folder.append(record)
+    return _outcome(record, end)
 
 
 def source_of(point: StudyPoint) -> str:
-    """The data file of the study."""
+    """Return the path of the study's data file."""
     path = str(point.base.get("data", {}).get("path", ""))
     if not path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
@@ -275,28 +301,29 @@ def source_of(point: StudyPoint) -> str:
 
 
 def data_of(point: StudyPoint, folder: StudyFolder) -> str:
-    """The file that this point trains on, by its absolute name."""
+    """Return the absolute path of the file that this point trains on."""
     source = Path(source_of(point)).absolute()
     if not point.rows:
         return str(source)
     return str(first_rows(source, folder.path.absolute() / "data", point.rows))
 
 
-def _said(found: Mapping[str, Any], ended: RunEnd) -> str:
-    if found["status"] == "finished":
-        loss = "" if found["loss"] is None else f", loss {found['loss']:.6f}"
-        return f"took {found['seconds']:.3f} s{loss}"
-    return f"{found['status']} after {ended.seconds:.1f} s: {found['error']}"
+def _outcome(record: Mapping[str, Any], end: RunEnd) -> str:
+    if record["status"] == "finished":
+        loss = "" if record["loss"] is None else f", loss {record['loss']:.6f}"
+        return f"took {record['seconds']:.3f} s{loss}"
+    return f"{record['status']} after {end.seconds:.1f} s: {record['error']}"
 
 
-# One point on ranks that somebody else has started: what a job of a study runs.
+# A job of a study runs one point on the ranks that its launcher has started.
 
-ENDS = "ends"  # NAME.json in it: how a point ended, until it is a line
+# The folder of NAME.json, the end of a point, until `collect` makes it a line.
+ENDS = "ends"
 JOB = "SLURM_JOB_ID"
 
 
 def read_config(folder: Path, name: str) -> RunConfig:
-    """What the study wrote for this point."""
+    """Read the configuration that the study has written for a point."""
     path = folder / "points" / f"{name}.toml"
     try:
         own_folder(folder, "points")
@@ -320,34 +347,36 @@ def train_point(
     limit: float = 0.0,
     callbacks: list[Callback] | None = None,
 ) -> Result:
-    """Train it on all ranks of `world`; rank 0 writes how it ended.
+    """Train a point on all ranks of `world`; rank 0 writes how it ended. Collective.
 
-    `limit` : seconds it may take, 0 = for ever
+    A run that takes longer than `limit` seconds is ended; 0 sets no limit.
     """
     config = read_config(folder, name)
-    met = _machine(world, config.run.threads)
-    end = PointEndFile(folder / ENDS / f"{name}.json", world.rank == 0, met)
+    machine = _machine(world, config.run.threads)
+    end = PointEndFile(folder / ENDS / f"{name}.json", world.rank == 0, machine)
     with _limited(limit, world, end):
         try:
             result = run_training(config, world=world, callbacks=callbacks)
         except HpcsgdError as error:
             end.write(error=str(error))
             raise
-    used = world.exchange_objects(_own_cpu_seconds())
-    end.write(report=result.as_dict(), cpu_seconds=sum(used))
+    cpu_seconds = world.exchange_objects(_rank_cpu_seconds())
+    end.write(report=result.as_dict(), cpu_seconds=sum(cpu_seconds))
     return result
 
 
 class PointEndFile:
-    """The file in which rank 0 leaves how a point ended."""
+    """The file in which rank 0 records how a point ended."""
 
-    def __init__(self, path: Path, speaks: bool, met: dict[str, Any]) -> None:
-        self.path, self.is_rank_0, self.met = path, speaks, met
+    def __init__(self, path: Path, is_rank_0: bool, machine: dict[str, Any]) -> None:
+        self.path = path
+        self.is_rank_0 = is_rank_0
+        self.machine = machine
 
-    def write(self, **said: Any) -> None:
-        """Once, whole or not at all."""
+    def write(self, **end: Any) -> None:
+        """Write the whole file or nothing; ranks other than 0 write nothing."""
         if self.is_rank_0:
-            text = json.dumps(finite({**said, "machine": self.met}), allow_nan=False)
+            text = json.dumps(finite({**end, "machine": self.machine}), allow_nan=False)
             try:
                 own_folder(self.path.parents[1], self.path.parent.name, make=True)
                 write_text(self.path, text + "\n")
@@ -362,13 +391,12 @@ class PointEndFile:
 def _limited(limit: float, world: Communicator, end: PointEndFile) -> Iterator[None]:
     """End the ranks after `limit` seconds, whatever they wait for.
 
-    Rank 0 alone looks at the clock: another one might end it before it has written.
+    Rank 0 alone has a timer: another rank could end rank 0 before it has written.
     """
 
     def late() -> None:
-        said = f"it took longer than the {limit:g} s of --point-timeout"
         try:
-            end.write(status="timeout", error=said)
+            end.write(status="timeout", error=_timeout_message(limit))
         except DataError as error:
             log.error("%s", error)
         finally:
@@ -385,47 +413,50 @@ def _limited(limit: float, world: Communicator, end: PointEndFile) -> Iterator[N
 
 
 def _machine(world: Communicator, threads: int) -> dict[str, Any]:
-    """What all ranks together met."""
-    own = folder.facts()
-    held = world.exchange_objects((own["host"], folder.own_cores()))
+    """Return the facts of rank 0's machine and the cores of all ranks. Collective."""
+    facts = folder_module.facts()
+    cores_of_ranks = world.exchange_objects((facts["host"], folder_module.own_cores()))
+    on_host = [cores for host, cores in cores_of_ranks if host == facts["host"]]
     job = os.environ.get(JOB)
     return {
-        **own,
-        "nodes": len({host for host, _ in held}),
-        "cores": len(
-            {core for host, cores in held if host == own["host"] for core in cores}
-        ),
-        "oversubscribed": crowded(held, threads),
+        **facts,
+        "nodes": len({host for host, _ in cores_of_ranks}),
+        "cores": len({core for cores in on_host for core in cores}),
+        "oversubscribed": crowded(cores_of_ranks, threads),
         **({"job": job} if job else {}),
     }
 
 
-def crowded(held: list[tuple[str, list[int]]], threads: int) -> bool:
-    """Whether a node has more threads of ranks than cores that they may use."""
-    for host in {host for host, _ in held}:
-        mine = [cores for other, cores in held if other == host]
-        if len(mine) * threads > len({core for cores in mine for core in cores}):
+def crowded(cores_of_ranks: list[tuple[str, list[int]]], threads: int) -> bool:
+    """Return whether the ranks of a node have more threads than cores.
+
+    `cores_of_ranks` has the host and the usable cores of every rank.
+    """
+    for host in {host for host, _ in cores_of_ranks}:
+        on_host = [cores for other, cores in cores_of_ranks if other == host]
+        if len(on_host) * threads > len({core for cores in on_host for core in cores}):
             return True
     return False
 
 
-def _own_cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def _rank_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
-# From what a user wrote, in a file, in flags or in Python, to a plan.
+# A plan comes from a TOML file, from flags or from Python.
 
-# Nothing of a study is resumed in the middle of a run: checkpoints would cost alone.
+# A study repeats a run that has not ended, so checkpoints would only cost time.
 NO_CHECKPOINTS = {"every": 0, "seconds": 0.0}
 
 
 def make_plan(
     kind: str, asked: Mapping[str, Any], base: Mapping[str, Mapping[str, Any]]
 ) -> StudyPlan:
-    """The plan of `asked`, the keys of [study], over `base`, the tables of `train`.
+    """Return the plan of a study.
 
-    What is not asked for is what `base` or `train` has: one batch, one number of steps.
+    `asked` has keys of [study], `base` has the tables of `train`. A list that `asked`
+    lacks has one value: that of `base`, or the default of `train`.
     """
     unknown = sorted(set(asked) - set(KEYS))
     if unknown:
@@ -439,20 +470,22 @@ def make_plan(
     if not path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
     tables["data"]["path"] = str(Path(path).absolute())
-    given = {k: KEYS[k](k, v) for k, v in asked.items() if v is not None}
-    given.pop("kind", None)
+    lists = {k: KEYS[k](k, v) for k, v in asked.items() if v is not None}
+    lists.pop("kind", None)
+    if "emulate_members" in lists:
+        lists["emulated"] = lists.pop("emulate_members")
     plan = StudyPlan(
         kind=kind,
         base=tables,
         rows=rows_in(path),
-        **{**_of_base(config), "ranks": (), **_renamed(given)},
+        **{**_lists_of(config), "ranks": (), **lists},
     )
     check_plan(plan)
     return plan
 
 
-def _of_base(config: RunConfig) -> dict[str, Any]:
-    """What is one value in `train` and a list here."""
+def _lists_of(config: RunConfig) -> dict[str, Any]:
+    """Return the lists of a plan, each with the one value of a configuration."""
     return {
         "steps": (config.schedule.steps or "auto",),
         "batch": (config.schedule.batch * config.grid.replicas,),
@@ -461,23 +494,17 @@ def _of_base(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _renamed(given: dict[str, Any]) -> dict[str, Any]:
-    if "emulate_members" in given:
-        given["emulated"] = given.pop("emulate_members")
-    return given
-
-
 def _shared(base: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """`base` without what every point has for itself."""
+    """Return `base` without the settings that differ from point to point."""
     tables = {section: dict(table) for section, table in base.items()}
-    for section, key in OWN:
+    for section, key in SET_BY_POINTS:
         tables.get(section, {}).pop(key, None)
     tables.pop("grid", None)
     tables.setdefault("checkpoint", dict(NO_CHECKPOINTS))
     return {section: table for section, table in tables.items() if table}
 
 
-OWN = (
+SET_BY_POINTS = (
     ("schedule", "steps"),
     ("schedule", "batch"),
     ("precision", "recipe"),
@@ -489,7 +516,7 @@ OWN = (
 
 
 def _words(key: str, value: Any) -> list[Any]:
-    """The items of "1,2,4", of a list, or of one value."""
+    """Return the items of "1,2,4" or of a list; one value is a list of itself."""
     if isinstance(value, str):
         return [word.strip() for word in value.split(",") if word.strip()]
     if isinstance(value, Sequence):
@@ -498,7 +525,7 @@ def _words(key: str, value: Any) -> list[Any]:
 
 
 def numbers(key: str, value: Any) -> tuple[int, ...]:
-    """Whole numbers."""
+    """Return the value of a key as whole numbers."""
     return tuple(_number(key, item) for item in _words(key, value))
 
 
@@ -512,18 +539,17 @@ def _number(key: str, item: Any) -> int:
 
 
 def steps(key: str, value: Any) -> tuple[Steps, ...]:
-    """Whole numbers, or auto."""
-    found = _words(key, value)
-    return tuple(s if s == "auto" else _number(key, s) for s in found)
+    """Return the value of a key as whole numbers or "auto"."""
+    return tuple(s if s == "auto" else _number(key, s) for s in _words(key, value))
 
 
 def names(key: str, value: Any) -> tuple[str, ...]:
-    """Plain words."""
+    """Return the value of a key as words."""
     return tuple(str(item) for item in _words(key, value))
 
 
 def grids(key: str, value: Any) -> tuple[Grid, ...]:
-    """RxC each, or pairs."""
+    """Return the value of a key, "RxC,..." or pairs, as pairs (replicas, members)."""
     return tuple(
         parse_grid(item) if isinstance(item, str) else (int(item[0]), int(item[1]))
         for item in _words(key, value)
@@ -544,7 +570,7 @@ def _word(key: str, value: Any) -> str:
     return str(value)
 
 
-# the keys of [study] -> how each is understood
+# Each key of [study] with the function that reads its value.
 KEYS: dict[str, Callable[[str, Any], Any]] = {
     "kind": _word,
     "ranks": numbers,
@@ -561,7 +587,7 @@ KEYS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-# Studies from Python: one call each.
+# Each of these functions runs a whole study in one call.
 
 Config = Mapping[str, Mapping[str, Any]]
 
@@ -569,7 +595,7 @@ Config = Mapping[str, Mapping[str, Any]]
 def study(
     plan: StudyPlan, out: str | Path, *, resume: bool = False, timeout: float = TIMEOUT
 ) -> Account:
-    """Run every point of a plan in a process of its own.
+    """Run every point of a plan, each in a process of its own.
 
     Parameters
     ----------
@@ -633,7 +659,7 @@ def strong(
     >>> [(row.method, row.ranks) for row in found.rows]
     [('sgd', 1)]
     """
-    return _ask("strong", data, ranks, out, config, lists)
+    return _run_kind("strong", data, ranks, out, config, lists)
 
 
 def weak(
@@ -681,7 +707,7 @@ def weak(
     >>> [(row.method, row.ranks) for row in found.rows]
     [('sgd', 1)]
     """
-    return _ask("weak", data, ranks, out, config, lists)
+    return _run_kind("weak", data, ranks, out, config, lists)
 
 
 def sweep(
@@ -728,10 +754,10 @@ def sweep(
     >>> [(row.method, row.ranks) for row in found.rows]
     [('sgd', 1)]
     """
-    return _ask("sweep", data, ranks, out, config, lists)
+    return _run_kind("sweep", data, ranks, out, config, lists)
 
 
-def _ask(
+def _run_kind(
     kind: str,
     data: str | Path,
     ranks: Sequence[int],
@@ -739,8 +765,8 @@ def _ask(
     config: Config | None,
     lists: dict[str, Any],
 ) -> Account:
-    how = {name: lists.pop(name) for name in ("resume", "timeout") if name in lists}
+    options = {name: lists.pop(name) for name in ("resume", "timeout") if name in lists}
     base = {section: dict(table) for section, table in (config or {}).items()}
     base.setdefault("data", {})["path"] = str(data)
     plan = make_plan(kind, {"ranks": list(ranks), **lists}, base)
-    return study(plan, out, **how)
+    return study(plan, out, **options)

@@ -1,4 +1,4 @@
-"""Studies as jobs of Slurm."""
+"""Submit the runs of a study as jobs of Slurm, and collect their results."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -21,68 +21,77 @@ from hpcsgd.studies.folder import SAVED, Line, StudyFolder, line, read_plan
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, check_plan
 from hpcsgd.studies.run import ENDS, TIMEOUT, data_of, make_plan, source_of, waiting
 
-# A study under Slurm: a job for each number of ranks, gathered when it is over.
+# Under Slurm, a study has a job for each number of ranks.
 
 log = logging.getLogger(__name__)
-JOBS = "jobs"  # pN in it: the folder of the jobs of N ranks
+JOBS = "jobs"  # the folder of pN, the folder of the jobs of N ranks
 
 
 @dataclass(frozen=True)
-class Where:
-    """The site, and what every job asks for beside its ranks.
+class JobOptions:
+    """The site of the jobs of a study, and the resources of every job.
 
-    `per_node` : ranks of a node; 0 = all of a job on one
+    Attributes
+    ----------
+    site : Site
+        The cluster.
+    resources : Resources
+        Resources of every job, without its tasks and nodes.
+    per_node : int
+        Ranks on each node; 0 puts all ranks of a job on one node.
+    timeout : float
+        Seconds of one run; 0 for no limit.
     """
 
     site: Site
     resources: Resources
     per_node: int = 0
-    timeout: float = TIMEOUT  # seconds of one run
+    timeout: float = TIMEOUT
 
     def resources_of(self, ranks: int) -> Resources:
-        """Those of a job of so many ranks."""
+        """Return the resources of a job of `ranks` ranks."""
         nodes = -(-ranks // self.per_node) if self.per_node else 1
         return self.resources.with_(tasks=ranks, nodes=nodes)
 
 
 @dataclass(frozen=True)
 class PointJob:
-    """The newest job that was to run a point, and what became of it."""
+    """The newest job of a point and its state."""
 
-    job: str
+    job: str  # the number of the job
     state: str
-    why: str
-    log: str
+    why: str  # Slurm's reason for the state
+    log: str  # path of the log of the job
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it may still run it."""
+        """Whether the job is in the queue or runs."""
         return self.state in ACTIVE
 
     @property
     def is_over(self) -> bool:
-        """Whether it will not run it any more, for all that is known."""
+        """Whether the job has ended, as far as Slurm knows."""
         return self.state not in (*ACTIVE, "unknown")
 
 
-def send(plan: StudyPlan, folder: StudyFolder, where: Where) -> list[str]:
-    """Submit what is neither over nor under way; the numbers of the jobs.
+def send(plan: StudyPlan, folder: StudyFolder, options: JobOptions) -> list[str]:
+    """Submit the runs that have no result and no job; return the numbers of the jobs.
 
-    The runs of one number of ranks take turns in one job, on the same nodes: nothing
-    but the method differs between them.
+    The runs on one number of ranks take turns in one job, so that all of them run on
+    the same nodes.
     """
-    known = sent_from(folder)
+    sent = sent_from(folder)
     todo: dict[int, list[StudyPoint]] = {}
     for point in waiting(plan, folder.lines()):
-        if point.name not in known or not known[point.name].is_under_way:
+        if point.name not in sent or not sent[point.name].is_under_way:
             todo.setdefault(point.launched, []).append(point)
-    jobs = [_job(plan, folder, where, n, points) for n, points in todo.items()]
-    for job in jobs:  # none is sent where another would be refused
-        _check(job, where.site)
+    jobs = [_job(plan, folder, options, n, points) for n, points in todo.items()]
+    for job in jobs:  # all are checked before the first is submitted
+        _check(job, options.site)
     for points in todo.values():
         for point in points:
             folder.configure(point, data_of(point, folder))
-    return [_send(job, where) for job in jobs]
+    return [_send(job, options) for job in jobs]
 
 
 def _check(job: Job, site: Site) -> None:
@@ -90,7 +99,7 @@ def _check(job: Job, site: Site) -> None:
         check(job, site)
     except ConfigError as error:
         raise ConfigError(
-            f"the job of {job.resources.tasks} ranks: {error}; a study says"
+            f"the job of {job.resources.tasks} ranks: {error}; a study has"
             " --ranks-per-node N for --nodes, and --ask NAME=VALUE for the others"
         ) from error
 
@@ -98,31 +107,30 @@ def _check(job: Job, site: Site) -> None:
 def _job(
     plan: StudyPlan,
     folder: StudyFolder,
-    where: Where,
+    options: JobOptions,
     ranks: int,
     points: list[StudyPoint],
 ) -> Job:
-    """One job, whose script goes through the points."""
+    """Return the job of the points on one number of ranks."""
     return Job(
         template="scaling",
         name=f"{plan.kind}-p{ranks}",
-        resources=where.resources_of(ranks),
-        steps=tuple(_step(folder, point, where.timeout) for point in points),
+        resources=options.resources_of(ranks),
+        steps=tuple(_step(folder, point, options.timeout) for point in points),
         out=str(folder.path / JOBS / f"p{ranks}"),
     )
 
 
-def _send(job: Job, where: Where) -> str:
-    sent = submit(job, where.site)
-    said = (sent.job, len(job.steps), job.resources.tasks)
-    log.info("job %s: %d runs on %d ranks", *said)
-    return sent.job
+def _send(job: Job, options: JobOptions) -> str:
+    number = submit(job, options.site).job
+    log.info("job %s: %d runs on %d ranks", number, len(job.steps), job.resources.tasks)
+    return number
 
 
 def _step(folder: StudyFolder, point: StudyPoint, timeout: float) -> Step:
     path = str(folder.path.absolute())
-    asked = point.tables().get("run", {})
-    comm = str(asked.get("comm", "auto"))
+    run = point.tables().get("run", {})
+    comm = str(run.get("comm", "auto"))
     return Step(
         (
             *("study", "point", path, point.name),
@@ -130,31 +138,31 @@ def _step(folder: StudyFolder, point: StudyPoint, timeout: float) -> Step:
             *(("--comm", comm) if comm != "auto" else ()),
         ),
         tasks=point.launched,
-        on_gpus=asked.get("device") == "cuda",
-        shares_gpus=bool(asked.get("share_gpus")),
+        on_gpus=run.get("device") == "cuda",
+        shares_gpus=bool(run.get("share_gpus")),
     )
 
 
 def sent_from(folder: StudyFolder) -> dict[str, PointJob]:
-    """Name of a point -> the newest job that was to run it."""
-    found: dict[str, PointJob] = {}
-    for place in sorted((folder.path / JOBS).glob(f"*/{LOG}")):
-        by_job = {state.job: state for state in states(place.parent)}
-        for record in submitted(place.parent):
+    """Return the newest job of each point, by the name of the point."""
+    jobs: dict[str, PointJob] = {}
+    for path in sorted((folder.path / JOBS).glob(f"*/{LOG}")):
+        by_job = {state.job: state for state in states(path.parent)}
+        for record in submitted(path.parent):
             for name in _names(record):
-                found[name] = _sent(str(record["job"]), by_job)
-    return found
+                jobs[name] = _point_job(str(record["job"]), by_job)
+    return jobs
 
 
 def _names(record: Mapping[str, Any]) -> Iterator[str]:
-    """The points of a job, in its order."""
+    """Yield the names of the points of a job, in the order in which they run."""
     for step in record.get("steps", []):
         command = step.get("command", [])
         if command[:2] == ["study", "point"]:
             yield command[3]
 
 
-def _sent(job: str, by_job: Mapping[str, JobState]) -> PointJob:
+def _point_job(job: str, by_job: Mapping[str, JobState]) -> PointJob:
     state = by_job.get(job)
     if state is None:
         return PointJob(job, "lost", "", "")
@@ -162,18 +170,21 @@ def _sent(job: str, by_job: Mapping[str, JobState]) -> PointJob:
 
 
 def gather(plan: StudyPlan, folder: StudyFolder) -> int:
-    """Make a line of every run that is over since; how many are under way."""
-    lines, sent, active = folder.lines(), sent_from(folder), 0
+    """Append a line for each run that has ended; return how many are under way."""
+    lines = folder.lines()
+    jobs = sent_from(folder)
+    active = 0
     for point in waiting(plan, lines):
-        end, known = read_end(folder, point), sent.get(point.name)
-        is_under_way = known is not None and known.is_under_way
-        if end is not None and not (is_under_way and _was_interrupted(end)):
+        end = read_end(folder, point)
+        job = jobs.get(point.name)
+        is_under_way = job is not None and job.is_under_way
+        if end is not None and not (is_under_way and _was_preempted(end)):
             _append(folder, point, end)
             _end_of(folder, point).unlink(missing_ok=True)
         elif is_under_way:
             active += 1
-        elif known and known.is_over and _is_news(lines.get(point.key), known):
-            folder.append(_lost(point, known))
+        elif job and job.is_over and _has_no_line(job, lines.get(point.key)):
+            folder.append(_lost(point, job))
     return active
 
 
@@ -182,7 +193,7 @@ def _end_of(folder: StudyFolder, point: StudyPoint) -> Path:
 
 
 def read_end(folder: StudyFolder, point: StudyPoint) -> dict[str, Any] | None:
-    """What the point left, if it has ended."""
+    """Return the end that a point has written; None before it has ended."""
     path = _end_of(folder, point)
     try:
         own_folder(folder.path, ENDS)
@@ -194,8 +205,8 @@ def read_end(folder: StudyFolder, point: StudyPoint) -> dict[str, Any] | None:
     return end
 
 
-def _was_interrupted(end: Mapping[str, Any]) -> bool:
-    """Its job is started again, and with it this run."""
+def _was_preempted(end: Mapping[str, Any]) -> bool:
+    """Return whether a run was preempted: its job starts again and repeats it."""
     return (end.get("report") or {}).get("status") == Status.PREEMPTED.value
 
 
@@ -213,89 +224,97 @@ def _append(folder: StudyFolder, point: StudyPoint, end: Mapping[str, Any]) -> N
     )
 
 
-def _is_news(newest: Line | None, known: PointJob) -> bool:
-    """Whether no line tells of this job yet."""
-    return newest is None or newest.get("job") != known.job
+def _has_no_line(job: PointJob, newest: Line | None) -> bool:
+    """Return whether the newest line of a point is not from this job."""
+    return newest is None or newest.get("job") != job.job
 
 
-def _lost(point: StudyPoint, known: PointJob) -> dict[str, Any]:
-    """The line of a run of which nothing is left but its job."""
-    why = f": {known.why}" if known.why else ""
-    why += f"; see {known.log}" if known.log else ""
-    error = f"job {known.job} ended ({known.state}) and left nothing of it{why}"
-    status = known.state if known.state in SAVED else "failed"
-    where = {"job": known.job}
-    data = source_of(point)
-    return line(point, data, None, error=error, status=status, machine=where)
+def _lost(point: StudyPoint, job: PointJob) -> dict[str, Any]:
+    """Return the line of a run whose job has ended without a result."""
+    why = f": {job.why}" if job.why else ""
+    why += f"; see {job.log}" if job.log else ""
+    return line(
+        point,
+        source_of(point),
+        None,
+        error=f"job {job.job} ended ({job.state}) and left no result{why}",
+        status=job.state if job.state in SAVED else "failed",
+        machine={"job": job.job},
+    )
 
 
-# A study whose runs are jobs: begun in one call, gathered in others.
+# One call submits the jobs of a study; later calls collect their results.
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What was submitted now, and what had been before."""
+class Submission:
+    """Jobs that a call has submitted, and the runs of earlier calls."""
 
     folder: str
-    jobs: list[str]
-    under_way: int  # runs of earlier jobs
+    jobs: list[str]  # numbers of the submitted jobs
+    under_way: int  # runs of earlier jobs that have not ended
     over: int  # runs with a line
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the submission as a JSON object."""
         return dict(vars(self))
 
 
 def begin(
-    plan: StudyPlan, out: str | Path, where: Where, *, resume: bool = False
-) -> Begun:
-    """Submit what a plan has and its folder lacks.
+    plan: StudyPlan, out: str | Path, options: JobOptions, *, resume: bool = False
+) -> Submission:
+    """Submit the points of a plan that have no result in its folder yet.
 
     Parameters
     ----------
-    plan : what to run
-    out : the folder of the study, on a file system that the nodes share
-    where : the site, and what jobs ask for
-    resume : go on with the study that is there: submit what failed
+    plan : StudyPlan
+        The points and their repeats.
+    out : path-like
+        The folder of the study, on a file system that the nodes share.
+    options : JobOptions
+        The site, and the resources of the jobs.
+    resume : bool, default=False
+        Whether to continue the study in the folder, and submit again what failed.
 
     Returns
     -------
-    Begun
+    Submission
+        The numbers of the jobs.
     """
-    plan = on_site(plan, where)
+    plan = on_site(plan, options)
     check_plan(plan)
-    if not where.site.has_slurm:
+    if not options.site.has_slurm:
         raise ConfigError(
-            f"site {where.site.name} has no Slurm to submit to; name another --site, or"
-            " run the study here with --on local"
+            f"site {options.site.name} has no Slurm to submit to; name another --site,"
+            " or run the study here with --on local"
         )
     folder = StudyFolder(out)
     folder.open(plan, resume)
     try:
         active = gather(plan, folder)
-        jobs = send(plan, folder, where)
-        return Begun(str(folder.path), jobs, active, len(folder.lines()))
+        jobs = send(plan, folder, options)
+        return Submission(str(folder.path), jobs, active, len(folder.lines()))
     finally:
         folder.close()
 
 
-def on_site(plan: StudyPlan, where: Where) -> StudyPlan:
-    """Return the plan whose points compute on the GPUs that their jobs hold.
+def on_site(plan: StudyPlan, options: JobOptions) -> StudyPlan:
+    """Return the plan with the device of its jobs: GPUs if the jobs have GPUs.
 
-    Emulated ranks compute on processors; their jobs are to ask for no GPUs.
+    Emulated ranks compute on processors, and a job of theirs with GPUs is refused.
     """
     run = plan.base.get("run", {})
-    device = where.resources.device_of(run)
+    device = options.resources.device_of(run)
     if plan.emulated or device == run.get("device", "cpu"):
         return plan
     return replace(plan, base={**plan.base, "run": {**run, "device": device}})
 
 
 def collect(out: str | Path) -> tuple[Account, int]:
-    """The account of the study in `out` with all that is over; runs under way."""
+    """Return the account of the study in `out`, and how many runs are under way."""
     document = read_plan(Path(out))
-    asked = document.pop("study", {})
-    plan = make_plan(asked.get("kind", ""), asked, document)
+    study = document.pop("study", {})
+    plan = make_plan(study.get("kind", ""), study, document)
     folder = StudyFolder(out)
     folder.open(plan, resume=True)
     try:

@@ -13,11 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import hpcsgd
+from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.estimators.fit import Shown
 from hpcsgd.runs import figures, progress
-from hpcsgd.studies import Account, compare_methods
+from hpcsgd.studies import Account, compare_methods, strong
 from hpcsgd.studies.account import AccountRow
+from hpcsgd.studies.predict import PredictedRun, predict
+from hpcsgd.studies.run import RunEnd
+from hpcsgd.tuning.machine import load_hardware
 
 EVIL = '</td></svg><script>alert("1")</script>&<b>\x00'
 X = np.random.default_rng(0).normal(size=(120, 3))
@@ -35,6 +39,11 @@ def account_of(*ranks):
     return Account("strong", "f", min(ranks), tuple(rows), (), (), 0, ())
 
 
+def prediction():
+    run = PredictedRun(rows=400_000, columns=2000)
+    return predict(load_hardware("perlmutter-a100"), run, [1, 2, 4, 64, 1024])
+
+
 def result():
     return hpcsgd.train(CONFIG, X=X, y=Y)
 
@@ -45,6 +54,7 @@ SHOWN = {
     "path": lambda: hpcsgd.path(X, X @ [1.0, 2.0, 0.0], n_alphas=4),
     "comparison": lambda: compare_methods("sgd,ddp", CONFIG, repeats=1, X=X, y=Y),
     "account": lambda: account_of(1, 2, 4),
+    "prediction": prediction,
 }
 
 
@@ -109,6 +119,7 @@ def test_frames_have_a_row_for_each_thing():
     found = {name: len(make().to_frame()) for name, make in SHOWN.items()}
     assert found == {
         "result": 4, "sweep": 9, "path": 4, "comparison": 2, "account": 3,
+        "prediction": 5,
     }  # fmt: skip
 
 
@@ -164,6 +175,36 @@ def test_a_figure_for_a_file_leaves_the_backend_of_the_program(tmp_path):
     assert pyplot.get_backend() == "svg"
 
 
+def test_the_picture_of_a_prediction_has_the_times_of_its_document():
+    made = prediction()
+    drawn = {
+        line.get_label(): line.get_xydata().tolist()
+        for line in made.plot(ax=Figure().subplots()).lines
+    }
+    points = made.as_dict()["points"]
+    assert drawn == {
+        name: [[point["ranks"], 1e6 * point[key]] for point in points]
+        for name, key in (("SGD", "sgd_seconds"), ("CA-SGD", "ca_sgd_seconds"))
+    }
+    frame = made.to_frame()
+    assert frame.index.tolist() == [1, 2, 4, 64, 1024]
+    for name in ("sgd_seconds", "product", "speed_up_one_rank", "limit"):
+        assert frame[name].tolist() == [point[name] for point in points]
+
+
+def test_the_table_of_a_prediction_says_how_many_figures_are_stated():
+    assert "0 figures of this machine are measured, 16 stated" in (
+        prediction()._repr_html_()
+    )
+
+
+def test_the_table_of_a_study_says_what_failed_and_what_is_missing():
+    bad = {"key": "sgd/p2/r1", "status": "failed", "error": "a rank was killed"}
+    account = replace(account_of(1, 2), failures=(bad,), missing=3)
+    text = account._repr_html_()
+    assert "3 runs are missing; sgd/p2/r1 failed: a rank was killed" in text
+
+
 # Progress.
 
 
@@ -177,6 +218,9 @@ class Cells:
         monkeypatch.setitem(sys.modules, "IPython", package)
         monkeypatch.setattr(progress, "in_notebook", lambda: True)
         monkeypatch.setattr("hpcsgd.estimators.fit.in_notebook", lambda: True)
+        monkeypatch.setattr("hpcsgd.studies.run.in_notebook", lambda: True)
+        comparisons = sys.modules["hpcsgd.studies.compare"]
+        monkeypatch.setattr(comparisons, "in_notebook", lambda: True)
 
     def display(self, data, raw, display_id):
         assert raw and display_id
@@ -201,6 +245,47 @@ def test_the_bar_of_a_notebook_ends_full(monkeypatch):
     hpcsgd.train(CONFIG, X=X, y=Y, callbacks=progress.make_progress(0.0))
     ((*_, last),) = cells.lines
     assert last["text/plain"].startswith("100 %  loss 0.")
+
+
+def test_a_study_in_a_notebook_shows_the_run_that_is_under_way(monkeypatch, tmp_path):
+    cells = Cells(monkeypatch)
+    monkeypatch.setattr(
+        "hpcsgd.studies.run.launch", lambda *_: RunEnd(1, None, "no", 1.0, 1.0)
+    )
+    write_synthetic(tmp_path / "rows.h5", "susy", 64, 18, 0)
+    asked = {"methods": ["sgd"], "repeats": 2}
+    strong(tmp_path / "rows.h5", [1], tmp_path / "study", CONFIG, **asked)
+    (updates,) = cells.lines
+    first, second, last = (update["text/plain"] for update in updates)
+    assert re.fullmatch(r"0 %  1 of 2: sgd/\S+/r1", first)
+    assert re.fullmatch(r"50 %  2 of 2: sgd/\S+/r2", second)
+    assert last.startswith("100 %  2 of 2: ") and last.endswith(
+        "failed after 1.0 s: no"
+    )
+
+
+def test_a_comparison_in_a_notebook_shows_the_run_that_is_under_way(monkeypatch):
+    cells = Cells(monkeypatch)
+    compare_methods("sgd,ddp", CONFIG, repeats=2, X=X, y=Y)
+    (updates,) = cells.lines
+    assert [update["text/plain"] for update in updates] == [
+        "0 %  sgd, run 1 of 2",
+        "25 %  ddp, run 1 of 2",
+        "50 %  sgd, run 2 of 2",
+        "75 %  ddp, run 2 of 2",
+        "100 %  2 settings, 2 runs each",
+    ]
+
+
+def test_a_study_without_a_notebook_shows_no_line(monkeypatch, tmp_path):
+    cells = Cells(monkeypatch)
+    monkeypatch.setattr("hpcsgd.studies.run.in_notebook", lambda: False)
+    monkeypatch.setattr(
+        "hpcsgd.studies.run.launch", lambda *_: RunEnd(1, None, "no", 1.0, 1.0)
+    )
+    write_synthetic(tmp_path / "rows.h5", "susy", 64, 18, 0)
+    strong(tmp_path / "rows.h5", [1], tmp_path / "study", CONFIG, methods=["sgd"])
+    assert cells.lines == []
 
 
 def test_logs_have_plain_lines_or_none(monkeypatch, capsys):

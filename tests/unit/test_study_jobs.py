@@ -12,7 +12,7 @@ from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import load_site
 from hpcsgd.solvers.callbacks import Callback, Request
 from hpcsgd.studies.run import make_plan, train_point
-from hpcsgd.studies.submit import Where, begin, collect
+from hpcsgd.studies.submit import JobOptions, begin, collect
 
 SBATCH = """#!/bin/bash
 number=$(( $(ls {folder}/*.job 2> /dev/null | wc -l) + 101 ))
@@ -64,7 +64,7 @@ def plan(tmp_path, ranks=(1, 2), base=None, **more):
 
 
 def where(**more):
-    return Where(load_site("generic-cpu"), Resources(walltime="00:05:00"), **more)
+    return JobOptions(load_site("generic-cpu"), Resources(walltime="00:05:00"), **more)
 
 
 def lines(study):
@@ -179,19 +179,19 @@ def test_a_job_that_nobody_knows_is_no_failure(tmp_path, study, queue):
 def test_gpus_are_refused_where_there_is_no_cuda(tmp_path, study):
     """The commands of a study do not say where they run; its plan does."""
     asked = plan(tmp_path, base={"run": {"device": "cuda"}})
-    site = Where(load_site("frontier-like"), Resources())
+    site = JobOptions(load_site("frontier-like"), Resources())
     with pytest.raises(ConfigError, match="GPUs without CUDA"):
         begin(asked, study, site)
-    short = Where(load_site("generic-gpu"), Resources())
+    short = JobOptions(load_site("generic-gpu"), Resources())
     with pytest.raises(ConfigError, match="one --gpus for each rank"):
         begin(asked, study, short, resume=True)
     shared = plan(tmp_path, base={"run": {"device": "cuda", "share_gpus": True}})
-    few = Where(load_site("generic-gpu"), Resources(gpus=1))
+    few = JobOptions(load_site("generic-gpu"), Resources(gpus=1))
     assert begin(shared, study.with_name("other"), few).jobs == ["101", "102"]
 
 
 def test_a_site_without_slurm_is_refused(tmp_path, study):
-    site = Where(load_site("workstation"), Resources())
+    site = JobOptions(load_site("workstation"), Resources())
     with pytest.raises(ConfigError, match="no Slurm .* --on local"):
         begin(plan(tmp_path), study, site)
     assert not study.exists()
@@ -200,7 +200,7 @@ def test_a_site_without_slurm_is_refused(tmp_path, study):
 def test_no_job_is_sent_where_another_is_refused(tmp_path, study, queue):
     """128 ranks do not fit onto a node of 56 cores: said before 1 rank is queued."""
     asked = plan(tmp_path, ranks=(1, 128), batch=[128])
-    site = Where(load_site("frontier-like"), Resources())
+    site = JobOptions(load_site("frontier-like"), Resources())
     with pytest.raises(ConfigError, match="of 128 ranks: .*--ranks-per-node"):
         begin(asked, study, site)
     assert list(queue.folder.glob("*.job")) == []

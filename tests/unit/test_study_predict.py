@@ -245,7 +245,7 @@ def test_where_no_sum_takes_long_nobody_wins(capsys):
     asked = ["study", "predict", "--machine", "two-core-server"]
     assert main([*asked, "--data", "20000,2000", "--ranks", "1,2"]) == 0
     shown = capsys.readouterr().out
-    assert "CA-SGD wins nowhere here" in shown
+    assert "CA-SGD is faster on none of these numbers of ranks" in shown
     assert re.search(r"fastest on 2 ranks, [\d.]+ µs by SGD: [\d.]+ times", shown)
     assert "0 stated" in shown and "no longer pay" not in shown
 

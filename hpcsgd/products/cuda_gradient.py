@@ -13,9 +13,9 @@ from hpcsgd.backends.cuda.kernels import blend, build_of
 from hpcsgd.backends.cuda.matrix import sent
 from hpcsgd.backends.cuda.sequences import CudaExchanges, CudaSequence, DeviceMessage
 from hpcsgd.backends.exchange import probed
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
-from hpcsgd.products.base import Group, State, Task
 
 # Gradients of batches on a device, for replicas that share them before they step.
 #

@@ -8,29 +8,30 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.base import MemberExchanges, PlainStepSequence
+from hpcsgd.backends.base import MemberExchanges, PlainStepSequence, Rows
 from hpcsgd.backends.exchange import (
     Scratch,
     batch_of,
     movable_intercept,
     store_margins,
 )
+from hpcsgd.backends.task import (
+    ExchangeCoefficients,
+    GradientReducer,
+    Group,
+    State,
+    Task,
+)
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.data.sparse import ByColumns, Csr
 from hpcsgd.data.stream import Unheld
 from hpcsgd.formats import Array
 from hpcsgd.products.base import (
-    ExchangeCoefficients,
     ExchangeMessage,
     ExchangeShape,
-    GradientReducer,
-    Group,
     MemoryShape,
     Planner,
     Product,
-    Rows,
-    State,
-    Task,
 )
 
 # Plain SGD: a sum of b words in every step, and no Gram.

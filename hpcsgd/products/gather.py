@@ -3,15 +3,9 @@
 from collections.abc import Iterator
 
 from hpcsgd.backends.base import MemberExchanges
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.data.sparse import index_dtype
-from hpcsgd.products.base import (
-    ExchangeMessage,
-    ExchangeShape,
-    Group,
-    MemoryShape,
-    State,
-    Task,
-)
+from hpcsgd.products.base import ExchangeMessage, ExchangeShape, MemoryShape
 from hpcsgd.products.direct import take_plain_steps
 
 # Narrow data: members exchange the sampled rows, then step without a message.

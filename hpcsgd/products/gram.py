@@ -8,15 +8,9 @@ import numpy as np
 
 from hpcsgd.backends.base import Exchange, MemberExchanges, PartSequence
 from hpcsgd.backends.exchange import same_rows
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.formats import Array
-from hpcsgd.products.base import (
-    ExchangeMessage,
-    ExchangeShape,
-    Group,
-    MemoryShape,
-    State,
-    Task,
-)
+from hpcsgd.products.base import ExchangeMessage, ExchangeShape, MemoryShape
 
 Part = Callable[[], None]
 

@@ -10,6 +10,7 @@ from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.exchange import HostExchanges
+from hpcsgd.backends.task import NO_MONITOR, Clip, NoMonitor, State, Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid, close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -21,16 +22,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.glm.families import for_models
 from hpcsgd.products import RECURS, get_product
-from hpcsgd.products.base import (
-    NO_MONITOR,
-    Clip,
-    NoMonitor,
-    Planner,
-    Product,
-    State,
-    Task,
-    make_clip,
-)
+from hpcsgd.products.base import Planner, Product, make_clip
 from hpcsgd.products.direct import MicroBatches, TiledProduct
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.runs.agreements import (

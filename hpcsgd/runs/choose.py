@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.base import StepSequence
+from hpcsgd.backends.base import Rows, StepSequence
 from hpcsgd.backends.exchange import HostExchanges, batch_of
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.communicator import Communicator, Workspace
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.network_model import DelayedCommunicator
@@ -29,7 +30,7 @@ from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import Blocks, uniform_blocks
 from hpcsgd.products import GATHERS, KEEPS
-from hpcsgd.products.base import Group, Planner, Rows, State, Task, may_clip, refuse
+from hpcsgd.products.base import Planner, may_clip, refuse
 from hpcsgd.products.cost import (
     Choice,
     CostInputs,

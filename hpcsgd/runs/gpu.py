@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpcsgd.agreements.gradient import Gradient
+from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.grid import Grid
@@ -17,7 +18,7 @@ from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import format_bytes
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.products import GATHERS, RECURS, get_product
-from hpcsgd.products.base import Product, Task
+from hpcsgd.products.base import Product
 from hpcsgd.products.direct import MicroBatches
 from hpcsgd.runs.assembled_run import Feed
 

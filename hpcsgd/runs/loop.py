@@ -7,12 +7,13 @@ from time import perf_counter
 from typing import Any
 
 from hpcsgd.agreements.base import Agreement
+from hpcsgd.backends.task import NO_MONITOR, Group, NoMonitor, State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.formats import Array
-from hpcsgd.products.base import NO_MONITOR, Group, NoMonitor, Product, State
+from hpcsgd.products.base import Product
 from hpcsgd.products.hooks import NO_HOOKS, HookList
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.errors import DataError
 from hpcsgd.files import check_schema, read_sealed, write_sealed
 from hpcsgd.formats import Array
-from hpcsgd.products.base import State
 from hpcsgd.solvers.evaluation import Columns
 
 # A few exchanges of a run, kept whole: what `hpcsgd verify` replays.

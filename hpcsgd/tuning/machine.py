@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.task import Task
 from hpcsgd.comm import communicator
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import read_toml
@@ -24,7 +25,6 @@ from hpcsgd.formats import get_format
 from hpcsgd.glm.unrolling import uniform_blocks
 from hpcsgd.precision import make_precision
 from hpcsgd.products import KEEPS
-from hpcsgd.products.base import Task
 from hpcsgd.products.cost import (
     RATES,
     SMALL,

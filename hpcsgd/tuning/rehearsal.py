@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
@@ -15,7 +16,6 @@ from hpcsgd.data.targets import LABELLED, MOST_CLASSES
 from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 from hpcsgd.products import KEEPS
-from hpcsgd.products.base import Task
 from hpcsgd.products.cost import CostInputs, kept_bytes
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import assemble_run, open_all

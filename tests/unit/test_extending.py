@@ -13,12 +13,12 @@ from hpcsgd import agreements
 from hpcsgd.agreements import AGREEMENTS, Average, codecs
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.agreements.codecs.base import Identity
+from hpcsgd.backends.task import State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
-from hpcsgd.products.base import State
 from hpcsgd.runs.checks import check_configuration
 from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import BUCKET_LAWS, RUN_LAWS, Row, coded, on_all

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.exchange import HostExchange
+from hpcsgd.backends.task import State
 from hpcsgd.cli.verify import table
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import DataError
 from hpcsgd.products import GATHERS, KEEPS
-from hpcsgd.products.base import State
 from hpcsgd.runs.recording import NAME, read_recording, write_recording
 from hpcsgd.runs.result import load_result
 from hpcsgd.studies.verify import certify

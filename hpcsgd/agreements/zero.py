@@ -43,7 +43,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
-from hpcsgd.products import GATHERS
+from hpcsgd.products.base import product_facts
 from hpcsgd.settings import setting
 
 # Columns cut into tiles, and every tile over all replicas.
@@ -540,7 +540,7 @@ class ShardedSettings(SlicedSettings):
         if not self.slices_weights:
             return
         product, goal = config.products.kind, config.stop.on
-        if product in GATHERS:
+        if product_facts(product).holds_all_columns:
             yield (
                 f"holds slices of w in stage 3 and [products] kind = {product!r} wants"
                 " all of them; use --products direct, or agreement.stage = 2"

@@ -21,6 +21,7 @@ from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.glm.updates import LinearUpdate
 from hpcsgd.precision import Precision
+from hpcsgd.products import PRODUCTS, get_product
 
 # Gradients that are too large, made smaller: value by value, or in norm.
 #
@@ -32,7 +33,6 @@ from hpcsgd.precision import Precision
 
 WAYS = ("none", "value", "norm", "percentile")  # the last where gradients are shared
 OVERS = ("step", "exchange")
-TOGETHER = ("gram", "cached")  # products that take s steps at once
 
 
 def make_clip(how: str, at: float) -> Clip | None:
@@ -41,12 +41,13 @@ def make_clip(how: str, at: float) -> Clip | None:
 
 
 def may_clip(product: str, steps: int, over: str) -> bool:
-    """Whether this product has what is to be clipped before it goes on."""
-    return over == "exchange" or product not in TOGETHER or steps == 1
+    """Return whether this product has the gradient that is clipped before it steps."""
+    has_each = steps == 1 or not product_facts(product).has_recurrence
+    return over == "exchange" or has_each
 
 
 def refuse(product: str, how: str) -> ConfigError:
-    """Why it has not."""
+    """Return the error of a product that lacks the gradient of every step."""
     return ConfigError(
         f"[update] clip = {how!r} needs the gradient of every step, and {product} knows"
         " that of s steps together; use --products direct or gather, or --steps 1, or"
@@ -160,15 +161,53 @@ class MemoryShape:
 
 
 class Product(Protocol):
-    """How members get through s steps with one synchronisation."""
+    """How the members of a replica take s steps with one synchronisation.
 
-    holds_all_columns: bool  # True: every member holds w whole
+    The attributes are facts, which the choice of a product, the prediction of memory
+    and the monitor read from the class. A subclass sets those that are true of it.
+
+    Attributes
+    ----------
+    holds_all_columns : bool
+        True if every member gathers the rows of all members, and stores all weights.
+    has_recurrence : bool
+        True if the s steps follow from a Gram by a recurrence, all together.
+    is_monitored : bool
+        True if a monitor can check the recurrence: its words travel with the margins,
+        and exchanges return their margins, rows and Gram.
+    keeps_batches : bool
+        True if what batches need in the first epoch is kept for all later epochs, in
+        which the same batches must come again.
+    """
+
+    holds_all_columns: bool = False
+    has_recurrence: bool = False
+    is_monitored: bool = False
+    keeps_batches: bool = False
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """The state after the steps of `group`; `upcoming` may be begun early."""
+        """Return the state after the steps of `group`, and begin `upcoming` early."""
 
     def finish(self) -> None:
-        """Settle what was begun early and will not be used."""
+        """Wait for what was begun early and will not be used."""
+        return  # most products begin nothing early
+
+
+def product_facts(name: str) -> type[Product]:
+    """Return the class of the product called `name`, whose attributes are its facts.
+
+    A name of no product, such as "auto" for one that is chosen later, gives `Product`,
+    of which no fact is true.
+
+    Examples
+    --------
+    >>> from hpcsgd.products.base import product_facts
+    >>> product_facts("gather").holds_all_columns
+    True
+    >>> product_facts("auto").holds_all_columns
+    False
+    """
+    return get_product(name) if name in PRODUCTS else Product
 
 
 # Groups with their coefficients: the bridge from sampled rows to an exchange.

@@ -16,6 +16,7 @@ from hpcsgd.backends.exchange import probed
 from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
+from hpcsgd.products.base import Product
 
 # Gradients of batches on a device, for replicas that share them before they step.
 #
@@ -58,7 +59,7 @@ class Sums(Protocol):
         """
 
 
-class DeviceGradient:
+class DeviceGradient(Product):
     """Plain steps up to Yᵀr; weights of the host, read at one point."""
 
     holds_all_columns = False

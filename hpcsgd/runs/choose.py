@@ -29,8 +29,7 @@ from hpcsgd.files import parse_json, write_text
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import Blocks, uniform_blocks
-from hpcsgd.products import GATHERS, KEEPS
-from hpcsgd.products.base import Planner, may_clip, refuse
+from hpcsgd.products.base import Planner, may_clip, product_facts, refuse
 from hpcsgd.products.cost import (
     Choice,
     CostInputs,
@@ -81,7 +80,7 @@ def choose_on_gpu(
     machine = assumed(job, members)
     found = candidates(kind, steps, job, machine, OF_ONE, BUDGET)
     if sparse and kind == "auto":
-        found = (one for one in found if one.product not in GATHERS)
+        found = (c for c in found if not product_facts(c.product).holds_all_columns)
     return min(found, key=lambda choice: choice.seconds)
 
 
@@ -549,11 +548,12 @@ def _check(config: RunConfig) -> None:
 
 def _check_kept(config: RunConfig) -> None:
     name, sampling = config.products.kind, config.sampling
-    if name in KEEPS and sampling.mode != "shuffle-once":
+    facts = product_facts(name)
+    if facts.keeps_batches and sampling.mode != "shuffle-once":
         raise ConfigError(
             f"[products] kind = {name!r} needs batches that come again and [sampling]"
             f" mode = {sampling.mode!r} draws new ones; use mode = 'shuffle-once',"
-            f" or kind = {'gather' if name in GATHERS else 'gram'!r}"
+            f" or kind = {'gather' if facts.holds_all_columns else 'gram'!r}"
         )
 
 

@@ -19,7 +19,7 @@ from hpcsgd.config import FIT, RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DeviceLost
 from hpcsgd.formats import Array
-from hpcsgd.products import KEEPS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
@@ -375,7 +375,7 @@ class Session:
         if PRECISION_AUTO in self.notes:
             live.capture.facts[PRECISION_AUTO] = self.notes[PRECISION_AUTO]
         if live.chosen.rival is not None and self.world.rank == 0:
-            keeps = live.product_name in KEEPS
+            keeps = product_facts(live.product_name).keeps_batches
             live.engine.callbacks.append(SlowerThanExpected(live.chosen, keeps))
         if self.requested_config is None:
             return

@@ -46,7 +46,7 @@ from hpcsgd.files import (
 from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
-from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.report import processor
 from hpcsgd.runs.result import finite
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
@@ -266,7 +266,8 @@ def _is_even(report: Report) -> bool:
     """Whether the words of sparse rows depend on sizes alone."""
     if report["grid"]["members"] == 1:
         return True
-    return report["products"] not in GATHERS and report["grid"]["replicas"] == 1
+    gathers = product_facts(report["products"]).holds_all_columns
+    return not gathers and report["grid"]["replicas"] == 1
 
 
 def _circles(report: Report) -> list[int]:
@@ -301,7 +302,8 @@ def _leg(report: Report, shape: TrafficShape) -> dict[str, Any]:
     """The whole run, from its start to the end of its last epoch."""
     run = report["config"]["run"]
     total = shape.each() * report["schedule"]["epochs"]
-    is_watched = report["products"] in RECURS and not run["emulate_members"]
+    is_monitored = product_facts(report["products"]).is_monitored
+    is_watched = is_monitored and not run["emulate_members"]
     return {
         "first": 0,
         "last": total,

@@ -26,13 +26,13 @@ from hpcsgd.agreements.base import (
     Supports,
 )
 from hpcsgd.agreements.buckets import PURPOSE
+from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import State
 from hpcsgd.settings import setting
 
 # Local SGD (s = 1), and the 2-D hybrid (s > 1).

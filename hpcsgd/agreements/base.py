@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from hpcsgd.agreements.codecs import CODECS
+from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
@@ -22,7 +23,6 @@ from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE, UPDATES
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import State
 from hpcsgd.settings import Condition, Settings, setting
 
 # What is known where an agreement is made; every row takes what it needs of it.

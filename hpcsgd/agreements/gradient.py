@@ -63,7 +63,8 @@ from hpcsgd.agreements.codecs.base import (
 )
 from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
-from hpcsgd.backends.base import HOST, LossScale, Memory, WordRange
+from hpcsgd.backends.base import HOST, LossScale, Memory, Rows, WordRange
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import lengths
@@ -71,7 +72,6 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of, gradient_step
 from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Rows, State, Task
 
 # The step that replicas take together, once they know the mean gradient.
 
@@ -592,9 +592,9 @@ class Gradient(Agreement):
 
     def _columns(self, rows: Rows, tile: Tile) -> Rows:
         """Of one tile; all of them where they cannot be cut, which are then one."""
-        if len(self.buffer.tiles) == 1:
-            return rows
-        return self.backend.some_columns(rows, tile.columns)
+        if len(self.buffer.tiles) > 1:
+            rows = self.backend.some_columns(rows, tile.columns)
+        return rows
 
     def _step(self, state: State, task: Task | None) -> None:
         """Tile by tile, as they arrive; all together where they are shaped first."""

@@ -46,6 +46,7 @@ from hpcsgd.agreements.codecs.base import (
     CodecConfig,
     Moment,
 )
+from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Address, Communicator, own_address
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
@@ -53,7 +54,6 @@ from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import State
 from hpcsgd.settings import setting
 
 # Nested groups of replicas: from words or sizes to who speaks to whom.

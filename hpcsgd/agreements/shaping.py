@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.codecs.base import Moment
+from hpcsgd.backends.task import State
 from hpcsgd.formats import Array
-from hpcsgd.products.base import State
 
 # What may become of the mean gradient before the step.
 

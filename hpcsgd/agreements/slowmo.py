@@ -34,11 +34,11 @@ from hpcsgd.agreements.base import (
     get_agreement,
 )
 from hpcsgd.agreements.hierarchical import HierarchicalSettings
+from hpcsgd.backends.task import State
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.data.shard import split_range
 from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import State
 from hpcsgd.settings import Condition, declarations, setting
 
 # A sharded average: reduce-scatter, update of the own columns, all-gather.

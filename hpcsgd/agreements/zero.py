@@ -33,7 +33,8 @@ from hpcsgd.agreements.base import (
 from hpcsgd.agreements.buckets import MIB, PURPOSE, SummedColumns
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.agreements.shaping import GradientFacts
-from hpcsgd.backends.base import HOST, VELOCITY, Memory, Wait, WordRange
+from hpcsgd.backends.base import HOST, VELOCITY, Memory, Rows, Wait, WordRange
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
@@ -42,8 +43,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
-from hpcsgd.products import GATHERS
-from hpcsgd.products.base import Rows, State, Task
+from hpcsgd.products.base import product_facts
 from hpcsgd.settings import setting
 
 # Columns cut into tiles, and every tile over all replicas.
@@ -542,7 +542,7 @@ class ShardedSettings(SlicedSettings):
         if not self.slices_weights:
             return
         product, goal = config.products.kind, config.stop.on
-        if product in GATHERS:
+        if product_facts(product).holds_all_columns:
             yield (
                 f"holds slices of w in stage 3 and [products] kind = {product!r} wants"
                 " all of them; use --products direct, or agreement.stage = 2"
@@ -730,9 +730,9 @@ class ShardedAgreement(SlicedState):
         self._done = number
 
     def _of_tile(self, rows: Rows, cut: Cut) -> Rows:
-        if len(self.cuts) == 1:
-            return rows
-        return self.backend.some_columns(rows, cut.columns)
+        if len(self.cuts) > 1:
+            rows = self.backend.some_columns(rows, cut.columns)
+        return rows
 
     def _step(self, state: State, task: Task | None) -> None:
         """The own slice of each tile, then to all replicas what became of it."""

@@ -1,157 +1,22 @@
 """The exchange on a host: sampled rows, products and messages, steps, update."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.base import Backend, StepBatch, StepSequence
+from hpcsgd.backends.base import HostPlan, Rows, StepBatch, StepSequence
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.communicator import Communicator, Message, Pending
-from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.messages import open_message
-from hpcsgd.data.shard import Shard, take
+from hpcsgd.data.shard import take
 from hpcsgd.data.sparse import Csr, edges_of, index_dtype, side_by_side
 from hpcsgd.formats import Array, get_format
-from hpcsgd.glm.families import Family
-from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.unrolling import Blocks, blocks_of
 from hpcsgd.precision import Precision
-
-# What an exchange works on: products pass their task, their state, their group.
-
-
-class MessageWords(Protocol):
-    """Words of a monitor that travel with the margins of the next exchange."""
-
-    @property
-    def words(self) -> int:
-        """Return how many words wait for the next message."""
-
-    def post(self, room: Array) -> None:
-        """Write the words into their place in the message."""
-
-    def judge(self, total: Array) -> None:
-        """Compare the sum of the members' words with what it should be."""
-
-
-class MemberTask(Protocol):
-    """The data, the arithmetic and the ranks of one member; nothing in it changes."""
-
-    @property
-    def shard(self) -> Shard:
-        """Return the rows of this member."""
-
-    @property
-    def backend(self) -> Backend:
-        """Return the arithmetic of the host."""
-
-    @property
-    def members(self) -> Communicator:
-        """Return the members of this replica."""
-
-    @property
-    def family(self) -> Family:
-        """Return the loss."""
-
-    @property
-    def precision(self) -> Precision:
-        """Return the number formats."""
-
-    @property
-    def columns(self) -> int:
-        """Return K, the columns of one state of the weights."""
-
-    @property
-    def states(self) -> int:
-        """Return 1, or 2 with momentum."""
-
-    @property
-    def probe(self) -> Array:
-        """Return q: scores are read at q · (w, v)."""
-
-    @property
-    def clock(self) -> Clock:
-        """Return the clock of phases."""
-
-    @property
-    def anchored(self) -> bool:
-        """Return whether residuals are less those at the second state."""
-
-    @property
-    def models(self) -> Models | None:
-        """Return several models at once; None for one."""
-
-    @property
-    def monitor(self) -> MessageWords:
-        """Return the monitor of the recurrence."""
-
-    @property
-    def gradient(self) -> Any:
-        """Return the consumer that shares gradients with other replicas, or None."""
-
-    @property
-    def gradient_sink(self) -> Any:
-        """Return the consumer of updates before they are added, or None."""
-
-    @property
-    def margin_dtype(self) -> Any:
-        """Return the dtype in which margins are summed."""
-
-    @property
-    def no_gram(self) -> Array:
-        """Return the packed Gram of one step, which is empty."""
-
-
-class MemberState(Protocol):
-    """What evolves: the weights of one member and what all members store alike."""
-
-    weights: Array
-    intercept: Array | None
-    residuals: Array | None
-
-
-class MemberGroup(Protocol):
-    """The rows of one exchange and the coefficients of its steps."""
-
-    @property
-    def index(self) -> int:
-        """Return the number of the exchange in its epoch."""
-
-    @property
-    def rows(self) -> Array:
-        """Return local row numbers."""
-
-    @property
-    def blocks(self) -> Blocks:
-        """Return where each batch begins."""
-
-    @property
-    def plan(self) -> Any:
-        """Return the coefficients of all s steps, as the backend takes them."""
-
-    @property
-    def steps(self) -> tuple[Any, ...]:
-        """Return the coefficients of each step alone."""
-
-    @property
-    def coefficients(self) -> Any:
-        """Return the coefficients in every form."""
-
-    @property
-    def place(self) -> tuple[Array, int]:
-        """Return the order that the rows come from, and where they begin in it."""
-
-
-@dataclass
-class StepResult:
-    """The weights before the update, and the residuals of the steps, on a host."""
-
-    weights: Array
-    intercept: Array | None
-    residuals: Array | None
 
 
 class Scratch:
@@ -193,7 +58,7 @@ class Scratch:
 # Arithmetic that every kind of exchange shares.
 
 
-def batch_of(task: MemberTask, rows: Array) -> StepBatch:
+def batch_of(task: Task, rows: Array) -> StepBatch:
     """Return targets, weights and offsets of the sampled rows."""
     shard = task.shard
     targets = np.take(shard.targets, rows, axis=0)
@@ -205,7 +70,7 @@ def batch_of(task: MemberTask, rows: Array) -> StepBatch:
     return StepBatch(targets, weights, take(shard.offsets, rows))
 
 
-def room_for_rows(task: MemberTask, scratch: Scratch, blocks: Blocks) -> Array | None:
+def room_for_rows(task: Task, scratch: Scratch, blocks: Blocks) -> Array | None:
     """Return memory for the sampled rows of an exchange; None for sparse ones."""
     if task.shard.is_sparse:
         return None
@@ -213,7 +78,7 @@ def room_for_rows(task: MemberTask, scratch: Scratch, blocks: Blocks) -> Array |
     return scratch.array("rows", shape, task.precision.working)
 
 
-def gather_rows(task: MemberTask, group: Any, room: Array | None) -> Any:
+def gather_rows(task: Task, group: Group, room: Array | None) -> Rows:
     """Return the sampled rows of this member's columns, widened."""
     rows = task.backend.gather(*task.shard.at(group.rows), room)
     task.clock.lap("gather")
@@ -226,7 +91,7 @@ def rounds_margins(precision: Precision) -> bool:
     return stored.unit_roundoff > summed.unit_roundoff
 
 
-def store_margins(task: Any, margins: Array) -> Array:
+def store_margins(task: Task, margins: Array) -> Array:
     """Round the summed margins to the format they are stored in."""
     if rounds_margins(task.precision):
         # What several members read in place is not for one of them to write.
@@ -235,7 +100,7 @@ def store_margins(task: Any, margins: Array) -> Array:
     return margins
 
 
-def probed(task: MemberTask, weights: Array) -> Array:
+def probed(task: Task, weights: Array) -> Array:
     """Return the point at which scores are read: w, or w + μv."""
     if task.states == 1:
         return weights
@@ -246,9 +111,7 @@ def probed(task: MemberTask, weights: Array) -> Array:
     return point + momentum * weights[:, task.columns :]
 
 
-def score(
-    task: MemberTask, state: MemberState, rows: Any, point: Array, out: Array
-) -> None:
+def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> None:
     """Compute out ← Y w of this member, where another class holds the weights there."""
     if task.gradient is None:
         task.backend.scores(rows, point, out)
@@ -256,7 +119,7 @@ def score(
         task.gradient.scores(task, state, rows, point, out)
 
 
-def movable_intercept(task: MemberTask, state: MemberState) -> Array | None:
+def movable_intercept(task: Task, state: State) -> Array | None:
     """What residuals move along: a copy, where replicas agree on its gradient first."""
     if task.gradient is None or state.intercept is None:
         return state.intercept
@@ -264,7 +127,7 @@ def movable_intercept(task: MemberTask, state: MemberState) -> Array | None:
 
 
 def apply_update(
-    task: MemberTask, state: MemberState, rows: Any, residuals: Array, plan: Any
+    task: Task, state: State, rows: Rows, residuals: Array, plan: HostPlan
 ) -> None:
     """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, unless a gradient sink takes the
     gradient.
@@ -287,14 +150,14 @@ class HostExchange:
     packed one behind the other in one message where their formats are equal.
     """
 
-    group: MemberGroup
-    state: MemberState
-    rows: Any  # the sampled ones, as the backend takes them
+    group: Group
+    state: State
+    rows: Rows  # the sampled ones
     gram: Array  # packed: written before a sum, and its total after it
     margins: Array  # (m, states · K)
     more: Array  # the words of the monitor
 
-    def __init__(self, task: MemberTask, scratch: Scratch, blocks: Blocks) -> None:
+    def __init__(self, task: Task, scratch: Scratch, blocks: Blocks) -> None:
         self.task, self.scratch, self.blocks = task, scratch, blocks
         self.margin_shape = blocks.rows, task.states * task.columns
         self.rounds_margins = rounds_margins(task.precision)
@@ -311,11 +174,11 @@ class HostExchange:
             return self.margins
         return store_margins(self.task, self.margins)
 
-    def load(self, group: Any) -> None:
+    def load(self, group: Group) -> None:
         """Take the rows of this group next."""
         self.group = group
 
-    def attach(self, state: Any) -> None:
+    def attach(self, state: State) -> None:
         """Advance this state in the steps that follow."""
         self.state = state
 
@@ -426,7 +289,7 @@ class HostExchange:
         """Return the summed margins."""
         return self.margins
 
-    def host_rows(self) -> Any:
+    def host_rows(self) -> Rows:
         """Return the sampled rows, as the backend of the host takes them."""
         return self.rows
 
@@ -434,7 +297,7 @@ class HostExchange:
         """Return the summed Gram, packed."""
         return self.gram
 
-    def host_state(self) -> Any:
+    def host_state(self) -> State:
         """Return the weights before the update, and the residuals of the steps."""
         return self.state
 
@@ -554,13 +417,13 @@ class HostStep(HostExchange):
     residuals: Array
 
     def __init__(
-        self, task: MemberTask, scratch: Scratch, blocks: Blocks, is_alone: bool
+        self, task: Task, scratch: Scratch, blocks: Blocks, is_alone: bool
     ) -> None:
         super().__init__(task, scratch, blocks)
         self.margin_shape = blocks.rows, task.columns * (2 if task.anchored else 1)
         self.gram, self.is_alone = task.no_gram, is_alone
 
-    def take(self, state: Any, plan: Any, rows: Any, batch: StepBatch) -> None:
+    def take(self, state: State, plan: HostPlan, rows: Rows, batch: StepBatch) -> None:
         """Take the step of this batch next."""
         self.state, self.plan, self.rows, self.batch = state, plan, rows, batch
 
@@ -609,13 +472,13 @@ class HostStep(HostExchange):
 class HostPlainSteps:
     """See `hpcsgd.backends.base.PlainStepSequence`: rows of s steps, taken together."""
 
-    group: MemberGroup
-    state: MemberState
-    rows: Any
+    group: Group
+    state: State
+    rows: Rows
     batch: StepBatch
     is_alone = False
 
-    def __init__(self, task: MemberTask, scratch: Scratch, blocks: Blocks) -> None:
+    def __init__(self, task: Task, scratch: Scratch, blocks: Blocks) -> None:
         self.task, self.scratch, self.blocks = task, scratch, blocks
         self._steps: dict[int, HostStep] = {}
 
@@ -624,11 +487,11 @@ class HostPlainSteps:
         """Return memory for the sampled rows; None for sparse ones."""
         return room_for_rows(self.task, self.scratch, self.blocks)
 
-    def load(self, group: Any) -> None:
+    def load(self, group: Group) -> None:
         """Take the steps of this group next."""
         self.group = group
 
-    def attach(self, state: Any) -> None:
+    def attach(self, state: State) -> None:
         """Advance this state in the steps that follow."""
         self.state = state
 
@@ -729,7 +592,7 @@ def piece_of(storage: np.dtype[np.generic]) -> np.dtype[np.generic]:
 class SparseGather:
     """Whole rows of all members from the columns that each holds."""
 
-    def __init__(self, task: MemberTask, widths: tuple[int, ...]) -> None:
+    def __init__(self, task: Task, widths: tuple[int, ...]) -> None:
         self.task = task
         self.widths = widths
         self.column = index_dtype(max(widths))
@@ -798,7 +661,7 @@ def unpack(
 class HostRows:
     """Rows that were gathered: those of one exchange, or all that ever came."""
 
-    def __init__(self, task: MemberTask, keeps: bool) -> None:
+    def __init__(self, task: Task, keeps: bool) -> None:
         self.task, self.keeps = task, keeps
         self.widths = tuple(part.stop - part.start for part in task.shard.parts)
         self.scratch = Scratch()
@@ -827,7 +690,7 @@ class HostRows:
             first = 0
         return self._all[first : self._filled]
 
-    def for_products(self, stored: Any) -> Any:
+    def for_products(self, stored: Any) -> Rows:
         """Return stored rows as the backend takes them."""
         task = self.task
         if self.sparse is not None:
@@ -911,7 +774,7 @@ class HostExchanges:
     device = None
     gram_kernel = ""
 
-    def __init__(self, task: MemberTask) -> None:
+    def __init__(self, task: Task) -> None:
         self.task = task
         self.scratches: dict[int, Scratch] = {}
         self._exchanges: dict[tuple[Blocks, int], HostExchange] = {}

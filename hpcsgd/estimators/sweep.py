@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.api import Config, open_data, parse_settings
 from hpcsgd.backends.blas_threads import one_thread
+from hpcsgd.backends.task import State
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock, Ledger
@@ -30,7 +31,6 @@ from hpcsgd.files import own_folder, write_text
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Models, SweepModel
 from hpcsgd.precision import AUTO
-from hpcsgd.products.base import State
 from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.auto_rate import resolve_rate
 from hpcsgd.runs.build import OpenedRun, assemble_run, open_all

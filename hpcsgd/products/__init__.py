@@ -27,13 +27,9 @@ PRODUCTS: dict[str, str] = NameTable(
     """,
 )
 
-GATHERS = ("gather", "gather-once")  # every member holds all columns
-RECURS = ("gram", "cached")  # with a recurrence, which a monitor can look at
-KEEPS = ("gather-once", "cached")  # what one epoch needed is used in all later ones
-
 
 def get_product(name: str, look_ahead: bool = False) -> Any:
-    """The class of the product called `name`, or of `gram` that looks ahead."""
+    """Return the class of the product called `name`, or of `gram` that looks ahead."""
     if name not in PRODUCTS:
         known = [*PRODUCTS, "auto"]
         raise ConfigError(f"[products] unknown kind: {name!r}; known: {known}")

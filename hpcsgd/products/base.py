@@ -1,86 +1,27 @@
-"""What every product works with: the task, the state, the rows of an exchange."""
+"""What every product has: messages, memory, and the coefficients of its groups."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-import numpy as np
-
-from hpcsgd.backends.base import Backend, DeviceCopy
-from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.ledger import Clock, SentWords
+from hpcsgd.backends.base import Backend
+from hpcsgd.backends.task import (
+    Clip,
+    ExchangeCoefficients,
+    Group,
+    ManyCoefficients,
+    State,
+)
+from hpcsgd.comm.ledger import SentWords
 from hpcsgd.comm.messages import bytes_of_word, sent_for_sum
-from hpcsgd.data.shard import Shard
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
-from hpcsgd.glm import unroll
-from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import Models
-from hpcsgd.glm.unrolling import (
-    Blocks,
-    ManyUnrolledSteps,
-    PlainSteps,
-    UnrolledSteps,
-    blocks_of,
-    one_step_many,
-    plain_steps,
-    unroll_many,
-)
+from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.glm.updates import LinearUpdate
 from hpcsgd.precision import Precision
-
-if TYPE_CHECKING:  # a run without a GPU needs none of these
-    from hpcsgd.backends.cuda.weights import DeviceCopies
-
-# What watches the products from inside: here nobody does, `gap` has one who does.
-
-
-class NoMonitor:
-    """The protocol of a monitor, and the one of a run without.
-
-    The message that carries margins has room for `words` more; `post` fills them and
-    `judge` reads their sum. `before` and `after` stand around the residuals of every
-    exchange.
-    """
-
-    words = 0  # of this member that wait for the next message
-    checks = 0  # at the recurrence that ended in a verdict
-    alarm: dict[str, Any] | None = None  # what was found, until somebody takes it
-
-    def begin(
-        self,
-        done: int,
-        plans: list[tuple[int, ...]],
-        trains: Callable[[int], bool] = lambda number: True,
-    ) -> None:
-        """A run goes on after exchange `done`; `plans` are the batches of an epoch.
-
-        `trains` says of an exchange, from 1, whether this replica takes part in it.
-        """
-
-    def is_due(self, group: Any) -> bool:
-        """Whether `before` will want to see this exchange."""
-        return False
-
-    def post(self, room: Array) -> None:
-        """Put what waits into its place in the message."""
-
-    def judge(self, total: Array) -> None:
-        """Compare what the members' words add up to with what it should be."""
-
-    def before(self, state: Any, group: Any, margins: Array) -> Any:
-        """What `after` needs of the state ahead of the steps; None: no look is due."""
-
-    def after(
-        self, seen: Any, task: Any, state: Any, group: Any, rows: Any, gram: Array
-    ) -> None:
-        """Check residuals, and walk: the weights are still those before the steps."""
-
-
-NO_MONITOR = NoMonitor()
-
+from hpcsgd.products import PRODUCTS, get_product
 
 # Gradients that are too large, made smaller: value by value, or in norm.
 #
@@ -92,53 +33,6 @@ NO_MONITOR = NoMonitor()
 
 WAYS = ("none", "value", "norm", "percentile")  # the last where gradients are shared
 OVERS = ("step", "exchange")
-TOGETHER = ("gram", "cached")  # products that take s steps at once
-
-
-@dataclass
-class Clip:
-    """Applied by every member to its own columns, alike on all of them."""
-
-    how: str
-    at: float
-    clipped: int = 0  # updates that were made smaller
-    _word: Array = field(default_factory=lambda: np.zeros(1))
-
-    def apply_update(
-        self, task: "Task", state: "State", rows: "Rows", residuals: Array, plan: Any
-    ) -> None:
-        """weights ← Φ weights + clipped Σ_i gain_i Y_iᵀ r_i."""
-        moved = np.zeros_like(state.weights)
-        task.backend.apply_update(moved, rows, residuals, plan)
-        parts = moved.reshape(len(moved), task.states, -1)
-        sizes = np.array(plan.blocks.sizes, dtype=np.float64)
-        limits = self.at * (np.abs(plan.unrolled.gain) * sizes[:, None]).sum(axis=0)
-        if self.how == "value":
-            self._by_value(parts, limits)
-        else:
-            self._by_norm(task, parts, float(limits[0]))
-        carried = np.einsum(
-            "pq,dqk->dpk",
-            plan.unrolled.carry.astype(state.weights.dtype),
-            state.weights.reshape(parts.shape),
-        )
-        state.weights[...] = (carried + parts).reshape(moved.shape)
-
-    def _by_value(self, parts: Array, limits: Array) -> None:
-        bound = limits.astype(parts.dtype)[:, None]
-        self.clipped += int((np.abs(parts) > bound).any())
-        np.clip(parts, -bound, bound, out=parts)
-
-    def _by_norm(self, task: "Task", parts: Array, limit: float) -> None:
-        """Every state is the same gradient times its own gain: one factor for all."""
-        word = self._word
-        word[0] = np.square(parts[:, 0], dtype=np.float64).sum()
-        if len(parts) != task.shard.total_columns:
-            task.members.sum(word, "products")
-        size = float(np.sqrt(word[0]))
-        if size > limit:
-            parts *= parts.dtype.type(limit / size)
-            self.clipped += 1
 
 
 def make_clip(how: str, at: float) -> Clip | None:
@@ -147,265 +41,18 @@ def make_clip(how: str, at: float) -> Clip | None:
 
 
 def may_clip(product: str, steps: int, over: str) -> bool:
-    """Whether this product has what is to be clipped before it goes on."""
-    return over == "exchange" or product not in TOGETHER or steps == 1
+    """Return whether this product has the gradient that is clipped before it steps."""
+    has_each = steps == 1 or not product_facts(product).has_recurrence
+    return over == "exchange" or has_each
 
 
 def refuse(product: str, how: str) -> ConfigError:
-    """Why it has not."""
+    """Return the error of a product that lacks the gradient of every step."""
     return ConfigError(
         f"[update] clip = {how!r} needs the gradient of every step, and {product} knows"
         " that of s steps together; use --products direct or gather, or --steps 1, or"
         " set update.clip_over = 'exchange', which clips their mean instead"
     )
-
-
-# What every product shares: the task, the state, one exchange's group of rows.
-
-
-class GradientSink(Protocol):
-    """Takes what would be added to the weights, before it is."""
-
-    def apply_update(
-        self, task: "Task", state: "State", rows: "Rows", residuals: Array, plan: Any
-    ) -> None:
-        """Take the gradient Yᵀr of one step."""
-
-
-class GradientReducer(GradientSink, Protocol):
-    """Takes gradients to share them, and knows where the weights are."""
-
-    def scores(
-        self, task: "Task", state: "State", rows: "Rows", point: Array, out: Array
-    ) -> None:
-        """out ← Y w of this member, whose weights may come tile by tile."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one member works on and with; nothing in it evolves."""
-
-    shard: Shard
-    backend: Backend
-    members: Communicator
-    family: Family
-    precision: Precision
-    columns: int  # K
-    states: int  # 1, or 2 with momentum
-    probe: Array  # q: scores are read at q · (w, v)
-    clock: Clock
-    clip: Clip | None = None
-    gradient: GradientReducer | None = (
-        None  # shares it with other replicas, before any step
-    )
-    monitor: NoMonitor = NO_MONITOR  # checks the recurrence now and then
-    anchored: bool = False  # residuals are less those at the second state
-    models: Models | None = None  # several at once, `columns` of all of them together
-
-    @property
-    def gradient_sink(self) -> GradientSink | None:
-        """The sink of every update before it is added; None: kernels may add it."""
-        return self.gradient or self.clip
-
-    @cached_property
-    def margin_dtype(self) -> Any:
-        """z as it is accumulated and summed over members."""
-        return get_format(self.precision.margin_sum).carrier
-
-    @cached_property
-    def no_gram(self) -> Array:
-        """The packed Gram of one step: nothing lies strictly below one block."""
-        return np.empty(0, dtype=get_format(self.precision.inner).carrier)
-
-
-class HostCopy:
-    """A field of `State`, which may be stored on a device: the host's copy.
-
-    It is copied when it is read, and may be written to.
-    """
-
-    def __init__(self, is_optional: bool = False) -> None:
-        self.is_optional = is_optional
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, state: "State | None", owner: type) -> Any:
-        if state is None:  # `dataclass` asks for the default of the field
-            if not self.is_optional:
-                raise AttributeError(self.name)
-            return None
-        fields = state.__dict__
-        if fields.get("copies") is None:  # in each step of a host
-            return fields[self.name]
-        copy = state.device_copy(self.name)
-        return fields[self.name] if copy is None else copy.on_host()
-
-    def __set__(self, state: "State", values: Any) -> None:
-        fields = state.__dict__
-        if fields.get("copies") is None:
-            fields[self.name] = values
-            return
-        copy = state.device_copy(self.name)
-        if copy is None or values is None:
-            fields[self.name] = values
-        else:
-            copy.replace(values)
-
-
-@dataclass
-class State:
-    """What evolves: the weights of this member, and what all members hold.
-
-    Once it was placed on a device, an exchange reads and writes the device's copies.
-    Who reads a field of it reads an array of the host, which comes then, and goes back
-    when the next exchange begins; what is only read (`host_array`, `host_state`) is not
-    sent back.
-    """
-
-    # (columns held, states · K)
-    weights: Array = cast(Array, HostCopy())
-    # (states, K), the same on every member
-    intercept: Array | None = cast(Array, HostCopy())
-    # of the last exchange, the same on every member
-    residuals: Array | None = cast(Array, HostCopy(is_optional=True))
-    # What agreements and codecs keep between calls, one row a column held: checkpoints
-    # save it by name.
-    memory: dict[str, Array] = field(default_factory=dict)
-    # And arrays of any shape, each rank's own: saved for the same grid alone.
-    rank_arrays: dict[str, Array] = field(default_factory=dict)
-    # And what they keep beside the intercept: (k, K), the same on every member.
-    shared: dict[str, Array] = field(default_factory=dict)
-    copies: "DeviceCopies | None" = field(default=None, init=False)  # None: on a host
-
-    def place(self, copies: "DeviceCopies") -> None:
-        """Have exchanges read and write the copies of a device from now on."""
-        self.copies = copies
-
-    def device_copy(self, name: str) -> DeviceCopy | None:
-        """Return the copy of one of its arrays, or of `memory`, on a device."""
-        copies = vars(self).get("copies")  # not yet, while it is made
-        if copies is None:
-            return None
-        kept = getattr(self.memory, "mirrors", {})
-        copy: DeviceCopy | None = kept.get(name) or copies.arrays.get(name)
-        return copy
-
-    def remember(self, name: str, width: int) -> Array:
-        """The kept array of that name, zeros at first: `width` words a column held."""
-        if name not in self.memory:
-            shape = len(self.weights), width
-            self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
-        return self.memory[name]
-
-    @property
-    def scale(self) -> float:
-        """Return what weights on a device are divided by."""
-        return 1.0 if self.copies is None else self.copies.scale
-
-    def on_device(self, name: str) -> Any:
-        """Return one of its arrays, or of `memory`, where steps are taken.
-
-        It is to be read and written there; None where the state has no such array.
-        """
-        copy = self.device_copy(name)
-        if copy is not None:
-            return copy.on_device()
-        return self.memory[name] if name in self.memory else getattr(self, name)
-
-    def mark_written(self, name: str) -> None:
-        """Note that one of its arrays was written where steps are taken."""
-        copy = self.device_copy(name)
-        if copy is not None:
-            copy.written()
-
-    def written(self, residuals: Any) -> None:
-        """Note that an exchange on a device wrote it, and made these residuals."""
-        assert self.copies is not None
-        self.copies.written(residuals)
-
-    def host_array(self, name: str) -> Any:
-        """Return one of its arrays to be read; where it is stored on a device, it stays
-        there.
-        """
-        copy = self.device_copy(name)
-        return getattr(self, name) if copy is None else copy.host_view()
-
-    def host_state(self) -> "State":
-        """Return weights and intercept to be read; arrays on a device stay there."""
-        if self.copies is None:
-            return self
-        return State(
-            weights=self.host_array("weights"),
-            intercept=self.host_array("intercept"),
-            memory=self.memory,
-            rank_arrays=self.rank_arrays,
-            shared=self.shared,
-        )
-
-    def portion(self, share: float, group: Communicator) -> Any:
-        """What evolves, times `share`, in one array that `group` can sum.
-
-        It is on the device, where the group sums arrays of devices.
-        """
-        if self.copies is not None and self.copies.sums(group):
-            return self.copies.portion(share)
-        weights, intercept = self.host_array("weights"), self.host_array("intercept")
-        parts = [weights.reshape(-1)]
-        if intercept is not None:
-            parts.append(intercept.reshape(-1).astype(weights.dtype))
-        buffer: Array = np.concatenate(parts)
-        buffer *= share
-        return buffer
-
-    def become(self, total: Any) -> Any:
-        """Such an array from now on; the intercept of it, to be written to."""
-        if self.copies is not None and self.copies.has_made(total):
-            return self.copies.become()
-        weights, intercept = self.weights, self.intercept
-        weights[...] = total[: weights.size].reshape(weights.shape)
-        if intercept is not None:
-            intercept[...] = total[weights.size :].reshape(intercept.shape)
-        return intercept
-
-
-@dataclass(frozen=True)
-class Group:
-    """The s batches of one exchange."""
-
-    index: int  # of the exchange in its epoch
-    epoch: int
-    rows: Array  # local row numbers, m of them
-    coefficients: Any  # `ExchangeCoefficients` of hpcsgd.products.base
-    order: Array | None = None  # of all rows of the epoch, of which `rows` are a part
-    first: int = 0  # where they begin there
-
-    @property
-    def place(self) -> tuple[Array, int]:
-        """The order that the rows come from, and where they begin in it."""
-        return (self.rows, 0) if self.order is None else (self.order, self.first)
-
-    @property
-    def blocks(self) -> Blocks:
-        """Where each batch begins."""
-        blocks: Blocks = self.coefficients.blocks
-        return blocks
-
-    @property
-    def plan(self) -> Any:
-        """The backend's coefficients for all s steps."""
-        return self.coefficients.plan
-
-    @property
-    def steps(self) -> tuple[Any, ...]:
-        """And for each step alone."""
-        steps: tuple[Any, ...] = self.coefficients.steps
-        return steps
-
-
-# Sampled rows are an array, or what the backend has for sparse ones: both have a length
-# and give slices of rows.
-Rows = Any
 
 
 @dataclass(frozen=True)
@@ -514,117 +161,58 @@ class MemoryShape:
 
 
 class Product(Protocol):
-    """How members get through s steps with one synchronisation."""
+    """How the members of a replica take s steps with one synchronisation.
 
-    holds_all_columns: bool  # True: every member holds w whole
+    The attributes are facts, which the choice of a product, the prediction of memory
+    and the monitor read from the class. A subclass sets those that are true of it.
+
+    Attributes
+    ----------
+    holds_all_columns : bool
+        True if every member gathers the rows of all members, and stores all weights.
+    has_recurrence : bool
+        True if the s steps follow from a Gram by a recurrence, all together.
+    is_monitored : bool
+        True if a monitor can check the recurrence: its words travel with the margins,
+        and exchanges return their margins, rows and Gram.
+    keeps_batches : bool
+        True if what batches need in the first epoch is kept for all later epochs, in
+        which the same batches must come again.
+    """
+
+    holds_all_columns: bool = False
+    has_recurrence: bool = False
+    is_monitored: bool = False
+    keeps_batches: bool = False
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """The state after the steps of `group`; `upcoming` may be begun early."""
+        """Return the state after the steps of `group`, and begin `upcoming` early."""
 
     def finish(self) -> None:
-        """Settle what was begun early and will not be used."""
+        """Wait for what was begun early and will not be used."""
+        return  # most products begin nothing early
+
+
+def product_facts(name: str) -> type[Product]:
+    """Return the class of the product called `name`, whose attributes are its facts.
+
+    A name of no product, such as "auto" for one that is chosen later, gives `Product`,
+    of which no fact is true.
+
+    Examples
+    --------
+    >>> from hpcsgd.products.base import product_facts
+    >>> product_facts("gather").holds_all_columns
+    True
+    >>> product_facts("auto").holds_all_columns
+    False
+    """
+    return get_product(name) if name in PRODUCTS else Product
 
 
 # Groups with their coefficients: the bridge from sampled rows to an exchange.
 
 KEPT = 16  # coefficients remembered; a constant rate needs two or three
-
-
-class ExchangeCoefficients:
-    """Those of one exchange, in each form that a product may ask for.
-
-    A form is prepared when it is first asked for: with rates that change all the time
-    every exchange has coefficients of its own, and uses one form of them.
-    """
-
-    def __init__(
-        self,
-        update: LinearUpdate,
-        l2: float,
-        backend: Backend,
-        rates: list[float],
-        sizes: tuple[int, ...],
-    ) -> None:
-        self.update = update
-        self.l2 = l2
-        self.backend = backend
-        self.rates = rates
-        self.blocks = blocks_of(sizes)
-
-    @cached_property
-    def whole(self) -> UnrolledSteps:
-        """Of all s steps together, in float64."""
-        return unroll(self.update, self.rates, self.blocks.sizes, self.l2)
-
-    @cached_property
-    def plan(self) -> Any:
-        """The same, as the backend takes it."""
-        return self.backend.prepare(self.whole, self.blocks)
-
-    @cached_property
-    def steps(self) -> tuple[Any, ...]:
-        """Of each step alone."""
-        return tuple(
-            self.backend.prepare(self._one_step(rate, size), blocks_of((size,)))
-            for rate, size in zip(self.rates, self.blocks.sizes, strict=True)
-        )
-
-    @cached_property
-    def plain(self) -> PlainSteps:
-        """Of each step alone, as the call that takes all of them wants them."""
-        return plain_steps(self.update, self.rates, self.blocks.sizes, self.l2)
-
-    def _one_step(self, rate: float, size: int) -> UnrolledSteps:
-        """One step whose scores arrive already read at q."""
-        one = unroll(self.update, [rate], [size], self.l2)
-        return UnrolledSteps(
-            lead=np.ones((1, 1)),
-            couple=one.couple,
-            carry=one.carry,
-            gain=one.gain,
-            free=one.free,
-            push=one.push,
-            probe=one.probe,
-        )
-
-
-class ManyCoefficients(ExchangeCoefficients):
-    """The same for models of their own penalties; `rates` are (s, settings)."""
-
-    def __init__(
-        self,
-        update: LinearUpdate,
-        models: Models,
-        backend: Backend,
-        rates: Array,
-        sizes: tuple[int, ...],
-    ) -> None:
-        super().__init__(update, 0.0, backend, [], sizes)
-        self.models = models
-        self.each = rates
-        self.ridges = np.array([l2 for l2, _ in models.settings])
-
-    def only(self, number: int, model: Models) -> "ManyCoefficients":
-        """Those of one of the models."""
-        own = self.models.setting_of[number * self.models.scores]
-        rates, sizes = self.each[:, [own]], self.blocks.sizes
-        return ManyCoefficients(self.update, model, self.backend, rates, sizes)
-
-    @cached_property
-    def whole(self) -> ManyUnrolledSteps:
-        """Of all s steps together, in float64."""
-        found = unroll_many(self.update, self.each, self.blocks.sizes, self.ridges)
-        return found.of(self.models.setting_of)
-
-    @cached_property
-    def steps(self) -> tuple[Any, ...]:
-        """Of each step alone."""
-        plans = []
-        for rates, size in zip(self.each, self.blocks.sizes, strict=True):
-            one = one_step_many(self.update, rates, size, self.ridges)
-            columns = one.of(self.models.setting_of)
-            plans.append(self.backend.prepare(columns, blocks_of((size,))))
-        return tuple(plans)
 
 
 class Planner:

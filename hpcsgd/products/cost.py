@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 from hpcsgd.comm import communicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.unrolling import MOST_ROWS, uniform_blocks
-from hpcsgd.products import KEEPS, PRODUCTS, get_product
-from hpcsgd.products.base import ExchangeMessage, ExchangeShape, MemoryShape
+from hpcsgd.products import PRODUCTS, get_product
+from hpcsgd.products.base import (
+    ExchangeMessage,
+    ExchangeShape,
+    MemoryShape,
+    product_facts,
+)
 from hpcsgd.settings import Settings, setting
 
 # What a step costs: the model behind `auto`, in seconds, from what a machine can do.
@@ -250,6 +255,7 @@ def machine_from(table: dict[str, Any]) -> Machine:
 
 # Which product, and how many steps: the fewest seconds that fit in memory.
 
+OF_SEVERAL = ("direct", "gram", "gather", "gather-once", "cached")  # of members
 CACHE_BUDGET = 512 * 2**20  # bytes that each member may keep from the first epoch on
 GRAM_KERNELS = ("auto", "own", "cublas", "wgmma")
 WORTH_HIDING = 20e-6  # seconds of latency above which a second message pays
@@ -322,9 +328,8 @@ def candidates(
 def _products(kind: str, job: CostInputs, of_one: tuple[str, ...]) -> list[str]:
     if kind != "auto":
         return [kind]
-    several = ("direct", "gram", "gather", *KEEPS)
-    known = list(of_one if job.members == 1 else several)
-    return known if job.comes_again else [k for k in known if k not in KEEPS]
+    several = of_one if job.members == 1 else OF_SEVERAL
+    return [k for k in several if job.comes_again or not product_facts(k).keeps_batches]
 
 
 def _steps(product: str, job: CostInputs) -> list[int]:

@@ -8,38 +8,37 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.base import MemberExchanges, PlainStepSequence
+from hpcsgd.backends.base import MemberExchanges, PlainStepSequence, Rows
 from hpcsgd.backends.exchange import (
     Scratch,
     batch_of,
     movable_intercept,
     store_margins,
 )
+from hpcsgd.backends.task import (
+    ExchangeCoefficients,
+    GradientReducer,
+    Group,
+    State,
+    Task,
+)
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.data.sparse import ByColumns, Csr
 from hpcsgd.data.stream import Unheld
 from hpcsgd.formats import Array
 from hpcsgd.products.base import (
-    ExchangeCoefficients,
     ExchangeMessage,
     ExchangeShape,
-    GradientReducer,
-    Group,
     MemoryShape,
     Planner,
     Product,
-    Rows,
-    State,
-    Task,
 )
 
 # Plain SGD: a sum of b words in every step, and no Gram.
 
 
-class Direct:
+class Direct(Product):
     """s sums of b·K words (none when a replica is one member)."""
-
-    holds_all_columns = False
 
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
@@ -64,9 +63,6 @@ class Direct:
         x.attach(state)
         take_plain_steps(self.exchanges, x)
         return state
-
-    def finish(self) -> None:
-        """Nothing is begun early."""
 
 
 def take_plain_steps(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
@@ -94,7 +90,7 @@ class BatchAccumulator(Protocol):
         """An exchange begins, with so many batches on this replica."""
 
 
-class MicroBatches:
+class MicroBatches(Product):
     """Any product that takes single steps; it never holds rows of more than a batch."""
 
     def __init__(
@@ -115,7 +111,7 @@ class MicroBatches:
         return state
 
     def finish(self) -> None:
-        """Nothing is begun early."""
+        """Wait for what the product began early."""
         self.product.finish()
 
     def _one(self, group: Group, number: int, size: int) -> Group:
@@ -208,7 +204,7 @@ class Stream:
         return self._order[1]
 
 
-class AnyBatches:
+class AnyBatches(Product):
     """Any product that takes single steps; it never holds rows of more than a chunk."""
 
     def __init__(
@@ -228,7 +224,7 @@ class AnyBatches:
         return state
 
     def finish(self) -> None:
-        """Nothing is begun early."""
+        """Wait for what the product began early."""
         self.product.finish()
 
 
@@ -287,10 +283,8 @@ class ByTiles(GradientReducer, Protocol):
         """An exchange begins, with so many batches on this replica."""
 
 
-class TiledProduct:
+class TiledProduct(Product):
     """One pass over the tiles for scores, one for gradient and step."""
-
-    holds_all_columns = False
 
     def __init__(self, task: Task, by_tiles: ByTiles) -> None:
         self.task = task
@@ -315,9 +309,6 @@ class TiledProduct:
         task.clock.lap("inner")
         self.by_tiles.apply_update(task, state, rows, state.residuals, plan)
         return state
-
-    def finish(self) -> None:
-        """Nothing is begun early."""
 
     def _margins(self, state: State, rows: TiledRows) -> Array:
         task, shape = self.task, (len(rows), self.task.columns)

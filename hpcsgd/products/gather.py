@@ -3,21 +3,20 @@
 from collections.abc import Iterator
 
 from hpcsgd.backends.base import MemberExchanges
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.data.sparse import index_dtype
 from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,
-    Group,
     MemoryShape,
-    State,
-    Task,
+    Product,
 )
 from hpcsgd.products.direct import take_plain_steps
 
 # Narrow data: members exchange the sampled rows, then step without a message.
 
 
-class Gather:
+class Gather(Product):
     """One all-gather of m·d_c words from each member, then s exact local steps.
 
     Rows travel as they are stored, so a 16-bit matrix costs half the bytes.
@@ -25,7 +24,6 @@ class Gather:
     """
 
     holds_all_columns = True
-    keeps = False
 
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
@@ -54,18 +52,15 @@ class Gather:
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Gather rows of all columns that are not here, then take plain steps."""
-        x = self.exchanges.gathered(group.blocks, self.keeps)
+        x = self.exchanges.gathered(group.blocks, self.keeps_batches)
         x.load(group)
         x.attach(state)
-        if not (self.keeps and x.has_rows()):
+        if not (self.keeps_batches and x.has_rows()):
             x.pack()
             x.gather()
             x.place()
         take_plain_steps(self.exchanges, x)
         return state
-
-    def finish(self) -> None:
-        """Nothing is begun early."""
 
 
 # Rows that come again: members exchange them once, and then need each other no more.
@@ -77,7 +72,7 @@ class Gather:
 class GatherOnce(Gather):
     """Epoch 1 as gather; later no message at all."""
 
-    keeps = True
+    keeps_batches = True
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:

@@ -8,14 +8,13 @@ import numpy as np
 
 from hpcsgd.backends.base import Exchange, MemberExchanges, PartSequence
 from hpcsgd.backends.exchange import same_rows
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.formats import Array
 from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,
-    Group,
     MemoryShape,
-    State,
-    Task,
+    Product,
 )
 
 Part = Callable[[], None]
@@ -23,10 +22,11 @@ Part = Callable[[], None]
 # CA-SGD: one sum of the strict Gram and the margins replaces s sums.
 
 
-class Gram:
+class Gram(Product):
     """One sum of b² s (s−1)/2 + m·K·states words per s steps."""
 
-    holds_all_columns = False
+    has_recurrence = True
+    is_monitored = True
 
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
@@ -62,9 +62,6 @@ class Gram:
         x.finish()
         return state
 
-    def finish(self) -> None:
-        """Nothing is begun early."""
-
 
 def run_watched(
     task: Task, state: State, group: Group, x: Exchange, parts: PartSequence
@@ -93,10 +90,12 @@ NO_MARGINS: Array = np.empty(0)
 # from the second epoch on only the margins travel.
 
 
-class CachedGram:
+class CachedGram(Product):
     """Epoch 1 as gram; later one sum of m·K·states words and no Gram flops."""
 
-    holds_all_columns = False
+    has_recurrence = True
+    is_monitored = True
+    keeps_batches = True
 
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
@@ -147,9 +146,6 @@ class CachedGram:
         x.finish()
         return state
 
-    def finish(self) -> None:
-        """Nothing is begun early."""
-
     def _sum_and_keep(self, x: Exchange) -> Any:
         """Sum the products of new rows, and return what is kept of them."""
         sums = x.messages("gram", "margins")
@@ -176,10 +172,11 @@ class AheadGroup:
     gram: Any  # the sum under way
 
 
-class LookAheadGram:
+class LookAheadGram(Product):
     """Two sums per exchange: m·K·states words waited for, the Gram hidden."""
 
-    holds_all_columns = False
+    has_recurrence = True
+    is_monitored = True
 
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task

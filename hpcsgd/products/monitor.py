@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.base import Rows
 from hpcsgd.backends.exchange import batch_of, probed, store_margins
+from hpcsgd.backends.task import Group, ManyCoefficients, NoMonitor, State, Task
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
 from hpcsgd.precision import FIELDS, Precision
-from hpcsgd.products.base import Group, ManyCoefficients, NoMonitor, Rows, State, Task
 
 # How far rounding alone may take the recurrence from fresh products.
 #

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.task import Group, State
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Penalty
-from hpcsgd.products.base import Group, State
 
 # What reads or touches the state between exchanges: proximal steps, averages,
 # snapshots of SVRG, recordings, checks of members, copies to fall back to.

@@ -14,7 +14,7 @@ from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
 from hpcsgd.files import DECIMAL, format_bytes
-from hpcsgd.products import GATHERS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.auto_rate import ignores_length, resolve_rate
 from hpcsgd.runs.result import Result, Status
@@ -242,7 +242,7 @@ def gram_words(result: Result, steps: int) -> float:
     sends them in the first epoch only, and `gather` rows instead.
     """
     batch, product = result.report["schedule"]["batch"], result.report["products"]
-    if product in GATHERS:
+    if product_facts(product).holds_all_columns:
         return 0.0
     times = result.iterations
     if product == "cached":

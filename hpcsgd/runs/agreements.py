@@ -24,6 +24,7 @@ from hpcsgd.agreements.shaping import (
 )
 from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
 from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
@@ -37,7 +38,7 @@ from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
 from hpcsgd.glm.updates import LinearRule, Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
-from hpcsgd.products.base import Product, Task
+from hpcsgd.products.base import Product
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
 from hpcsgd.runs.assembled_run import Feed, ResolvedNames, RoundFeed
 from hpcsgd.runs.gpu import BY_HOST

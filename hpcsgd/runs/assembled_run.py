@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.backends.base import Backend
+from hpcsgd.backends.task import NO_MONITOR, Group, State, Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.grid import Grid
@@ -18,7 +19,7 @@ from hpcsgd.data.stream import Unheld
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.updates import LinearUpdate, make_rate
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import NO_MONITOR, Group, Planner, Product, State, Task
+from hpcsgd.products.base import Planner, Product
 from hpcsgd.products.cost import Choice
 from hpcsgd.products.direct import Stream, TiledProduct
 from hpcsgd.runs.checkpoint import Capture, Saver

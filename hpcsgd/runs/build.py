@@ -10,6 +10,7 @@ from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.exchange import HostExchanges
+from hpcsgd.backends.task import NO_MONITOR, Clip, NoMonitor, State, Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid, close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -20,17 +21,8 @@ from hpcsgd.data.stream import Route, StreamedMatrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.glm.families import for_models
-from hpcsgd.products import RECURS, get_product
-from hpcsgd.products.base import (
-    NO_MONITOR,
-    Clip,
-    NoMonitor,
-    Planner,
-    Product,
-    State,
-    Task,
-    make_clip,
-)
+from hpcsgd.products import get_product
+from hpcsgd.products.base import Planner, Product, make_clip, product_facts
 from hpcsgd.products.direct import TiledProduct
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.products.observers import Observers
@@ -216,7 +208,8 @@ def _clip(config: RunConfig, backend: Backend) -> Clip | None:
 def _monitor(config: RunConfig, name: str, feed: Feed) -> NoMonitor:
     """Who looks at the recurrence, where there is one and it is that of all ranks."""
     run = config.run
-    if name not in RECURS or not run.gap_every or run.emulate_members:
+    is_monitored = product_facts(name).is_monitored and not run.emulate_members
+    if not is_monitored or not run.gap_every:
         return NO_MONITOR
     return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
 

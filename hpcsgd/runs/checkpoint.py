@@ -18,6 +18,7 @@ import numpy as np
 import hpcsgd
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.agreements.more.infinity import RUN
+from hpcsgd.backends.task import State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import CheckpointConfig, without_retired
@@ -31,7 +32,6 @@ from hpcsgd.files import (
     unreadable,
 )
 from hpcsgd.formats import Array
-from hpcsgd.products.base import State
 from hpcsgd.runs.recording import MemberCheck
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation

@@ -34,7 +34,8 @@ from hpcsgd.glm.families import Family
 from hpcsgd.glm.penalties import STEP, Models, Penalty, ProblemConfig
 from hpcsgd.glm.updates import RateConfig, make_rate
 from hpcsgd.precision import AUTO, Precision
-from hpcsgd.products import GATHERS, get_product
+from hpcsgd.products import get_product
+from hpcsgd.products.base import product_facts
 from hpcsgd.products.observers import Observer, Proximal
 from hpcsgd.runs.assembled_run import ResolvedNames
 from hpcsgd.runs.auto_rate import ignores_length
@@ -136,7 +137,7 @@ FEATURES = {  # fields of Supports
     ),
     "gathers": Feature(
         "product for which members hold all columns",
-        {"products.kind": lambda c: c.products.kind in GATHERS},
+        {"products.kind": lambda c: product_facts(c.products.kind).holds_all_columns},
         "use --products direct",
     ),
     "lost_ranks": Feature(
@@ -320,7 +321,7 @@ def _of_gradients(
         " it of that again; use --update sgd, or codec.momentum = 0",
     )
     yield (
-        config.run.device == "cuda" and product in GATHERS,
+        config.run.device == "cuda" and product_facts(product).holds_all_columns,
         f"adds gradients on GPUs where rows are, and [products] kind = {product!r}"
         " moves them; use --products direct, or --device cpu",
     )

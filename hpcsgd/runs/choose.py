@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.base import StepSequence
+from hpcsgd.backends.base import Rows, StepSequence
 from hpcsgd.backends.exchange import HostExchanges, batch_of
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.communicator import Communicator, Workspace
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.network_model import DelayedCommunicator
@@ -28,8 +29,7 @@ from hpcsgd.files import parse_json, write_text
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import Blocks, uniform_blocks
-from hpcsgd.products import GATHERS, KEEPS
-from hpcsgd.products.base import Group, Planner, Rows, State, Task, may_clip, refuse
+from hpcsgd.products.base import Planner, may_clip, product_facts, refuse
 from hpcsgd.products.cost import (
     Choice,
     CostInputs,
@@ -80,7 +80,7 @@ def choose_on_gpu(
     machine = assumed(job, members)
     found = candidates(kind, steps, job, machine, OF_ONE, BUDGET)
     if sparse and kind == "auto":
-        found = (one for one in found if one.product not in GATHERS)
+        found = (c for c in found if not product_facts(c.product).holds_all_columns)
     return min(found, key=lambda choice: choice.seconds)
 
 
@@ -548,11 +548,12 @@ def _check(config: RunConfig) -> None:
 
 def _check_kept(config: RunConfig) -> None:
     name, sampling = config.products.kind, config.sampling
-    if name in KEEPS and sampling.mode != "shuffle-once":
+    facts = product_facts(name)
+    if facts.keeps_batches and sampling.mode != "shuffle-once":
         raise ConfigError(
             f"[products] kind = {name!r} needs batches that come again and [sampling]"
             f" mode = {sampling.mode!r} draws new ones; use mode = 'shuffle-once',"
-            f" or kind = {'gather' if name in GATHERS else 'gram'!r}"
+            f" or kind = {'gather' if facts.holds_all_columns else 'gram'!r}"
         )
 
 

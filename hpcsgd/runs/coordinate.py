@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.base import emulated_fields
+from hpcsgd.backends.task import Group
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -24,7 +25,6 @@ from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.penalties import Penalty, ProblemConfig
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import AUTO, Precision
-from hpcsgd.products.base import Group
 from hpcsgd.products.cost import CACHE_BUDGET, ProductsConfig
 from hpcsgd.products.observers import Observers
 from hpcsgd.runs.advice import judge_fit

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpcsgd.agreements.gradient import Gradient
+from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.grid import Grid
@@ -16,8 +17,8 @@ from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import format_bytes
 from hpcsgd.glm.unrolling import blocks_of
-from hpcsgd.products import GATHERS, RECURS, get_product
-from hpcsgd.products.base import Product, Task
+from hpcsgd.products import get_product
+from hpcsgd.products.base import Product, product_facts
 from hpcsgd.products.direct import Direct, MicroBatches
 from hpcsgd.runs.assembled_run import Feed
 
@@ -276,7 +277,8 @@ def make_on_gpu(
     from hpcsgd.backends.cuda.sequences import CudaExchanges
 
     plans = feed.plans
-    if name not in RECURS:  # steps one by one
+    facts = product_facts(name)
+    if not facts.has_recurrence:  # steps one by one
         plans = [(size,) for sizes in plans for size in sizes]
     kept, sets = _kept(name, task, feed, device), 1 + look_ahead
     asked = allowed(config.products.gram_kernel, config.run.reproducible)
@@ -291,12 +293,12 @@ def make_on_gpu(
             "cuBLAS is not asked: %s for its squares are not free", format_bytes(takes)
         )
         asked = "own"
-    if name in GATHERS and task.shard.is_sparse:
+    if facts.holds_all_columns and task.shard.is_sparse:
         raise ConfigError(
             f"[products] kind = {name!r} does not move sparse rows between GPUs; use"
             " kind = 'gram', or --device cpu"
         )
-    if name in GATHERS and task.members.size == 1:
+    if facts.holds_all_columns and task.members.size == 1:
         name = "direct"  # all columns are here: nothing is brought
     kind: Callable[..., Product] = get_product(name, look_ahead)
     return kind(task, CudaExchanges(task, device, asked))
@@ -367,7 +369,7 @@ def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
             times * _buffers(shard.matrix, sizes, *given)["message"]
             for sizes, times in Counter(map(tuple, feed.plans)).items()
         )
-    if name not in GATHERS or task.members.size == 1:
+    if not product_facts(name).holds_all_columns or task.members.size == 1:
         return 0
     item, total = shard.matrix.dtype.itemsize, shard.total_columns
     most = max(sum(sizes) for sizes in feed.plans)

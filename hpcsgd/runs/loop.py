@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
+from hpcsgd.backends.task import Group, State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
-from hpcsgd.products.base import Group, State
 from hpcsgd.products.observers import Observer, Observers
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter

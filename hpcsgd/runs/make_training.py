@@ -8,13 +8,13 @@ from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.base import Agreement, AgreementInputs
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.backends.task import Task
 from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.data.shard import lengths
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Task
 from hpcsgd.products.direct import MicroBatches
 from hpcsgd.products.observers import Observer, Observers
 from hpcsgd.runs.assembled_run import Parts, last_rate

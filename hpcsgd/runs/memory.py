@@ -27,9 +27,9 @@ from hpcsgd.files import format_bytes
 from hpcsgd.formats import get_format
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
-from hpcsgd.products import GATHERS, KEEPS, RECURS, get_product
-from hpcsgd.products.base import MemoryShape
-from hpcsgd.products.cost import CACHE_BUDGET
+from hpcsgd.products import get_product
+from hpcsgd.products.base import MemoryShape, product_facts
+from hpcsgd.products.cost import CACHE_BUDGET, OF_SEVERAL
 from hpcsgd.runs.load import SCAN_BYTES, TILE_BYTES, bytes_of_filling
 from hpcsgd.solvers.lbfgs import bytes_of_lbfgs
 from hpcsgd.solvers.objective import bytes_of_losses
@@ -340,7 +340,9 @@ class ExchangeSizes:
     def is_monitored(self) -> bool:
         """True where a run is long enough that the recurrence is checked."""
         count = self.config.schedule.epochs * -(-self.epoch.all_rows // self.rows)
-        return self._has_gram and 0 < self.config.run.gap_every <= count
+        kind = self.config.products.kind
+        checks = product_facts(kind).is_monitored or (kind == "auto" and self._has_gram)
+        return checks and 0 < self.config.run.gap_every <= count
 
     def peak(self, marked: int) -> int:
         """Return the bytes of the exchanges of an epoch, of m rows and of what remains.
@@ -384,7 +386,8 @@ class ExchangeSizes:
         A member alone has nothing to sum; on a GPU a Gram pays there too.
         """
         kind, on_gpu = self.config.products.kind, self.config.run.device == "cuda"
-        return kind in RECURS or self._is_open or (kind == "auto" and on_gpu)
+        recurs = product_facts(kind).has_recurrence
+        return recurs or self._is_open or (kind == "auto" and on_gpu)
 
     @property
     def _products(self) -> Iterator[Any]:
@@ -564,11 +567,12 @@ def predict(
     exchanges = ExchangeSizes(config, precision, epoch)
     kind = config.products.kind
     on_disk = config.agreement.on_disk
-    width = reader.cols if kind in GATHERS else cols  # of the weights
+    gathers = product_facts(kind).holds_all_columns
+    width = reader.cols if gathers else cols  # of the weights
     again = config.sampling.mode == "shuffle-once" and config.schedule.epochs > 1
     kept = 0 if kind == "auto" else exchanges.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
-        kept = min(max(map(exchanges.kept, KEEPS)), CACHE_BUDGET)
+        kept = min(max(map(exchanges.kept, OF_SEVERAL)), CACHE_BUDGET)
     shape = replace(
         state_shape(config, width, states, precision),
         sparse=is_sparse(reader),

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.task import Group, State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.errors import DataError
 from hpcsgd.files import check_schema, read_sealed, write_sealed
 from hpcsgd.formats import Array
-from hpcsgd.products.base import Group, State
 from hpcsgd.products.observers import Observer
 from hpcsgd.solvers.evaluation import Columns
 

@@ -22,7 +22,7 @@ from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import DeviceLost, HpcsgdError
 from hpcsgd.formats import get_format, wider
 from hpcsgd.precision import Precision
-from hpcsgd.products import RECURS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.checkpoint import REQUESTED, CheckpointStore
 from hpcsgd.runs.loop import FallbackLevel
@@ -43,7 +43,7 @@ def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None
     """Return the next fallback level, None at the last one; `config` has its steps
     decided.
     """
-    schedule, recurs = config.schedule, product in RECURS
+    schedule, recurs = config.schedule, product_facts(product).has_recurrence
     if recurs and schedule.steps > 1:
         fewer = fewer_steps(schedule.steps)
         changed = replace(config, schedule=replace(schedule, steps=fewer))

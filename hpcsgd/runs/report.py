@@ -15,9 +15,9 @@ import hpcsgd
 from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import emulated_fields
 from hpcsgd.backends.emulated import RoundedBackend
+from hpcsgd.backends.task import State
 from hpcsgd.files import CREATE, check_entry, open_entry
 from hpcsgd.formats import Array
-from hpcsgd.products.base import State
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.energy import total
 from hpcsgd.runs.load import LoadedRows

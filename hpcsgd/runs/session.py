@@ -19,7 +19,7 @@ from hpcsgd.config import FIT, RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DeviceLost
 from hpcsgd.formats import Array
-from hpcsgd.products import KEEPS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
@@ -381,7 +381,7 @@ class Session:
         if PRECISION_AUTO in self.notes:
             live.capture.add_fact(PRECISION_AUTO, self.notes[PRECISION_AUTO])
         if live.chosen.rival is not None and self.world.rank == 0:
-            keeps = live.product_name in KEEPS
+            keeps = product_facts(live.product_name).keeps_batches
             live.loop.callbacks.add(SlowerThanExpected(live.chosen, keeps))
         if self.requested_config is not None:
             # At once: what is on disk was made with the settings that failed.

@@ -12,9 +12,9 @@ from hpcsgd.agreements.base import Agreement
 from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.numpy_rows import all_finite
+from hpcsgd.backends.task import Group, State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.formats import Array
-from hpcsgd.products.base import Group, State
 from hpcsgd.products.observers import Observer
 from hpcsgd.settings import Settings, setting
 from hpcsgd.solvers.callbacks import View

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.task import State
 from hpcsgd.comm.ledger import Entry
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
-from hpcsgd.products.base import State
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.full_passes import (

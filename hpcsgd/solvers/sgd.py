@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpcsgd.agreements.base import Agreement
+from hpcsgd.backends.task import Group, NoMonitor, State
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.products.base import Group, NoMonitor, Product, State
+from hpcsgd.products.base import Product
 from hpcsgd.solvers.callbacks import View
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.backends.task import State
 from hpcsgd.files import read_sealed, write_sealed
 from hpcsgd.formats import Array
-from hpcsgd.products.base import State
 
 KIND, VERSION = "checkpoint", 1  # of a file
 MEMORY = "memory_"  # before the names of what agreements and codecs keep

@@ -46,7 +46,7 @@ from hpcsgd.files import (
 from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
-from hpcsgd.products import GATHERS, RECURS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.report import processor
 from hpcsgd.runs.result import finite
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
@@ -279,7 +279,8 @@ def _has_equal_members(report: Report) -> bool:
     """Return whether the words of sparse rows depend on the sizes of the data alone."""
     if report["grid"]["members"] == 1:
         return True
-    return report["products"] not in GATHERS and report["grid"]["replicas"] == 1
+    gathers = product_facts(report["products"]).holds_all_columns
+    return not gathers and report["grid"]["replicas"] == 1
 
 
 def _shape(report: Report) -> TrafficShape:
@@ -310,7 +311,9 @@ def _leg(report: Report, shape: TrafficShape) -> dict[str, Any]:
     """Return the exchanges of a whole run, as the formulas of traffic take them."""
     run = report["config"]["run"]
     total = shape.each() * report["schedule"]["epochs"]
-    has_monitor = report["products"] in RECURS and not run["emulate_members"]
+    has_monitor = (
+        product_facts(report["products"]).is_monitored and not run["emulate_members"]
+    )
     return {
         "first": 0,
         "last": total,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.task import Task
 from hpcsgd.comm import communicator
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import read_toml
@@ -23,8 +24,7 @@ from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.formats import get_format
 from hpcsgd.glm.unrolling import uniform_blocks
 from hpcsgd.precision import make_precision
-from hpcsgd.products import KEEPS
-from hpcsgd.products.base import Task
+from hpcsgd.products.base import product_facts
 from hpcsgd.products.cost import (
     RATES,
     SMALL,
@@ -447,7 +447,8 @@ class MachineModels:
 
     def step(self, setting: TimedSetting) -> float:
         """Seconds of a step, on average over the run."""
-        if setting.product not in KEEPS or not self.job.comes_again:
+        keeps = product_facts(setting.product).keeps_batches
+        if not keeps or not self.job.comes_again:
             return self.exchange(setting) / setting.steps
         first = 1.0 / self.job.epochs
         once = self.exchange(setting, later=False)
@@ -475,7 +476,7 @@ class MachineModels:
 
 def kind_of(setting: TimedSetting, later: bool) -> str:
     """What has constants of its own."""
-    if setting.product not in KEEPS:
+    if not product_facts(setting.product).keeps_batches:
         return setting.kind
     return f"{setting.kind} {'later' if later else 'first'}"
 
@@ -483,7 +484,7 @@ def kind_of(setting: TimedSetting, later: bool) -> str:
 def question(setting: TimedSetting, later: bool, job: CostInputs) -> TimeSample:
     """What the cost model is to be asked about such an exchange."""
     job = replace(job, batch=setting.batch, apart=job.apart or setting.look_ahead)
-    if setting.product not in KEEPS:
+    if not product_facts(setting.product).keeps_batches:
         return TimeSample(setting.product, setting.steps, job, 0.0)
     if not later:
         return TimeSample(FIRST[setting.product], setting.steps, job, 0.0)

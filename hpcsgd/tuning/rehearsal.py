@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig, rehearsal
@@ -14,8 +15,7 @@ from hpcsgd.data.readers import RowReader, is_sparse, stored_in
 from hpcsgd.data.targets import LABELLED, MOST_CLASSES
 from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
-from hpcsgd.products import KEEPS
-from hpcsgd.products.base import Task
+from hpcsgd.products.base import product_facts
 from hpcsgd.products.cost import CostInputs, ProductsConfig, kept_bytes
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import assemble_run, open_all
@@ -117,7 +117,7 @@ class Stage:
 
     def burst(self, setting: TimedSetting, seconds: float) -> Burst:
         """About so many seconds of it; of a product that keeps, of later epochs."""
-        later = setting.product in KEEPS
+        later = product_facts(setting.product).keeps_batches
         if setting not in self._runs:
             self._runs[setting] = _Rehearsal(self._live(setting), setting)
             if later:
@@ -163,7 +163,7 @@ class Stage:
         )
         config = replace(self.config, schedule=schedule, products=products)
         opened = self.opened
-        if setting.product in KEEPS:
+        if product_facts(setting.product).keeps_batches:
             opened = replace(opened, loaded=self._fewer(setting))
         return assemble_run(config, opened, [])
 
@@ -196,7 +196,7 @@ class _Rehearsal:
 
     def __init__(self, live: AssembledRun, setting: TimedSetting) -> None:
         self.live = live
-        self.keeps = setting.product in KEEPS
+        self.keeps = product_facts(setting.product).keeps_batches
         self.first = (0, 0.0)  # exchanges of a first epoch, and what one took
         self.each = 0.0  # seconds of an exchange, as far as is known
 

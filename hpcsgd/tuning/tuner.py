@@ -20,8 +20,7 @@ from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.unrolling import MOST_ROWS
 from hpcsgd.precision import PrecisionConfig
-from hpcsgd.products import KEEPS
-from hpcsgd.products.base import may_clip
+from hpcsgd.products.base import may_clip, product_facts
 from hpcsgd.products.cost import (
     STEPS,
     WORTH_HIDING,
@@ -717,7 +716,7 @@ def _step_seconds(candidate: Candidate, room: CandidateGroup, each: float) -> fl
     """Of a real run: its first epoch and its later ones, as many as are planned."""
     setting, job = candidate.setting, room.model.job
     burst = room.stage.burst(setting, each)
-    if setting.product not in KEEPS:
+    if not product_facts(setting.product).keeps_batches:
         return burst.seconds / setting.steps
     first, share = room.stage.first(setting), 1.0 / job.epochs
     return (share * first.seconds + (1 - share) * burst.seconds) / setting.steps

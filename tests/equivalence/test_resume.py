@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
-from hpcsgd.products import KEEPS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.result import Status
 from tests.helpers.harness import config_for, make_problem, oracle_for, relative_error
 from tests.helpers.pairwise import pairwise
@@ -28,7 +28,10 @@ FACTORS = {
 
 def sections_of(case):
     """The case as sections, or None where it is no run."""
-    if case["product"] in KEEPS and case["sampling"] != "shuffle-once":
+    if (
+        product_facts(case["product"]).keeps_batches
+        and case["sampling"] != "shuffle-once"
+    ):
         return None
     look_ahead = case["product"] == "look-ahead"
     return {
@@ -74,7 +77,7 @@ def check_ledgers(product, at, again, whole):
     """Only what had to be summed twice is counted twice."""
     a, b = again.ledger, whole.ledger
     assert a["agreement"]["calls"] == b["agreement"]["calls"]
-    if product not in ("look-ahead", *KEEPS):
+    if product != "look-ahead" and not product_facts(product).keeps_batches:
         assert a["products"]["words"] == b["products"]["words"]
         assert a["products"]["calls"] == b["products"]["calls"]
     else:

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcsgd.products import KEEPS
+from hpcsgd.products.base import product_facts
 from tests.helpers.harness import check_against_oracle, config_for
 from tests.helpers.problems import FAMILIES, make_problem
 
@@ -30,6 +30,8 @@ def test_any_shape(family, n, d, batch, steps, members, kind, update, rate, mode
         update={"kind": update, "momentum": 0.5},
         products={"kind": kind},
         rate={"kind": rate, "value": 0.05, "decay": 0.1},
-        sampling={"mode": "shuffle-once" if kind in KEEPS else mode},
+        sampling={
+            "mode": "shuffle-once" if product_facts(kind).keeps_batches else mode
+        },
     )
     check_against_oracle(min(members, d), config, problem, 1e-11, offset=True)

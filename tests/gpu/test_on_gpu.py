@@ -12,12 +12,12 @@ from hpcsgd.backends.cuda.device import CudaDevice
 from hpcsgd.backends.cuda.driver import count_gpus
 from hpcsgd.backends.cuda.kernels import all_builds
 from hpcsgd.backends.cuda.weights import DeviceCopies
+from hpcsgd.backends.task import State
 from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
-from hpcsgd.products.base import State
 from hpcsgd.runs import build
 from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
 from tests.helpers.kernels.runs import FAMILIES, on_gpu

@@ -7,11 +7,11 @@ import pytest
 
 from hpcsgd.agreements import Average
 from hpcsgd.backends.cuda.weights import DeviceCopies
+from hpcsgd.backends.task import State
 from hpcsgd.comm.gpu_mpi import StagedCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.products.base import State
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.checks.average import SIZES, agrees

@@ -8,9 +8,9 @@ from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.agreements.more.anybatch import Anybatch
 from hpcsgd.agreements.more.scheduled import Scheduled
 from hpcsgd.agreements.more.tick_tock import TickTock
+from hpcsgd.backends.task import State
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.base import State
 from hpcsgd.runs import gpu
 from hpcsgd.runs.result import Status
 from tests.helpers.averages import config_of

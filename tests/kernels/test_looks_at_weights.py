@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.cuda.weights import DeviceCopies
-from hpcsgd.products.base import State
+from hpcsgd.backends.task import State
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.zero import ShardedAgreement
-from hpcsgd.products.base import State
+from hpcsgd.backends.task import State
 from hpcsgd.runs.result import Status
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, train_on

@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.agreements.zero import ColumnAssembler, Scatter
 from hpcsgd.backends.cuda.weights import DeviceMemory
-from hpcsgd.products.base import State
+from hpcsgd.backends.task import State
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
 from tests.helpers.kernels.gradient_runs import near, shared

@@ -9,13 +9,13 @@ from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import ColumnExponents
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.exchange import HostExchanges
+from hpcsgd.backends.task import ExchangeCoefficients, Group, State, Task
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.shard import Shard
 from hpcsgd.formats import get_format
 from hpcsgd.glm import make_update
 from hpcsgd.precision import RECIPES, make_precision
-from hpcsgd.products.base import ExchangeCoefficients, Group, State, Task
 from hpcsgd.products.gram import Gram
 from hpcsgd.tuning.pilots import perform, with_one_field
 from tests.precision import draws

@@ -7,11 +7,11 @@ import pytest
 
 from hpcsgd.agreements import Average, FedAvg, Hierarchical, SlowMo, get_agreement
 from hpcsgd.agreements.slowmo import MOMENTUM, slow_step
+from hpcsgd.backends.task import State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.data.shard import split_range
-from hpcsgd.products.base import State
 from tests.helpers import oracle
 from tests.helpers.averages import ROWS, config_of
 from tests.helpers.averages_laws import L2, gap, heterogeneous

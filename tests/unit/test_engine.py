@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
+from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import DONE
 from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import DataError
-from hpcsgd.products.base import State
 from hpcsgd.runs.checkpoint import CheckpointStore
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.recording import MemberCheck

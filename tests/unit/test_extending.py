@@ -13,13 +13,14 @@ from hpcsgd import agreements
 from hpcsgd.agreements import AGREEMENTS, Average, codecs
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.agreements.codecs.base import Identity
+from hpcsgd.backends.task import State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig
+from hpcsgd.config import RunConfig, UpdateConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
-from hpcsgd.products.base import State
 from hpcsgd.runs.checks import check_configuration
+from hpcsgd.runs.recovery import next_fallback_level
 from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import BUCKET_LAWS, RUN_LAWS, Row, coded, on_all
 from tests.helpers.gradients import agreed, in_folder
@@ -273,6 +274,19 @@ def test_open_steps_of_a_product_need_a_formula_of_its_time(on_numpy):
     config = config_for(problem, **on_numpy, schedule={"steps": "auto"})
     with pytest.raises(ConfigError, match="'numpy' has no formula.*use --steps 8"):
         train_on(1, config, problem)
+
+
+def test_facts_of_the_product_on_numpy_are_read_from_its_class(on_numpy):
+    """A recurrence of no use takes fewer steps, and no step of it is clipped alone."""
+    problem = make_problem("logistic")
+    config = config_for(problem, **on_numpy, schedule={"steps": 4})
+    level = next_fallback_level(config, "numpy")
+    assert level is not None and level.config.schedule.steps == 2
+    clipped = replace(config, update=UpdateConfig(clip="norm"))
+    with pytest.raises(ConfigError, match="needs the gradient of every step"):
+        train_on(1, clipped, problem)
+    watched = replace(config, run=replace(config.run, gap_every=1))
+    assert train_on(2, watched, problem).report["gap_looks"] == 0
 
 
 def test_a_plugin_that_is_not_there_is_named():

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.exchange import HostExchange
+from hpcsgd.backends.task import State
 from hpcsgd.cli.verify import table
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import DataError
-from hpcsgd.products import GATHERS, KEEPS
-from hpcsgd.products.base import State
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.recording import NAME, read_recording, write_recording
 from hpcsgd.runs.result import load_result
 from hpcsgd.studies.verify import certify
@@ -72,7 +72,7 @@ def test_products_and_updates(tmp_path, product, update):
 @pytest.mark.parametrize("sampling", ["shuffle-once", "reshuffle"])
 def test_sparse_rows(tmp_path, product, sampling):
     """Their messages are counted from the data, and theirs alone."""
-    if product in KEEPS and sampling != "shuffle-once":
+    if product_facts(product).keeps_batches and sampling != "shuffle-once":
         pytest.skip("batches do not come again")
     stored, dense = make_sparse("logistic")
     config = config_for(
@@ -84,7 +84,7 @@ def test_sparse_rows(tmp_path, product, sampling):
     train_on(2, config, stored)
     reader = MemoryReader(stored.X, stored.y)
     assert max(deviations(check(tmp_path, reader))) < 1e-13
-    if product in GATHERS:
+    if product_facts(product).holds_all_columns:
         found = certify(
             tmp_path, exchanges=6, reader=reader_of(make_problem("logistic"))
         )

@@ -36,6 +36,8 @@ from hpcsgd.agreements.base import (
     Supports,
 )
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
+from hpcsgd.backends.base import Rows
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
@@ -44,7 +46,6 @@ from hpcsgd.files import read_entry_text
 from hpcsgd.formats import Array
 from hpcsgd.glm.mirror_maps import MirrorMap, ReplicaViews, log_sum
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.products.direct import Stream
 from hpcsgd.settings import setting
 

@@ -44,12 +44,13 @@ from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
+from hpcsgd.backends.base import Rows
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
 from hpcsgd.glm.updates import ColumnViews, LinearRule, Turn
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.settings import setting
 
 # Decentralized SGD in full precision (BAGUA's D_FP_S, arXiv 2107.01499):

@@ -37,11 +37,11 @@ from hpcsgd.agreements.zero import (
     sent_for_weights,
 )
 from hpcsgd.backends.base import HOST, Wait, WordRange
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.gpu import Layer
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
-from hpcsgd.products.base import State, Task
 from hpcsgd.settings import setting
 
 # The way between a device and its host, for slices of gradient and of weights.

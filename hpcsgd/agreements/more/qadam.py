@@ -26,11 +26,11 @@ from hpcsgd.agreements.base import (
 from hpcsgd.agreements.buckets import PlainSender, Sender, Tile
 from hpcsgd.agreements.gradient import Gradient, GradientInputs, sent_for_gradient
 from hpcsgd.agreements.hierarchical import ByLeaders
+from hpcsgd.backends.task import State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
 from hpcsgd.glm.updates import Adam, ColumnViews, Turn
-from hpcsgd.products.base import State
 from hpcsgd.settings import setting
 
 # QAdam: Adam whose momentum travels in few bits, once its variances are known.

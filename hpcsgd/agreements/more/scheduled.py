@@ -37,13 +37,14 @@ from hpcsgd.agreements.buckets import (
     pieces_of,
 )
 from hpcsgd.agreements.gradient import Gradient, is_coded, sent_for_gradient
+from hpcsgd.backends.base import Rows
 from hpcsgd.backends.exchange import probed
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
-from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.settings import setting
 
 # Which piece of the gradient travels next: priorities, and credit in bytes.

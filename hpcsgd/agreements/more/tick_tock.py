@@ -33,13 +33,14 @@ from hpcsgd.agreements.base import (
 from hpcsgd.agreements.buckets import Buffer, PlainSender, Tile
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import Gradient, sent_for_gradient, sent_in_place
+from hpcsgd.backends.base import Rows
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Ledger, Sent
 from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Rows, State, Task
 from hpcsgd.settings import setting
 
 # A work item of tick-tock: its own buffer, sender and communicator.

@@ -19,7 +19,8 @@ from hpcsgd.backends.cuda.sequences import (
     CudaStep,
     DeviceMessage,
 )
-from hpcsgd.backends.exchange import MemberTask, Part, probed
+from hpcsgd.backends.exchange import Part, probed
+from hpcsgd.backends.task import Task
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, gradient_step
 
@@ -113,7 +114,7 @@ class DevicePoint:
     intercept: Any = None
 
     def __init__(
-        self, task: MemberTask, device: Device, consumer: GradientConsumer, scale: float
+        self, task: Task, device: Device, consumer: GradientConsumer, scale: float
     ) -> None:
         self.task, self.device, self.scale = task, device, scale
         self.consumer = consumer
@@ -269,9 +270,10 @@ class CudaGradientSteps(CudaPlainSteps):
 class CudaGradientExchanges(CudaExchanges):
     """The steps of one member on its GPU for the consumer `task.gradient`."""
 
-    def __init__(self, task: MemberTask, device: Device) -> None:
+    def __init__(self, task: Task, device: Device) -> None:
         super().__init__(task, device)
-        self.consumer: GradientConsumer = task.gradient
+        gradient: Any = task.gradient  # that of a run on GPUs consumes gradients
+        self.consumer: GradientConsumer = gradient
         self.holds_weights = self.consumer.holds_weights_on_device
         self.point = DevicePoint(task, device, self.consumer, self.scale)
         self.coefficients = gradient_step(self.scale)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.base import HostPlan, Rows
 from hpcsgd.backends.cuda.device import Device, GraphAction, LaunchGraph
 from hpcsgd.backends.cuda.exchange import (
     DenseProducts,
@@ -29,16 +30,14 @@ from hpcsgd.backends.cuda.matrix import (
 from hpcsgd.backends.exchange import (
     NO_SUMS,
     NOTHING,
-    MemberGroup,
-    MemberTask,
     Part,
     Scratch,
-    StepResult,
     gather_rows,
     room_for_rows,
     wait_for_all,
 )
 from hpcsgd.backends.numpy_rows import DenseRows
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.communicator import Message, Pending
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.gpu_mpi import DeviceNarrowSum
@@ -60,7 +59,7 @@ class DeviceSums:
     Whoever sums an array sums it again and again: what that needs is kept with it.
     """
 
-    def __init__(self, task: MemberTask, device: Device) -> None:
+    def __init__(self, task: Task, device: Device) -> None:
         self.members = task.members
         self.clock = task.clock
         self.device = device
@@ -290,8 +289,8 @@ class CudaExchange:
     of the device, and the graphs that hold them, stay as they are.
     """
 
-    group: MemberGroup
-    state: Any  # weights and intercept have copies on the device
+    group: Group
+    state: State  # weights and intercept have copies on the device
 
     def __init__(self, maker: "CudaExchanges", launches: DeviceExchange) -> None:
         self.maker, self.launches = maker, launches
@@ -299,12 +298,12 @@ class CudaExchange:
         self._is_kept = False  # the buffer was kept: the next Gram goes to the spare
         self._spare: Any = None
 
-    def load(self, group: Any) -> None:
+    def load(self, group: Group) -> None:
         """Take the rows of this group next."""
         self.group = group
         self.maker.order.seek(*self.group.place, self.blocks.rows)
 
-    def attach(self, state: Any) -> None:
+    def attach(self, state: State) -> None:
         """Advance this state in the steps that follow."""
         self.state = state
         self.launches.coefficients.load(self.group.coefficients.whole)
@@ -387,7 +386,7 @@ class CudaExchange:
         margins = self.device.fetch(self.launches.margins)
         return margins.reshape(self.blocks.rows, -1)
 
-    def host_rows(self) -> Any:
+    def host_rows(self) -> Rows:
         """Return the sampled rows, from the host where it holds them."""
         if isinstance(self.task.shard.matrix, Unheld):
             rows = self.launches.rows
@@ -403,10 +402,11 @@ class CudaExchange:
         packed: Array = self.launches.tiles.packed(tiles) / scale**2
         return packed
 
-    def host_state(self) -> StepResult:
+    def host_state(self) -> State:
         """Return the weights before the update, and the residuals of the steps."""
         weights = self.state.host_array("weights").astype(self.task.precision.working)
-        return StepResult(weights, None, self.device.fetch(self.launches.residuals))
+        residuals = self.device.fetch(self.launches.residuals)
+        return State(weights=weights, intercept=None, residuals=residuals)
 
 
 class CudaStep(CudaExchange):
@@ -414,7 +414,7 @@ class CudaStep(CudaExchange):
 
     is_alone = False
 
-    def take(self, state: Any, plan: Any) -> None:
+    def take(self, state: State, plan: HostPlan) -> None:
         """Take the step with these coefficients next."""
         self.state = state
         self.launches.coefficients.load(plan.unrolled)
@@ -433,8 +433,8 @@ class CudaPlainSteps:
     `in_order`: the rows of an exchange are all those of `matrix`, in their order.
     """
 
-    group: MemberGroup
-    state: Any
+    group: Group
+    state: State
 
     def __init__(
         self,
@@ -453,12 +453,12 @@ class CudaPlainSteps:
         self._is_asked = False  # whether there is such a kernel
         self._steps: dict[int, CudaStep] = {}
 
-    def load(self, group: Any) -> None:
+    def load(self, group: Group) -> None:
         """Take the steps of this group next."""
         self.group = group
         self.maker.order.seek(*self.group.place, self.blocks.rows)
 
-    def attach(self, state: Any) -> None:
+    def attach(self, state: State) -> None:
         """Advance this state in the steps that follow."""
         self.state = state
 
@@ -633,9 +633,7 @@ class CudaExchanges:
 
     holds_weights = True  # the weights of the state stay on the device
 
-    def __init__(
-        self, task: MemberTask, device: Device, gram_asked: str = "own"
-    ) -> None:
+    def __init__(self, task: Task, device: Device, gram_asked: str = "own") -> None:
         check_task(task)
         self.task, self.device = task, device
         self.gram_asked, self.gram_kernel = gram_asked, ""
@@ -763,7 +761,7 @@ class CudaExchanges:
         task.clock.lap("gap")
 
 
-def check_task(task: MemberTask) -> None:
+def check_task(task: Task) -> None:
     """Refuse what no kernel does yet, in one sentence."""
     precision, shard = task.precision, task.shard
     low = ("matrix", "margin", "gram_wire")
@@ -778,7 +776,7 @@ def check_task(task: MemberTask) -> None:
             raise ConfigError(f"a GPU does not do {what} here yet; {REMEDY}")
 
 
-def scale_of(task: MemberTask) -> float:
+def scale_of(task: Task) -> float:
     """What all columns are stored times; a Gram of columns apart is none of rows."""
     scaling = task.backend.scaling
     if scaling is None or not len(scaling.exponents):

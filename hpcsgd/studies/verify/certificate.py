@@ -17,7 +17,7 @@ from hpcsgd.errors import DataError
 from hpcsgd.files import parse_json, read_entry_text, write_text
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family
-from hpcsgd.products import GATHERS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.folder import CERTIFICATE
 from hpcsgd.runs.result import finite
 from hpcsgd.studies.verify import traffic
@@ -287,7 +287,8 @@ def _data(
 
 def _traffic(scene: RecordedRun, source: RecordedSource | None) -> VerifiedItem:
     """The ledger against the formulas, to the byte."""
-    shape, gathers = scene.shape, scene.result.report["products"] in GATHERS
+    shape = scene.shape
+    gathers = product_facts(scene.result.report["products"]).holds_all_columns
     if gathers and scene.result.report.get("sparse"):
         if source is None or not is_sparse(source.reader):
             return VerifiedItem(

@@ -24,7 +24,7 @@ from hpcsgd.glm import ADAPTIVE, get_family
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.updates import make_rate
 from hpcsgd.precision import FIELDS, RECIPES, Precision
-from hpcsgd.products import GATHERS
+from hpcsgd.products.base import product_facts
 from hpcsgd.runs.recording import NAME, Recording, read_recording
 from hpcsgd.runs.result import Result, load_result
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -445,7 +445,7 @@ class RecordedRun:
         config, update = self.config, self.config.update
         rows, sizes, rates = self._steps(number - 1)
         leg = self._leg(number)
-        gathers = leg["product"] in GATHERS
+        gathers = product_facts(leg["product"]).holds_all_columns
         agrees = self.agrees_on_gradients
         return RecordedExchange(
             family=self.family,

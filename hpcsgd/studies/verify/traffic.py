@@ -19,8 +19,8 @@ from hpcsgd.data.shard import split_range
 from hpcsgd.formats import get_format
 from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.precision import Precision
-from hpcsgd.products import GATHERS, get_product
-from hpcsgd.products.base import ExchangeMessage, ExchangeShape
+from hpcsgd.products import get_product
+from hpcsgd.products.base import ExchangeMessage, ExchangeShape, product_facts
 
 # What rank 0 must have sent, from the configuration alone.
 #
@@ -100,7 +100,7 @@ class TrafficShape:
 
     def local_columns(self, leg: Leg) -> int:
         """Columns of the weights that rank 0 holds."""
-        if leg["product"] in GATHERS:
+        if product_facts(leg["product"]).holds_all_columns:
             return self.columns
         return int(split_range(self.columns, leg["members"], 0).stop)
 

@@ -62,6 +62,7 @@ from hpcsgd.agreements.more.infinity.tiles import (
 )
 from hpcsgd.agreements.zero import TileWorkspace
 from hpcsgd.backends.exchange import probed
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
@@ -70,7 +71,7 @@ from hpcsgd.files import own_folder
 from hpcsgd.formats import Array
 from hpcsgd.glm.updates import ColumnViews
 from hpcsgd.precision import Precision
-from hpcsgd.products.base import Rows, State, Task
+from hpcsgd.products.direct import TiledRows
 from hpcsgd.settings import setting
 
 # Tiles of weights and of gradients between replicas: one travels while one is used.
@@ -555,7 +556,7 @@ class Infinity(Gradient):
         return int(said["exchanges"]), int(said["of_an_epoch"])
 
     def scores(
-        self, task: Task, state: State, rows: Rows, point: Any, out: Array
+        self, task: Task, state: State, rows: Any, point: Any, out: Array
     ) -> None:
         """out ← Σ_b Y_b w_b; the first tile writes, the others add."""
         more = None
@@ -568,7 +569,7 @@ class Infinity(Gradient):
                 out += more
 
     def apply_update(
-        self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
+        self, task: Task, state: State, rows: Any, residuals: Array, plan: Any
     ) -> None:
         """Sum Y_bᵀr tile by tile, and step this rank's part of each."""
         self.buffer.count_in(residuals)
@@ -704,7 +705,11 @@ class Infinity(Gradient):
     # ------------------------------------------------------------------- the step
 
     def _update(
-        self, state: State, task: Task | None, rows: Rows, residuals: Array | None
+        self,
+        state: State,
+        task: Task | None,
+        rows: TiledRows | None,
+        residuals: Array | None,
     ) -> None:
         """All tiles, the intercept, and the commit that makes them the state."""
         tail, plan, between = self._tail(), self.store.plan, self.between
@@ -729,11 +734,11 @@ class Infinity(Gradient):
         if task is not None:
             task.clock.lap("update")
 
-    def _add_tile_of(self, rows: Rows, residuals: Array | None) -> Add:
+    def _add_tile_of(self, rows: TiledRows | None, residuals: Array | None) -> Add:
         """What adds Y_bᵀr of a tile; nothing where this replica had no rows."""
 
         def add(number: int, flat: Array) -> None:
-            if residuals is not None:
+            if rows is not None and residuals is not None:
                 tile = rows.tile(self.store.plan.tile(number))
                 self.add_gradient(flat.reshape(-1, self.columns), tile, residuals)
 

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 
 from hpcsgd.backends.cuda.kernels import average
-from hpcsgd.products.base import State
+from hpcsgd.backends.task import State
 from tests.helpers.kernels.emulator import Kernel, empty, on_device
 from tests.helpers.kernels.mutants import Mutant
 

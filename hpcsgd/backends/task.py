@@ -1,0 +1,492 @@
+"""What an exchange works on: a member's task, its state, and the rows of s steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+
+from hpcsgd.backends.base import Backend, DeviceCopy, HostPlan, Rows
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.data.shard import Shard
+from hpcsgd.formats import Array, get_format
+from hpcsgd.glm.families import Family
+from hpcsgd.glm.penalties import Models
+from hpcsgd.glm.unrolling import (
+    Blocks,
+    ManyUnrolledSteps,
+    PlainSteps,
+    UnrolledSteps,
+    blocks_of,
+    one_step_many,
+    plain_steps,
+    unroll,
+    unroll_many,
+)
+from hpcsgd.glm.updates import LinearUpdate
+from hpcsgd.precision import Precision
+
+if TYPE_CHECKING:  # a run without a GPU needs none of these
+    from hpcsgd.backends.cuda.weights import DeviceCopies
+
+# What checks the recurrence of an exchange; a run without a monitor checks nothing.
+
+
+class NoMonitor:
+    """The protocol of a monitor, and the monitor of a run that has none.
+
+    The message that carries margins has room for `words` more; `post` fills them and
+    `judge` reads their sum. `before` and `after` are called around the residuals of
+    every exchange.
+    """
+
+    words = 0  # of this member that wait for the next message
+    checks = 0  # at the recurrence that ended in a verdict
+    alarm: dict[str, Any] | None = None  # the first failed check, until it is taken
+
+    def begin(
+        self,
+        done: int,
+        plans: list[tuple[int, ...]],
+        trains: Callable[[int], bool] = lambda number: True,
+    ) -> None:
+        """Resume after exchange `done`; `plans` are the batches of an epoch.
+
+        `trains` returns whether this replica takes part in an exchange, from 1.
+        """
+
+    def is_due(self, group: "Group") -> bool:
+        """Return whether `before` and `after` check this exchange."""
+        return False
+
+    def post(self, room: Array) -> None:
+        """Write the waiting words into their place in the message."""
+
+    def judge(self, total: Array) -> None:
+        """Compare the sum of the members' words with what it should be."""
+
+    def before(self, state: "State", group: "Group", margins: Array) -> Any:
+        """Return what `after` needs of the state ahead of the steps; None: no check."""
+
+    def after(
+        self,
+        seen: Any,
+        task: "Task",
+        state: "State",
+        group: "Group",
+        rows: Rows,
+        gram: Array,
+    ) -> None:
+        """Check the residuals; the weights are still those before the steps."""
+
+
+NO_MONITOR = NoMonitor()
+
+
+# What takes a gradient instead of the weights.
+
+
+class GradientSink(Protocol):
+    """A consumer of gradients, which are not added to the weights at once."""
+
+    def apply_update(
+        self, task: "Task", state: "State", rows: Any, residuals: Array, plan: HostPlan
+    ) -> None:
+        """Take the gradient Yᵀr of one step."""
+
+
+class GradientReducer(GradientSink, Protocol):
+    """A consumer that shares gradients with other replicas, and scores by weights that
+    it holds.
+
+    Rows are those of the backend of the host, or of a device, which needs no plan.
+    """
+
+    def apply_update(
+        self,
+        task: "Task",
+        state: "State",
+        rows: Any,
+        residuals: Array,
+        plan: HostPlan | None,
+    ) -> None:
+        """Take the gradient Yᵀr of one step."""
+
+    def scores(
+        self, task: "Task", state: "State", rows: Any, point: Array, out: Array
+    ) -> None:
+        """Compute out ← Y w of this member, whose weights may come tile by tile."""
+
+
+@dataclass
+class Clip:
+    """A sink that makes gradients of the data smaller, value by value or in norm.
+
+    Every member does so to its own columns, alike on all of them.
+    """
+
+    how: str
+    at: float
+    clipped: int = 0  # updates that were made smaller
+    _word: Array = field(default_factory=lambda: np.zeros(1))
+
+    def apply_update(
+        self, task: "Task", state: "State", rows: Rows, residuals: Array, plan: HostPlan
+    ) -> None:
+        """Compute weights ← Φ weights + clipped Σ_i gain_i Y_iᵀ r_i."""
+        moved = np.zeros_like(state.weights)
+        task.backend.apply_update(moved, rows, residuals, plan)
+        parts = moved.reshape(len(moved), task.states, -1)
+        sizes = np.array(plan.blocks.sizes, dtype=np.float64)
+        limits = self.at * (np.abs(plan.unrolled.gain) * sizes[:, None]).sum(axis=0)
+        if self.how == "value":
+            self._by_value(parts, limits)
+        else:
+            self._by_norm(task, parts, float(limits[0]))
+        carried = np.einsum(
+            "pq,dqk->dpk",
+            plan.unrolled.carry.astype(state.weights.dtype),
+            state.weights.reshape(parts.shape),
+        )
+        state.weights[...] = (carried + parts).reshape(moved.shape)
+
+    def _by_value(self, parts: Array, limits: Array) -> None:
+        bound = limits.astype(parts.dtype)[:, None]
+        self.clipped += int((np.abs(parts) > bound).any())
+        np.clip(parts, -bound, bound, out=parts)
+
+    def _by_norm(self, task: "Task", parts: Array, limit: float) -> None:
+        """Every state is the same gradient times its own gain: one factor for all."""
+        word = self._word
+        word[0] = np.square(parts[:, 0], dtype=np.float64).sum()
+        if len(parts) != task.shard.total_columns:
+            task.members.sum(word, "products")
+        size = float(np.sqrt(word[0]))
+        if size > limit:
+            parts *= parts.dtype.type(limit / size)
+            self.clipped += 1
+
+
+# The task and the state of a member.
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data, the arithmetic and the ranks of one member; nothing in it changes."""
+
+    shard: Shard
+    backend: Backend
+    members: Communicator
+    family: Family
+    precision: Precision
+    columns: int  # K
+    states: int  # 1, or 2 with momentum
+    probe: Array  # q: scores are read at q · (w, v)
+    clock: Clock
+    clip: Clip | None = None
+    gradient: GradientReducer | None = None  # shares it with other replicas first
+    monitor: NoMonitor = NO_MONITOR  # checks the recurrence now and then
+    anchored: bool = False  # residuals are less those at the second state
+    models: Models | None = None  # several at once; `columns` are those of all
+
+    @property
+    def gradient_sink(self) -> GradientSink | None:
+        """Return the sink of every update; None: kernels add it to the weights."""
+        return self.gradient or self.clip
+
+    @cached_property
+    def margin_dtype(self) -> np.dtype[Any]:
+        """Return the dtype in which margins are summed."""
+        return get_format(self.precision.margin_sum).carrier
+
+    @cached_property
+    def no_gram(self) -> Array:
+        """Return the packed Gram of one step, which is empty."""
+        return np.empty(0, dtype=get_format(self.precision.inner).carrier)
+
+
+class HostCopy:
+    """A field of `State`, which may be stored on a device: the host's copy.
+
+    It is copied when it is read, and may be written to.
+    """
+
+    def __init__(self, is_optional: bool = False) -> None:
+        self.is_optional = is_optional
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, state: "State | None", owner: type) -> Any:
+        if state is None:  # `dataclass` asks for the default of the field
+            if not self.is_optional:
+                raise AttributeError(self.name)
+            return None
+        fields = state.__dict__
+        if fields.get("copies") is None:  # in each step of a host
+            return fields[self.name]
+        copy = state.device_copy(self.name)
+        return fields[self.name] if copy is None else copy.on_host()
+
+    def __set__(self, state: "State", values: Any) -> None:
+        fields = state.__dict__
+        if fields.get("copies") is None:
+            fields[self.name] = values
+            return
+        copy = state.device_copy(self.name)
+        if copy is None or values is None:
+            fields[self.name] = values
+        else:
+            copy.replace(values)
+
+
+@dataclass
+class State:
+    """The weights of this member, and what all members store alike.
+
+    Once it was placed on a device, an exchange reads and writes the device's copies.
+    A field of it is an array of the host: it is copied when it is read, and goes back
+    when the next exchange begins; what is only read (`host_array`, `host_state`) is not
+    sent back.
+    """
+
+    # (columns held, states · K)
+    weights: Array = cast(Array, HostCopy())
+    # (states, K), the same on every member
+    intercept: Array | None = cast(Array, HostCopy())
+    # of the last exchange, the same on every member
+    residuals: Array | None = cast(Array, HostCopy(is_optional=True))
+    # What agreements and codecs keep between calls, one row a column held: checkpoints
+    # save it by name.
+    memory: dict[str, Array] = field(default_factory=dict)
+    # And arrays of any shape, each rank's own: saved for the same grid alone.
+    rank_arrays: dict[str, Array] = field(default_factory=dict)
+    # And what they keep beside the intercept: (k, K), the same on every member.
+    shared: dict[str, Array] = field(default_factory=dict)
+    copies: "DeviceCopies | None" = field(default=None, init=False)  # None: on a host
+
+    def place(self, copies: "DeviceCopies") -> None:
+        """Have exchanges read and write the copies of a device from now on."""
+        self.copies = copies
+
+    def device_copy(self, name: str) -> DeviceCopy | None:
+        """Return the copy of one of its arrays, or of `memory`, on a device."""
+        copies = vars(self).get("copies")  # not yet, while it is made
+        if copies is None:
+            return None
+        kept = getattr(self.memory, "mirrors", {})
+        copy: DeviceCopy | None = kept.get(name) or copies.arrays.get(name)
+        return copy
+
+    def remember(self, name: str, width: int) -> Array:
+        """The kept array of that name, zeros at first: `width` words a column held."""
+        if name not in self.memory:
+            shape = len(self.weights), width
+            self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
+        return self.memory[name]
+
+    @property
+    def scale(self) -> float:
+        """Return what weights on a device are divided by."""
+        return 1.0 if self.copies is None else self.copies.scale
+
+    def on_device(self, name: str) -> Any:
+        """Return one of its arrays, or of `memory`, where steps are taken.
+
+        It is to be read and written there; None where the state has no such array.
+        """
+        copy = self.device_copy(name)
+        if copy is not None:
+            return copy.on_device()
+        return self.memory[name] if name in self.memory else getattr(self, name)
+
+    def mark_written(self, name: str) -> None:
+        """Note that one of its arrays was written where steps are taken."""
+        copy = self.device_copy(name)
+        if copy is not None:
+            copy.written()
+
+    def written(self, residuals: Any) -> None:
+        """Note that an exchange on a device wrote it, and made these residuals."""
+        assert self.copies is not None
+        self.copies.written(residuals)
+
+    def host_array(self, name: str) -> Any:
+        """Return one of its arrays to be read; where it is stored on a device, it stays
+        there.
+        """
+        copy = self.device_copy(name)
+        return getattr(self, name) if copy is None else copy.host_view()
+
+    def host_state(self) -> "State":
+        """Return weights and intercept to be read; arrays on a device stay there."""
+        if self.copies is None:
+            return self
+        return State(
+            weights=self.host_array("weights"),
+            intercept=self.host_array("intercept"),
+            memory=self.memory,
+            rank_arrays=self.rank_arrays,
+            shared=self.shared,
+        )
+
+    def portion(self, share: float, group: Communicator) -> Any:
+        """What evolves, times `share`, in one array that `group` can sum.
+
+        It is on the device, where the group sums arrays of devices.
+        """
+        if self.copies is not None and self.copies.sums(group):
+            return self.copies.portion(share)
+        weights, intercept = self.host_array("weights"), self.host_array("intercept")
+        parts = [weights.reshape(-1)]
+        if intercept is not None:
+            parts.append(intercept.reshape(-1).astype(weights.dtype))
+        buffer: Array = np.concatenate(parts)
+        buffer *= share
+        return buffer
+
+    def become(self, total: Any) -> Any:
+        """Such an array from now on; the intercept of it, to be written to."""
+        if self.copies is not None and self.copies.has_made(total):
+            return self.copies.become()
+        weights, intercept = self.weights, self.intercept
+        weights[...] = total[: weights.size].reshape(weights.shape)
+        if intercept is not None:
+            intercept[...] = total[weights.size :].reshape(intercept.shape)
+        return intercept
+
+
+# The rows of an exchange, and the coefficients of its steps.
+
+
+class ExchangeCoefficients:
+    """The coefficients of one exchange, in each form that an exchange may take.
+
+    A form is prepared when it is first read: with rates that change all the time every
+    exchange has coefficients of its own, and uses one form of them.
+    """
+
+    def __init__(
+        self,
+        update: LinearUpdate,
+        l2: float,
+        backend: Backend,
+        rates: list[float],
+        sizes: tuple[int, ...],
+    ) -> None:
+        self.update = update
+        self.l2 = l2
+        self.backend = backend
+        self.rates = rates
+        self.blocks = blocks_of(sizes)
+
+    @cached_property
+    def whole(self) -> UnrolledSteps:
+        """Return the coefficients of all s steps together, in float64."""
+        return unroll(self.update, self.rates, self.blocks.sizes, self.l2)
+
+    @cached_property
+    def plan(self) -> HostPlan:
+        """Return the coefficients of all s steps, as the backend takes them."""
+        return self.backend.prepare(self.whole, self.blocks)
+
+    @cached_property
+    def steps(self) -> tuple[HostPlan, ...]:
+        """Return the coefficients of each step alone, as the backend takes them."""
+        return tuple(
+            self.backend.prepare(self._one_step(rate, size), blocks_of((size,)))
+            for rate, size in zip(self.rates, self.blocks.sizes, strict=True)
+        )
+
+    @cached_property
+    def plain(self) -> PlainSteps:
+        """Return the coefficients of each step alone, as a kernel of all steps takes
+        them.
+        """
+        return plain_steps(self.update, self.rates, self.blocks.sizes, self.l2)
+
+    def _one_step(self, rate: float, size: int) -> UnrolledSteps:
+        """Return the coefficients of a step whose scores are read at q."""
+        one = unroll(self.update, [rate], [size], self.l2)
+        return UnrolledSteps(
+            lead=np.ones((1, 1)),
+            couple=one.couple,
+            carry=one.carry,
+            gain=one.gain,
+            free=one.free,
+            push=one.push,
+            probe=one.probe,
+        )
+
+
+class ManyCoefficients(ExchangeCoefficients):
+    """The coefficients of models with their own penalties, at `rates` (s, settings)."""
+
+    def __init__(
+        self,
+        update: LinearUpdate,
+        models: Models,
+        backend: Backend,
+        rates: Array,
+        sizes: tuple[int, ...],
+    ) -> None:
+        super().__init__(update, 0.0, backend, [], sizes)
+        self.models = models
+        self.each = rates
+        self.ridges = np.array([l2 for l2, _ in models.settings])
+
+    def only(self, number: int, model: Models) -> "ManyCoefficients":
+        """Return the coefficients of one of the models."""
+        own = self.models.setting_of[number * self.models.scores]
+        rates, sizes = self.each[:, [own]], self.blocks.sizes
+        return ManyCoefficients(self.update, model, self.backend, rates, sizes)
+
+    @cached_property
+    def whole(self) -> ManyUnrolledSteps:
+        """Return the coefficients of all s steps together, in float64."""
+        settings = unroll_many(self.update, self.each, self.blocks.sizes, self.ridges)
+        return settings.of(self.models.setting_of)
+
+    @cached_property
+    def steps(self) -> tuple[HostPlan, ...]:
+        """Return the coefficients of each step alone, as the backend takes them."""
+        plans = []
+        for rates, size in zip(self.each, self.blocks.sizes, strict=True):
+            one = one_step_many(self.update, rates, size, self.ridges)
+            columns = one.of(self.models.setting_of)
+            plans.append(self.backend.prepare(columns, blocks_of((size,))))
+        return tuple(plans)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The s batches of one exchange."""
+
+    index: int  # of the exchange in its epoch
+    epoch: int
+    rows: Array  # local row numbers, m of them
+    coefficients: ExchangeCoefficients
+    order: Array | None = None  # of all rows of the epoch, of which `rows` are a part
+    first: int = 0  # where they begin there
+
+    @property
+    def place(self) -> tuple[Array, int]:
+        """Return the order that the rows come from, and where they begin in it."""
+        return (self.rows, 0) if self.order is None else (self.order, self.first)
+
+    @property
+    def blocks(self) -> Blocks:
+        """Return where each batch begins."""
+        return self.coefficients.blocks
+
+    @property
+    def plan(self) -> HostPlan:
+        """Return the coefficients of all s steps, as the backend takes them."""
+        return self.coefficients.plan
+
+    @property
+    def steps(self) -> tuple[HostPlan, ...]:
+        """Return the coefficients of each step alone, as the backend takes them."""
+        return self.coefficients.steps

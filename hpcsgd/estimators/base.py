@@ -7,7 +7,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -38,6 +38,7 @@ from hpcsgd.data.readers import open_reader
 from hpcsgd.data.targets import MOST_CLASSES
 from hpcsgd.errors import DataError, HpcsgdError
 from hpcsgd.estimators.fit import agree_on_names, ranks_of, run_fit
+from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import (
     Formula,
     column,
@@ -48,7 +49,7 @@ from hpcsgd.estimators.saved import (
     total_offset,
 )
 from hpcsgd.formats import Array
-from hpcsgd.runs.defaults import FitSettings, overlay_tables
+from hpcsgd.runs.defaults import FitArguments, overlay_tables
 from hpcsgd.runs.figures import (
     coefficient_rows,
     plot_coefficients,
@@ -85,33 +86,23 @@ class FitRanks:
         """The items of all ranks that hold rows of their own; else this one alone."""
         return self.world.exchange_objects(item) if self.layout == "rows" else [item]
 
-    def share(self, X: Any, *sides: Any) -> tuple[Any, ...]:
-        """X, and targets, weights ... of all its rows, of which rank 0 has some alone.
+    def share(self, rows: FitRows) -> FitRows:
+        """Return `rows` with the targets, weights and offsets that rank 0 has.
 
-        Where columns are dealt the others may leave them out.
+        Where columns are dealt the other ranks may leave them out.
         """
         if self.layout != "columns" or self.world.size == 1:
-            return X, *sides
-        if all(self.world.exchange_objects(sides[0] is not None)):
-            return X, *sides
+            return rows
+        if all(self.world.exchange_objects(rows.y is not None)):
+            return rows
+        sides = (rows.y, rows.weights, rows.offset, rows.exposure)
         of_first = sides if self.world.rank == 0 else None
-        return X, *self.world.exchange_objects(of_first)[0]
+        return FitRows(rows.X, *self.world.exchange_objects(of_first)[0])
 
     @property
     def fewest_rows(self) -> int:
         """That a rank must have: none, where others have some."""
         return 0 if self.layout == "rows" and self.world.size > 1 else 1
-
-
-@dataclass(frozen=True)
-class FitRows:
-    """The rows of a fit and what belongs to them."""
-
-    X: Any  # array, CSR, array of a GPU, or the path of a file
-    y: Any
-    weights: Array | None = None
-    offset: Array | None = None
-    labels: Any = None  # all numbers of y there are, where they stand for classes
 
 
 @contextmanager
@@ -138,31 +129,26 @@ def check_alike(estimator: Any, X: Any, place: FitRanks) -> None:
 
 def take(
     estimator: Any,
-    X: Any,
-    y: Any,
-    sample_weight: Any = None,
-    offset: Any = None,
-    exposure: Any = None,
+    rows: FitRows,
+    place: FitRanks,
     *,
     is_labelled: bool,
-    place: FitRanks,
     reset: bool = True,
 ) -> FitRows:
-    """Everything that was given, or one clear error."""
+    """Return checked rows, whose exposure is a part of their offset."""
+    X, y, weights, offset = rows.X, rows.y, rows.weights, rows.offset
     if place.layout == "hdf5" and not isinstance(X, str | PathLike):
         raise DataError("layout = 'hdf5' needs the path of a file as X; give one")
     if isinstance(X, str | PathLike):
-        if exposure is not None:
-            offset = total_offset(offset, exposure, len(exposure))
-        return FitRows(str(X), y, sample_weight, offset)
+        if rows.exposure is not None:
+            offset = total_offset(offset, rows.exposure, len(rows.exposure))
+        return FitRows(str(X), y, weights, offset)
     how = {"reset": reset, "ensure_min_samples": place.fewest_rows}
     X, y = _checked(estimator, X, y, is_labelled, **how)
-    rows = X.shape[0]
-    if sample_weight is not None:
-        sample_weight = _check_sample_weight(
-            sample_weight, np.empty((rows, 0)), dtype=np.float64
-        )
-    return FitRows(X, y, sample_weight, total_offset(offset, exposure, rows))
+    count = X.shape[0]
+    if weights is not None:
+        weights = _check_sample_weight(weights, np.empty((count, 0)), dtype=np.float64)
+    return FitRows(X, y, weights, total_offset(offset, rows.exposure, count))
 
 
 def take_rows(estimator: Any, X: Any) -> Any:
@@ -540,155 +526,6 @@ class Solution:
     result: Result
 
 
-class LinearEstimator(BaseEstimator, Arguments):  # type: ignore[misc]
-    """Parameters that every estimator has; `PARAMETERS` describes them."""
-
-    __metadata_request__fit = PLACES
-    __metadata_request__partial_fit = PLACES
-
-    def __init__(
-        self,
-        *,
-        alpha: float = 1e-4,
-        l1_ratio: float = 0.0,
-        fit_intercept: bool = True,
-        bounds: Any = None,
-        max_iter: int | None = None,
-        tol: float = 1e-9,
-        batch: int | None = None,
-        steps: int | str = "auto",
-        rate: float | str = "auto",
-        solver: str = "auto",
-        average: str = "auto",
-        polish: bool | str = "auto",
-        hold_out: float = 0.0,
-        patience: int = 5,
-        precision: str | None = None,
-        device: str = "cpu",
-        warm_start: bool = False,
-        random_state: Any = 0,
-        callbacks: Any = None,
-        verbose: int = 0,
-        config: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.fit_intercept = fit_intercept
-        self.bounds = bounds
-        self.max_iter = max_iter
-        self.tol = tol
-        self.batch = batch
-        self.steps = steps
-        self.rate = rate
-        self.solver = solver
-        self.average = average
-        self.polish = polish
-        self.hold_out = hold_out
-        self.patience = patience
-        self.precision = precision
-        self.device = device
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.callbacks = callbacks
-        self.verbose = verbose
-        self.config = config
-
-    def set_params(self, **params: Any) -> Self:
-        """Set parameters by name.
-
-        Parameters
-        ----------
-        **params : dict
-            Names and values, as scikit-learn takes them.
-
-        Returns
-        -------
-        self : object
-            The estimator itself.
-
-        Raises
-        ------
-        ValueError
-            If the estimator has no such parameter. A name that scikit-learn's class
-            has is answered with the name that it has here.
-        """
-        for name in params:
-            remedy = self._remedy(name)
-            if remedy:
-                raise ValueError(remedy)
-        super().set_params(**params)
-        return self
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the fitted estimator into one HDF5 file for `hpcsgd.load`.
-
-        The file loads without MPI, without a GPU and with any version of scikit-learn.
-        Without scikit-learn it loads as a predictor. Callbacks are not saved, and
-        neither are the other steps of a pipeline.
-
-        Parameters
-        ----------
-        path : path-like
-            The file to write. An existing file is replaced.
-        """
-        check_is_fitted(self)
-        save(self, path)
-
-    def _settings(self) -> dict[str, Any]:
-        """The arguments of `hpcsgd.fit` that parameters say."""
-        return {
-            "alpha": self.alpha,
-            "l1_ratio": self.l1_ratio,
-            "fit_intercept": self.fit_intercept,
-            "bounds": self.bounds,
-            "epochs": self.max_iter,
-            "tol": self.tol,
-            "batch": self.batch,
-            "steps": self.steps,
-            "rate": self.rate,
-            "solver": self.solver,
-            "average": self.average,
-            "polish": self.polish,
-            "hold_out": self.hold_out,
-            "patience": self.patience,
-            "precision": self.precision,
-            "device": self.device,
-            "callbacks": self.callbacks,
-            "verbose": self.verbose,
-            "config": self.config,
-        }
-
-    def _solve(
-        self,
-        given: FitRows,
-        family: str,
-        place: FitRanks,
-        start: Any = None,
-        **changed: Any,
-    ) -> Solution:
-        """The coefficients of one run; `changed` are other arguments of `fit`."""
-        settings = {**self._settings(), "seed": self._seed(place), **changed}
-        callbacks = settings.pop("callbacks")
-        how = {"update": "sgd", "momentum": 0.9, "family": family, **settings}
-        wanted = FitSettings(layout=place.layout, grid=place.grid, **how)
-        sides = {"y": given.y, "sample_weight": given.weights, "offset": given.offset}
-        run = (wanted, given.X, sides, given.labels, start, place.world, callbacks)
-        result = run_fit(*run)
-        weights = np.asarray(result.weights, dtype=np.float64)
-        weights = weights.reshape(len(weights), -1)
-        intercept = np.zeros(weights.shape[1])
-        if result.intercept is not None:
-            intercept[:] = result.intercept
-        return Solution(weights, intercept, result)
-
-    def _seed(self, place: FitRanks) -> int:
-        """One seed for all ranks, whatever each of them was given."""
-        seed = self.random_state
-        if not isinstance(seed, int | np.integer):
-            seed = check_random_state(seed).randint(2**31)
-        return int(place.world.exchange_objects(seed)[0])
-
-
 # Labels of any kind as numbers 0..K-1, the same on all ranks, and their weights.
 
 NUMBERS = "biuf"  # kinds of dtypes
@@ -813,14 +650,108 @@ ONE_EPOCH = {"epochs": 1, "polish": False, "average": "none", "hold_out": 0.0}
 ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
 
 
-class Learner(LinearEstimator):
-    """Fits of numbers and of labels; what differs is the family."""
+class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
+    """Fits of numbers and of labels; what differs is the family.
+
+    `PARAMETERS` describes the parameters that every estimator has.
+    """
 
     family: str
     more_classes = ""  # with three or more: "softmax", "one-vs-rest", or refused
     class_weight: Any = None  # a parameter of those that learn labels
     n_iter_: Any
     history_: list[dict[str, Any]]
+
+    __metadata_request__fit = PLACES
+    __metadata_request__partial_fit = PLACES
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1e-4,
+        l1_ratio: float = 0.0,
+        fit_intercept: bool = True,
+        bounds: Any = None,
+        max_iter: int | None = None,
+        tol: float = 1e-9,
+        batch: int | None = None,
+        steps: int | str = "auto",
+        rate: float | str = "auto",
+        solver: str = "auto",
+        average: str = "auto",
+        polish: bool | str = "auto",
+        hold_out: float = 0.0,
+        patience: int = 5,
+        precision: str | None = None,
+        device: str = "cpu",
+        warm_start: bool = False,
+        random_state: Any = 0,
+        callbacks: Any = None,
+        verbose: int = 0,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.bounds = bounds
+        self.max_iter = max_iter
+        self.tol = tol
+        self.batch = batch
+        self.steps = steps
+        self.rate = rate
+        self.solver = solver
+        self.average = average
+        self.polish = polish
+        self.hold_out = hold_out
+        self.patience = patience
+        self.precision = precision
+        self.device = device
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.callbacks = callbacks
+        self.verbose = verbose
+        self.config = config
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name.
+
+        Parameters
+        ----------
+        **params : dict
+            Names and values, as scikit-learn takes them.
+
+        Returns
+        -------
+        self : object
+            The estimator itself.
+
+        Raises
+        ------
+        ValueError
+            If the estimator has no such parameter. A name that scikit-learn's class
+            has is answered with the name that it has here.
+        """
+        for name in params:
+            remedy = self._remedy(name)
+            if remedy:
+                raise ValueError(remedy)
+        super().set_params(**params)
+        return self
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the fitted estimator into one HDF5 file for `hpcsgd.load`.
+
+        The file loads without MPI, without a GPU and with any version of scikit-learn.
+        Without scikit-learn it loads as a predictor. Callbacks are not saved, and
+        neither are the other steps of a pipeline.
+
+        Parameters
+        ----------
+        path : path-like
+            The file to write. An existing file is replaced.
+        """
+        check_is_fitted(self)
+        save(self, path)
 
     @property
     def _labelled(self) -> bool:
@@ -834,10 +765,12 @@ class Learner(LinearEstimator):
         return tags
 
     @one_thread()
-    def _fit(self, *given: Any, where: tuple[Any, str, Any], **more: Any) -> None:
-        """`given`: X, y, sample_weight, and offset and exposure where there are."""
-        with opened(*where) as place:
-            taken = self._take(given, place)
+    def _fit(
+        self, rows: FitRows, ranks: AbstractContextManager[FitRanks], **more: Any
+    ) -> None:
+        """Learn from the rows on the ranks, which are opened here."""
+        with ranks as place:
+            taken = self._take(rows, place)
             if self._labelled:
                 self.classes_ = find_classes(taken.X, taken.y, place)
                 self._check_count()
@@ -847,33 +780,38 @@ class Learner(LinearEstimator):
 
     @one_thread()
     def _partial_fit(
-        self, *given: Any, where: tuple[Any, str, Any], classes: Any = None
+        self,
+        rows: FitRows,
+        ranks: AbstractContextManager[FitRanks],
+        classes: Any = None,
     ) -> None:
-        """One epoch from where the model stands."""
+        """Run one epoch from where the model stands."""
         is_first = not hasattr(self, "coef_")
         done, before = (0, []) if is_first else (self.n_iter_, self.history_)
-        with opened(*where) as place:
-            taken = self._take(given, place, reset=is_first)
+        with ranks as place:
+            taken = self._take(rows, place, reset=is_first)
             if self._labelled:
                 self.classes_ = place.together(lambda: check_classes(self, classes))
                 names = {"classes": repr(self.classes_.tolist())}
                 check_same(place.world, names)
                 self._check_count()
-            # Another order of rows in every epoch.
-            seed = self._seed(place) + int(np.max(done))
-            config = overlay_tables(ANY_ROWS, self.config)
-            # Exact steps would fit these rows and forget those before.
-            solver = "sgd" if self.solver == "auto" else self.solver
-            changed = {"seed": seed, "config": config, "solver": solver, **ONE_EPOCH}
-            self._learn(taken, place, self._starts(), **changed)
+            changed = {
+                # Another order of rows in every epoch.
+                "seed": self._seed(place) + int(np.max(done)),
+                "config": overlay_tables(ANY_ROWS, self.config),
+                # Exact steps would fit these rows and forget those before.
+                "solver": "sgd" if self.solver == "auto" else self.solver,
+            }
+            self._learn(taken, place, self._starts(), **changed, **ONE_EPOCH)
         self.history_ = before + self.history_
         self.n_iter_ = done + self.n_iter_
 
-    def _take(self, given: Any, place: FitRanks, reset: bool = True) -> FitRows:
-        check_alike(self, given[0], place)
-        labelled, given = self._labelled, place.share(*given)
+    def _take(self, rows: FitRows, place: FitRanks, reset: bool = True) -> FitRows:
+        check_alike(self, rows.X, place)
+        labelled = self._labelled
+        rows = place.share(rows)
         taken = place.together(
-            lambda: take(self, *given, is_labelled=labelled, reset=reset, place=place)
+            lambda: take(self, rows, place, is_labelled=labelled, reset=reset)
         )
         own = getattr(self, "feature_names_in_", None)
         names = agree_on_names(place.world, own, place.layout)
@@ -896,13 +834,68 @@ class Learner(LinearEstimator):
         tasks = self._label_tasks(given, place) if self._labelled else [given]
         starts = starts or [None] * len(tasks)
         found = [
-            self._solve(task, self._family(), place, start, **changed)
+            self._solve(task, place, start, **changed)
             for task, start in zip(tasks, starts, strict=True)
         ]
         self._keep(found)
         self._name_columns(place)
         if isinstance(given.X, str):
             self._take_names(found[0].result.feature_names)
+
+    def _solve(
+        self,
+        rows: FitRows,
+        place: FitRanks,
+        start: Any = None,
+        is_silent: bool = False,
+        **changed: Any,
+    ) -> Solution:
+        """Return the coefficients of one run, with some arguments of `fit` changed."""
+        arguments = replace(self._arguments(place), **changed)
+        callbacks = self.callbacks
+        if is_silent:
+            arguments, callbacks = replace(arguments, verbose=0), None
+        result = run_fit(arguments, rows, start, place.world, callbacks)
+        weights = np.asarray(result.weights, dtype=np.float64)
+        weights = weights.reshape(len(weights), -1)
+        intercept = np.zeros(weights.shape[1])
+        if result.intercept is not None:
+            intercept[:] = result.intercept
+        return Solution(weights, intercept, result)
+
+    def _arguments(self, place: FitRanks) -> FitArguments:
+        """Return the arguments of `hpcsgd.fit` that the parameters stand for."""
+        return FitArguments(
+            family=self._family(),
+            alpha=self.alpha,
+            l1_ratio=self.l1_ratio,
+            fit_intercept=self.fit_intercept,
+            bounds=self.bounds,
+            epochs=self.max_iter,
+            tol=self.tol,
+            batch=self.batch,
+            steps=self.steps,
+            rate=self.rate,
+            average=self.average,
+            polish=self.polish,
+            hold_out=self.hold_out,
+            patience=self.patience,
+            seed=self._seed(place),
+            precision=self.precision,
+            device=self.device,
+            solver=self.solver,
+            layout=place.layout,
+            grid=place.grid,
+            verbose=self.verbose,
+            config=self.config,
+        )
+
+    def _seed(self, place: FitRanks) -> int:
+        """One seed for all ranks, whatever each of them was given."""
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31)
+        return int(place.world.exchange_objects(seed)[0])
 
     def _take_names(self, names: list[str] | None) -> None:
         """Names of the columns of a file, in the place of those of an earlier fit."""

@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import ClassifierMixin
 
-from hpcsgd.estimators.base import Learner, documented
+from hpcsgd.estimators.base import Learner, documented, opened
+from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.formats import Array
 
 
@@ -86,7 +87,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         self : object
             The fitted estimator, the same on all ranks.
         """
-        self._fit(X, y, sample_weight, where=(comm, layout, grid))
+        self._fit(FitRows(X, y, sample_weight), opened(comm, layout, grid))
         return self
 
     @documented
@@ -110,8 +111,8 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         self : object
             The fitted estimator, the same on all ranks.
         """
-        given = X, y, sample_weight
-        self._partial_fit(*given, where=(comm, layout, grid), classes=classes)
+        rows = FitRows(X, y, sample_weight)
+        self._partial_fit(rows, opened(comm, layout, grid), classes)
         return self
 
     @documented

@@ -25,12 +25,12 @@ from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
-from hpcsgd.estimators.inputs import FitData, open_data
+from hpcsgd.estimators.inputs import FitData, FitRows, open_data
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.formats import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.defaults import RACE, FitSettings, grid_on
+from hpcsgd.runs.defaults import RACE, FitArguments, FitFacts, grid_on
 from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import NullModel, Start, initial_weights_error, settings_of
@@ -403,7 +403,7 @@ def fit(
     >>> result.weights.round(6).tolist()
     [1.0, 2.0, 3.0]
     """
-    wanted = FitSettings(
+    arguments = FitArguments(
         family=family,
         alpha=alpha,
         l1_ratio=l1_ratio,
@@ -424,13 +424,13 @@ def fit(
         precision=precision,
         device=device,
         solver=solver,
-        verbose=verbose,
-        grid=grid,
-        config=config,
         layout=layout,
+        grid=grid,
+        verbose=verbose,
+        config=config,
     )
-    sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
-    result = run_fit(wanted, data, sides, classes, start, comm, callbacks)
+    rows = FitRows(data, y, sample_weight, offset, labels=classes)
+    result = run_fit(arguments, rows, start, comm, callbacks)
     if result.advice:
         warnings.warn(result.advice, ConvergenceWarning, stacklevel=4)
     return result
@@ -438,43 +438,43 @@ def fit(
 
 @one_thread()
 def run_fit(
-    wanted: FitSettings,
-    data: Any,
-    sides: Mapping[str, Any],
-    classes: Any,
-    start: Any,
-    comm: Any,
-    callbacks: Any,
+    arguments: FitArguments, rows: FitRows, start: Any, comm: Any, callbacks: Any
 ) -> Result:
-    """What `fit` does, without a warning: its caller reads `advice`."""
-    layout = wanted.layout
-    with ranks_of(comm, timeout_in(wanted.config)) as world:
+    """Run a fit without a warning: its caller reads `advice`. Collective."""
+    layout = arguments.layout
+    with ranks_of(comm, timeout_in(arguments.config)) as world:
         # Where one rank shows losses all of them compute them.
-        shown = world.max_flag(int(bool(wanted.verbose)))
-        wanted = replace(wanted, verbose=shown, ranks=world.size)
-        known = world.size, wanted.grid, wanted.config
-        wanted = replace(wanted, grid=world.together(lambda: grid_on(*known)))
-        matrix = world.together(lambda: to_matrix(data))
+        is_shown = world.max_flag(int(bool(arguments.verbose)))
+        grid = world.together(
+            lambda: grid_on(world.size, arguments.grid, arguments.config)
+        )
+        arguments = replace(arguments, verbose=is_shown, grid=grid)
+        matrix = world.together(lambda: to_matrix(rows.X))
         # Alike on all ranks, one of which may have no rows.
-        wide = bool(world.max_flag(int(is_wide(matrix.X))))
-        settings = world.together(lambda: wanted.settings(matrix.path, wide))
+        is_wide_somewhere = bool(world.max_flag(int(is_wide(matrix.X))))
+        facts = FitFacts(world.size, is_wide_somewhere, matrix.path)
+        settings = world.together(lambda: arguments.run_config(facts))
         begin = world.together(lambda: make_start(start))
-        said = {"layout": repr(layout), "start": type(begin).__name__}
-        said["rate"] = repr(wanted.rate)
-        said["data"] = "no path" if matrix.path is None else "a path"
-        check_same(world, said | settings_of(settings))
-        given = world.together(lambda: open_data(matrix, sides, layout, settings))
-        names = agree_on_names(world, given.names, layout)
+        shared = {
+            "layout": repr(layout),
+            "start": type(begin).__name__,
+            "rate": repr(arguments.rate),
+            "data": "no path" if matrix.path is None else "a path",
+        }
+        check_same(world, shared | settings_of(settings))
+        data = world.together(lambda: open_data(matrix, rows.sides, layout, settings))
+        names = agree_on_names(world, data.names, layout)
         whole = None if layout == "columns" else names  # a rank has some of them there
-        given = replace(given, names=names)
-        given = given.with_facts(labels=classes, column_names=whole)
-        if wanted.rate == RACE:
-            found = race_on(settings, world, given.open_reader)
-            settings = replace(settings, rate=replace(settings.rate, value=found))
-        watching = world.together(lambda: _check_callbacks(callbacks))
-        if shown and world.rank == 0:
-            watching.append(Shown())
-        return Runs(world, settings, given, watching, begin, float(wanted.tol)).run()
+        data = replace(data, names=names)
+        data = data.with_facts(labels=rows.labels, column_names=whole)
+        if arguments.rate == RACE:
+            best = race_on(settings, world, data.open_reader)
+            settings = replace(settings, rate=replace(settings.rate, value=best))
+        observers = world.together(lambda: _check_callbacks(callbacks))
+        if is_shown and world.rank == 0:
+            observers.append(Shown())
+        tol = float(arguments.tol)
+        return Runs(world, settings, data, observers, begin, tol).run()
 
 
 def _check_callbacks(given: Any) -> list[Callback]:

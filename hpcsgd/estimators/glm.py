@@ -10,7 +10,8 @@ from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.base import Learner, check_targets, documented
+from hpcsgd.estimators.base import Learner, check_targets, documented, opened
+from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.regressors import explained
 from hpcsgd.estimators.saved import LOG_LINK, PROBABLE
 from hpcsgd.formats import Array
@@ -63,8 +64,8 @@ class Generic(Learner):
             The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
-        given = X, y, sample_weight, offset, exposure
-        self._fit(*given, where=(comm, layout, grid))
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._fit(rows, opened(comm, layout, grid))
         return self
 
     @documented
@@ -283,6 +284,6 @@ class GLM(Generic):
             The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
-        given = X, y, sample_weight, offset, exposure
-        self._partial_fit(*given, where=(comm, layout, grid), classes=classes)
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._partial_fit(rows, opened(comm, layout, grid), classes)
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,15 +17,14 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.estimators.base import FitRanks, FitRows, documented
+from hpcsgd.estimators.base import FitRanks, documented, opened
 from hpcsgd.estimators.fit import make_start
 from hpcsgd.estimators.glm import Generic
-from hpcsgd.estimators.inputs import open_data
+from hpcsgd.estimators.inputs import FitRows, open_data
 from hpcsgd.estimators.sweep import Sweep, with_sweep
 from hpcsgd.formats import Array
-from hpcsgd.runs.defaults import EPOCHS, FitSettings, overlay_tables
+from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, overlay_tables
 from hpcsgd.runs.session import Session
-from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import StopConfig
 
 # Folds of a cross-validation, as scikit-learn's splitters say them or by number.
@@ -130,51 +129,60 @@ log = logging.getLogger(__name__)
 
 
 def fit_many(
-    wanted: FitSettings,
-    data: Any,
-    sides: Mapping[str, Any],
+    arguments: FitArguments,
+    rows: FitRows,
+    dealt: Dealt,
     *,
     alphas: Sequence[float],
-    folds: int,
-    fold_of: Any = None,
-    labels: Any = None,
     world: Communicator,
-    layout: str = "replicated",
-    callbacks: Sequence[Callback] = (),
     start: Any = None,
 ) -> Sweep:
-    """A model for every alpha without each fold, and one on all rows.
+    """Fit a model for every alpha without each fold, and one on all rows. Collective.
 
     Parameters
     ----------
-    wanted : arguments of `fit`, of which alpha is not looked at
-    data, sides, layout : rows, and y, sample_weight and offset, as `fit` has them
-    folds : their number; rows are dealt to them by `fold_of`, (n,) with 0..folds−1 or
-        −1 for rows that are never held out; by number and seed where that is None
-    labels : all there are, where the rows may lack some
-    start : (weights, intercepts) to begin with, (d, models·K) and (models·K,)
+    arguments : FitArguments
+        The arguments of every model but alpha. L-BFGS is left out.
+    rows : FitRows
+        The rows of this rank.
+    dealt : Dealt
+        The folds; rows are dealt to them by number and seed where `known` is None.
+    alphas : sequence of float
+        The penalties.
+    world : Communicator
+        The ranks.
+    start : pair of ndarray or None
+        Weights (d, models·K) and intercepts (models·K,) to begin with.
 
     Returns
     -------
     Sweep
+        The models.
     """
-    matrix = world.together(lambda: to_matrix(data))
-    wide = bool(world.max_flag(int(is_wide(matrix.X))))
-    epochs = EPOCHS["polished"] if wanted.epochs is None else wanted.epochs
-    plain = replace(wanted, alpha=0.0, polish=False, epochs=epochs)
-    config = world.together(lambda: plain.settings(matrix.path, wide))
-    # Nobody waits for one of them: they are compared after as many epochs, at the end
-    # of which the rate has gone to zero and with it what is not the model's but noise.
+    matrix = world.together(lambda: to_matrix(rows.X))
+    facts = FitFacts(
+        path=matrix.path, is_wide=bool(world.max_flag(int(is_wide(matrix.X))))
+    )
+    epochs = EPOCHS["polished"] if arguments.epochs is None else arguments.epochs
+    arguments = replace(
+        arguments, alpha=0.0, momentum=0.0, polish=False, epochs=epochs, verbose=0
+    )
+    config = world.together(lambda: arguments.run_config(facts))
+    # No model is waited for: they are compared after as many epochs, at the end of
+    # which the rate has gone to zero and with it what is not the model's but noise.
     config = replace(config, stop=StopConfig())
-    if "kind" not in (overlay_tables({}, wanted.config).get("rate") or {}):
+    if "kind" not in (overlay_tables({}, arguments.config).get("rate") or {}):
         config = replace(config, rate=replace(config.rate, kind="cosine"))
-    asked = {"l2": alphas, "folds": folds, "fold_seed": config.sampling.seed}
-    config = world.together(lambda: with_sweep(config, asked))
-    given = world.together(lambda: open_data(matrix, sides, layout, config))
-    given = given.with_facts(labels=labels, fold_of=fold_of)
+    seed = config.sampling.seed
+    lists = {"l2": alphas, "folds": dealt.folds, "fold_seed": seed}
+    config = world.together(lambda: with_sweep(config, lists))
+    layout = arguments.layout
+    data = world.together(lambda: open_data(matrix, rows.sides, layout, config))
+    data = data.with_facts(labels=rows.labels, fold_of=dealt.known)
     for _ in range(TRIES):
-        run = (config, world, given.open_reader, list(callbacks))
-        session = Session(*run, time.perf_counter(), Clock())
+        session = Session(
+            config, world, data.open_reader, [], time.perf_counter(), Clock()
+        )
         session.start = None if start is None else make_start(start)
         found = Sweep(session.run())
         if np.isfinite(found.mean_held).any() or not config.rate.is_open:
@@ -190,7 +198,6 @@ def fit_many(
 # Penalties by cross-validation: alphas × folds through one Gram, then the best.
 
 LOOSE = 1e-5  # tol of models that are only compared
-SILENT = {"callbacks": None, "verbose": 0}
 
 
 @documented
@@ -327,8 +334,8 @@ class GLM_CV(Generic):
             The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
-        given = X, y, sample_weight, offset, exposure
-        self._fit(*given, where=(comm, layout, grid), groups=groups)
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._fit(rows, opened(comm, layout, grid), groups=groups)
         return self
 
     def _learn(
@@ -347,7 +354,7 @@ class GLM_CV(Generic):
             held = self._held_at_minima(task, place, rows, found)
         # Sums need not give all ranks the same last bits, and all must go on with one.
         best = self._choose(found, place.world.exchange_objects(held)[0])
-        self._keep([self._solve(task, self._family(), place, _start(found, best))])
+        self._keep([self._solve(task, place, _start(found, best))])
         self._name_columns(place)
 
     def _deal(self, task: FitRows, place: FitRanks, groups: Any) -> Dealt:
@@ -363,18 +370,13 @@ class GLM_CV(Generic):
         self, task: FitRows, place: FitRanks, rows: Dealt, start: Any = None
     ) -> Sweep:
         """All models at once."""
-        sides = {"y": task.y, "sample_weight": task.weights, "offset": task.offset}
-        wanted = self._wanted(place)
+        arguments = self._arguments(place)
         return fit_many(
-            wanted if start is None else replace(wanted, epochs=1),
-            task.X,
-            sides,
+            arguments if start is None else replace(arguments, epochs=1),
+            task,
+            rows,
             alphas=self._alphas(),
-            folds=rows.folds,
-            fold_of=rows.known,
-            labels=task.labels,
             world=place.world,
-            layout=place.layout,
             start=start,
         )
 
@@ -389,27 +391,24 @@ class GLM_CV(Generic):
             if model.fold is None:
                 continue
             without = replace(task, weights=c * (rows.own != model.fold))
-            how = {"alpha": model.l2, "tol": LOOSE, "epochs": 1, **SILENT}
-            start = _start(found, number)
-            one = self._solve(without, self._family(), place, start, **how)
+            one = self._solve(
+                without,
+                place,
+                _start(found, number),
+                is_silent=True,
+                alpha=model.l2,
+                tol=LOOSE,
+                epochs=1,
+            )
             weights[:, number] = one.weights.reshape(weights[:, number].shape)
             if intercepts is not None:
                 intercepts[number] = one.intercept.reshape(intercepts[number].shape)
-        start = weights.reshape(len(weights), -1)
+        start: Any = weights.reshape(len(weights), -1)
         if intercepts is not None:
             start = (start, intercepts.reshape(-1))
         # The first look of a sweep is at where it begins.
         held = self._compare(task, place, rows, start).history[0]["held"]
         return np.array([np.nan if one is None else one for one in held])
-
-    def _wanted(self, place: FitRanks) -> FitSettings:
-        """The arguments of `fit` for all of them."""
-        given = {**self._settings(), "alpha": 0.0}
-        given |= {"family": self._family(), "seed": self._seed(place)}
-        given |= {"update": "sgd", "momentum": 0.0, "grid": place.grid}
-        given |= SILENT | {"polish": False, "layout": place.layout}
-        known = {field.name for field in fields(FitSettings)}
-        return FitSettings(**{name: given[name] for name in known & given.keys()})
 
     def _alphas(self) -> list[float]:
         alphas = [float(alpha) for alpha in np.atleast_1d(np.asarray(self.alphas))]
@@ -429,9 +428,9 @@ class GLM_CV(Generic):
         self.cv_ledger_ = found.ledger
         return best * (each.shape[1] + 1) + each.shape[1]
 
-    def _settings(self) -> dict[str, Any]:
-        more = {"alpha": getattr(self, "alpha_", 0.0), "polish": "auto"}
-        return super()._settings() | more
+    def _arguments(self, place: FitRanks) -> FitArguments:
+        alpha = getattr(self, "alpha_", 0.0)
+        return replace(super()._arguments(place), alpha=alpha, polish="auto")
 
 
 def _start(found: Sweep, number: int) -> Any:

@@ -13,13 +13,14 @@ from sklearn.base import RegressorMixin
 from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.base import (
     FitRanks,
-    FitRows,
     Learner,
     Solution,
     check_targets,
     documented,
+    opened,
     passes_of,
 )
+from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import Formula
 from hpcsgd.formats import Array
 
@@ -90,7 +91,7 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
         self : object
             The fitted estimator, the same on all ranks.
         """
-        self._fit(X, y, sample_weight, where=(comm, layout, grid))
+        self._fit(FitRows(X, y, sample_weight), opened(comm, layout, grid))
         return self
 
     @documented
@@ -113,7 +114,7 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
         self : object
             The fitted estimator, the same on all ranks.
         """
-        self._partial_fit(X, y, sample_weight, where=(comm, layout, grid))
+        self._partial_fit(FitRows(X, y, sample_weight), opened(comm, layout, grid))
         return self
 
     @documented
@@ -482,11 +483,11 @@ class HuberRegressor(Regressor):
         passes = 0
         errors = self._errors(given, place, *starts[0]) if starts else away
         search = ScaleSearch(self._scale(errors, c, place, spread))
-        silent = {"callbacks": None, "verbose": 0, "tol": max(self.tol, ROUND_TOL)}
+        tol = max(self.tol, ROUND_TOL)
         for _ in range(rounds):
             self.delta_ = self.epsilon * search.scale
             start = starts[0] if starts else None
-            found = self._solve(given, self.family, place, start, **silent)
+            found = self._solve(given, place, start, is_silent=True, tol=tol)
             passes += passes_of(found.result)
             starts = [(found.weights, found.intercept)]
             errors = self._errors(given, place, *starts[0])
@@ -540,10 +541,10 @@ class HuberRegressor(Regressor):
 
     def _solve(
         self,
-        given: FitRows,
-        family: str,
+        rows: FitRows,
         place: FitRanks,
         start: Any = None,
+        is_silent: bool = False,
         **changed: Any,
     ) -> Solution:
         """The family's delta is 1: targets and coefficients in units of ours.
@@ -554,8 +555,9 @@ class HuberRegressor(Regressor):
         unit = self.delta_
         if start is not None:
             start = tuple(part / unit for part in start)
-        inner = {**self._penalty_in(unit), **changed}
-        found = super()._solve(_in(unit, given), family, place, start, **inner)
+        changed = {**self._penalty_in(unit), **changed}
+        rows = _in(unit, rows)
+        found = super()._solve(rows, place, start, is_silent, **changed)
         found.result.report["delta"] = unit
         return replace(
             found, weights=found.weights * unit, intercept=found.intercept * unit
@@ -612,8 +614,8 @@ class RateRegressor(Regressor):
         self : object
             The fitted estimator, the same on all ranks.
         """
-        given = X, y, sample_weight, offset, exposure
-        self._fit(*given, where=(comm, layout, grid))
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._fit(rows, opened(comm, layout, grid))
         return self
 
     @documented
@@ -638,8 +640,8 @@ class RateRegressor(Regressor):
         self : object
             The fitted estimator, the same on all ranks.
         """
-        given = X, y, sample_weight, offset, exposure
-        self._partial_fit(*given, where=(comm, layout, grid))
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._partial_fit(rows, opened(comm, layout, grid))
         return self
 
     @documented

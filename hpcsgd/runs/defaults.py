@@ -190,13 +190,10 @@ class FitArguments:
         polish = self._polish(problem, solver)
         grid = self._grid()
         way = "polished" if polish and solver == "sgd" else solver
-        hold_out = _number("hold_out", self.hold_out)
+        hold_out = to_number("hold_out", self.hold_out)
         tables: Tables = {
             "problem": problem,
-            "schedule": {
-                **self._group(solver, grid),
-                "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
-            },
+            "schedule": self.schedule(way, grid.get("replicas", 1)),
             "rate": self._rate(way, hold_out),
             "update": self._update(solver),
             "polish": polish,
@@ -208,7 +205,7 @@ class FitArguments:
             "run": {"record": record, **self._run(solver)},
         }
         if solver == COORDINATE:
-            tol = _number("tol", self.tol)
+            tol = to_number("tol", self.tol)
             form = fastest_form(self.family, problem["l1"], facts.ranks)
             tables["coordinate"] = {
                 "tol": tol and max(tol, FINEST),
@@ -242,18 +239,22 @@ class FitArguments:
         if self.average == "auto" and not kind.supports.averages:
             tables["average"]["kind"] = "none"
 
-    def _group(self, solver: str, grid: dict[str, int]) -> dict[str, Any]:
-        """Rows of a step, or coordinates of a block, and how many for a message."""
+    def schedule(self, way: str, replicas: int = 1) -> dict[str, Any]:
+        """Return the settings of [schedule] for one of the ways of `EPOCHS`.
+
+        A step has a batch of rows or a block of coordinates; an exchange has steps.
+        """
         batch, steps = plain(self.batch), plain(self.steps)
-        is_coordinate = solver == COORDINATE
+        is_coordinate = way == COORDINATE
         if batch is None:
             batch = COORDINATES["batch"] if is_coordinate else ROWS
         if steps == "auto" and is_coordinate:
             steps = COORDINATES["steps"]
-        elif steps == "auto" and grid.get("replicas", 1) > 1:
+        elif steps == "auto" and replicas > 1:
             # Replicas agree after so many: no clock may decide that.
             steps = 1 if agrees_on_gradients(self.config) else STEPS
-        return {"batch": batch, "steps": steps}
+        epochs = EPOCHS[way] if self.epochs is None else plain(self.epochs)
+        return {"batch": batch, "steps": steps, "epochs": epochs}
 
     def problem(self) -> dict[str, Any]:
         """Return the settings of [problem]."""
@@ -262,27 +263,32 @@ class FitArguments:
                 f"family must be a name, as 'logistic', and is of type"
                 f" {type(self.family).__name__}; pass targets as y=..."
             )
-        alpha, ratio = _number("alpha", self.alpha), _number("l1_ratio", self.l1_ratio)
-        if not 0.0 <= ratio <= 1.0:
-            raise ConfigError(
-                f"l1_ratio = {ratio!r} must lie in [0, 1]; 0 is ridge, 1 lasso"
-            )
-        if not 0.0 <= alpha < np.inf:
-            raise ConfigError(
-                f"alpha = {alpha!r} must be finite and at least 0; 0 is no penalty,"
-                " 1e-4 is usual"
-            )
+        penalty = self.penalty()
         if not isinstance(self.fit_intercept, bool | np.bool_):
             raise ConfigError(
                 f"fit_intercept = {self.fit_intercept!r} must be True or False"
             )
         return {
             "family": self.family,
-            "l2": alpha * (1.0 - ratio),
-            "l1": alpha * ratio,
+            **penalty,
             "intercept": bool(self.fit_intercept),
             **self._bounds(),
         }
+
+    def penalty(self) -> dict[str, float]:
+        """Return l1 and l2 of the settings of [problem]."""
+        alpha = to_number("alpha", self.alpha)
+        ratio = to_number("l1_ratio", self.l1_ratio)
+        if not 0.0 <= ratio <= 1.0:
+            raise ConfigError(
+                f"l1_ratio = {ratio!r} must lie in [0, 1]; 0 is ridge, 1 is the lasso"
+            )
+        if not 0.0 <= alpha < np.inf:
+            raise ConfigError(
+                f"alpha = {alpha!r} must be finite and at least 0; 0 is no penalty,"
+                " 1e-4 is usual"
+            )
+        return {"l1": alpha * ratio, "l2": alpha * (1.0 - ratio)}
 
     def _bounds(self) -> dict[str, Any]:
         if self.bounds is None:
@@ -327,7 +333,7 @@ class FitArguments:
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
         """L-BFGS wants a smooth F, and all of the rows."""
-        tol, wish = _number("tol", self.tol), self.polish
+        tol, wish = to_number("tol", self.tol), self.polish
         if wish not in ("auto", True, False):
             raise ConfigError(f"polish = {wish!r} must be 'auto', True or False")
         why = {
@@ -379,7 +385,7 @@ class FitArguments:
         self, problem: dict[str, Any], way: str, hold_out: float
     ) -> dict[str, Any]:
         """Where SGD is all there is, it goes on to the goal or to the last epoch."""
-        aim = {"tol": _number("tol", self.tol), "patience": plain(self.patience)}
+        aim = {"tol": to_number("tol", self.tol), "patience": plain(self.patience)}
         if hold_out:
             return {"on": "validation", **aim}
         if way not in ("sgd", "svrg"):
@@ -416,11 +422,12 @@ def _is_smooth(problem: dict[str, Any]) -> bool:
 
 def _bound(value: Any) -> Any:
     if value is None or np.ndim(value) == 0:
-        return None if value is None else _number("bounds", value)
-    return [_number("bounds", one) for one in value]
+        return None if value is None else to_number("bounds", value)
+    return [to_number("bounds", one) for one in value]
 
 
-def _number(name: str, value: Any) -> float:
+def to_number(name: str, value: Any) -> float:
+    """Return an argument as a float, or refuse it by its name."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} = {value!r} must be a number")

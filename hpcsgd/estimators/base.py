@@ -659,6 +659,27 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     family: str
     more_classes = ""  # with three or more: "softmax", "one-vs-rest", or refused
     class_weight: Any = None  # a parameter of those that learn labels
+    alpha: float
+    l1_ratio: float
+    fit_intercept: bool
+    bounds: Any
+    max_iter: int | None
+    tol: float
+    batch: int | None
+    steps: int | str
+    rate: float | str
+    solver: str
+    average: str
+    polish: bool | str
+    hold_out: float
+    patience: int
+    precision: str | None
+    device: str
+    warm_start: bool
+    random_state: Any
+    callbacks: Any
+    verbose: int
+    config: Mapping[str, Mapping[str, Any]] | None
     n_iter_: Any
     history_: list[dict[str, Any]]
 
@@ -690,27 +711,13 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.fit_intercept = fit_intercept
-        self.bounds = bounds
-        self.max_iter = max_iter
-        self.tol = tol
-        self.batch = batch
-        self.steps = steps
-        self.rate = rate
-        self.solver = solver
-        self.average = average
-        self.polish = polish
-        self.hold_out = hold_out
-        self.patience = patience
-        self.precision = precision
-        self.device = device
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.callbacks = callbacks
-        self.verbose = verbose
-        self.config = config
+        self._set_parameters(locals())
+
+    def _set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Set the parameters of `__init__`, which passes its local variables."""
+        for name, value in values.items():
+            if name != "self":
+                setattr(self, name, value)
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters by name.

@@ -42,30 +42,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=alpha,
-            l1_ratio=l1_ratio,
-            fit_intercept=fit_intercept,
-            bounds=bounds,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver=solver,
-            average=average,
-            polish=polish,
-            hold_out=hold_out,
-            patience=patience,
-            precision=precision,
-            device=device,
-            warm_start=warm_start,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
-        self.class_weight = class_weight
+        self._set_parameters(locals())
 
     @documented
     def fit(

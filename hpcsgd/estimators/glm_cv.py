@@ -253,6 +253,18 @@ class GLM_CV(Generic):
     0.01
     """
 
+    # Parameters of other estimators that a comparison of ridge penalties does not have.
+    alpha = 0.0
+    l1_ratio = 0.0
+    bounds = None
+    solver = "sgd"
+    average = "auto"
+    hold_out = 0.0
+    patience = 5
+    device = "cpu"
+    warm_start = False
+    alphas: Sequence[float]
+    cv: Any
     _instead = {
         "C": "give alphas, each of them 1/(C·n) for n rows",
         "Cs": "give alphas, each of them 1/(C·n) for n rows",
@@ -281,34 +293,7 @@ class GLM_CV(Generic):
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=0.0,
-            l1_ratio=0.0,
-            fit_intercept=fit_intercept,
-            bounds=None,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver="sgd",
-            average="auto",
-            polish=polish,
-            hold_out=0.0,
-            patience=5,
-            precision=precision,
-            device="cpu",
-            warm_start=False,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
-        self.family = family
-        self.alphas = alphas
-        self.cv = cv
-        self.polish = polish
-        self.class_weight = class_weight
+        self._set_parameters(locals())
 
     @documented
     def fit(

@@ -182,6 +182,8 @@ class LinearRegression(Regressor):
     """
 
     family = "gaussian"
+    alpha = 0.0
+    l1_ratio = 0.0
     _instead = dict.fromkeys(
         ("C", "alpha", "penalty", "l1_ratio"),
         "take Ridge, which has alpha and l1_ratio",
@@ -210,29 +212,7 @@ class LinearRegression(Regressor):
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=0.0,
-            l1_ratio=0.0,
-            fit_intercept=fit_intercept,
-            bounds=bounds,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver=solver,
-            average=average,
-            polish=polish,
-            hold_out=hold_out,
-            patience=patience,
-            precision=precision,
-            device=device,
-            warm_start=warm_start,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
+        self._set_parameters(locals())
 
 
 @documented
@@ -397,6 +377,8 @@ class HuberRegressor(Regressor):
     """
 
     family = "huber"
+    epsilon: float
+    delta: float | None
     delta_: float
     scale_: float
 
@@ -427,31 +409,7 @@ class HuberRegressor(Regressor):
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=alpha,
-            l1_ratio=l1_ratio,
-            fit_intercept=fit_intercept,
-            bounds=bounds,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver=solver,
-            average=average,
-            polish=polish,
-            hold_out=hold_out,
-            patience=patience,
-            precision=precision,
-            device=device,
-            warm_start=warm_start,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
-        self.epsilon = epsilon
-        self.delta = delta
+        self._set_parameters(locals())
 
     def _learn(
         self, given: FitRows, place: FitRanks, starts: list[Any] | None, **changed: Any

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -37,7 +34,7 @@ from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.targets import MOST_CLASSES
 from hpcsgd.errors import DataError, HpcsgdError
-from hpcsgd.estimators.fit import agree_on_names, ranks_of, run_fit
+from hpcsgd.estimators.fit import OTHER_NAMES, agree_on_names, ranks_of, run_fit
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import (
     Formula,
@@ -61,7 +58,6 @@ from hpcsgd.runs.result import Result, asks_for_history
 # What a fit was given: checked as scikit-learn does it, on all ranks together.
 
 T = TypeVar("T")
-D = TypeVar("D", bound=Callable[..., Any])
 # The first is what whole numbers become; float32 stays as it is, without a copy.
 # Parameters of a rank's own: the seed is that of rank 0.
 OWN = ("callbacks", "verbose", "random_state")
@@ -218,18 +214,18 @@ def check_targets(y: Any, sample_weight: Any, X: Any) -> tuple[Array, Array | No
 # Arguments of scikit-learn's classes, and what says the same here.
 
 OF_CLASS = "choose it by the class, or by GLM(family=...)"
+# Arguments of `fit`, too, which has the same remedies.
+OF_BOTH = ("C", "penalty", "positive", "learning_rate", "eta0", "batch_size")
 # argument -> what to do instead
 FOREIGN = {
-    "C": "give alpha = 1/(C·n) for n rows",
+    **{name: f"give {OTHER_NAMES[name]}" for name in OF_BOTH},
     "Cs": "give GLM_CV(family=...) alphas, each of them 1/(C·n) for n rows",
-    "penalty": "give l1_ratio, 0.0 for l2 and 1.0 for l1, or alpha=0.0 for none",
     "alphas": "take GLM_CV(family=..., alphas=...), where family='logistic' classifies",
     "cv": "take GLM_CV(family=..., cv=...), where family='logistic' classifies",
     "epsilon": "take HuberRegressor(epsilon=...)",
     "loss": OF_CLASS,
     "link": OF_CLASS,
     "multi_class": OF_CLASS,
-    "positive": "give bounds=(0, None)",
     "class_weight": "give fit a sample_weight",
     "intercept_scaling": "leave it out, the intercept is not penalised",
     "dual": "leave it out, the solver chooses a form",
@@ -238,9 +234,6 @@ FOREIGN = {
     "copy_X": "leave it out, X is never changed",
     "normalize": "put a StandardScaler before the estimator",
     "n_jobs": "start ranks of MPI, and give fit their comm",
-    "learning_rate": "give rate",
-    "eta0": "give rate",
-    "batch_size": "give batch",
     "epochs": "give max_iter",
     "seed": "give random_state",
     "early_stopping": "give hold_out, the share of rows that ends a fit early",
@@ -273,242 +266,6 @@ class Arguments:
         if not instead or name in cls._get_param_names():  # type: ignore[attr-defined]
             return ""
         return f"{cls.__name__} has no argument {name}; {instead}"
-
-
-# What `help` shows of an estimator: each parameter is described once, here.
-
-# parameter -> its type and its description
-PARAMETERS = {
-    "family": (
-        "str",
-        "The loss: a name of `hpcsgd.FAMILIES`. A family of labels makes a classifier,"
-        " any other a regressor.",
-    ),
-    "alpha": (
-        "float",
-        "Strength of the penalty alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). A"
-        " larger value gives smaller coefficients. The intercept is not penalised.",
-    ),
-    "alphas": ("sequence of float", "Strengths of the ridge penalty to compare."),
-    "cv": (
-        "int, splitter or iterable",
-        "Number of folds, or a splitter of scikit-learn, or pairs (train, test) of row"
-        " numbers. Every row is held out once at most. A number deals the rows by"
-        " `random_state`, alike on any number of ranks.",
-    ),
-    "l1_ratio": (
-        "float",
-        "Share of l1 in the penalty, from 0 (ridge) to 1 (lasso). A larger value sets"
-        " more coefficients to zero.",
-    ),
-    "epsilon": (
-        "float",
-        "Above 1: residuals beyond `epsilon` times the scale count linearly. A larger"
-        " value comes nearer to least squares. Ignored where `delta` is given.",
-    ),
-    "delta": (
-        "float or None",
-        "Residuals beyond it count linearly, in the units of y. None takes `epsilon`"
-        " times the scale of the residuals.",
-    ),
-    "fit_intercept": ("bool", "Whether the model has an intercept."),
-    "class_weight": (
-        'dict, "balanced" or None',
-        "Weight of each class. None gives every class the weight 1.",
-    ),
-    "bounds": (
-        "pair or None",
-        "Lowest and highest value of every coefficient: each a number, an array of"
-        " shape (d,), or None for no bound.",
-    ),
-    "max_iter": (
-        "int or None",
-        "Number of SGD epochs before the refinement, or the largest number of sweeps of"
-        " a coordinate form. None takes what suits the solver; where there is a"
-        " refinement, a larger number is slower and not better.",
-    ),
-    "tol": (
-        "float",
-        "The fit ends when the norm of the gradient falls below `tol` times its value"
-        " at zero. A smaller value takes more passes over the data.",
-    ),
-    "batch": (
-        "int or None",
-        "Rows of a step of SGD, or coordinates of a block. None takes 32, or 1.",
-    ),
-    "steps": (
-        'int or "auto"',
-        "Steps of SGD for each message between ranks. It changes the time of a fit,"
-        " not its result.",
-    ),
-    "rate": (
-        'float, "auto" or "race"',
-        'Learning rate. "auto" derives it from the data; "race" tries eight rates'
-        " around that one on half an epoch and takes the best.",
-    ),
-    "solver": (
-        '{"auto", "sgd", "svrg", "coordinate"}',
-        '"auto" chooses by family and penalty.',
-    ),
-    "average": (
-        '{"auto", "tail", "none"}',
-        "Whether the last iterates of SGD are averaged.",
-    ),
-    "polish": (
-        '"auto" or bool',
-        "Whether L-BFGS goes on from the point of SGD to `tol`.",
-    ),
-    "hold_out": (
-        "float",
-        "Share of the rows that are held out to stop early. 0 holds out none.",
-    ),
-    "patience": (
-        "int",
-        "Evaluations without a smaller loss on held-out rows before the fit ends.",
-    ),
-    "precision": (
-        "str or None",
-        "Recipe of number formats: a name of `hpcsgd.RECIPES`. None takes fp64 for"
-        " rows of float64 and fp32 for others.",
-    ),
-    "device": ('{"cpu", "cuda"}', "Where the fit computes."),
-    "warm_start": ("bool", "Whether a fit begins at the coefficients of the last one."),
-    "random_state": (
-        "int, RandomState instance or None",
-        "Seed of the order of the rows.",
-    ),
-    "callbacks": (
-        "list of hpcsgd.Callback or None",
-        "Called during the fit, on this rank.",
-    ),
-    "verbose": ("int", "1 prints a line after every pass over the data."),
-    "config": (
-        "mapping or None",
-        'Further settings as {"section": {"key": value}}. They override the other'
-        " parameters.",
-    ),
-    "X": (
-        "array, frame, sparse matrix or path",
-        "Rows of shape (n, d): NumPy, pandas, polars, SciPy, or an array on a GPU. A"
-        " path names an HDF5 file, which holds y too.",
-    ),
-    "rows": (
-        "array, frame or sparse matrix of shape (n, d)",
-        "Rows with the columns of the fit.",
-    ),
-    "y": ("array-like of shape (n,)", "Targets: numbers, or labels of any kind."),
-    "classes": (
-        "array-like of shape (K,) or None",
-        "All labels that later calls may give. Required in the first call of a"
-        " classifier.",
-    ),
-    "sample_weight": (
-        "array-like of shape (n,) or None",
-        "Weights c_i ≥ 0 of the rows. None weighs all rows alike.",
-    ),
-    "offset": (
-        "array-like of shape (n,) or None",
-        "Numbers that are added to the scores.",
-    ),
-    "exposure": (
-        "array-like of shape (n,) or None",
-        "How long, how many or how much each row stands for, above 0. The same as an"
-        " offset of log(exposure); for families with a log link.",
-    ),
-    "groups": (
-        "array-like of shape (n,) or None",
-        "Groups of rows for a `cv` that keeps them together, such as GroupKFold.",
-    ),
-    "comm": (
-        "mpi4py communicator, Communicator or None",
-        "The ranks of the fit. None fits in this process alone.",
-    ),
-    "layout": (
-        '{"replicated", "rows", "columns", "hdf5"}',
-        "What each rank passes: all rows, its rows, its columns, or a path.",
-    ),
-    "grid": (
-        "pair of int, str or None",
-        'Replicas and members, as (2, 4) or "2x4". None makes one replica of all'
-        " ranks.",
-    ),
-}
-# attribute of a fitted estimator -> the same
-ATTRIBUTES = {
-    "coef_": ("ndarray of shape (d,)", "Coefficients."),
-    "intercept_": ("float", "Intercept; 0.0 without one."),
-    "n_iter_": ("int", "Passes over the data."),
-    "history_": (
-        "list of dict",
-        "One record for each evaluation: epoch, loss, seconds, messages, and gradient"
-        " and gap where they are measured.",
-    ),
-    "result_": ("hpcsgd.Result", "The run of the fit."),
-    "n_features_in_": ("int", "Number of columns d."),
-    "feature_names_in_": (
-        "ndarray of shape (d,)",
-        "Names of the columns, where X has names.",
-    ),
-}
-LINE = 76  # characters of a docstring
-
-
-def documented(item: D) -> D:
-    """Complete the docstring of an estimator or of a method of one.
-
-    The section Parameters is made of the signature and of `PARAMETERS`, or of what the
-    docstring says itself. The attributes of `ATTRIBUTES` follow those of the docstring.
-    """
-    text = inspect.cleandoc(item.__doc__ or "")
-    own = re.search(r"(?ms)^Parameters\n---+\n(.*?)\n\n(?=\w[\w ]*\n---)", text)
-    written = {}
-    if own is not None:
-        text = text[: own.start()] + text[own.end() :]
-        for entry in re.split(r"\n(?=\w)", own[1]):
-            head, _, rest = entry.partition("\n")
-            name, _, kind = head.partition(" : ")
-            written[name] = kind, inspect.cleandoc(rest)
-    signature = inspect.signature(item)
-    texts = PARAMETERS | written
-    if not item.__name__.endswith("fit"):
-        texts["X"] = PARAMETERS["rows"]
-    parameters = [
-        _entry(name, texts[name], signature.parameters[name].default)
-        for name in signature.parameters
-        if name != "self"
-    ]
-    head, heading, rest = _split_at_section(text)
-    section = "\n".join(["Parameters", "----------", *parameters])
-    text = "\n".join([head.rstrip(), "", section, "", heading + rest])
-    if isinstance(item, type):
-        found = re.findall(r"(?m)^(\w+_) : ", text)
-        shared = [
-            _entry(name, known, inspect.Parameter.empty)
-            for name, known in ATTRIBUTES.items()
-            if name not in found
-        ]
-        place = re.search(r"\n\n(?=(?:See Also|Notes|References|Examples)\n---)", text)
-        at = len(text) if place is None else place.start()
-        text = "\n".join([text[:at], *shared]) + text[at:]
-    item.__doc__ = text.rstrip() + "\n"
-    return item
-
-
-def _split_at_section(text: str) -> tuple[str, str, str]:
-    """The text before the first section, the name of that, and the rest."""
-    found = re.search(r"(?m)^(Attributes|Returns|Raises|Notes|Examples)(?=\n---)", text)
-    if found is None:
-        return text, "", ""
-    return text[: found.start()], found[1], text[found.end() :]
-
-
-def _entry(name: str, known: tuple[str, str], default: Any) -> str:
-    """One parameter as numpydoc has it."""
-    kind, text = known
-    if default is not inspect.Parameter.empty:
-        kind += f", default={default!r}"
-    lines = textwrap.wrap(text, LINE - 4)
-    return "\n    ".join([f"{name} : {kind}", *lines])
 
 
 # What all estimators share: their parameters, and the way to `hpcsgd.fit` and back.
@@ -653,7 +410,7 @@ ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
 class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     """Fits of numbers and of labels; what differs is the family.
 
-    `PARAMETERS` describes the parameters that every estimator has.
+    `documented` describes the parameters that every estimator has.
     """
 
     family: str

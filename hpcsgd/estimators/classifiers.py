@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import ClassifierMixin
 
-from hpcsgd.estimators.base import Learner, documented, opened
+from hpcsgd.estimators.base import Learner, opened
+from hpcsgd.estimators.descriptions import documented
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.formats import Array
 

@@ -309,28 +309,33 @@ def fit(
     y : array-like of shape (n,), optional
         The targets, where `data` is no path.
     sample_weight : array-like of shape (n,), optional
-        Weights c_i ≥ 0 of the rows. Only their ratios matter.
+        Weights c_i ≥ 0 of the rows. Only their ratios matter. None weighs all rows
+        alike.
     offset : array-like of shape (n,), optional
         Numbers that are added to the scores, such as the log of an exposure.
     classes : array-like of shape (K,), optional
         All labels, where y may lack some of them.
     alpha : float, default=1e-4
-        Strength of the penalty.
+        Strength of the penalty. A larger value gives smaller weights.
     l1_ratio : float, default=0.0
-        Share of l1 in the penalty, from 0 (ridge) to 1 (lasso).
+        Share of l1 in the penalty, from 0 (ridge) to 1 (lasso). A larger value sets
+        more weights to zero.
     fit_intercept : bool, default=True
         Whether the model has an intercept β, which is not penalised.
     bounds : pair, optional
-        Lowest and highest value of every weight: each a number, an array of shape (d,)
-        or None.
+        Lowest and highest value of every weight: each a number, an array of shape
+        (d,), or None for no bound.
     epochs : int, optional
         Largest number of passes over the data. None takes what suits the solver.
     tol : float, default=1e-5
-        Norm of the gradient, relative to the residuals, at which L-BFGS ends.
+        The fit ends when the duality gap is at most `tol` times F. Where there is no
+        gap, the gradient relative to the residuals is compared with `tol`. A smaller
+        value takes more passes over the data.
     batch : int, optional
-        Rows of a step, or coordinates of a block. None takes 32, or 1.
+        Rows of a step of SGD, or coordinates of a block. None takes 32, or 1.
     steps : int or "auto", default="auto"
-        Steps of SGD for each message between ranks.
+        Steps of SGD for each message between ranks. It changes the time of a fit, not
+        its result.
     rate : float, "auto" or "race", default="auto"
         The learning rate. "auto" derives it from the data; "race" tries eight rates
         around that one on half an epoch and takes the best.
@@ -339,11 +344,11 @@ def fit(
     momentum : float, default=0.9
         The momentum of updates that have one.
     average : {"auto", "tail", "none"} or bool, default="auto"
-        Whether the last iterates are averaged.
+        Whether the last iterates of SGD are averaged.
     polish : "auto" or bool, default="auto"
-        Whether L-BFGS goes on to the optimum. True goes on to 1e-8.
+        Whether L-BFGS goes on from the point of SGD to `tol`. True goes on to 1e-8.
     hold_out : float, default=0.0
-        Share of the rows that are held out to stop early.
+        Share of the rows that are held out to stop early. 0 holds out none.
     patience : int, default=5
         Evaluations without a smaller loss on held-out rows before SGD ends.
     start : Result, array, or pair of arrays, optional

@@ -10,7 +10,8 @@ from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.base import Learner, check_targets, documented, opened
+from hpcsgd.estimators.base import Learner, check_targets, opened
+from hpcsgd.estimators.descriptions import documented
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.regressors import explained
 from hpcsgd.estimators.saved import LOG_LINK, PROBABLE

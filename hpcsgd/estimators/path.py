@@ -18,6 +18,7 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
+from hpcsgd.estimators.descriptions import documented
 from hpcsgd.estimators.fit import answers_other_names, ranks_of, run_fit, timeout_in
 from hpcsgd.estimators.inputs import FitData, FitRows, open_data
 from hpcsgd.formats import Array
@@ -392,6 +393,7 @@ class Path:
 SOLVERS = ("auto", COORDINATE, "sgd")
 
 
+@documented
 @answers_other_names
 @one_thread()
 def path(
@@ -445,17 +447,6 @@ def path(
         Number of penalties that are chosen.
     eps : float, default=1e-3
         Ratio of the smallest to the largest penalty that is chosen.
-    l1_ratio : float, default=1.0
-        Share of l1 in the penalty, from 0 (ridge) to 1 (lasso).
-    sample_weight : array-like of shape (n,), optional
-        Weights c_i ≥ 0 of the rows.
-    offset : array-like of shape (n,), optional
-        Numbers that are added to the scores.
-    fit_intercept : bool, default=True
-        Whether the models have an intercept β, which is not penalised.
-    bounds : pair, optional
-        Lowest and highest value of every weight: each a number, an array of shape (d,)
-        or None.
     tol : float, default=1e-6
         Each model ends at a duality gap of `tol` times F.
     epochs : int, optional
@@ -472,13 +463,6 @@ def path(
         The solver. "sgd" calls `fit` for each alpha.
     warm_start : bool, default=True
         Whether each model begins at the one before it.
-    comm : mpi4py communicator or Communicator, optional
-        The ranks of the fits. None fits in this process alone.
-    layout : {"replicated", "rows", "columns", "hdf5"}, default="replicated"
-        What each rank passes: all rows, its rows, its columns, or a path.
-    config : mapping, optional
-        Further settings as {"section": {"key": value}}. They override the other
-        arguments.
 
     Returns
     -------

@@ -16,10 +16,10 @@ from hpcsgd.estimators.base import (
     Learner,
     Solution,
     check_targets,
-    documented,
     opened,
     passes_of,
 )
+from hpcsgd.estimators.descriptions import documented
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import Formula
 from hpcsgd.formats import Array

@@ -55,7 +55,7 @@ from hpcsgd.runs.figures import (
 )
 from hpcsgd.runs.result import Result, asks_for_history
 
-# What a fit was given: checked as scikit-learn does it, on all ranks together.
+# The rows of a fit, checked as scikit-learn does it, on all ranks together.
 
 T = TypeVar("T")
 # The first is what whole numbers become; float32 stays as it is, without a copy.
@@ -66,7 +66,7 @@ CHECKS = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
 
 @dataclass(frozen=True)
 class FitRanks:
-    """Where a fit takes place: its ranks, and what each of them holds."""
+    """The ranks of a fit, and what each of them passes."""
 
     world: Communicator
     layout: str = "replicated"
@@ -103,43 +103,43 @@ class FitRanks:
 
 @contextmanager
 def opened(comm: Any, layout: str, grid: Any) -> Iterator[FitRanks]:
-    """The ranks of `comm`: ours, mpi4py's, or this process alone."""
+    """Open the ranks of `comm`: ours, mpi4py's, or this process alone."""
     with ranks_of(comm) as world:
         yield FitRanks(world, layout, grid)
 
 
-def check_alike(estimator: Any, X: Any, place: FitRanks) -> None:
+def check_alike(estimator: Any, X: Any, ranks: FitRanks) -> None:
     """Refuse ranks that ask for different fits."""
-    if place.world.size == 1:
+    if ranks.world.size == 1:
         return
     kind = "a path" if isinstance(X, str | PathLike) else "no path"
-    said = {"class": type(estimator).__name__, "X": kind, "grid": repr(place.grid)}
-    said["layout"] = repr(place.layout)
+    said = {"class": type(estimator).__name__, "X": kind, "grid": repr(ranks.grid)}
+    said["layout"] = repr(ranks.layout)
     for name, value in estimator.get_params(deep=False).items():
         if name not in OWN:
             # Of a splitter rank 0 draws the folds for all.
             is_plain = name != "cv" or isinstance(value, int)
             said[name] = repr(value) if is_plain else type(value).__name__
-    check_same(place.world, said)
+    check_same(ranks.world, said)
 
 
 def take(
     estimator: Any,
     rows: FitRows,
-    place: FitRanks,
+    ranks: FitRanks,
     *,
     is_labelled: bool,
     reset: bool = True,
 ) -> FitRows:
     """Return checked rows, whose exposure is a part of their offset."""
     X, y, weights, offset = rows.X, rows.y, rows.weights, rows.offset
-    if place.layout == "hdf5" and not isinstance(X, str | PathLike):
+    if ranks.layout == "hdf5" and not isinstance(X, str | PathLike):
         raise DataError("layout = 'hdf5' needs the path of a file as X; give one")
     if isinstance(X, str | PathLike):
         if rows.exposure is not None:
             offset = total_offset(offset, rows.exposure, len(rows.exposure))
         return FitRows(str(X), y, weights, offset)
-    how = {"reset": reset, "ensure_min_samples": place.fewest_rows}
+    how = {"reset": reset, "ensure_min_samples": ranks.fewest_rows}
     X, y = _checked(estimator, X, y, is_labelled, **how)
     count = X.shape[0]
     if weights is not None:
@@ -270,8 +270,8 @@ class Arguments:
 
 # What all estimators share: their parameters, and the way to `hpcsgd.fit` and back.
 
-# These are not metadata that scikit-learn hands on: they say where a fit takes place.
-PLACES = {"comm": UNUSED, "layout": UNUSED, "grid": UNUSED}
+# scikit-learn does not hand these on as metadata: they say on which ranks a fit runs.
+NOT_ROUTED = {"comm": UNUSED, "layout": UNUSED, "grid": UNUSED}
 
 
 @dataclass(frozen=True)
@@ -289,20 +289,20 @@ NUMBERS = "biuf"  # kinds of dtypes
 ROWS = 2**20  # targets of a file that are looked at together
 
 
-def find_classes(X: Any, y: Any, place: FitRanks) -> Array:
+def find_classes(X: Any, y: Any, ranks: FitRanks) -> Array:
     """The labels of all ranks in ascending order; one exchange where rows are dealt."""
     if y is None:
-        return _of_file(X, place)
+        return _of_file(X, ranks)
     # Of a rank without rows not even the type is known.
-    found = [labels for labels in place.of_rows(np.unique(y)) if len(labels)]
-    if not found:
+    parts = [labels for labels in ranks.of_rows(np.unique(y)) if len(labels)]
+    if not parts:
         raise DataError("no rank has a row; give rows to one of them at least")
-    if len({part.dtype.kind in NUMBERS for part in found}) > 1:
+    if len({part.dtype.kind in NUMBERS for part in parts}) > 1:
         raise DataError(
             "the labels of one rank are numbers and those of another are not; give all"
             " ranks labels of one kind"
         )
-    classes = np.unique(np.concatenate(found))
+    classes = np.unique(np.concatenate(parts))
     if len(classes) < 2:
         raise DataError(
             f"y has one class only ({classes.tolist()[0]!r}) and a classifier needs"
@@ -311,21 +311,21 @@ def find_classes(X: Any, y: Any, place: FitRanks) -> Array:
     return classes
 
 
-def _of_file(path: Any, place: FitRanks) -> Array:
+def _of_file(path: Any, ranks: FitRanks) -> Array:
     """Rank 0 reads the labels of a file, and tells the others."""
 
     def read() -> Array:
-        found: Array = np.empty(0)
-        if place.world.rank == 0:
+        labels: Array = np.empty(0)
+        if ranks.world.rank == 0:
             reader = open_reader(Path(path))
             for first in range(0, reader.rows, ROWS):
                 part = reader.targets(slice(first, min(first + ROWS, reader.rows)))
-                found = np.union1d(found, part)[: MOST_CLASSES + 1]
+                labels = np.union1d(labels, part)[: MOST_CLASSES + 1]
             reader.close()
-        return found
+        return labels
 
-    found: Array = place.world.exchange_objects(place.together(read))[0]
-    return found
+    labels: Array = ranks.world.exchange_objects(ranks.together(read))[0]
+    return labels
 
 
 def check_classes(estimator: Any, classes: Any) -> Array:
@@ -351,7 +351,7 @@ def weigh(
     classes: Array,
     class_weight: Any,
     weights: Array | None,
-    place: FitRanks,
+    ranks: FitRanks,
 ) -> Array | None:
     """Sample weights times the weights of their classes; None = all alike.
 
@@ -363,7 +363,7 @@ def weigh(
     places = codes.astype(np.intp)
     if isinstance(class_weight, str) and class_weight == "balanced":
         counts = np.bincount(places, own, minlength=len(classes))
-        counts = np.sum(place.of_rows(counts), axis=0)
+        counts = np.sum(ranks.of_rows(counts), axis=0)
         # A class without weight has no rows that a factor would reach.
         factors = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1.0))
     else:
@@ -440,8 +440,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     n_iter_: Any
     history_: list[dict[str, Any]]
 
-    __metadata_request__fit = PLACES
-    __metadata_request__partial_fit = PLACES
+    __metadata_request__fit = NOT_ROUTED
+    __metadata_request__partial_fit = NOT_ROUTED
 
     def __init__(
         self,
@@ -530,55 +530,55 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
 
     @one_thread()
     def _fit(
-        self, rows: FitRows, ranks: AbstractContextManager[FitRanks], **more: Any
+        self, rows: FitRows, opening: AbstractContextManager[FitRanks], **more: Any
     ) -> None:
-        """Learn from the rows on the ranks, which are opened here."""
-        with ranks as place:
-            taken = self._take(rows, place)
+        """Learn from the rows, on the ranks that `opening` gives."""
+        with opening as ranks:
+            taken = self._take(rows, ranks)
             if self._labelled:
-                self.classes_ = find_classes(taken.X, taken.y, place)
+                self.classes_ = find_classes(taken.X, taken.y, ranks)
                 self._check_count()
             starts = self._starts() if self.warm_start else None
-            self._learn(taken, place, starts, **more)
-            warn_unless_converged(self, place.world.rank)
+            self._learn(taken, ranks, starts, **more)
+            warn_unless_converged(self, ranks.world.rank)
 
     @one_thread()
     def _partial_fit(
         self,
         rows: FitRows,
-        ranks: AbstractContextManager[FitRanks],
+        opening: AbstractContextManager[FitRanks],
         classes: Any = None,
     ) -> None:
-        """Run one epoch from where the model stands."""
+        """Run one epoch on the rows from where the model stands."""
         is_first = not hasattr(self, "coef_")
         done, before = (0, []) if is_first else (self.n_iter_, self.history_)
-        with ranks as place:
-            taken = self._take(rows, place, reset=is_first)
+        with opening as ranks:
+            taken = self._take(rows, ranks, reset=is_first)
             if self._labelled:
-                self.classes_ = place.together(lambda: check_classes(self, classes))
+                self.classes_ = ranks.together(lambda: check_classes(self, classes))
                 names = {"classes": repr(self.classes_.tolist())}
-                check_same(place.world, names)
+                check_same(ranks.world, names)
                 self._check_count()
             changed = {
                 # Another order of rows in every epoch.
-                "seed": self._seed(place) + int(np.max(done)),
+                "seed": self._seed(ranks) + int(np.max(done)),
                 "config": overlay_tables(ANY_ROWS, self.config),
                 # Exact steps would fit these rows and forget those before.
                 "solver": "sgd" if self.solver == "auto" else self.solver,
             }
-            self._learn(taken, place, self._starts(), **changed, **ONE_EPOCH)
+            self._learn(taken, ranks, self._starts(), **changed, **ONE_EPOCH)
         self.history_ = before + self.history_
         self.n_iter_ = done + self.n_iter_
 
-    def _take(self, rows: FitRows, place: FitRanks, reset: bool = True) -> FitRows:
-        check_alike(self, rows.X, place)
+    def _take(self, rows: FitRows, ranks: FitRanks, reset: bool = True) -> FitRows:
+        check_alike(self, rows.X, ranks)
         labelled = self._labelled
-        rows = place.share(rows)
-        taken = place.together(
-            lambda: take(self, rows, place, is_labelled=labelled, reset=reset)
+        rows = ranks.share(rows)
+        taken = ranks.together(
+            lambda: take(self, rows, ranks, is_labelled=labelled, reset=reset)
         )
         own = getattr(self, "feature_names_in_", None)
-        names = agree_on_names(place.world, own, place.layout)
+        names = agree_on_names(ranks.world, own, ranks.layout)
         if own is None and names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
         return taken
@@ -593,33 +593,33 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             )
 
     def _learn(
-        self, given: FitRows, place: FitRanks, starts: list[Any] | None, **changed: Any
+        self, rows: FitRows, ranks: FitRanks, starts: list[Any] | None, **changed: Any
     ) -> None:
-        tasks = self._label_tasks(given, place) if self._labelled else [given]
+        tasks = self._label_tasks(rows, ranks) if self._labelled else [rows]
         starts = starts or [None] * len(tasks)
-        found = [
-            self._solve(task, place, start, **changed)
+        solutions = [
+            self._solve(task, ranks, start, **changed)
             for task, start in zip(tasks, starts, strict=True)
         ]
-        self._keep(found)
-        self._name_columns(place)
-        if isinstance(given.X, str):
-            self._take_names(found[0].result.feature_names)
+        self._keep(solutions)
+        self._name_columns(ranks)
+        if isinstance(rows.X, str):
+            self._take_names(solutions[0].result.feature_names)
 
     def _solve(
         self,
         rows: FitRows,
-        place: FitRanks,
+        ranks: FitRanks,
         start: Any = None,
         is_silent: bool = False,
         **changed: Any,
     ) -> Solution:
         """Return the coefficients of one run, with some arguments of `fit` changed."""
-        arguments = replace(self._arguments(place), **changed)
+        arguments = replace(self._arguments(ranks), **changed)
         callbacks = self.callbacks
         if is_silent:
             arguments, callbacks = replace(arguments, verbose=0), None
-        result = run_fit(arguments, rows, start, place.world, callbacks)
+        result = run_fit(arguments, rows, start, ranks.world, callbacks)
         weights = np.asarray(result.weights, dtype=np.float64)
         weights = weights.reshape(len(weights), -1)
         intercept = np.zeros(weights.shape[1])
@@ -627,7 +627,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             intercept[:] = result.intercept
         return Solution(weights, intercept, result)
 
-    def _arguments(self, place: FitRanks) -> FitArguments:
+    def _arguments(self, ranks: FitRanks) -> FitArguments:
         """Return the arguments of `hpcsgd.fit` that the parameters stand for."""
         return FitArguments(
             family=self._family(),
@@ -644,22 +644,22 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             polish=self.polish,
             hold_out=self.hold_out,
             patience=self.patience,
-            seed=self._seed(place),
+            seed=self._seed(ranks),
             precision=self.precision,
             device=self.device,
             solver=self.solver,
-            layout=place.layout,
-            grid=place.grid,
+            layout=ranks.layout,
+            grid=ranks.grid,
             verbose=self.verbose,
             config=self.config,
         )
 
-    def _seed(self, place: FitRanks) -> int:
-        """One seed for all ranks, whatever each of them was given."""
+    def _seed(self, ranks: FitRanks) -> int:
+        """Return one seed for all ranks: that of rank 0. Collective."""
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31)
-        return int(place.world.exchange_objects(seed)[0])
+        return int(ranks.world.exchange_objects(seed)[0])
 
     def _take_names(self, names: list[str] | None) -> None:
         """Names of the columns of a file, in the place of those of an earlier fit."""
@@ -668,17 +668,17 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
 
-    def _label_tasks(self, given: FitRows, place: FitRanks) -> list[FitRows]:
+    def _label_tasks(self, rows: FitRows, ranks: FitRanks) -> list[FitRows]:
         """Rows with labels as numbers: once, or for each class against all others."""
-        if given.y is None:  # the labels of a file are encoded where it is read
-            return [given]
-        codes = place.together(lambda: encode(given.y, self.classes_))
-        weights = weigh(codes, self.classes_, self.class_weight, given.weights, place)
+        if rows.y is None:  # the labels of a file are encoded where it is read
+            return [rows]
+        codes = ranks.together(lambda: encode(rows.y, self.classes_))
+        weights = weigh(codes, self.classes_, self.class_weight, rows.weights, ranks)
         places = range(len(self.classes_))
-        given = replace(given, y=codes, weights=weights, labels=places)
+        rows = replace(rows, y=codes, weights=weights, labels=places)
         if not self._is_one_vs_rest():
-            return [given]
-        pair = replace(given, labels=range(2))
+            return [rows]
+        pair = replace(rows, labels=range(2))
         return [replace(pair, y=(codes == k).astype(float)) for k in places]
 
     def _is_one_vs_rest(self) -> bool:
@@ -690,13 +690,13 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             return "softmax"
         return self.family
 
-    def _keep(self, found: list[Solution]) -> None:
+    def _keep(self, solutions: list[Solution]) -> None:
         """The attributes that a fit leaves, in scikit-learn's shapes."""
-        coef = np.hstack([one.weights for one in found]).T
-        intercept = np.concatenate([one.intercept for one in found])
+        coef = np.hstack([one.weights for one in solutions]).T
+        intercept = np.concatenate([one.intercept for one in solutions])
         self.coef_ = coef if self._labelled else coef[0]
         self.intercept_ = intercept if self._labelled else float(intercept[0])
-        results = [one.result for one in found]
+        results = [one.result for one in solutions]
         self.result_ = results if self._is_one_vs_rest() else results[0]
         self.history_ = [
             record
@@ -727,12 +727,12 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         count = len(self.classes_)
         return count if count > 2 or self._family() == "softmax" else 1
 
-    def _name_columns(self, place: FitRanks) -> None:
+    def _name_columns(self, ranks: FitRanks) -> None:
         """Columns of the whole data, where each rank has given some of them."""
         self.n_features_in_ = np.atleast_2d(self.coef_).shape[1]
-        if place.layout != "columns":
+        if ranks.layout != "columns":
             return
-        parts = place.world.exchange_objects(getattr(self, "feature_names_in_", None))
+        parts = ranks.world.exchange_objects(getattr(self, "feature_names_in_", None))
         if all(part is not None for part in parts):
             self.feature_names_in_ = np.concatenate(parts)
 

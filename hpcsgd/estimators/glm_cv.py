@@ -48,71 +48,71 @@ def count_folds(cv: Any, groups: Any = None) -> int | None:
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """Which rows are held out together."""
+class Folds:
+    """The folds of a cross-validation, whose rows are held out together."""
 
-    folds: int
-    own: Array | None  # the fold of each row that this rank gave; −1: in none
-    known: Array | None  # of all rows, where the engine does not deal them itself
+    count: int
+    own: Array | None  # the fold of each row of this rank; −1: in none
+    whole: Array | None  # of all rows; None: the engine deals them itself
 
 
 def deal(
     cv: Any,
-    given: FitRows,
-    place: FitRanks,
+    rows: FitRows,
+    ranks: FitRanks,
     is_labelled: bool,
     seed: int,
     groups: Any = None,
-) -> Dealt:
-    """Folds by their number, dealt by row number and seed; or by a splitter."""
-    count = place.together(lambda: count_folds(cv, groups))
+) -> Folds:
+    """Deal the rows to folds: by row number and seed, or by a splitter."""
+    count = ranks.together(lambda: count_folds(cv, groups))
     if count is None:
-        fold_of_row = folds_of(cv, given, place, is_labelled, groups)
-        return Dealt(int(fold_of_row.max()) + 1, fold_of_row, fold_of_row)
-    if given.y is None:
-        return Dealt(count, None, None)
-    counts = place.of_rows(len(given.y))
+        fold_of_row = folds_of(cv, rows, ranks, is_labelled, groups)
+        return Folds(int(fold_of_row.max()) + 1, fold_of_row, fold_of_row)
+    if rows.y is None:
+        return Folds(count, None, None)
+    counts = ranks.of_rows(len(rows.y))
     check_rows(sum(counts), count)
-    first = sum(counts[: place.world.rank]) if len(counts) > 1 else 0
-    own = fold_of(slice(first, first + len(given.y)), count, seed)
-    return Dealt(count, own, None)
+    first = sum(counts[: ranks.world.rank]) if len(counts) > 1 else 0
+    own = fold_of(slice(first, first + len(rows.y)), count, seed)
+    return Folds(count, own, None)
 
 
 def folds_of(
-    cv: Any, given: FitRows, place: FitRanks, is_labelled: bool, groups: Any
+    cv: Any, rows: FitRows, ranks: FitRanks, is_labelled: bool, groups: Any
 ) -> Array:
-    """The fold of every row by a splitter, as rank 0 draws it."""
-    if given.y is None or place.layout not in ("replicated", "columns"):
+    """Return the fold of every row by a splitter, as rank 0 draws it. Collective."""
+    if rows.y is None or ranks.layout not in ("replicated", "columns"):
         raise ConfigError(
             f"cv of type {type(cv).__name__} needs all rows on every rank; give a"
             " number of folds"
         )
-    found = place.together(lambda: _folds_of(cv, given, is_labelled, groups, place))
-    drawn: Array = place.world.exchange_objects(found)[0]
-    return drawn
+    own = ranks.together(lambda: _folds_of(cv, rows, is_labelled, groups, ranks))
+    folds: Array = ranks.world.exchange_objects(own)[0]
+    return folds
 
 
 def _folds_of(
-    cv: Any, given: FitRows, is_labelled: bool, groups: Any, place: FitRanks
+    cv: Any, rows: FitRows, is_labelled: bool, groups: Any, ranks: FitRanks
 ) -> Array:
     """Each row may be held out once: all others are what its model is trained on."""
-    rows = len(given.y)
-    found = np.full(rows, -1, dtype=np.int64)
-    if place.world.rank > 0:
-        return found  # which groups there are rank 0 alone may know
-    splitter = check_cv(cv, given.y, classifier=is_labelled)
-    for number, (train, test) in enumerate(splitter.split(given.X, given.y, groups)):
-        held = np.zeros(rows, dtype=bool)
+    count = len(rows.y)
+    folds = np.full(count, -1, dtype=np.int64)
+    if ranks.world.rank > 0:
+        return folds  # which groups there are rank 0 alone may know
+    splitter = check_cv(cv, rows.y, classifier=is_labelled)
+    for number, (train, test) in enumerate(splitter.split(rows.X, rows.y, groups)):
+        held = np.zeros(count, dtype=bool)
         held[test] = True
-        kept = np.ones(rows, dtype=bool)
+        kept = np.ones(count, dtype=bool)
         kept[train] = False
-        if (held != kept).any() or (found[held] >= 0).any():
+        if (held != kept).any() or (folds[held] >= 0).any():
             raise ConfigError(
                 "cv must hold every row out at most once and train on all others, as"
                 " KFold, StratifiedKFold and LeaveOneGroupOut do"
             )
-        found[held] = number
-    return found
+        folds[held] = number
+    return folds
 
 
 def check_rows(rows: int, folds: int) -> None:
@@ -132,7 +132,7 @@ log = logging.getLogger(__name__)
 def fit_many(
     arguments: FitArguments,
     rows: FitRows,
-    dealt: Dealt,
+    folds: Folds,
     *,
     alphas: Sequence[float],
     world: Communicator,
@@ -146,8 +146,8 @@ def fit_many(
         The arguments of every model but alpha. L-BFGS is left out.
     rows : FitRows
         The rows of this rank.
-    dealt : Dealt
-        The folds; rows are dealt to them by number and seed where `known` is None.
+    folds : Folds
+        The folds; rows are dealt to them by number and seed where `whole` is None.
     alphas : sequence of float
         The penalties.
     world : Communicator
@@ -175,20 +175,20 @@ def fit_many(
     if "kind" not in (overlay_tables({}, arguments.config).get("rate") or {}):
         config = replace(config, rate=replace(config.rate, kind="cosine"))
     seed = config.sampling.seed
-    lists = {"l2": alphas, "folds": dealt.folds, "fold_seed": seed}
+    lists = {"l2": alphas, "folds": folds.count, "fold_seed": seed}
     config = world.together(lambda: with_sweep(config, lists))
     layout = arguments.layout
     data = world.together(lambda: open_data(matrix, rows.sides, layout, config))
-    data = data.with_facts(labels=rows.labels, fold_of=dealt.known)
+    data = data.with_facts(labels=rows.labels, fold_of=folds.whole)
     for _ in range(TRIES):
         session = Session(
             config, world, data.open_reader, [], time.perf_counter(), Clock()
         )
         session.start = None if start is None else make_start(start)
-        found = Sweep(session.run())
-        if np.isfinite(found.mean_held).any() or not config.rate.is_open:
-            return found
-        rate = found.outcome.config["rate"]["value"] * SLOWER
+        sweep = Sweep(session.run())
+        if np.isfinite(sweep.mean_held).any() or not config.rate.is_open:
+            return sweep
+        rate = sweep.outcome.config["rate"]["value"] * SLOWER
         log.warning("every model diverged; again with a rate of %.3g", rate)
         config = replace(config, rate=replace(config.rate, value=rate))
     raise ConfigError(
@@ -326,61 +326,63 @@ class GLM_CV(Generic):
 
     def _learn(
         self,
-        given: FitRows,
-        place: FitRanks,
+        rows: FitRows,
+        ranks: FitRanks,
         starts: list[Any] | None,
         groups: Any = None,
         **changed: Any,
     ) -> None:
-        task = self._label_tasks(given, place)[0] if self._labelled else given
-        rows = self._deal(task, place, groups)
-        found = self._compare(task, place, rows)
-        held = found.held
-        if self.polish == "all" and task.y is not None:
-            held = self._held_at_minima(task, place, rows, found)
+        if self._labelled:
+            rows = self._label_tasks(rows, ranks)[0]
+        folds = self._deal(rows, ranks, groups)
+        sweep = self._compare(rows, ranks, folds)
+        held = sweep.held
+        if self.polish == "all" and rows.y is not None:
+            held = self._held_at_minima(rows, ranks, folds, sweep)
         # Sums need not give all ranks the same last bits, and all must go on with one.
-        best = self._choose(found, place.world.exchange_objects(held)[0])
-        self._keep([self._solve(task, place, _start(found, best))])
-        self._name_columns(place)
+        best = self._choose(sweep, ranks.world.exchange_objects(held)[0])
+        self._keep([self._solve(rows, ranks, _start(sweep, best))])
+        self._name_columns(ranks)
 
-    def _deal(self, task: FitRows, place: FitRanks, groups: Any) -> Dealt:
-        """The rows of every fold."""
+    def _deal(self, rows: FitRows, ranks: FitRanks, groups: Any) -> Folds:
+        """Deal the rows to folds."""
         if self.polish not in ("all", "best"):
             raise ConfigError(f"polish = {self.polish!r}; known: 'all', 'best'")
         if self._labelled:
-            _check_classes(task, place)
-        seed = self._seed(place)
-        return deal(self.cv, task, place, self._labelled, seed, groups)
+            _check_classes(rows, ranks)
+        seed = self._seed(ranks)
+        return deal(self.cv, rows, ranks, self._labelled, seed, groups)
 
     def _compare(
-        self, task: FitRows, place: FitRanks, rows: Dealt, start: Any = None
+        self, rows: FitRows, ranks: FitRanks, folds: Folds, start: Any = None
     ) -> Sweep:
-        """All models at once."""
-        arguments = self._arguments(place)
+        """Fit all models at once."""
+        arguments = self._arguments(ranks)
         return fit_many(
             arguments if start is None else replace(arguments, epochs=1),
-            task,
             rows,
+            folds,
             alphas=self._alphas(),
-            world=place.world,
+            world=ranks.world,
             start=start,
         )
 
     def _held_at_minima(
-        self, task: FitRows, place: FitRanks, rows: Dealt, found: Sweep
+        self, rows: FitRows, ranks: FitRanks, folds: Folds, sweep: Sweep
     ) -> Array:
-        """Held losses of models that each went on to its minimum."""
-        weights, intercepts = found.weights.copy(), found.intercepts
+        """Return held-out losses of models that each went on to its minimum."""
+        weights = sweep.weights.copy()
+        intercepts = sweep.intercepts
         intercepts = None if intercepts is None else intercepts.copy()
-        c = np.ones(len(task.y)) if task.weights is None else task.weights
-        for number, model in enumerate(found.models):
+        c = np.ones(len(rows.y)) if rows.weights is None else rows.weights
+        for number, model in enumerate(sweep.models):
             if model.fold is None:
                 continue
-            without = replace(task, weights=c * (rows.own != model.fold))
+            without = replace(rows, weights=c * (folds.own != model.fold))
             one = self._solve(
                 without,
-                place,
-                _start(found, number),
+                ranks,
+                _start(sweep, number),
                 is_silent=True,
                 alpha=model.l2,
                 tol=LOOSE,
@@ -393,7 +395,7 @@ class GLM_CV(Generic):
         if intercepts is not None:
             start = (start, intercepts.reshape(-1))
         # The first look of a sweep is at where it begins.
-        held = self._compare(task, place, rows, start).history[0]["held"]
+        held = self._compare(rows, ranks, folds, start).history[0]["held"]
         return np.array([np.nan if one is None else one for one in held])
 
     def _alphas(self) -> list[float]:
@@ -402,35 +404,36 @@ class GLM_CV(Generic):
             raise ConfigError("alphas names none; give some, as (1e-4, 1e-2, 1)")
         return alphas
 
-    def _choose(self, found: Sweep, held: Array) -> int:
-        """The attributes of the comparison; the number of the model to go on with."""
+    def _choose(self, sweep: Sweep, held: Array) -> int:
+        """Set the attributes of the comparison; return the number of the best model."""
         alphas = self._alphas()
-        own = [model.fold is not None for model in found.models]
+        own = [model.fold is not None for model in sweep.models]
         each = held[own].reshape(len(alphas), -1)
         mean = each.mean(axis=1)
         best = int(np.argmin(np.where(np.isfinite(mean), mean, np.inf)))
         self.alpha_ = alphas[best]
         self.cv_results_ = {"alphas": np.array(alphas), "held": each, "mean_held": mean}
-        self.cv_ledger_ = found.ledger
+        self.cv_ledger_ = sweep.ledger
         return best * (each.shape[1] + 1) + each.shape[1]
 
-    def _arguments(self, place: FitRanks) -> FitArguments:
+    def _arguments(self, ranks: FitRanks) -> FitArguments:
         alpha = getattr(self, "alpha_", 0.0)
-        return replace(super()._arguments(place), alpha=alpha, polish="auto")
+        return replace(super()._arguments(ranks), alpha=alpha, polish="auto")
 
 
-def _start(found: Sweep, number: int) -> Any:
-    """Where one of the models stands."""
-    weights, intercepts = found.weights[:, number], found.intercepts
+def _start(sweep: Sweep, number: int) -> Any:
+    """Return the weights of one of the models, with its intercepts if it has any."""
+    weights = sweep.weights[:, number]
+    intercepts = sweep.intercepts
     return weights if intercepts is None else (weights, intercepts[number])
 
 
-def _check_classes(task: FitRows, place: FitRanks) -> None:
-    """A class whose rows all weigh nothing cannot be compared."""
-    if task.y is None:
+def _check_classes(rows: FitRows, ranks: FitRanks) -> None:
+    """Refuse rows of which only one class has a weight."""
+    if rows.y is None:
         return
-    seen = task.y if task.weights is None else task.y[task.weights > 0]
-    if len(np.unique(np.concatenate(place.of_rows(np.unique(seen))))) < 2:
+    seen = rows.y if rows.weights is None else rows.y[rows.weights > 0]
+    if len(np.unique(np.concatenate(ranks.of_rows(np.unique(seen))))) < 2:
         raise DataError(
             "one class alone has rows with a weight above 0, so that there is nothing"
             " to validate; add rows of another"

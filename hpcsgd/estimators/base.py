@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -37,7 +34,8 @@ from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.targets import MOST_CLASSES
 from hpcsgd.errors import DataError, HpcsgdError
-from hpcsgd.estimators.fit import agree_on_names, ranks_of, run_fit
+from hpcsgd.estimators.fit import OTHER_NAMES, agree_on_names, ranks_of, run_fit
+from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import (
     Formula,
     column,
@@ -48,7 +46,7 @@ from hpcsgd.estimators.saved import (
     total_offset,
 )
 from hpcsgd.formats import Array
-from hpcsgd.runs.defaults import FitSettings, overlay_tables
+from hpcsgd.runs.defaults import FitArguments, overlay_tables
 from hpcsgd.runs.figures import (
     coefficient_rows,
     plot_coefficients,
@@ -57,10 +55,9 @@ from hpcsgd.runs.figures import (
 )
 from hpcsgd.runs.result import Result, asks_for_history
 
-# What a fit was given: checked as scikit-learn does it, on all ranks together.
+# The rows of a fit, checked as scikit-learn does it, on all ranks together.
 
 T = TypeVar("T")
-D = TypeVar("D", bound=Callable[..., Any])
 # The first is what whole numbers become; float32 stays as it is, without a copy.
 # Parameters of a rank's own: the seed is that of rank 0.
 OWN = ("callbacks", "verbose", "random_state")
@@ -69,7 +66,7 @@ CHECKS = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
 
 @dataclass(frozen=True)
 class FitRanks:
-    """Where a fit takes place: its ranks, and what each of them holds."""
+    """The ranks of a fit, and what each of them passes."""
 
     world: Communicator
     layout: str = "replicated"
@@ -85,17 +82,18 @@ class FitRanks:
         """The items of all ranks that hold rows of their own; else this one alone."""
         return self.world.exchange_objects(item) if self.layout == "rows" else [item]
 
-    def share(self, X: Any, *sides: Any) -> tuple[Any, ...]:
-        """X, and targets, weights ... of all its rows, of which rank 0 has some alone.
+    def share(self, rows: FitRows) -> FitRows:
+        """Return `rows` with the targets, weights and offsets that rank 0 has.
 
-        Where columns are dealt the others may leave them out.
+        Where columns are dealt the other ranks may leave them out.
         """
         if self.layout != "columns" or self.world.size == 1:
-            return X, *sides
-        if all(self.world.exchange_objects(sides[0] is not None)):
-            return X, *sides
+            return rows
+        if all(self.world.exchange_objects(rows.y is not None)):
+            return rows
+        sides = (rows.y, rows.weights, rows.offset, rows.exposure)
         of_first = sides if self.world.rank == 0 else None
-        return X, *self.world.exchange_objects(of_first)[0]
+        return FitRows(rows.X, *self.world.exchange_objects(of_first)[0])
 
     @property
     def fewest_rows(self) -> int:
@@ -103,66 +101,50 @@ class FitRanks:
         return 0 if self.layout == "rows" and self.world.size > 1 else 1
 
 
-@dataclass(frozen=True)
-class FitRows:
-    """The rows of a fit and what belongs to them."""
-
-    X: Any  # array, CSR, array of a GPU, or the path of a file
-    y: Any
-    weights: Array | None = None
-    offset: Array | None = None
-    labels: Any = None  # all numbers of y there are, where they stand for classes
-
-
 @contextmanager
 def opened(comm: Any, layout: str, grid: Any) -> Iterator[FitRanks]:
-    """The ranks of `comm`: ours, mpi4py's, or this process alone."""
+    """Open the ranks of `comm`: ours, mpi4py's, or this process alone."""
     with ranks_of(comm) as world:
         yield FitRanks(world, layout, grid)
 
 
-def check_alike(estimator: Any, X: Any, place: FitRanks) -> None:
+def check_alike(estimator: Any, X: Any, ranks: FitRanks) -> None:
     """Refuse ranks that ask for different fits."""
-    if place.world.size == 1:
+    if ranks.world.size == 1:
         return
     kind = "a path" if isinstance(X, str | PathLike) else "no path"
-    said = {"class": type(estimator).__name__, "X": kind, "grid": repr(place.grid)}
-    said["layout"] = repr(place.layout)
+    said = {"class": type(estimator).__name__, "X": kind, "grid": repr(ranks.grid)}
+    said["layout"] = repr(ranks.layout)
     for name, value in estimator.get_params(deep=False).items():
         if name not in OWN:
             # Of a splitter rank 0 draws the folds for all.
             is_plain = name != "cv" or isinstance(value, int)
             said[name] = repr(value) if is_plain else type(value).__name__
-    check_same(place.world, said)
+    check_same(ranks.world, said)
 
 
 def take(
     estimator: Any,
-    X: Any,
-    y: Any,
-    sample_weight: Any = None,
-    offset: Any = None,
-    exposure: Any = None,
+    rows: FitRows,
+    ranks: FitRanks,
     *,
     is_labelled: bool,
-    place: FitRanks,
     reset: bool = True,
 ) -> FitRows:
-    """Everything that was given, or one clear error."""
-    if place.layout == "hdf5" and not isinstance(X, str | PathLike):
+    """Return checked rows, whose exposure is a part of their offset."""
+    X, y, weights, offset = rows.X, rows.y, rows.weights, rows.offset
+    if ranks.layout == "hdf5" and not isinstance(X, str | PathLike):
         raise DataError("layout = 'hdf5' needs the path of a file as X; give one")
     if isinstance(X, str | PathLike):
-        if exposure is not None:
-            offset = total_offset(offset, exposure, len(exposure))
-        return FitRows(str(X), y, sample_weight, offset)
-    how = {"reset": reset, "ensure_min_samples": place.fewest_rows}
+        if rows.exposure is not None:
+            offset = total_offset(offset, rows.exposure, len(rows.exposure))
+        return FitRows(str(X), y, weights, offset)
+    how = {"reset": reset, "ensure_min_samples": ranks.fewest_rows}
     X, y = _checked(estimator, X, y, is_labelled, **how)
-    rows = X.shape[0]
-    if sample_weight is not None:
-        sample_weight = _check_sample_weight(
-            sample_weight, np.empty((rows, 0)), dtype=np.float64
-        )
-    return FitRows(X, y, sample_weight, total_offset(offset, exposure, rows))
+    count = X.shape[0]
+    if weights is not None:
+        weights = _check_sample_weight(weights, np.empty((count, 0)), dtype=np.float64)
+    return FitRows(X, y, weights, total_offset(offset, rows.exposure, count))
 
 
 def take_rows(estimator: Any, X: Any) -> Any:
@@ -232,18 +214,18 @@ def check_targets(y: Any, sample_weight: Any, X: Any) -> tuple[Array, Array | No
 # Arguments of scikit-learn's classes, and what says the same here.
 
 OF_CLASS = "choose it by the class, or by GLM(family=...)"
+# Arguments of `fit`, too, which has the same remedies.
+OF_BOTH = ("C", "penalty", "positive", "learning_rate", "eta0", "batch_size")
 # argument -> what to do instead
 FOREIGN = {
-    "C": "give alpha = 1/(C·n) for n rows",
+    **{name: f"give {OTHER_NAMES[name]}" for name in OF_BOTH},
     "Cs": "give GLM_CV(family=...) alphas, each of them 1/(C·n) for n rows",
-    "penalty": "give l1_ratio, 0.0 for l2 and 1.0 for l1, or alpha=0.0 for none",
     "alphas": "take GLM_CV(family=..., alphas=...), where family='logistic' classifies",
     "cv": "take GLM_CV(family=..., cv=...), where family='logistic' classifies",
     "epsilon": "take HuberRegressor(epsilon=...)",
     "loss": OF_CLASS,
     "link": OF_CLASS,
     "multi_class": OF_CLASS,
-    "positive": "give bounds=(0, None)",
     "class_weight": "give fit a sample_weight",
     "intercept_scaling": "leave it out, the intercept is not penalised",
     "dual": "leave it out, the solver chooses a form",
@@ -252,9 +234,6 @@ FOREIGN = {
     "copy_X": "leave it out, X is never changed",
     "normalize": "put a StandardScaler before the estimator",
     "n_jobs": "start ranks of MPI, and give fit their comm",
-    "learning_rate": "give rate",
-    "eta0": "give rate",
-    "batch_size": "give batch",
     "epochs": "give max_iter",
     "seed": "give random_state",
     "early_stopping": "give hold_out, the share of rows that ends a fit early",
@@ -289,246 +268,10 @@ class Arguments:
         return f"{cls.__name__} has no argument {name}; {instead}"
 
 
-# What `help` shows of an estimator: each parameter is described once, here.
-
-# parameter -> its type and its description
-PARAMETERS = {
-    "family": (
-        "str",
-        "The loss: a name of `hpcsgd.FAMILIES`. A family of labels makes a classifier,"
-        " any other a regressor.",
-    ),
-    "alpha": (
-        "float",
-        "Strength of the penalty alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²). A"
-        " larger value gives smaller coefficients. The intercept is not penalised.",
-    ),
-    "alphas": ("sequence of float", "Strengths of the ridge penalty to compare."),
-    "cv": (
-        "int, splitter or iterable",
-        "Number of folds, or a splitter of scikit-learn, or pairs (train, test) of row"
-        " numbers. Every row is held out once at most. A number deals the rows by"
-        " `random_state`, alike on any number of ranks.",
-    ),
-    "l1_ratio": (
-        "float",
-        "Share of l1 in the penalty, from 0 (ridge) to 1 (lasso). A larger value sets"
-        " more coefficients to zero.",
-    ),
-    "epsilon": (
-        "float",
-        "Above 1: residuals beyond `epsilon` times the scale count linearly. A larger"
-        " value comes nearer to least squares. Ignored where `delta` is given.",
-    ),
-    "delta": (
-        "float or None",
-        "Residuals beyond it count linearly, in the units of y. None takes `epsilon`"
-        " times the scale of the residuals.",
-    ),
-    "fit_intercept": ("bool", "Whether the model has an intercept."),
-    "class_weight": (
-        'dict, "balanced" or None',
-        "Weight of each class. None gives every class the weight 1.",
-    ),
-    "bounds": (
-        "pair or None",
-        "Lowest and highest value of every coefficient: each a number, an array of"
-        " shape (d,), or None for no bound.",
-    ),
-    "max_iter": (
-        "int or None",
-        "Number of SGD epochs before the refinement, or the largest number of sweeps of"
-        " a coordinate form. None takes what suits the solver; where there is a"
-        " refinement, a larger number is slower and not better.",
-    ),
-    "tol": (
-        "float",
-        "The fit ends when the norm of the gradient falls below `tol` times its value"
-        " at zero. A smaller value takes more passes over the data.",
-    ),
-    "batch": (
-        "int or None",
-        "Rows of a step of SGD, or coordinates of a block. None takes 32, or 1.",
-    ),
-    "steps": (
-        'int or "auto"',
-        "Steps of SGD for each message between ranks. It changes the time of a fit,"
-        " not its result.",
-    ),
-    "rate": (
-        'float, "auto" or "race"',
-        'Learning rate. "auto" derives it from the data; "race" tries eight rates'
-        " around that one on half an epoch and takes the best.",
-    ),
-    "solver": (
-        '{"auto", "sgd", "svrg", "coordinate"}',
-        '"auto" chooses by family and penalty.',
-    ),
-    "average": (
-        '{"auto", "tail", "none"}',
-        "Whether the last iterates of SGD are averaged.",
-    ),
-    "polish": (
-        '"auto" or bool',
-        "Whether L-BFGS goes on from the point of SGD to `tol`.",
-    ),
-    "hold_out": (
-        "float",
-        "Share of the rows that are held out to stop early. 0 holds out none.",
-    ),
-    "patience": (
-        "int",
-        "Evaluations without a smaller loss on held-out rows before the fit ends.",
-    ),
-    "precision": (
-        "str or None",
-        "Recipe of number formats: a name of `hpcsgd.RECIPES`. None takes fp64 for"
-        " rows of float64 and fp32 for others.",
-    ),
-    "device": ('{"cpu", "cuda"}', "Where the fit computes."),
-    "warm_start": ("bool", "Whether a fit begins at the coefficients of the last one."),
-    "random_state": (
-        "int, RandomState instance or None",
-        "Seed of the order of the rows.",
-    ),
-    "callbacks": (
-        "list of hpcsgd.Callback or None",
-        "Called during the fit, on this rank.",
-    ),
-    "verbose": ("int", "1 prints a line after every pass over the data."),
-    "config": (
-        "mapping or None",
-        'Further settings as {"section": {"key": value}}. They override the other'
-        " parameters.",
-    ),
-    "X": (
-        "array, frame, sparse matrix or path",
-        "Rows of shape (n, d): NumPy, pandas, polars, SciPy, or an array on a GPU. A"
-        " path names an HDF5 file, which holds y too.",
-    ),
-    "rows": (
-        "array, frame or sparse matrix of shape (n, d)",
-        "Rows with the columns of the fit.",
-    ),
-    "y": ("array-like of shape (n,)", "Targets: numbers, or labels of any kind."),
-    "classes": (
-        "array-like of shape (K,) or None",
-        "All labels that later calls may give. Required in the first call of a"
-        " classifier.",
-    ),
-    "sample_weight": (
-        "array-like of shape (n,) or None",
-        "Weights c_i ≥ 0 of the rows. None weighs all rows alike.",
-    ),
-    "offset": (
-        "array-like of shape (n,) or None",
-        "Numbers that are added to the scores.",
-    ),
-    "exposure": (
-        "array-like of shape (n,) or None",
-        "How long, how many or how much each row stands for, above 0. The same as an"
-        " offset of log(exposure); for families with a log link.",
-    ),
-    "groups": (
-        "array-like of shape (n,) or None",
-        "Groups of rows for a `cv` that keeps them together, such as GroupKFold.",
-    ),
-    "comm": (
-        "mpi4py communicator, Communicator or None",
-        "The ranks of the fit. None fits in this process alone.",
-    ),
-    "layout": (
-        '{"replicated", "rows", "columns", "hdf5"}',
-        "What each rank passes: all rows, its rows, its columns, or a path.",
-    ),
-    "grid": (
-        "pair of int, str or None",
-        'Replicas and members, as (2, 4) or "2x4". None makes one replica of all'
-        " ranks.",
-    ),
-}
-# attribute of a fitted estimator -> the same
-ATTRIBUTES = {
-    "coef_": ("ndarray of shape (d,)", "Coefficients."),
-    "intercept_": ("float", "Intercept; 0.0 without one."),
-    "n_iter_": ("int", "Passes over the data."),
-    "history_": (
-        "list of dict",
-        "One record for each evaluation: epoch, loss, seconds, messages, and gradient"
-        " and gap where they are measured.",
-    ),
-    "result_": ("hpcsgd.Result", "The run of the fit."),
-    "n_features_in_": ("int", "Number of columns d."),
-    "feature_names_in_": (
-        "ndarray of shape (d,)",
-        "Names of the columns, where X has names.",
-    ),
-}
-LINE = 76  # characters of a docstring
-
-
-def documented(item: D) -> D:
-    """Complete the docstring of an estimator or of a method of one.
-
-    The section Parameters is made of the signature and of `PARAMETERS`, or of what the
-    docstring says itself. The attributes of `ATTRIBUTES` follow those of the docstring.
-    """
-    text = inspect.cleandoc(item.__doc__ or "")
-    own = re.search(r"(?ms)^Parameters\n---+\n(.*?)\n\n(?=\w[\w ]*\n---)", text)
-    written = {}
-    if own is not None:
-        text = text[: own.start()] + text[own.end() :]
-        for entry in re.split(r"\n(?=\w)", own[1]):
-            head, _, rest = entry.partition("\n")
-            name, _, kind = head.partition(" : ")
-            written[name] = kind, inspect.cleandoc(rest)
-    signature = inspect.signature(item)
-    texts = PARAMETERS | written
-    if not item.__name__.endswith("fit"):
-        texts["X"] = PARAMETERS["rows"]
-    parameters = [
-        _entry(name, texts[name], signature.parameters[name].default)
-        for name in signature.parameters
-        if name != "self"
-    ]
-    head, heading, rest = _split_at_section(text)
-    section = "\n".join(["Parameters", "----------", *parameters])
-    text = "\n".join([head.rstrip(), "", section, "", heading + rest])
-    if isinstance(item, type):
-        found = re.findall(r"(?m)^(\w+_) : ", text)
-        shared = [
-            _entry(name, known, inspect.Parameter.empty)
-            for name, known in ATTRIBUTES.items()
-            if name not in found
-        ]
-        place = re.search(r"\n\n(?=(?:See Also|Notes|References|Examples)\n---)", text)
-        at = len(text) if place is None else place.start()
-        text = "\n".join([text[:at], *shared]) + text[at:]
-    item.__doc__ = text.rstrip() + "\n"
-    return item
-
-
-def _split_at_section(text: str) -> tuple[str, str, str]:
-    """The text before the first section, the name of that, and the rest."""
-    found = re.search(r"(?m)^(Attributes|Returns|Raises|Notes|Examples)(?=\n---)", text)
-    if found is None:
-        return text, "", ""
-    return text[: found.start()], found[1], text[found.end() :]
-
-
-def _entry(name: str, known: tuple[str, str], default: Any) -> str:
-    """One parameter as numpydoc has it."""
-    kind, text = known
-    if default is not inspect.Parameter.empty:
-        kind += f", default={default!r}"
-    lines = textwrap.wrap(text, LINE - 4)
-    return "\n    ".join([f"{name} : {kind}", *lines])
-
-
 # What all estimators share: their parameters, and the way to `hpcsgd.fit` and back.
 
-# These are not metadata that scikit-learn hands on: they say where a fit takes place.
-PLACES = {"comm": UNUSED, "layout": UNUSED, "grid": UNUSED}
+# scikit-learn does not hand these on as metadata: they say on which ranks a fit runs.
+NOT_ROUTED = {"comm": UNUSED, "layout": UNUSED, "grid": UNUSED}
 
 
 @dataclass(frozen=True)
@@ -540,175 +283,26 @@ class Solution:
     result: Result
 
 
-class LinearEstimator(BaseEstimator, Arguments):  # type: ignore[misc]
-    """Parameters that every estimator has; `PARAMETERS` describes them."""
-
-    __metadata_request__fit = PLACES
-    __metadata_request__partial_fit = PLACES
-
-    def __init__(
-        self,
-        *,
-        alpha: float = 1e-4,
-        l1_ratio: float = 0.0,
-        fit_intercept: bool = True,
-        bounds: Any = None,
-        max_iter: int | None = None,
-        tol: float = 1e-9,
-        batch: int | None = None,
-        steps: int | str = "auto",
-        rate: float | str = "auto",
-        solver: str = "auto",
-        average: str = "auto",
-        polish: bool | str = "auto",
-        hold_out: float = 0.0,
-        patience: int = 5,
-        precision: str | None = None,
-        device: str = "cpu",
-        warm_start: bool = False,
-        random_state: Any = 0,
-        callbacks: Any = None,
-        verbose: int = 0,
-        config: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.fit_intercept = fit_intercept
-        self.bounds = bounds
-        self.max_iter = max_iter
-        self.tol = tol
-        self.batch = batch
-        self.steps = steps
-        self.rate = rate
-        self.solver = solver
-        self.average = average
-        self.polish = polish
-        self.hold_out = hold_out
-        self.patience = patience
-        self.precision = precision
-        self.device = device
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.callbacks = callbacks
-        self.verbose = verbose
-        self.config = config
-
-    def set_params(self, **params: Any) -> Self:
-        """Set parameters by name.
-
-        Parameters
-        ----------
-        **params : dict
-            Names and values, as scikit-learn takes them.
-
-        Returns
-        -------
-        self : object
-            The estimator itself.
-
-        Raises
-        ------
-        ValueError
-            If the estimator has no such parameter. A name that scikit-learn's class
-            has is answered with the name that it has here.
-        """
-        for name in params:
-            remedy = self._remedy(name)
-            if remedy:
-                raise ValueError(remedy)
-        super().set_params(**params)
-        return self
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the fitted estimator into one HDF5 file for `hpcsgd.load`.
-
-        The file loads without MPI, without a GPU and with any version of scikit-learn.
-        Without scikit-learn it loads as a predictor. Callbacks are not saved, and
-        neither are the other steps of a pipeline.
-
-        Parameters
-        ----------
-        path : path-like
-            The file to write. An existing file is replaced.
-        """
-        check_is_fitted(self)
-        save(self, path)
-
-    def _settings(self) -> dict[str, Any]:
-        """The arguments of `hpcsgd.fit` that parameters say."""
-        return {
-            "alpha": self.alpha,
-            "l1_ratio": self.l1_ratio,
-            "fit_intercept": self.fit_intercept,
-            "bounds": self.bounds,
-            "epochs": self.max_iter,
-            "tol": self.tol,
-            "batch": self.batch,
-            "steps": self.steps,
-            "rate": self.rate,
-            "solver": self.solver,
-            "average": self.average,
-            "polish": self.polish,
-            "hold_out": self.hold_out,
-            "patience": self.patience,
-            "precision": self.precision,
-            "device": self.device,
-            "callbacks": self.callbacks,
-            "verbose": self.verbose,
-            "config": self.config,
-        }
-
-    def _solve(
-        self,
-        given: FitRows,
-        family: str,
-        place: FitRanks,
-        start: Any = None,
-        **changed: Any,
-    ) -> Solution:
-        """The coefficients of one run; `changed` are other arguments of `fit`."""
-        settings = {**self._settings(), "seed": self._seed(place), **changed}
-        callbacks = settings.pop("callbacks")
-        how = {"update": "sgd", "momentum": 0.9, "family": family, **settings}
-        wanted = FitSettings(layout=place.layout, grid=place.grid, **how)
-        sides = {"y": given.y, "sample_weight": given.weights, "offset": given.offset}
-        run = (wanted, given.X, sides, given.labels, start, place.world, callbacks)
-        result = run_fit(*run)
-        weights = np.asarray(result.weights, dtype=np.float64)
-        weights = weights.reshape(len(weights), -1)
-        intercept = np.zeros(weights.shape[1])
-        if result.intercept is not None:
-            intercept[:] = result.intercept
-        return Solution(weights, intercept, result)
-
-    def _seed(self, place: FitRanks) -> int:
-        """One seed for all ranks, whatever each of them was given."""
-        seed = self.random_state
-        if not isinstance(seed, int | np.integer):
-            seed = check_random_state(seed).randint(2**31)
-        return int(place.world.exchange_objects(seed)[0])
-
-
 # Labels of any kind as numbers 0..K-1, the same on all ranks, and their weights.
 
 NUMBERS = "biuf"  # kinds of dtypes
 ROWS = 2**20  # targets of a file that are looked at together
 
 
-def find_classes(X: Any, y: Any, place: FitRanks) -> Array:
+def find_classes(X: Any, y: Any, ranks: FitRanks) -> Array:
     """The labels of all ranks in ascending order; one exchange where rows are dealt."""
     if y is None:
-        return _of_file(X, place)
+        return _of_file(X, ranks)
     # Of a rank without rows not even the type is known.
-    found = [labels for labels in place.of_rows(np.unique(y)) if len(labels)]
-    if not found:
+    parts = [labels for labels in ranks.of_rows(np.unique(y)) if len(labels)]
+    if not parts:
         raise DataError("no rank has a row; give rows to one of them at least")
-    if len({part.dtype.kind in NUMBERS for part in found}) > 1:
+    if len({part.dtype.kind in NUMBERS for part in parts}) > 1:
         raise DataError(
             "the labels of one rank are numbers and those of another are not; give all"
             " ranks labels of one kind"
         )
-    classes = np.unique(np.concatenate(found))
+    classes = np.unique(np.concatenate(parts))
     if len(classes) < 2:
         raise DataError(
             f"y has one class only ({classes.tolist()[0]!r}) and a classifier needs"
@@ -717,21 +311,21 @@ def find_classes(X: Any, y: Any, place: FitRanks) -> Array:
     return classes
 
 
-def _of_file(path: Any, place: FitRanks) -> Array:
+def _of_file(path: Any, ranks: FitRanks) -> Array:
     """Rank 0 reads the labels of a file, and tells the others."""
 
     def read() -> Array:
-        found: Array = np.empty(0)
-        if place.world.rank == 0:
+        labels: Array = np.empty(0)
+        if ranks.world.rank == 0:
             reader = open_reader(Path(path))
             for first in range(0, reader.rows, ROWS):
                 part = reader.targets(slice(first, min(first + ROWS, reader.rows)))
-                found = np.union1d(found, part)[: MOST_CLASSES + 1]
+                labels = np.union1d(labels, part)[: MOST_CLASSES + 1]
             reader.close()
-        return found
+        return labels
 
-    found: Array = place.world.exchange_objects(place.together(read))[0]
-    return found
+    labels: Array = ranks.world.exchange_objects(ranks.together(read))[0]
+    return labels
 
 
 def check_classes(estimator: Any, classes: Any) -> Array:
@@ -757,7 +351,7 @@ def weigh(
     classes: Array,
     class_weight: Any,
     weights: Array | None,
-    place: FitRanks,
+    ranks: FitRanks,
 ) -> Array | None:
     """Sample weights times the weights of their classes; None = all alike.
 
@@ -769,7 +363,7 @@ def weigh(
     places = codes.astype(np.intp)
     if isinstance(class_weight, str) and class_weight == "balanced":
         counts = np.bincount(places, own, minlength=len(classes))
-        counts = np.sum(place.of_rows(counts), axis=0)
+        counts = np.sum(ranks.of_rows(counts), axis=0)
         # A class without weight has no rows that a factor would reach.
         factors = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1.0))
     else:
@@ -813,14 +407,115 @@ ONE_EPOCH = {"epochs": 1, "polish": False, "average": "none", "hold_out": 0.0}
 ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
 
 
-class Learner(LinearEstimator):
-    """Fits of numbers and of labels; what differs is the family."""
+class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
+    """Fits of numbers and of labels; what differs is the family.
+
+    `documented` describes the parameters that every estimator has.
+    """
 
     family: str
     more_classes = ""  # with three or more: "softmax", "one-vs-rest", or refused
     class_weight: Any = None  # a parameter of those that learn labels
+    alpha: float
+    l1_ratio: float
+    fit_intercept: bool
+    bounds: Any
+    max_iter: int | None
+    tol: float
+    batch: int | None
+    steps: int | str
+    rate: float | str
+    solver: str
+    average: str
+    polish: bool | str
+    hold_out: float
+    patience: int
+    precision: str | None
+    device: str
+    warm_start: bool
+    random_state: Any
+    callbacks: Any
+    verbose: int
+    config: Mapping[str, Mapping[str, Any]] | None
     n_iter_: Any
     history_: list[dict[str, Any]]
+
+    __metadata_request__fit = NOT_ROUTED
+    __metadata_request__partial_fit = NOT_ROUTED
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1e-4,
+        l1_ratio: float = 0.0,
+        fit_intercept: bool = True,
+        bounds: Any = None,
+        max_iter: int | None = None,
+        tol: float = 1e-9,
+        batch: int | None = None,
+        steps: int | str = "auto",
+        rate: float | str = "auto",
+        solver: str = "auto",
+        average: str = "auto",
+        polish: bool | str = "auto",
+        hold_out: float = 0.0,
+        patience: int = 5,
+        precision: str | None = None,
+        device: str = "cpu",
+        warm_start: bool = False,
+        random_state: Any = 0,
+        callbacks: Any = None,
+        verbose: int = 0,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._set_parameters(locals())
+
+    def _set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Set the parameters of `__init__`, which passes its local variables."""
+        for name, value in values.items():
+            if name != "self":
+                setattr(self, name, value)
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name.
+
+        Parameters
+        ----------
+        **params : dict
+            Names and values, as scikit-learn takes them.
+
+        Returns
+        -------
+        self : object
+            The estimator itself.
+
+        Raises
+        ------
+        ValueError
+            If the estimator has no such parameter. A name that scikit-learn's class
+            has is answered with the name that it has here.
+        """
+        for name in params:
+            remedy = self._remedy(name)
+            if remedy:
+                raise ValueError(remedy)
+        super().set_params(**params)
+        return self
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the fitted estimator into one HDF5 file for `hpcsgd.load`.
+
+        The file loads without MPI, without a GPU and with any version of scikit-learn.
+        Without scikit-learn it loads as a predictor. Callbacks are not saved, and
+        neither are the other steps of a pipeline.
+
+        Parameters
+        ----------
+        path : path-like
+            The file to write. An existing file is replaced.
+        """
+        check_is_fitted(self)
+        save(self, path)
 
     @property
     def _labelled(self) -> bool:
@@ -834,49 +529,56 @@ class Learner(LinearEstimator):
         return tags
 
     @one_thread()
-    def _fit(self, *given: Any, where: tuple[Any, str, Any], **more: Any) -> None:
-        """`given`: X, y, sample_weight, and offset and exposure where there are."""
-        with opened(*where) as place:
-            taken = self._take(given, place)
+    def _fit(
+        self, rows: FitRows, opening: AbstractContextManager[FitRanks], **more: Any
+    ) -> None:
+        """Learn from the rows, on the ranks that `opening` gives."""
+        with opening as ranks:
+            taken = self._take(rows, ranks)
             if self._labelled:
-                self.classes_ = find_classes(taken.X, taken.y, place)
+                self.classes_ = find_classes(taken.X, taken.y, ranks)
                 self._check_count()
             starts = self._starts() if self.warm_start else None
-            self._learn(taken, place, starts, **more)
-            warn_unless_converged(self, place.world.rank)
+            self._learn(taken, ranks, starts, **more)
+            warn_unless_converged(self, ranks.world.rank)
 
     @one_thread()
     def _partial_fit(
-        self, *given: Any, where: tuple[Any, str, Any], classes: Any = None
+        self,
+        rows: FitRows,
+        opening: AbstractContextManager[FitRanks],
+        classes: Any = None,
     ) -> None:
-        """One epoch from where the model stands."""
+        """Run one epoch on the rows from where the model stands."""
         is_first = not hasattr(self, "coef_")
         done, before = (0, []) if is_first else (self.n_iter_, self.history_)
-        with opened(*where) as place:
-            taken = self._take(given, place, reset=is_first)
+        with opening as ranks:
+            taken = self._take(rows, ranks, reset=is_first)
             if self._labelled:
-                self.classes_ = place.together(lambda: check_classes(self, classes))
+                self.classes_ = ranks.together(lambda: check_classes(self, classes))
                 names = {"classes": repr(self.classes_.tolist())}
-                check_same(place.world, names)
+                check_same(ranks.world, names)
                 self._check_count()
-            # Another order of rows in every epoch.
-            seed = self._seed(place) + int(np.max(done))
-            config = overlay_tables(ANY_ROWS, self.config)
-            # Exact steps would fit these rows and forget those before.
-            solver = "sgd" if self.solver == "auto" else self.solver
-            changed = {"seed": seed, "config": config, "solver": solver, **ONE_EPOCH}
-            self._learn(taken, place, self._starts(), **changed)
+            changed = {
+                # Another order of rows in every epoch.
+                "seed": self._seed(ranks) + int(np.max(done)),
+                "config": overlay_tables(ANY_ROWS, self.config),
+                # Exact steps would fit these rows and forget those before.
+                "solver": "sgd" if self.solver == "auto" else self.solver,
+            }
+            self._learn(taken, ranks, self._starts(), **changed, **ONE_EPOCH)
         self.history_ = before + self.history_
         self.n_iter_ = done + self.n_iter_
 
-    def _take(self, given: Any, place: FitRanks, reset: bool = True) -> FitRows:
-        check_alike(self, given[0], place)
-        labelled, given = self._labelled, place.share(*given)
-        taken = place.together(
-            lambda: take(self, *given, is_labelled=labelled, reset=reset, place=place)
+    def _take(self, rows: FitRows, ranks: FitRanks, reset: bool = True) -> FitRows:
+        check_alike(self, rows.X, ranks)
+        labelled = self._labelled
+        rows = ranks.share(rows)
+        taken = ranks.together(
+            lambda: take(self, rows, ranks, is_labelled=labelled, reset=reset)
         )
         own = getattr(self, "feature_names_in_", None)
-        names = agree_on_names(place.world, own, place.layout)
+        names = agree_on_names(ranks.world, own, ranks.layout)
         if own is None and names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
         return taken
@@ -891,18 +593,73 @@ class Learner(LinearEstimator):
             )
 
     def _learn(
-        self, given: FitRows, place: FitRanks, starts: list[Any] | None, **changed: Any
+        self, rows: FitRows, ranks: FitRanks, starts: list[Any] | None, **changed: Any
     ) -> None:
-        tasks = self._label_tasks(given, place) if self._labelled else [given]
+        tasks = self._label_tasks(rows, ranks) if self._labelled else [rows]
         starts = starts or [None] * len(tasks)
-        found = [
-            self._solve(task, self._family(), place, start, **changed)
+        solutions = [
+            self._solve(task, ranks, start, **changed)
             for task, start in zip(tasks, starts, strict=True)
         ]
-        self._keep(found)
-        self._name_columns(place)
-        if isinstance(given.X, str):
-            self._take_names(found[0].result.feature_names)
+        self._keep(solutions)
+        self._name_columns(ranks)
+        if isinstance(rows.X, str):
+            self._take_names(solutions[0].result.feature_names)
+
+    def _solve(
+        self,
+        rows: FitRows,
+        ranks: FitRanks,
+        start: Any = None,
+        is_silent: bool = False,
+        **changed: Any,
+    ) -> Solution:
+        """Return the coefficients of one run, with some arguments of `fit` changed."""
+        arguments = replace(self._arguments(ranks), **changed)
+        callbacks = self.callbacks
+        if is_silent:
+            arguments, callbacks = replace(arguments, verbose=0), None
+        result = run_fit(arguments, rows, start, ranks.world, callbacks)
+        weights = np.asarray(result.weights, dtype=np.float64)
+        weights = weights.reshape(len(weights), -1)
+        intercept = np.zeros(weights.shape[1])
+        if result.intercept is not None:
+            intercept[:] = result.intercept
+        return Solution(weights, intercept, result)
+
+    def _arguments(self, ranks: FitRanks) -> FitArguments:
+        """Return the arguments of `hpcsgd.fit` that the parameters stand for."""
+        return FitArguments(
+            family=self._family(),
+            alpha=self.alpha,
+            l1_ratio=self.l1_ratio,
+            fit_intercept=self.fit_intercept,
+            bounds=self.bounds,
+            epochs=self.max_iter,
+            tol=self.tol,
+            batch=self.batch,
+            steps=self.steps,
+            rate=self.rate,
+            average=self.average,
+            polish=self.polish,
+            hold_out=self.hold_out,
+            patience=self.patience,
+            seed=self._seed(ranks),
+            precision=self.precision,
+            device=self.device,
+            solver=self.solver,
+            layout=ranks.layout,
+            grid=ranks.grid,
+            verbose=self.verbose,
+            config=self.config,
+        )
+
+    def _seed(self, ranks: FitRanks) -> int:
+        """Return one seed for all ranks: that of rank 0. Collective."""
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31)
+        return int(ranks.world.exchange_objects(seed)[0])
 
     def _take_names(self, names: list[str] | None) -> None:
         """Names of the columns of a file, in the place of those of an earlier fit."""
@@ -911,17 +668,17 @@ class Learner(LinearEstimator):
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
 
-    def _label_tasks(self, given: FitRows, place: FitRanks) -> list[FitRows]:
+    def _label_tasks(self, rows: FitRows, ranks: FitRanks) -> list[FitRows]:
         """Rows with labels as numbers: once, or for each class against all others."""
-        if given.y is None:  # the labels of a file are encoded where it is read
-            return [given]
-        codes = place.together(lambda: encode(given.y, self.classes_))
-        weights = weigh(codes, self.classes_, self.class_weight, given.weights, place)
+        if rows.y is None:  # the labels of a file are encoded where it is read
+            return [rows]
+        codes = ranks.together(lambda: encode(rows.y, self.classes_))
+        weights = weigh(codes, self.classes_, self.class_weight, rows.weights, ranks)
         places = range(len(self.classes_))
-        given = replace(given, y=codes, weights=weights, labels=places)
+        rows = replace(rows, y=codes, weights=weights, labels=places)
         if not self._is_one_vs_rest():
-            return [given]
-        pair = replace(given, labels=range(2))
+            return [rows]
+        pair = replace(rows, labels=range(2))
         return [replace(pair, y=(codes == k).astype(float)) for k in places]
 
     def _is_one_vs_rest(self) -> bool:
@@ -933,13 +690,13 @@ class Learner(LinearEstimator):
             return "softmax"
         return self.family
 
-    def _keep(self, found: list[Solution]) -> None:
+    def _keep(self, solutions: list[Solution]) -> None:
         """The attributes that a fit leaves, in scikit-learn's shapes."""
-        coef = np.hstack([one.weights for one in found]).T
-        intercept = np.concatenate([one.intercept for one in found])
+        coef = np.hstack([one.weights for one in solutions]).T
+        intercept = np.concatenate([one.intercept for one in solutions])
         self.coef_ = coef if self._labelled else coef[0]
         self.intercept_ = intercept if self._labelled else float(intercept[0])
-        results = [one.result for one in found]
+        results = [one.result for one in solutions]
         self.result_ = results if self._is_one_vs_rest() else results[0]
         self.history_ = [
             record
@@ -970,12 +727,12 @@ class Learner(LinearEstimator):
         count = len(self.classes_)
         return count if count > 2 or self._family() == "softmax" else 1
 
-    def _name_columns(self, place: FitRanks) -> None:
+    def _name_columns(self, ranks: FitRanks) -> None:
         """Columns of the whole data, where each rank has given some of them."""
         self.n_features_in_ = np.atleast_2d(self.coef_).shape[1]
-        if place.layout != "columns":
+        if ranks.layout != "columns":
             return
-        parts = place.world.exchange_objects(getattr(self, "feature_names_in_", None))
+        parts = ranks.world.exchange_objects(getattr(self, "feature_names_in_", None))
         if all(part is not None for part in parts):
             self.feature_names_in_ = np.concatenate(parts)
 

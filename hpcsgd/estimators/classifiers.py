@@ -8,7 +8,9 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import ClassifierMixin
 
-from hpcsgd.estimators.base import Learner, documented
+from hpcsgd.estimators.base import Learner, opened
+from hpcsgd.estimators.descriptions import documented
+from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.formats import Array
 
 
@@ -41,30 +43,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=alpha,
-            l1_ratio=l1_ratio,
-            fit_intercept=fit_intercept,
-            bounds=bounds,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver=solver,
-            average=average,
-            polish=polish,
-            hold_out=hold_out,
-            patience=patience,
-            precision=precision,
-            device=device,
-            warm_start=warm_start,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
-        self.class_weight = class_weight
+        self._set_parameters(locals())
 
     @documented
     def fit(
@@ -86,7 +65,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         self : object
             The fitted estimator, the same on all ranks.
         """
-        self._fit(X, y, sample_weight, where=(comm, layout, grid))
+        self._fit(FitRows(X, y, sample_weight), opened(comm, layout, grid))
         return self
 
     @documented
@@ -110,8 +89,8 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         self : object
             The fitted estimator, the same on all ranks.
         """
-        given = X, y, sample_weight
-        self._partial_fit(*given, where=(comm, layout, grid), classes=classes)
+        rows = FitRows(X, y, sample_weight)
+        self._partial_fit(rows, opened(comm, layout, grid), classes)
         return self
 
     @documented

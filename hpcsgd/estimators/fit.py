@@ -24,11 +24,11 @@ from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
-from hpcsgd.estimators.inputs import FitData, open_data
+from hpcsgd.estimators.inputs import FitData, FitRows, open_data
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.formats import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
-from hpcsgd.runs.defaults import RACE, FitSettings, grid_on
+from hpcsgd.runs.defaults import RACE, FitArguments, FitFacts, grid_on
 from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import Start, settings_of
@@ -283,28 +283,33 @@ def fit(
     y : array-like of shape (n,), optional
         The targets, where `data` is no path.
     sample_weight : array-like of shape (n,), optional
-        Weights c_i ≥ 0 of the rows. Only their ratios matter.
+        Weights c_i ≥ 0 of the rows. Only their ratios matter. None weighs all rows
+        alike.
     offset : array-like of shape (n,), optional
         Numbers that are added to the scores, such as the log of an exposure.
     classes : array-like of shape (K,), optional
         All labels, where y may lack some of them.
     alpha : float, default=1e-4
-        Strength of the penalty.
+        Strength of the penalty. A larger value gives smaller weights.
     l1_ratio : float, default=0.0
-        Share of l1 in the penalty, from 0 (ridge) to 1 (lasso).
+        Share of l1 in the penalty, from 0 (ridge) to 1 (lasso). A larger value sets
+        more weights to zero.
     fit_intercept : bool, default=True
         Whether the model has an intercept β, which is not penalised.
     bounds : pair, optional
-        Lowest and highest value of every weight: each a number, an array of shape (d,)
-        or None.
+        Lowest and highest value of every weight: each a number, an array of shape
+        (d,), or None for no bound.
     epochs : int, optional
         Largest number of passes over the data. None takes what suits the solver.
     tol : float, default=1e-5
-        Norm of the gradient, relative to the residuals, at which L-BFGS ends.
+        The fit ends when the duality gap is at most `tol` times F. Where there is no
+        gap, the gradient relative to the residuals is compared with `tol`. A smaller
+        value takes more passes over the data.
     batch : int, optional
-        Rows of a step, or coordinates of a block. None takes 32, or 1.
+        Rows of a step of SGD, or coordinates of a block. None takes 32, or 1.
     steps : int or "auto", default="auto"
-        Steps of SGD for each message between ranks.
+        Steps of SGD for each message between ranks. It changes the time of a fit, not
+        its result.
     rate : float, "auto" or "race", default="auto"
         The learning rate. "auto" derives it from the data; "race" tries eight rates
         around that one on half an epoch and takes the best.
@@ -313,11 +318,11 @@ def fit(
     momentum : float, default=0.9
         The momentum of updates that have one.
     average : {"auto", "tail", "none"} or bool, default="auto"
-        Whether the last iterates are averaged.
+        Whether the last iterates of SGD are averaged.
     polish : "auto" or bool, default="auto"
-        Whether L-BFGS goes on to the optimum. True goes on to 1e-8.
+        Whether L-BFGS goes on from the point of SGD to `tol`. True goes on to 1e-8.
     hold_out : float, default=0.0
-        Share of the rows that are held out to stop early.
+        Share of the rows that are held out to stop early. 0 holds out none.
     patience : int, default=5
         Evaluations without a smaller loss on held-out rows before SGD ends.
     start : Result, array, or pair of arrays, optional
@@ -377,7 +382,7 @@ def fit(
     >>> result.weights.round(6).tolist()
     [1.0, 2.0, 3.0]
     """
-    wanted = FitSettings(
+    arguments = FitArguments(
         family=family,
         alpha=alpha,
         l1_ratio=l1_ratio,
@@ -398,13 +403,13 @@ def fit(
         precision=precision,
         device=device,
         solver=solver,
-        verbose=verbose,
-        grid=grid,
-        config=config,
         layout=layout,
+        grid=grid,
+        verbose=verbose,
+        config=config,
     )
-    sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
-    result = run_fit(wanted, data, sides, classes, start, comm, callbacks)
+    rows = FitRows(data, y, sample_weight, offset, labels=classes)
+    result = run_fit(arguments, rows, start, comm, callbacks)
     if result.advice:
         warnings.warn(result.advice, ConvergenceWarning, stacklevel=4)
     return result
@@ -412,44 +417,43 @@ def fit(
 
 @one_thread()
 def run_fit(
-    wanted: FitSettings,
-    data: Any,
-    sides: Mapping[str, Any],
-    classes: Any,
-    start: Any,
-    comm: Any,
-    callbacks: Any,
+    arguments: FitArguments, rows: FitRows, start: Any, comm: Any, callbacks: Any
 ) -> Result:
-    """What `fit` does, without a warning: its caller reads `advice`."""
-    layout = wanted.layout
-    with ranks_of(comm, timeout_in(wanted.config)) as world:
+    """Run a fit without a warning: its caller reads `advice`. Collective."""
+    layout = arguments.layout
+    with ranks_of(comm, timeout_in(arguments.config)) as world:
         # Where one rank shows losses all of them compute them.
-        shown = world.max_flag(int(bool(wanted.verbose)))
-        wanted = replace(wanted, verbose=shown, ranks=world.size)
-        known = world.size, wanted.grid, wanted.config
-        wanted = replace(wanted, grid=world.together(lambda: grid_on(*known)))
-        matrix = world.together(lambda: to_matrix(data))
+        is_shown = world.max_flag(int(bool(arguments.verbose)))
+        grid = world.together(
+            lambda: grid_on(world.size, arguments.grid, arguments.config)
+        )
+        arguments = replace(arguments, verbose=is_shown, grid=grid)
+        matrix = world.together(lambda: to_matrix(rows.X))
         # Alike on all ranks, one of which may have no rows.
-        wide = bool(world.max_flag(int(is_wide(matrix.X))))
-        settings = world.together(lambda: wanted.settings(matrix.path, wide))
+        is_wide_somewhere = bool(world.max_flag(int(is_wide(matrix.X))))
+        facts = FitFacts(world.size, is_wide_somewhere, matrix.path)
+        settings = world.together(lambda: arguments.run_config(facts))
         begin = world.together(lambda: make_start(start))
-        said = {"layout": repr(layout)}
-        said["start"] = "none" if begin.weights is None else "weights"
-        said["rate"] = repr(wanted.rate)
-        said["data"] = "no path" if matrix.path is None else "a path"
-        check_same(world, said | settings_of(settings))
-        given = world.together(lambda: open_data(matrix, sides, layout, settings))
-        names = agree_on_names(world, given.names, layout)
+        shared = {
+            "layout": repr(layout),
+            "start": "none" if begin.weights is None else "weights",
+            "rate": repr(arguments.rate),
+            "data": "no path" if matrix.path is None else "a path",
+        }
+        check_same(world, shared | settings_of(settings))
+        data = world.together(lambda: open_data(matrix, rows.sides, layout, settings))
+        names = agree_on_names(world, data.names, layout)
         whole = None if layout == "columns" else names  # a rank has some of them there
-        given = replace(given, names=names)
-        given = given.with_facts(labels=classes, column_names=whole)
-        if wanted.rate == RACE:
-            found = race_on(settings, world, given.open_reader)
-            settings = replace(settings, rate=replace(settings.rate, value=found))
-        watching = world.together(lambda: _check_callbacks(callbacks))
-        if shown and world.rank == 0:
-            watching.append(Shown())
-        return Runs(world, settings, given, watching, begin, float(wanted.tol)).run()
+        data = replace(data, names=names)
+        data = data.with_facts(labels=rows.labels, column_names=whole)
+        if arguments.rate == RACE:
+            best = race_on(settings, world, data.open_reader)
+            settings = replace(settings, rate=replace(settings.rate, value=best))
+        observers = world.together(lambda: _check_callbacks(callbacks))
+        if is_shown and world.rank == 0:
+            observers.append(Shown())
+        tol = float(arguments.tol)
+        return Runs(world, settings, data, observers, begin, tol).run()
 
 
 def _check_callbacks(given: Any) -> list[Callback]:

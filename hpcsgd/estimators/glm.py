@@ -10,7 +10,9 @@ from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.base import Learner, check_targets, documented
+from hpcsgd.estimators.base import Learner, check_targets, opened
+from hpcsgd.estimators.descriptions import documented
+from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.regressors import explained
 from hpcsgd.estimators.saved import LOG_LINK, PROBABLE
 from hpcsgd.formats import Array
@@ -63,8 +65,8 @@ class Generic(Learner):
             The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
-        given = X, y, sample_weight, offset, exposure
-        self._fit(*given, where=(comm, layout, grid))
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._fit(rows, opened(comm, layout, grid))
         return self
 
     @documented
@@ -233,31 +235,7 @@ class GLM(Generic):
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=alpha,
-            l1_ratio=l1_ratio,
-            fit_intercept=fit_intercept,
-            bounds=bounds,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver=solver,
-            average=average,
-            polish=polish,
-            hold_out=hold_out,
-            patience=patience,
-            precision=precision,
-            device=device,
-            warm_start=warm_start,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
-        self.family = family
-        self.class_weight = class_weight
+        self._set_parameters(locals())
 
     @documented
     def partial_fit(
@@ -283,6 +261,6 @@ class GLM(Generic):
             The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
-        given = X, y, sample_weight, offset, exposure
-        self._partial_fit(*given, where=(comm, layout, grid), classes=classes)
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._partial_fit(rows, opened(comm, layout, grid), classes)
         return self

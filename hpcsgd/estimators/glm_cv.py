@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,15 +17,15 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.estimators.base import FitRanks, FitRows, documented
+from hpcsgd.estimators.base import FitRanks, opened
+from hpcsgd.estimators.descriptions import documented
 from hpcsgd.estimators.fit import make_start
 from hpcsgd.estimators.glm import Generic
-from hpcsgd.estimators.inputs import open_data
+from hpcsgd.estimators.inputs import FitRows, open_data
 from hpcsgd.estimators.sweep import Sweep, with_sweep
 from hpcsgd.formats import Array
-from hpcsgd.runs.defaults import EPOCHS, FitSettings, overlay_tables
+from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, overlay_tables
 from hpcsgd.runs.session import Session
-from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import StopConfig
 
 # Folds of a cross-validation, as scikit-learn's splitters say them or by number.
@@ -48,71 +48,71 @@ def count_folds(cv: Any, groups: Any = None) -> int | None:
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """Which rows are held out together."""
+class Folds:
+    """The folds of a cross-validation, whose rows are held out together."""
 
-    folds: int
-    own: Array | None  # the fold of each row that this rank gave; −1: in none
-    known: Array | None  # of all rows, where the engine does not deal them itself
+    count: int
+    own: Array | None  # the fold of each row of this rank; −1: in none
+    whole: Array | None  # of all rows; None: the engine deals them itself
 
 
 def deal(
     cv: Any,
-    given: FitRows,
-    place: FitRanks,
+    rows: FitRows,
+    ranks: FitRanks,
     is_labelled: bool,
     seed: int,
     groups: Any = None,
-) -> Dealt:
-    """Folds by their number, dealt by row number and seed; or by a splitter."""
-    count = place.together(lambda: count_folds(cv, groups))
+) -> Folds:
+    """Deal the rows to folds: by row number and seed, or by a splitter."""
+    count = ranks.together(lambda: count_folds(cv, groups))
     if count is None:
-        fold_of_row = folds_of(cv, given, place, is_labelled, groups)
-        return Dealt(int(fold_of_row.max()) + 1, fold_of_row, fold_of_row)
-    if given.y is None:
-        return Dealt(count, None, None)
-    counts = place.of_rows(len(given.y))
+        fold_of_row = folds_of(cv, rows, ranks, is_labelled, groups)
+        return Folds(int(fold_of_row.max()) + 1, fold_of_row, fold_of_row)
+    if rows.y is None:
+        return Folds(count, None, None)
+    counts = ranks.of_rows(len(rows.y))
     check_rows(sum(counts), count)
-    first = sum(counts[: place.world.rank]) if len(counts) > 1 else 0
-    own = fold_of(slice(first, first + len(given.y)), count, seed)
-    return Dealt(count, own, None)
+    first = sum(counts[: ranks.world.rank]) if len(counts) > 1 else 0
+    own = fold_of(slice(first, first + len(rows.y)), count, seed)
+    return Folds(count, own, None)
 
 
 def folds_of(
-    cv: Any, given: FitRows, place: FitRanks, is_labelled: bool, groups: Any
+    cv: Any, rows: FitRows, ranks: FitRanks, is_labelled: bool, groups: Any
 ) -> Array:
-    """The fold of every row by a splitter, as rank 0 draws it."""
-    if given.y is None or place.layout not in ("replicated", "columns"):
+    """Return the fold of every row by a splitter, as rank 0 draws it. Collective."""
+    if rows.y is None or ranks.layout not in ("replicated", "columns"):
         raise ConfigError(
             f"cv of type {type(cv).__name__} needs all rows on every rank; give a"
             " number of folds"
         )
-    found = place.together(lambda: _folds_of(cv, given, is_labelled, groups, place))
-    drawn: Array = place.world.exchange_objects(found)[0]
-    return drawn
+    own = ranks.together(lambda: _folds_of(cv, rows, is_labelled, groups, ranks))
+    folds: Array = ranks.world.exchange_objects(own)[0]
+    return folds
 
 
 def _folds_of(
-    cv: Any, given: FitRows, is_labelled: bool, groups: Any, place: FitRanks
+    cv: Any, rows: FitRows, is_labelled: bool, groups: Any, ranks: FitRanks
 ) -> Array:
     """Each row may be held out once: all others are what its model is trained on."""
-    rows = len(given.y)
-    found = np.full(rows, -1, dtype=np.int64)
-    if place.world.rank > 0:
-        return found  # which groups there are rank 0 alone may know
-    splitter = check_cv(cv, given.y, classifier=is_labelled)
-    for number, (train, test) in enumerate(splitter.split(given.X, given.y, groups)):
-        held = np.zeros(rows, dtype=bool)
+    count = len(rows.y)
+    folds = np.full(count, -1, dtype=np.int64)
+    if ranks.world.rank > 0:
+        return folds  # which groups there are rank 0 alone may know
+    splitter = check_cv(cv, rows.y, classifier=is_labelled)
+    for number, (train, test) in enumerate(splitter.split(rows.X, rows.y, groups)):
+        held = np.zeros(count, dtype=bool)
         held[test] = True
-        kept = np.ones(rows, dtype=bool)
+        kept = np.ones(count, dtype=bool)
         kept[train] = False
-        if (held != kept).any() or (found[held] >= 0).any():
+        if (held != kept).any() or (folds[held] >= 0).any():
             raise ConfigError(
                 "cv must hold every row out at most once and train on all others, as"
                 " KFold, StratifiedKFold and LeaveOneGroupOut do"
             )
-        found[held] = number
-    return found
+        folds[held] = number
+    return folds
 
 
 def check_rows(rows: int, folds: int) -> None:
@@ -130,56 +130,70 @@ log = logging.getLogger(__name__)
 
 
 def fit_many(
-    wanted: FitSettings,
-    data: Any,
-    sides: Mapping[str, Any],
+    arguments: FitArguments,
+    rows: FitRows,
+    folds: Folds,
     *,
     alphas: Sequence[float],
-    folds: int,
-    fold_of: Any = None,
-    labels: Any = None,
     world: Communicator,
-    layout: str = "replicated",
-    callbacks: Sequence[Callback] = (),
     start: Any = None,
 ) -> Sweep:
-    """A model for every alpha without each fold, and one on all rows.
+    """Fit a model for every alpha without each fold, and one on all rows. Collective.
 
     Parameters
     ----------
-    wanted : arguments of `fit`, of which alpha is not looked at
-    data, sides, layout : rows, and y, sample_weight and offset, as `fit` has them
-    folds : their number; rows are dealt to them by `fold_of`, (n,) with 0..folds−1 or
-        −1 for rows that are never held out; by number and seed where that is None
-    labels : all there are, where the rows may lack some
-    start : (weights, intercepts) to begin with, (d, models·K) and (models·K,)
+    arguments : FitArguments
+        The arguments of every model but alpha. L-BFGS is left out.
+    rows : FitRows
+        The rows of this rank.
+    folds : Folds
+        The folds; rows are dealt to them by number and seed where `whole` is None.
+    alphas : sequence of float
+        The penalties.
+    world : Communicator
+        The ranks.
+    start : pair of ndarray or None
+        Weights (d, models·K) and intercepts (models·K,) to begin with.
 
     Returns
     -------
     Sweep
+        The models.
     """
-    matrix = world.together(lambda: to_matrix(data))
-    wide = bool(world.max_flag(int(is_wide(matrix.X))))
-    epochs = EPOCHS["polished"] if wanted.epochs is None else wanted.epochs
-    plain = replace(wanted, alpha=0.0, polish=False, epochs=epochs)
-    config = world.together(lambda: plain.settings(matrix.path, wide))
-    # Nobody waits for one of them: they are compared after as many epochs, at the end
-    # of which the rate has gone to zero and with it what is not the model's but noise.
+    matrix = world.together(lambda: to_matrix(rows.X))
+    facts = FitFacts(
+        path=matrix.path, is_wide=bool(world.max_flag(int(is_wide(matrix.X))))
+    )
+    epochs = EPOCHS["polished"] if arguments.epochs is None else arguments.epochs
+    arguments = replace(
+        arguments, alpha=0.0, momentum=0.0, polish=False, epochs=epochs, verbose=0
+    )
+    config = world.together(lambda: arguments.run_config(facts))
+    # No model is waited for: they are compared after as many epochs, at the end of
+    # which the rate has gone to zero and with it what is not the model's but noise.
     config = replace(config, stop=StopConfig())
-    if "kind" not in (overlay_tables({}, wanted.config).get("rate") or {}):
+    if "kind" not in (overlay_tables({}, arguments.config).get("rate") or {}):
         config = replace(config, rate=replace(config.rate, kind="cosine"))
-    asked = {"l2": alphas, "folds": folds, "fold_seed": config.sampling.seed}
-    config = world.together(lambda: with_sweep(config, asked))
-    given = world.together(lambda: open_data(matrix, sides, layout, config))
-    given = given.with_facts(labels=labels, fold_of=fold_of)
+    seed = config.sampling.seed
+    lists = {"l2": alphas, "folds": folds.count, "fold_seed": seed}
+    config = world.together(lambda: with_sweep(config, lists))
+    layout = arguments.layout
+    data = world.together(lambda: open_data(matrix, rows.sides, layout, config))
+    data = data.with_facts(labels=rows.labels, fold_of=folds.whole)
     for _ in range(TRIES):
-        run = (config, world, given.open_reader, list(callbacks))
-        begin = None if start is None else make_start(start)
-        session = Session(*run, time.perf_counter(), Clock(), start=begin)
-        found = Sweep(session.run())
-        if np.isfinite(found.mean_held).any() or not config.rate.is_open:
-            return found
-        rate = found.outcome.config["rate"]["value"] * SLOWER
+        session = Session(
+            config,
+            world,
+            data.open_reader,
+            [],
+            time.perf_counter(),
+            Clock(),
+            start=None if start is None else make_start(start),
+        )
+        sweep = Sweep(session.run())
+        if np.isfinite(sweep.mean_held).any() or not config.rate.is_open:
+            return sweep
+        rate = sweep.outcome.config["rate"]["value"] * SLOWER
         log.warning("every model diverged; again with a rate of %.3g", rate)
         config = replace(config, rate=replace(config.rate, value=rate))
     raise ConfigError(
@@ -190,7 +204,6 @@ def fit_many(
 # Penalties by cross-validation: alphas × folds through one Gram, then the best.
 
 LOOSE = 1e-5  # tol of models that are only compared
-SILENT = {"callbacks": None, "verbose": 0}
 
 
 @documented
@@ -246,6 +259,18 @@ class GLM_CV(Generic):
     0.01
     """
 
+    # Parameters of other estimators that a comparison of ridge penalties does not have.
+    alpha = 0.0
+    l1_ratio = 0.0
+    bounds = None
+    solver = "sgd"
+    average = "auto"
+    hold_out = 0.0
+    patience = 5
+    device = "cpu"
+    warm_start = False
+    alphas: Sequence[float]
+    cv: Any
     _instead = {
         "C": "give alphas, each of them 1/(C·n) for n rows",
         "Cs": "give alphas, each of them 1/(C·n) for n rows",
@@ -274,34 +299,7 @@ class GLM_CV(Generic):
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=0.0,
-            l1_ratio=0.0,
-            fit_intercept=fit_intercept,
-            bounds=None,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver="sgd",
-            average="auto",
-            polish=polish,
-            hold_out=0.0,
-            patience=5,
-            precision=precision,
-            device="cpu",
-            warm_start=False,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
-        self.family = family
-        self.alphas = alphas
-        self.cv = cv
-        self.polish = polish
-        self.class_weight = class_weight
+        self._set_parameters(locals())
 
     @documented
     def fit(
@@ -327,89 +325,83 @@ class GLM_CV(Generic):
             The fitted estimator, the same on all ranks.
         """
         self._check_family(offset, exposure)
-        given = X, y, sample_weight, offset, exposure
-        self._fit(*given, where=(comm, layout, grid), groups=groups)
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._fit(rows, opened(comm, layout, grid), groups=groups)
         return self
 
     def _learn(
         self,
-        given: FitRows,
-        place: FitRanks,
+        rows: FitRows,
+        ranks: FitRanks,
         starts: list[Any] | None,
         groups: Any = None,
         **changed: Any,
     ) -> None:
-        task = self._label_tasks(given, place)[0] if self._labelled else given
-        rows = self._deal(task, place, groups)
-        found = self._compare(task, place, rows)
-        held = found.held
-        if self.polish == "all" and task.y is not None:
-            held = self._held_at_minima(task, place, rows, found)
+        if self._labelled:
+            rows = self._label_tasks(rows, ranks)[0]
+        folds = self._deal(rows, ranks, groups)
+        sweep = self._compare(rows, ranks, folds)
+        held = sweep.held
+        if self.polish == "all" and rows.y is not None:
+            held = self._held_at_minima(rows, ranks, folds, sweep)
         # Sums need not give all ranks the same last bits, and all must go on with one.
-        best = self._choose(found, place.world.exchange_objects(held)[0])
-        self._keep([self._solve(task, self._family(), place, _start(found, best))])
-        self._name_columns(place)
+        best = self._choose(sweep, ranks.world.exchange_objects(held)[0])
+        self._keep([self._solve(rows, ranks, _start(sweep, best))])
+        self._name_columns(ranks)
 
-    def _deal(self, task: FitRows, place: FitRanks, groups: Any) -> Dealt:
-        """The rows of every fold."""
+    def _deal(self, rows: FitRows, ranks: FitRanks, groups: Any) -> Folds:
+        """Deal the rows to folds."""
         if self.polish not in ("all", "best"):
             raise ConfigError(f"polish = {self.polish!r}; known: 'all', 'best'")
         if self._labelled:
-            _check_classes(task, place)
-        seed = self._seed(place)
-        return deal(self.cv, task, place, self._labelled, seed, groups)
+            _check_classes(rows, ranks)
+        seed = self._seed(ranks)
+        return deal(self.cv, rows, ranks, self._labelled, seed, groups)
 
     def _compare(
-        self, task: FitRows, place: FitRanks, rows: Dealt, start: Any = None
+        self, rows: FitRows, ranks: FitRanks, folds: Folds, start: Any = None
     ) -> Sweep:
-        """All models at once."""
-        sides = {"y": task.y, "sample_weight": task.weights, "offset": task.offset}
-        wanted = self._wanted(place)
+        """Fit all models at once."""
+        arguments = self._arguments(ranks)
         return fit_many(
-            wanted if start is None else replace(wanted, epochs=1),
-            task.X,
-            sides,
+            arguments if start is None else replace(arguments, epochs=1),
+            rows,
+            folds,
             alphas=self._alphas(),
-            folds=rows.folds,
-            fold_of=rows.known,
-            labels=task.labels,
-            world=place.world,
-            layout=place.layout,
+            world=ranks.world,
             start=start,
         )
 
     def _held_at_minima(
-        self, task: FitRows, place: FitRanks, rows: Dealt, found: Sweep
+        self, rows: FitRows, ranks: FitRanks, folds: Folds, sweep: Sweep
     ) -> Array:
-        """Held losses of models that each went on to its minimum."""
-        weights, intercepts = found.weights.copy(), found.intercepts
+        """Return held-out losses of models that each went on to its minimum."""
+        weights = sweep.weights.copy()
+        intercepts = sweep.intercepts
         intercepts = None if intercepts is None else intercepts.copy()
-        c = np.ones(len(task.y)) if task.weights is None else task.weights
-        for number, model in enumerate(found.models):
+        c = np.ones(len(rows.y)) if rows.weights is None else rows.weights
+        for number, model in enumerate(sweep.models):
             if model.fold is None:
                 continue
-            without = replace(task, weights=c * (rows.own != model.fold))
-            how = {"alpha": model.l2, "tol": LOOSE, "epochs": 1, **SILENT}
-            start = _start(found, number)
-            one = self._solve(without, self._family(), place, start, **how)
+            without = replace(rows, weights=c * (folds.own != model.fold))
+            one = self._solve(
+                without,
+                ranks,
+                _start(sweep, number),
+                is_silent=True,
+                alpha=model.l2,
+                tol=LOOSE,
+                epochs=1,
+            )
             weights[:, number] = one.weights.reshape(weights[:, number].shape)
             if intercepts is not None:
                 intercepts[number] = one.intercept.reshape(intercepts[number].shape)
-        start = weights.reshape(len(weights), -1)
+        start: Any = weights.reshape(len(weights), -1)
         if intercepts is not None:
             start = (start, intercepts.reshape(-1))
         # The first look of a sweep is at where it begins.
-        held = self._compare(task, place, rows, start).history[0]["held"]
+        held = self._compare(rows, ranks, folds, start).history[0]["held"]
         return np.array([np.nan if one is None else one for one in held])
-
-    def _wanted(self, place: FitRanks) -> FitSettings:
-        """The arguments of `fit` for all of them."""
-        given = {**self._settings(), "alpha": 0.0}
-        given |= {"family": self._family(), "seed": self._seed(place)}
-        given |= {"update": "sgd", "momentum": 0.0, "grid": place.grid}
-        given |= SILENT | {"polish": False, "layout": place.layout}
-        known = {field.name for field in fields(FitSettings)}
-        return FitSettings(**{name: given[name] for name in known & given.keys()})
 
     def _alphas(self) -> list[float]:
         alphas = [float(alpha) for alpha in np.atleast_1d(np.asarray(self.alphas))]
@@ -417,35 +409,36 @@ class GLM_CV(Generic):
             raise ConfigError("alphas names none; give some, as (1e-4, 1e-2, 1)")
         return alphas
 
-    def _choose(self, found: Sweep, held: Array) -> int:
-        """The attributes of the comparison; the number of the model to go on with."""
+    def _choose(self, sweep: Sweep, held: Array) -> int:
+        """Set the attributes of the comparison; return the number of the best model."""
         alphas = self._alphas()
-        own = [model.fold is not None for model in found.models]
+        own = [model.fold is not None for model in sweep.models]
         each = held[own].reshape(len(alphas), -1)
         mean = each.mean(axis=1)
         best = int(np.argmin(np.where(np.isfinite(mean), mean, np.inf)))
         self.alpha_ = alphas[best]
         self.cv_results_ = {"alphas": np.array(alphas), "held": each, "mean_held": mean}
-        self.cv_ledger_ = found.ledger
+        self.cv_ledger_ = sweep.ledger
         return best * (each.shape[1] + 1) + each.shape[1]
 
-    def _settings(self) -> dict[str, Any]:
-        more = {"alpha": getattr(self, "alpha_", 0.0), "polish": "auto"}
-        return super()._settings() | more
+    def _arguments(self, ranks: FitRanks) -> FitArguments:
+        alpha = getattr(self, "alpha_", 0.0)
+        return replace(super()._arguments(ranks), alpha=alpha, polish="auto")
 
 
-def _start(found: Sweep, number: int) -> Any:
-    """Where one of the models stands."""
-    weights, intercepts = found.weights[:, number], found.intercepts
+def _start(sweep: Sweep, number: int) -> Any:
+    """Return the weights of one of the models, with its intercepts if it has any."""
+    weights = sweep.weights[:, number]
+    intercepts = sweep.intercepts
     return weights if intercepts is None else (weights, intercepts[number])
 
 
-def _check_classes(task: FitRows, place: FitRanks) -> None:
-    """A class whose rows all weigh nothing cannot be compared."""
-    if task.y is None:
+def _check_classes(rows: FitRows, ranks: FitRanks) -> None:
+    """Refuse rows of which only one class has a weight."""
+    if rows.y is None:
         return
-    seen = task.y if task.weights is None else task.y[task.weights > 0]
-    if len(np.unique(np.concatenate(place.of_rows(np.unique(seen))))) < 2:
+    seen = rows.y if rows.weights is None else rows.y[rows.weights > 0]
+    if len(np.unique(np.concatenate(ranks.of_rows(np.unique(seen))))) < 2:
         raise DataError(
             "one class alone has rows with a weight above 0, so that there is nothing"
             " to validate; add rows of another"

@@ -434,6 +434,33 @@ def _of_rank_0(
 
 
 @dataclass(frozen=True)
+class FitRows:
+    """The rows of a fit, and what belongs to them, as a caller passes them.
+
+    Attributes
+    ----------
+    X : array, frame, sparse matrix, array of a GPU, or path
+        The rows, or the file that contains them.
+    y, weights, offset, exposure : array-like of shape (n,) or None
+        Targets, sample weights, offsets of the scores, and exposures.
+    labels : array-like or None
+        All values of y that stand for classes, where y may lack some.
+    """
+
+    X: Any
+    y: Any = None
+    weights: Any = None
+    offset: Any = None
+    exposure: Any = None
+    labels: Any = None
+
+    @property
+    def sides(self) -> dict[str, Any]:
+        """Return the columns beside X, by the names of the arguments of `fit`."""
+        return {"y": self.y, "sample_weight": self.weights, "offset": self.offset}
+
+
+@dataclass(frozen=True)
 class FitData:
     """The data of a fit."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,14 +17,20 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_matrix
-from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.fit import answers_other_names, fit, ranks_of, timeout_in
-from hpcsgd.estimators.inputs import FitData, open_data
+from hpcsgd.errors import ConfigError, ConvergenceWarning
+from hpcsgd.estimators.descriptions import documented
+from hpcsgd.estimators.fit import answers_other_names, ranks_of, run_fit, timeout_in
+from hpcsgd.estimators.inputs import FitData, FitRows, open_data
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
 from hpcsgd.runs.coordinate import along, best_form, fastest_form, fits
-from hpcsgd.runs.defaults import overlay_tables
+from hpcsgd.runs.defaults import (
+    FitArguments,
+    has_section,
+    overlay_tables,
+    to_number,
+)
 from hpcsgd.runs.figures import (
     COLOURS,
     DASHES,
@@ -51,14 +58,9 @@ class Alphas:
     given: Sequence[float] | None
     count: int
     eps: float
-    l1_ratio: float
 
     def check(self) -> None:
         """Refuse what makes no path."""
-        if not 0.0 <= self.l1_ratio <= 1.0:
-            raise ConfigError(
-                f"l1_ratio = {self.l1_ratio!r} must lie in [0, 1]; 1 is the lasso"
-            )
         if self.count < 1 or not 0.0 < self.eps < 1.0:
             raise ConfigError(
                 f"n_alphas = {self.count} must be at least 1, and eps = {self.eps!r}"
@@ -70,12 +72,16 @@ class Alphas:
             if not good or not np.isfinite(values).all():
                 raise ConfigError("alphas must be finite numbers above 0")
 
-    def choose(self, steepest: Callable[[], float]) -> Array:
-        """Descending; `steepest` is asked where none are given."""
+    def choose(self, l1_ratio: float, steepest: Callable[[], float]) -> Array:
+        """Return the penalties in descending order.
+
+        `steepest` returns the largest slope of a column at the null model; it is called
+        where no penalties are given.
+        """
         if self.given is not None:
             self.chosen: Array = np.sort(np.asarray(self.given, dtype=float))[::-1]
             return self.chosen
-        largest = steepest() / max(self.l1_ratio, LEAST_RATIO) * BEYOND
+        largest = steepest() / max(l1_ratio, LEAST_RATIO) * BEYOND
         if not largest > 0.0:
             raise ConfigError("no column has a slope at the null model; give alphas")
         self.chosen = largest * np.geomspace(1.0, self.eps, self.count)
@@ -87,67 +93,59 @@ class Alphas:
 
 @dataclass
 class PathFit:
-    """How the models of a path are found, on the ranks of a world."""
+    """Fits of the models of a path on the ranks of a world."""
 
     world: Communicator
-    data: Any  # as it was given
-    matrix: Matrix  # the same, as numbers
-    sides: Mapping[str, Any]
-    layout: str
-    shared: dict[str, Any]  # arguments that `fit` has, too
-    given: dict[str, Any]  # epochs, batch, steps, where they were given
-    config: Mapping[str, Mapping[str, Any]] | None
+    rows: FitRows
+    matrix: Matrix  # X of the rows as numbers
+    arguments: FitArguments  # of every model, at the penalty 1
     warm: bool
 
-    def has_form(self, grid: Alphas, solver: str) -> bool:
-        """Whether it goes by a coordinate form."""
+    def check(self, grid: Alphas) -> None:
+        """Refuse penalties and arguments that make no problem."""
+        grid.check()
+        self.arguments.problem()
+
+    def has_form(self, solver: str) -> bool:
+        """Whether the solver is a coordinate form; "auto": where there is one."""
         if solver == "auto":
-            return fits(self._settings(1.0, grid.l1_ratio))
+            return fits(self._settings(self.arguments))
         return solver == COORDINATE
 
     def by_coordinates(self, grid: Alphas) -> list[Result]:
-        """Data and Gram once, for all of them."""
-        config = self._settings(1.0, grid.l1_ratio)
-        opened = self._open(config)
+        """Fit all models by coordinates: data and Gram are made once."""
+        config = self._settings(self.arguments)
+        data = self._open(config)
 
         def problems(steepest: float) -> list[ProblemConfig]:
-            chosen = grid.choose(lambda: steepest)
-            parts: list[dict[str, Any]] = [
-                _parts(float(a), grid.l1_ratio) for a in chosen
+            chosen = grid.choose(self.arguments.l1_ratio, lambda: steepest)
+            penalties = [self._at(alpha).penalty() for alpha in chosen.tolist()]
+            return [
+                replace(config.problem, l1=one["l1"], l2=one["l2"]) for one in penalties
             ]
-            return [replace(config.problem, **part) for part in parts]
 
-        return list(along(config, self.world, opened.open_reader, problems, self.warm))
+        return list(along(config, self.world, data.open_reader, problems, self.warm))
 
     def by_fits(self, grid: Alphas) -> list[Result]:
-        """A fit for each, from the weights of the one before."""
-        chosen = grid.choose(self._steepest)
-        return list(self._fits(chosen, grid.l1_ratio))
+        """Fit each model by `hpcsgd.fit`, from the weights of the one before."""
+        results: list[Result] = []
+        for alpha in grid.choose(self.arguments.l1_ratio, self._steepest).tolist():
+            start = results[-1] if results and self.warm else None
+            result = run_fit(self._at(alpha), self.rows, start, self.world, None)
+            if result.advice:
+                warnings.warn(result.advice, ConvergenceWarning, stacklevel=5)
+            results.append(result)
+        return results
 
-    def _fits(self, alphas: Array, l1_ratio: float) -> Iterator[Result]:
-        found = None
-        for alpha in alphas:
-            found = fit(
-                self.data,
-                y=self.sides["y"],
-                sample_weight=self.sides["sample_weight"],
-                offset=self.sides["offset"],
-                alpha=float(alpha),
-                l1_ratio=l1_ratio,
-                start=found if self.warm else None,
-                comm=self.world,
-                layout=self.layout,
-                config=self.config,
-                **self.shared,
-                **self.given,
-            )
-            yield found
+    def _at(self, alpha: float) -> FitArguments:
+        return replace(self.arguments, alpha=alpha)
 
     def _steepest(self) -> float:
-        """The largest slope of a column where only an intercept is fitted."""
-        config = replace(self._settings(1.0, 0.0), update=RunConfig().update)
-        opened = self._open(config)
-        live = build(config, self.world, opened.open_reader, [], Clock())
+        """Return the largest slope of a column where only an intercept is fitted."""
+        ridge = self._settings(replace(self.arguments, l1_ratio=0.0))
+        config = replace(ridge, update=RunConfig().update)
+        data = self._open(config)
+        live = build(config, self.world, data.open_reader, [], Clock())
         Start().load_into(live)
         objective, state = live.evaluation.objective, live.state
         columns = live.task.columns
@@ -165,54 +163,34 @@ class PathFit:
         return steepest
 
     def _open(self, config: RunConfig) -> FitData:
-        sides, layout = self.sides, self.layout
+        sides, layout = self.rows.sides, self.arguments.layout
         return self.world.together(
             lambda: open_data(self.matrix, sides, layout, config)
         )
 
-    def _settings(self, alpha: float, l1_ratio: float) -> RunConfig:
-        """Of a coordinate form, whether the problem has one or not."""
-        shared = self.shared
-        schedule = {"batch": 1, "steps": 16, "epochs": 1000, **self.given}
+    def _settings(self, arguments: FitArguments) -> RunConfig:
+        """Return the settings of a coordinate form, whether the problem has one."""
+        family, ratio = arguments.family, arguments.l1_ratio
         tables: dict[str, dict[str, Any]] = {
-            "problem": {
-                "family": shared["family"],
-                "intercept": bool(shared["fit_intercept"]),
-                **_parts(alpha, l1_ratio),
-                **_bounds(shared["bounds"]),
-            },
-            "schedule": schedule,
+            "problem": arguments.problem(),
+            "schedule": arguments.schedule(COORDINATE),
             "update": {"kind": COORDINATE},
             "coordinate": {
-                "tol": float(shared["tol"]),
-                "form": fastest_form(shared["family"], l1_ratio, self.world.size),
+                "tol": to_number("tol", arguments.tol),
+                "form": fastest_form(family, ratio, self.world.size),
             },
-            "sampling": {"seed": shared["seed"], "mode": "shuffle-once"},
-            "precision": {"recipe": shared["precision"]},
+            "sampling": {"seed": arguments.seed, "mode": "shuffle-once"},
+            "precision": {"recipe": arguments.precision},
         }
         if self.matrix.path is not None:
             tables["data"] = {"path": self.matrix.path}
-        config = RunConfig.parse(overlay_tables(tables, self.config))
-        if best_form(config) == "dual" and "sampling" not in (self.config or {}):
+        config = RunConfig.parse(overlay_tables(tables, arguments.config))
+        if best_form(config) == "dual" and not has_section(
+            arguments.config, "sampling"
+        ):
             # In one order for all epochs it may take ten times as many.
             return replace(config, sampling=replace(config.sampling, mode="reshuffle"))
         return config
-
-
-def _parts(alpha: float, l1_ratio: float) -> dict[str, float]:
-    return {"l1": alpha * l1_ratio, "l2": alpha * (1.0 - l1_ratio)}
-
-
-def _bounds(bounds: Any) -> dict[str, Any]:
-    """As a configuration has them."""
-    if bounds is None:
-        return {}
-    lower, upper = bounds
-    return {
-        name: float(value) if np.ndim(value) == 0 else [float(v) for v in value]
-        for name, value in (("lower", lower), ("upper", upper))
-        if value is not None
-    }
 
 
 # What a path leaves behind: every model a result of its own.
@@ -415,6 +393,7 @@ class Path:
 SOLVERS = ("auto", COORDINATE, "sgd")
 
 
+@documented
 @answers_other_names
 @one_thread()
 def path(
@@ -468,17 +447,6 @@ def path(
         Number of penalties that are chosen.
     eps : float, default=1e-3
         Ratio of the smallest to the largest penalty that is chosen.
-    l1_ratio : float, default=1.0
-        Share of l1 in the penalty, from 0 (ridge) to 1 (lasso).
-    sample_weight : array-like of shape (n,), optional
-        Weights c_i ≥ 0 of the rows.
-    offset : array-like of shape (n,), optional
-        Numbers that are added to the scores.
-    fit_intercept : bool, default=True
-        Whether the models have an intercept β, which is not penalised.
-    bounds : pair, optional
-        Lowest and highest value of every weight: each a number, an array of shape (d,)
-        or None.
     tol : float, default=1e-6
         Each model ends at a duality gap of `tol` times F.
     epochs : int, optional
@@ -495,13 +463,6 @@ def path(
         The solver. "sgd" calls `fit` for each alpha.
     warm_start : bool, default=True
         Whether each model begins at the one before it.
-    comm : mpi4py communicator or Communicator, optional
-        The ranks of the fits. None fits in this process alone.
-    layout : {"replicated", "rows", "columns", "hdf5"}, default="replicated"
-        What each rank passes: all rows, its rows, its columns, or a path.
-    config : mapping, optional
-        Further settings as {"section": {"key": value}}. They override the other
-        arguments.
 
     Returns
     -------
@@ -524,29 +485,35 @@ def path(
     """
     if solver not in SOLVERS:
         raise ConfigError(f"solver = {solver!r}; known: {', '.join(SOLVERS)}")
-    sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
-    asked = {"epochs": epochs, "batch": batch, "steps": steps}
-    given = {name: value for name, value in asked.items() if value is not None}
-    shared = {
-        "family": family,
-        "fit_intercept": fit_intercept,
-        "bounds": bounds,
-        "tol": tol,
-        "seed": seed,
-        "precision": precision,
-    }
-    grid = Alphas(alphas, n_alphas, eps, l1_ratio)
+    arguments = FitArguments(
+        family=family,
+        alpha=1.0,
+        l1_ratio=l1_ratio,
+        fit_intercept=fit_intercept,
+        bounds=bounds,
+        epochs=epochs,
+        tol=tol,
+        batch=batch,
+        steps="auto" if steps is None else steps,
+        seed=seed,
+        precision=precision,
+        layout=layout,
+        config=config,
+    )
+    rows = FitRows(X, y, sample_weight, offset)
+    grid = Alphas(alphas, n_alphas, eps)
     with ranks_of(comm, timeout_in(config)) as world:
         matrix = world.together(lambda: to_matrix(X))
-        said = {**shared, "solver": solver, "layout": layout, **asked}
-        said |= {"alphas": grid, "config": config, "warm_start": warm_start}
-        check_same(world, {name: repr(value) for name, value in said.items()})
-        way = PathFit(
-            world, X, matrix, sides, layout, shared, given, config, warm_start
-        )
-        world.together(grid.check)
-        by_forms = world.together(lambda: way.has_form(grid, solver))
-        results = way.by_coordinates(grid) if by_forms else way.by_fits(grid)
+        shared = vars(arguments) | {
+            "solver": solver,
+            "alphas": grid,
+            "warm_start": warm_start,
+        }
+        check_same(world, {name: repr(value) for name, value in shared.items()})
+        models = PathFit(world, rows, matrix, arguments, warm_start)
+        world.together(lambda: models.check(grid))
+        is_form = world.together(lambda: models.has_form(solver))
+        results = models.by_coordinates(grid) if is_form else models.by_fits(grid)
     for one in results:
         if one.feature_names is None and layout != "columns":
             one.report["feature_names"] = matrix.names

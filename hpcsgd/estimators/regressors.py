@@ -13,13 +13,14 @@ from sklearn.base import RegressorMixin
 from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.base import (
     FitRanks,
-    FitRows,
     Learner,
     Solution,
     check_targets,
-    documented,
+    opened,
     passes_of,
 )
+from hpcsgd.estimators.descriptions import documented
+from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import Formula
 from hpcsgd.formats import Array
 
@@ -90,7 +91,7 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
         self : object
             The fitted estimator, the same on all ranks.
         """
-        self._fit(X, y, sample_weight, where=(comm, layout, grid))
+        self._fit(FitRows(X, y, sample_weight), opened(comm, layout, grid))
         return self
 
     @documented
@@ -113,7 +114,7 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
         self : object
             The fitted estimator, the same on all ranks.
         """
-        self._partial_fit(X, y, sample_weight, where=(comm, layout, grid))
+        self._partial_fit(FitRows(X, y, sample_weight), opened(comm, layout, grid))
         return self
 
     @documented
@@ -181,6 +182,8 @@ class LinearRegression(Regressor):
     """
 
     family = "gaussian"
+    alpha = 0.0
+    l1_ratio = 0.0
     _instead = dict.fromkeys(
         ("C", "alpha", "penalty", "l1_ratio"),
         "take Ridge, which has alpha and l1_ratio",
@@ -209,29 +212,7 @@ class LinearRegression(Regressor):
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=0.0,
-            l1_ratio=0.0,
-            fit_intercept=fit_intercept,
-            bounds=bounds,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver=solver,
-            average=average,
-            polish=polish,
-            hold_out=hold_out,
-            patience=patience,
-            precision=precision,
-            device=device,
-            warm_start=warm_start,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
+        self._set_parameters(locals())
 
 
 @documented
@@ -286,14 +267,14 @@ LEAST_SCALE = 1e-6  # of the root mean square of the targets about their mean
 ROUND_TOL = 1e-6  # of fits whose residuals are all that is wanted
 
 
-def robust_scale(errors: Array, c: Array, epsilon: float, place: FitRanks) -> float:
+def robust_scale(errors: Array, c: Array, epsilon: float, ranks: FitRanks) -> float:
     """Return σ of the errors of all ranks, (n,) with weights c on each. Collective."""
     squares = np.square(errors)
-    variance = _mean(squares, c, place)
+    variance = _mean(squares, c, ranks)
     while variance > 0.0:
         inside = squares <= epsilon**2 * variance
         own = np.array([c.sum(), c[~inside].sum(), (c * squares)[inside].sum()])
-        total, outside, square = np.sum(place.of_rows(own), axis=0)
+        total, outside, square = np.sum(ranks.of_rows(own), axis=0)
         lower = square / (total - epsilon**2 * outside)
         # Without a root the last steps take away all errors that are not 0.
         if not 0.0 <= lower < variance * (1.0 - 1e-12):
@@ -302,9 +283,9 @@ def robust_scale(errors: Array, c: Array, epsilon: float, place: FitRanks) -> fl
     return float(np.sqrt(variance))
 
 
-def _mean(values: Array, c: Array, place: FitRanks) -> float:
+def _mean(values: Array, c: Array, ranks: FitRanks) -> float:
     """The mean over the rows of all ranks with weights c. Collective."""
-    total, moment = np.sum(place.of_rows(np.array([c.sum(), c @ values])), axis=0)
+    total, moment = np.sum(ranks.of_rows(np.array([c.sum(), c @ values])), axis=0)
     return float(moment / total)
 
 
@@ -396,6 +377,8 @@ class HuberRegressor(Regressor):
     """
 
     family = "huber"
+    epsilon: float
+    delta: float | None
     delta_: float
     scale_: float
 
@@ -426,102 +409,78 @@ class HuberRegressor(Regressor):
         verbose: int = 0,
         config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            alpha=alpha,
-            l1_ratio=l1_ratio,
-            fit_intercept=fit_intercept,
-            bounds=bounds,
-            max_iter=max_iter,
-            tol=tol,
-            batch=batch,
-            steps=steps,
-            rate=rate,
-            solver=solver,
-            average=average,
-            polish=polish,
-            hold_out=hold_out,
-            patience=patience,
-            precision=precision,
-            device=device,
-            warm_start=warm_start,
-            random_state=random_state,
-            callbacks=callbacks,
-            verbose=verbose,
-            config=config,
-        )
-        self.epsilon = epsilon
-        self.delta = delta
+        self._set_parameters(locals())
 
     def _learn(
-        self, given: FitRows, place: FitRanks, starts: list[Any] | None, **changed: Any
+        self, rows: FitRows, ranks: FitRanks, starts: list[Any] | None, **changed: Any
     ) -> None:
         """Fit at `delta`, or at that of the residuals."""
-        self._check(given)
+        self._check(rows)
         passes = 0
         if self.delta is None:
             # What changes settings is `partial_fit`.
             rounds = 0 if changed else SCALE_ROUNDS
-            starts, passes = self._find_scale(given, place, starts, rounds)
+            starts, passes = self._find_scale(rows, ranks, starts, rounds)
             self.delta_ = self.epsilon * self.scale_
         else:
             self.delta_ = float(self.delta)
             if hasattr(self, "scale_"):  # of an earlier fit
                 del self.scale_
-        super()._learn(given, place, starts, **changed)
+        super()._learn(rows, ranks, starts, **changed)
         self.n_iter_ += passes
 
     def _find_scale(
-        self, given: FitRows, place: FitRanks, starts: list[Any] | None, rounds: int
+        self, rows: FitRows, ranks: FitRanks, starts: list[Any] | None, rounds: int
     ) -> tuple[list[Any] | None, int]:
         """Set `scale_`; return where the last of at most `rounds` fits ended, and the
         passes of all.
         """
-        c = np.ones(len(given.y)) if given.weights is None else given.weights
-        away = given.y - _mean(given.y, c, place)
-        spread = np.sqrt(_mean(np.square(away), c, place))
+        c = np.ones(len(rows.y)) if rows.weights is None else rows.weights
+        away = rows.y - _mean(rows.y, c, ranks)
+        spread = np.sqrt(_mean(np.square(away), c, ranks))
         passes = 0
-        errors = self._errors(given, place, *starts[0]) if starts else away
-        search = ScaleSearch(self._scale(errors, c, place, spread))
-        silent = {"callbacks": None, "verbose": 0, "tol": max(self.tol, ROUND_TOL)}
+        errors = self._errors(rows, ranks, *starts[0]) if starts else away
+        search = ScaleSearch(self._scale(errors, c, ranks, spread))
+        tol = max(self.tol, ROUND_TOL)
         for _ in range(rounds):
             self.delta_ = self.epsilon * search.scale
             start = starts[0] if starts else None
-            found = self._solve(given, self.family, place, start, **silent)
-            passes += passes_of(found.result)
-            starts = [(found.weights, found.intercept)]
-            errors = self._errors(given, place, *starts[0])
-            if search.is_done(self._scale(errors, c, place, spread)):
+            solution = self._solve(rows, ranks, start, is_silent=True, tol=tol)
+            passes += passes_of(solution.result)
+            starts = [(solution.weights, solution.intercept)]
+            errors = self._errors(rows, ranks, *starts[0])
+            if search.is_done(self._scale(errors, c, ranks, spread)):
                 break
         self.scale_ = search.scale
         return starts, passes
 
-    def _scale(self, errors: Array, c: Array, place: FitRanks, spread: float) -> float:
+    def _scale(self, errors: Array, c: Array, ranks: FitRanks, spread: float) -> float:
         """The scale of errors, alike on all ranks.
 
         Where it is 0, since most rows are met exactly, a small one stands for it.
         """
-        scale = robust_scale(errors, c, self.epsilon, place)
+        scale = robust_scale(errors, c, self.epsilon, ranks)
         scale = max(scale, LEAST_SCALE * spread) or 1.0 / self.epsilon
-        return float(place.world.exchange_objects(scale)[0])
+        return float(ranks.world.exchange_objects(scale)[0])
 
     def _errors(
-        self, given: FitRows, place: FitRanks, weights: Array, intercept: Array
+        self, rows: FitRows, ranks: FitRanks, weights: Array, intercept: Array
     ) -> Array:
         """Residuals of the rows of this rank, (n,)."""
-        world, X = place.world, given.X
+        world, X = ranks.world, rows.X
         if not X.shape[0]:
             return np.empty(0)
-        if place.layout != "columns" or world.size == 1:
+        if ranks.layout != "columns" or world.size == 1:
             formula = Formula(self.family, weights[:, 0], float(intercept[0]))
-            return np.asarray(formula.means(X) - given.y)
+            return np.asarray(formula.means(X) - rows.y)
         widths = world.exchange_objects(X.shape[1])
         first = sum(widths[: world.rank])
         own = weights[first : first + X.shape[1], 0]
         scores = Formula(self.family, own, 0.0).means(X)
         world.sum(scores, "control")
-        return np.asarray(scores + intercept[0] - given.y)
+        return np.asarray(scores + intercept[0] - rows.y)
 
-    def _check(self, given: FitRows) -> None:
+    def _check(self, rows: FitRows) -> None:
         """Refuse numbers that make no F, and rows whose targets are in a file."""
         if self.delta is not None and not 0.0 < self.delta < float("inf"):
             raise ConfigError(
@@ -532,7 +491,7 @@ class HuberRegressor(Regressor):
             raise ConfigError(
                 f"epsilon = {self.epsilon!r} must be above 1 and finite; 1.35 is usual"
             )
-        if given.y is None and self.delta != 1.0:
+        if rows.y is None and self.delta != 1.0:
             raise ConfigError(
                 "a delta other than 1 needs y in memory; set delta=1 and scale y in the"
                 " file, or read it"
@@ -540,10 +499,10 @@ class HuberRegressor(Regressor):
 
     def _solve(
         self,
-        given: FitRows,
-        family: str,
-        place: FitRanks,
+        rows: FitRows,
+        ranks: FitRanks,
         start: Any = None,
+        is_silent: bool = False,
         **changed: Any,
     ) -> Solution:
         """The family's delta is 1: targets and coefficients in units of ours.
@@ -554,15 +513,18 @@ class HuberRegressor(Regressor):
         unit = self.delta_
         if start is not None:
             start = tuple(part / unit for part in start)
-        inner = {**self._penalty_in(unit), **changed}
-        found = super()._solve(_in(unit, given), family, place, start, **inner)
-        found.result.report["delta"] = unit
+        changed = {**self._penalty_in(unit), **changed}
+        rows = _in(unit, rows)
+        solution = super()._solve(rows, ranks, start, is_silent, **changed)
+        solution.result.report["delta"] = unit
         return replace(
-            found, weights=found.weights * unit, intercept=found.intercept * unit
+            solution,
+            weights=solution.weights * unit,
+            intercept=solution.intercept * unit,
         )
 
-    def _keep(self, found: list[Solution]) -> None:
-        super()._keep(found)
+    def _keep(self, solutions: list[Solution]) -> None:
+        super()._keep(solutions)
         powers = {"loss": 2, "gap": 2, "held": 2, "gradient": 1}
         for record in self.history_:
             for name in powers.keys() & record.keys():
@@ -579,9 +541,9 @@ class HuberRegressor(Regressor):
         return {"alpha": l1 + l2, "l1_ratio": ratio, "bounds": bounds}
 
 
-def _in(unit: float, given: FitRows) -> FitRows:
+def _in(unit: float, rows: FitRows) -> FitRows:
     """Targets in a unit; those of a file stay as they are."""
-    return given if unit == 1.0 else replace(given, y=np.asarray(given.y) / unit)
+    return rows if unit == 1.0 else replace(rows, y=np.asarray(rows.y) / unit)
 
 
 # Regressors with a log link: counts, amounts, and their rates.
@@ -612,8 +574,8 @@ class RateRegressor(Regressor):
         self : object
             The fitted estimator, the same on all ranks.
         """
-        given = X, y, sample_weight, offset, exposure
-        self._fit(*given, where=(comm, layout, grid))
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._fit(rows, opened(comm, layout, grid))
         return self
 
     @documented
@@ -638,8 +600,8 @@ class RateRegressor(Regressor):
         self : object
             The fitted estimator, the same on all ranks.
         """
-        given = X, y, sample_weight, offset, exposure
-        self._partial_fit(*given, where=(comm, layout, grid))
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        self._partial_fit(rows, opened(comm, layout, grid))
         return self
 
     @documented

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.base import AgreementSettings
@@ -119,6 +120,8 @@ THEIRS = (  # of scikit-learn's linear models
     *("svd", "cholesky", "lsqr", "sparse_cg"),
 )
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
+ALPHA = 1e-4  # the penalty where none is named
+TOL = 1e-5
 RACE = "race"  # the rate that wins one
 TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # at most: badly conditioned data take some hundred
@@ -134,54 +137,63 @@ COORDINATES = {"batch": 1, "steps": 16}
 
 
 @dataclass(frozen=True)
-class FitSettings:
-    """The arguments, checked where no section of the configuration does."""
+class FitFacts:
+    """Facts about the ranks and rows of a fit, on which its settings depend."""
 
-    family: Any
-    alpha: Any
-    l1_ratio: Any
-    fit_intercept: Any
-    bounds: Any
-    epochs: Any
-    tol: Any
-    batch: Any
-    steps: Any
-    rate: Any
-    update: Any
-    momentum: Any
-    average: Any
-    polish: Any
-    hold_out: Any
-    patience: Any
-    seed: Any
-    precision: Any
-    device: Any
-    solver: Any
-    verbose: Any
-    grid: Any
-    config: Any
-    layout: Any = "replicated"
     ranks: int = 1
-    record: int = 0  # exchanges kept for `hpcsgd verify`
+    is_wide: bool = False  # whether the rows are of float64
+    path: str | None = None  # the file that contains the rows
 
-    def settings(self, path: str | None, wide: bool) -> RunConfig:
-        """All of them as one configuration; `config` of the caller lies over it.
 
-        Rows of float64 are `wide`.
+@dataclass(frozen=True)
+class FitArguments:
+    """Arguments of a fit, which `hpcsgd.fit` describes.
+
+    Estimators and paths make them of their own parameters. `run_config` translates
+    them; it checks what no section of the configuration checks under the same name.
+    """
+
+    family: str = "logistic"
+    alpha: float = ALPHA
+    l1_ratio: float = 0.0
+    fit_intercept: bool = True
+    bounds: tuple[ArrayLike | None, ArrayLike | None] | None = None
+    epochs: int | None = None
+    tol: float = TOL
+    batch: int | None = None
+    steps: int | str = "auto"
+    rate: float | str = "auto"
+    update: str = "sgd"
+    momentum: float = 0.9
+    average: str | bool = "auto"
+    polish: str | bool = "auto"
+    hold_out: float = 0.0
+    patience: int = 5
+    seed: int = 0
+    precision: str | None = None
+    device: str = "cpu"
+    solver: str = "auto"
+    layout: str = "replicated"
+    grid: tuple[int, int] | str | None = None
+    verbose: int = 0
+    config: Mapping[str, Mapping[str, Any]] | RunConfig | None = None
+
+    def run_config(self, facts: FitFacts, record: int = 0) -> RunConfig:
+        """Return all settings of the fit; those of `config` override the others.
+
+        `record` is the number of exchanges that are kept for `hpcsgd verify`.
         """
-        problem, on_host = self._problem(), self.device == "cpu"
-        recipe = self.precision or ("fp64" if wide and on_host else "fp32")
+        problem = self.problem()
+        is_fine = facts.is_wide and self.device == "cpu"
+        recipe = self.precision or ("fp64" if is_fine else "fp32")
         solver = self._solver(problem, recipe)
         polish = self._polish(problem, solver)
         grid = self._grid()
         way = "polished" if polish and solver == "sgd" else solver
-        hold_out = _number("hold_out", self.hold_out)
+        hold_out = to_number("hold_out", self.hold_out)
         tables: Tables = {
             "problem": problem,
-            "schedule": {
-                **self._group(solver, grid),
-                "epochs": EPOCHS[way] if self.epochs is None else plain(self.epochs),
-            },
+            "schedule": self.schedule(way, grid.get("replicas", 1)),
             "rate": self._rate(way, hold_out),
             "update": self._update(solver),
             "polish": polish,
@@ -190,17 +202,17 @@ class FitSettings:
             "stop": self._stop(problem, way, hold_out),
             "precision": {"recipe": recipe},
             "grid": grid,
-            "run": self._run(solver),
+            "run": {"record": record, **self._run(solver)},
         }
         if solver == COORDINATE:
-            tol = _number("tol", self.tol)
-            form = fastest_form(self.family, problem["l1"], self.ranks)
+            tol = to_number("tol", self.tol)
+            form = fastest_form(self.family, problem["l1"], facts.ranks)
             tables["coordinate"] = {
                 "tol": tol and max(tol, FINEST),
                 "form": form,
             }
-        if path is not None:
-            tables["data"] = {"path": path}
+        if facts.path is not None:
+            tables["data"] = {"path": facts.path}
         self._leave_to_method(tables)
         config = RunConfig.parse(overlay_tables(tables, self.config))
         config = replace(config, run=replace(config.run, defaults=FIT))
@@ -227,44 +239,56 @@ class FitSettings:
         if self.average == "auto" and not kind.supports.averages:
             tables["average"]["kind"] = "none"
 
-    def _group(self, solver: str, grid: dict[str, int]) -> dict[str, Any]:
-        """Rows of a step, or coordinates of a block, and how many for a message."""
+    def schedule(self, way: str, replicas: int = 1) -> dict[str, Any]:
+        """Return the settings of [schedule] for one of the ways of `EPOCHS`.
+
+        A step has a batch of rows or a block of coordinates; an exchange has steps.
+        """
         batch, steps = plain(self.batch), plain(self.steps)
-        is_coordinate = solver == COORDINATE
+        is_coordinate = way == COORDINATE
         if batch is None:
             batch = COORDINATES["batch"] if is_coordinate else ROWS
         if steps == "auto" and is_coordinate:
             steps = COORDINATES["steps"]
-        elif steps == "auto" and grid.get("replicas", 1) > 1:
+        elif steps == "auto" and replicas > 1:
             # Replicas agree after so many: no clock may decide that.
             steps = 1 if agrees_on_gradients(self.config) else STEPS
-        return {"batch": batch, "steps": steps}
+        epochs = EPOCHS[way] if self.epochs is None else plain(self.epochs)
+        return {"batch": batch, "steps": steps, "epochs": epochs}
 
-    def _problem(self) -> dict[str, Any]:
+    def problem(self) -> dict[str, Any]:
+        """Return the settings of [problem]."""
         if not isinstance(self.family, str):
             raise ConfigError(
                 f"family must be a name, as 'logistic', and is of type"
                 f" {type(self.family).__name__}; pass targets as y=..."
             )
-        alpha, ratio = _number("alpha", self.alpha), _number("l1_ratio", self.l1_ratio)
-        if not 0.0 <= ratio <= 1.0:
-            raise ConfigError(f"l1_ratio = {ratio!r} must lie in [0, 1]; 0 is ridge")
-        if not 0.0 <= alpha < np.inf:
-            raise ConfigError(
-                f"alpha = {alpha!r} must be finite and at least 0; 0 is no penalty,"
-                " 1e-4 is usual"
-            )
+        penalty = self.penalty()
         if not isinstance(self.fit_intercept, bool | np.bool_):
             raise ConfigError(
                 f"fit_intercept = {self.fit_intercept!r} must be True or False"
             )
         return {
             "family": self.family,
-            "l2": alpha * (1.0 - ratio),
-            "l1": alpha * ratio,
+            **penalty,
             "intercept": bool(self.fit_intercept),
             **self._bounds(),
         }
+
+    def penalty(self) -> dict[str, float]:
+        """Return l1 and l2 of the settings of [problem]."""
+        alpha = to_number("alpha", self.alpha)
+        ratio = to_number("l1_ratio", self.l1_ratio)
+        if not 0.0 <= ratio <= 1.0:
+            raise ConfigError(
+                f"l1_ratio = {ratio!r} must lie in [0, 1]; 0 is ridge, 1 is the lasso"
+            )
+        if not 0.0 <= alpha < np.inf:
+            raise ConfigError(
+                f"alpha = {alpha!r} must be finite and at least 0; 0 is no penalty,"
+                " 1e-4 is usual"
+            )
+        return {"l1": alpha * ratio, "l2": alpha * (1.0 - ratio)}
 
     def _bounds(self) -> dict[str, Any]:
         if self.bounds is None:
@@ -309,7 +333,7 @@ class FitSettings:
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
         """L-BFGS wants a smooth F, and all of the rows."""
-        tol, wish = _number("tol", self.tol), self.polish
+        tol, wish = to_number("tol", self.tol), self.polish
         if wish not in ("auto", True, False):
             raise ConfigError(f"polish = {wish!r} must be 'auto', True or False")
         why = {
@@ -361,7 +385,7 @@ class FitSettings:
         self, problem: dict[str, Any], way: str, hold_out: float
     ) -> dict[str, Any]:
         """Where SGD is all there is, it goes on to the goal or to the last epoch."""
-        aim = {"tol": _number("tol", self.tol), "patience": plain(self.patience)}
+        aim = {"tol": to_number("tol", self.tol), "patience": plain(self.patience)}
         if hold_out:
             return {"on": "validation", **aim}
         if way not in ("sgd", "svrg"):
@@ -378,7 +402,7 @@ class FitSettings:
             and not sharded_weights_option(self.config)
         )
         more = {"evaluate": "gap"} if shown else {}
-        return {"device": self.device, "record": self.record, **more}
+        return {"device": self.device, **more}
 
     def _update(self, solver: str) -> dict[str, Any]:
         kind = self.update if solver == "sgd" else solver
@@ -387,8 +411,8 @@ class FitSettings:
     def _grid(self) -> dict[str, Any]:
         if self.grid is None:
             return {}
-        text = isinstance(self.grid, str)
-        replicas, members = parse_grid(self.grid) if text else self.grid
+        grid = parse_grid(self.grid) if isinstance(self.grid, str) else self.grid
+        replicas, members = grid
         return {"replicas": replicas, "members": members}
 
 
@@ -398,11 +422,12 @@ def _is_smooth(problem: dict[str, Any]) -> bool:
 
 def _bound(value: Any) -> Any:
     if value is None or np.ndim(value) == 0:
-        return None if value is None else _number("bounds", value)
-    return [_number("bounds", one) for one in value]
+        return None if value is None else to_number("bounds", value)
+    return [to_number("bounds", one) for one in value]
 
 
-def _number(name: str, value: Any) -> float:
+def to_number(name: str, value: Any) -> float:
+    """Return an argument as a float, or refuse it by its name."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} = {value!r} must be a number")
@@ -425,8 +450,6 @@ PARTS_OF_SGD = (
     *("mirror", "accordion", "average", "stop", "sweep"),
     *("sampling.mode", "run.emulate_members"),
 )
-ALPHA = 1e-4  # the penalty where none is named
-TOL = 1e-5
 
 
 def requested_defaults(tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -507,20 +530,14 @@ def _as_fit(
     alpha = problem.l1 + problem.l2 if has_penalty else ALPHA
     # What ends coordinate forms on the way would be lost: they write no checkpoints.
     is_kept = run.resume != "no" or run.on_failure != "stop" or named.checkpoint.every
-    settings = FitSettings(
+    arguments = FitArguments(
         family=problem.family,
         alpha=alpha,
         l1_ratio=problem.l1 / alpha if alpha else 0.0,
         fit_intercept=request.get("problem", {}).get("intercept", True),
         bounds=None if problem.is_smooth else (problem.lower, problem.upper),
-        epochs=None,
         tol=TIGHT if is_finished else TOL,
-        batch=None,
-        steps="auto",
-        rate="auto",
-        update="sgd",
         momentum=named.update.momentum,
-        average="auto",
         polish=False if finisher == "none" else "auto",
         hold_out=named.sampling.hold_out,
         patience=named.stop.patience,
@@ -528,13 +545,10 @@ def _as_fit(
         precision=request.get("precision", {}).get("recipe"),
         device=run.device,
         solver="auto" if problem.is_smooth or not is_kept else "svrg",
-        verbose=0,
         grid=(grid.replicas, grid.members) if "grid" in request else None,
         config=request,
-        ranks=ranks,
-        record=run.record,
     )
-    return settings.settings(None, wide)
+    return arguments.run_config(FitFacts(ranks, wide), record=run.record)
 
 
 def has_wide_values(X: Any) -> bool:

@@ -5,6 +5,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pandas as pd
@@ -16,8 +17,10 @@ from sklearn.model_selection import GridSearchCV
 
 import hpcsgd
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.estimators.descriptions import described
+from hpcsgd.runs.defaults import FitArguments
 from tests.helpers.limits import HANG
-from tests.helpers.zoo import NAMED, name_of, problem_for
+from tests.helpers.zoo import CHOOSING, NAMED, name_of, problem_for
 
 THEIRS = {
     "LogisticRegression": linear_model.LogisticRegression,
@@ -70,6 +73,41 @@ def test_the_alpha_of_the_answer_is_the_same_penalty():
     ours = hpcsgd.LogisticRegression(alpha=1 / (0.5 * len(y))).fit(X, y)
     theirs = linear_model.LogisticRegression(C=0.5, tol=1e-10).fit(X, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-6)
+
+
+def defaults_of(function):
+    """Name -> default of every parameter that has one."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def test_fit_has_every_argument_with_the_same_default():
+    declared = {field.name: field.default for field in fields(FitArguments)}
+    assert declared.items() <= defaults_of(hpcsgd.fit).items()
+
+
+@pytest.mark.parametrize("estimator", [*NAMED, *CHOOSING[:1]], ids=name_of)
+def test_a_parameter_of_an_estimator_is_the_argument_of_fit(estimator):
+    """With the same default, but for the tolerance and the names of scikit-learn."""
+    own = {"tol", "family"} | ({"polish"} if hasattr(estimator, "cv") else set())
+    parameters = defaults_of(type(estimator))
+    of_fit = defaults_of(hpcsgd.fit) | {"max_iter": None, "random_state": 0}
+    for name in parameters.keys() & of_fit.keys() - own:
+        assert parameters[name] == of_fit[name], name
+
+
+def test_arguments_are_described_once():
+    """In the docstring of `fit`, which those of estimators and paths repeat."""
+    of_fit = described(inspect.getdoc(hpcsgd.fit))
+    for item in (hpcsgd.Ridge, hpcsgd.Ridge.fit, hpcsgd.path):
+        descriptions = described(inspect.getdoc(item))
+        assert list(descriptions) == [
+            name for name in inspect.signature(item).parameters if name != "self"
+        ]
+        assert "X" in descriptions or descriptions["alpha"] == of_fit["alpha"]
+    kind, text = described(inspect.getdoc(hpcsgd.path))["sample_weight"]
+    assert kind == "array-like of shape (n,) or None"
+    assert text.split() == of_fit["sample_weight"][1].split()
 
 
 def test_other_arguments_are_what_they_were():

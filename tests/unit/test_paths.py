@@ -136,12 +136,38 @@ def test_what_a_path_holds():
         ({"alphas": [0.1, -1.0]}, "above 0"),
         ({"alphas": []}, "above 0"),
         ({"solver": "newton"}, "known: auto, coordinate, sgd"),
+        ({"bounds": 3.0}, "bounds must be a pair"),
+        ({"tol": "small"}, "tol = 'small' must be a number"),
+        ({"family": 3}, "family must be a name"),
     ],
 )
 def test_what_makes_no_path_is_refused(settings, says):
     problem = make_problem("gaussian", n=20, d=3)
     with pytest.raises(ConfigError, match=says):
         path_on(2, problem, **settings)
+
+
+@pytest.mark.parametrize("solver", ["coordinate", "sgd"])
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"l1_ratio": "half"}, "l1_ratio = 'half' must be a number"),
+        ({"fit_intercept": "no"}, "fit_intercept = 'no' must be True or False"),
+        ({"bounds": (None, ["a"])}, "bounds = 'a' must be a number"),
+    ],
+)
+def test_every_solver_refuses_arguments_as_fit_does(settings, says, solver):
+    problem = make_problem("gaussian", n=20, d=3)
+    with pytest.raises(ConfigError, match=says):
+        path_on(1, problem, solver=solver, **settings)
+
+
+def test_steps_that_are_chosen_are_those_of_a_path_without_steps():
+    problem = make_problem("gaussian", n=20, d=3)
+    given, chosen = (
+        path_on(1, problem, n_alphas=3, **more) for more in ({}, {"steps": "auto"})
+    )
+    np.testing.assert_array_equal(given.coefs, chosen.coefs)
 
 
 def test_columns_without_a_slope_name_no_alpha():

@@ -18,9 +18,9 @@ from hpcsgd.files import parse_json, read_entry_text, write_text
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family
 from hpcsgd.products.base import product_facts
+from hpcsgd.runs import plan
 from hpcsgd.runs.folder import CERTIFICATE
 from hpcsgd.runs.result import finite
-from hpcsgd.studies.verify import traffic
 from hpcsgd.studies.verify.allowance import (
     PARTS,
     Point,
@@ -299,14 +299,14 @@ def _traffic(scene: RecordedRun, source: RecordedSource | None) -> VerifiedItem:
     if any(event["event"] == "fall-back" for event in scene.result.events):
         why = "the run fell back, and the formulas know the last settings alone"
         return VerifiedItem("traffic", None, {}, why)
-    gap = traffic.gap_in(legs, scene.result.exchanges, report["resumes"])
+    gap = plan.gap_in(legs, scene.result.exchanges, report["resumes"])
     if gap:
         return VerifiedItem("traffic", None, {}, gap)
     asked = scene.config.agreement.kind
-    if traffic.kind_of(scene.config.agreement) is None:
+    if plan.kind_of(scene.config.agreement) is None:
         why = f"there is no formula for what agreement = {asked!r} sends"
         return VerifiedItem("traffic", None, {}, why)
-    expected = traffic.expected(shape, legs)
+    expected = plan.expected(shape, legs)
     found = {
         purpose: {key: scene.result.ledger.get(purpose, {}).get(key) for key in entry}
         for purpose, entry in expected.items()

@@ -25,6 +25,7 @@ from hpcsgd.glm.families import Family
 from hpcsgd.glm.updates import make_rate
 from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.products.base import product_facts
+from hpcsgd.runs.plan import TrafficShape
 from hpcsgd.runs.recording import NAME, Recording, read_recording
 from hpcsgd.runs.result import Result, load_result
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -39,7 +40,6 @@ from hpcsgd.studies.verify.allowance import (
     residual,
     step,
 )
-from hpcsgd.studies.verify.traffic import TrafficShape
 
 # Plain mini-batch SGD in longdouble, step by step: what an exchange must equal.
 #

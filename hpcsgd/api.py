@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import ArrayLike
 
@@ -21,21 +21,34 @@ from hpcsgd.config import FIT, RunConfig, check_read
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.runs.advice import suppress_repeated_logs
-from hpcsgd.runs.checks import emulate_network, resolve_grid
-from hpcsgd.runs.coordinate import CoordinateRun
-from hpcsgd.runs.defaults import has_wide_values, named_in_file, resolve_defaults
+from hpcsgd.runs.assembled_run import RunChoice
+from hpcsgd.runs.checks import emulate_network, grid_reason, resolve_grid
+from hpcsgd.runs.choose import RESUMED
+from hpcsgd.runs.coordinate import CoordinateRun, open_form
+from hpcsgd.runs.defaults import (
+    defaults_reason,
+    has_wide_values,
+    named_in_file,
+    resolve_defaults,
+)
+from hpcsgd.runs.memory import process_bytes
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.resume import recorded_settings
 from hpcsgd.runs.session import Session, Start
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.tuning.auto_precision import resolve_precision
+from hpcsgd.tuning.auto_precision import recipe_reason, resolve_precision
+
+if TYPE_CHECKING:  # a run that trains needs none of it
+    from hpcsgd.runs.plan import Plan
 
 log = logging.getLogger(__name__)
+GRID = ("grid.replicas", "grid.members")
 SLOWER, TRIES = 0.125, 4  # of a rate from the data with which the loss blew up
 
 # What a caller may give as settings: all of them, those that are named, or a file.
-Config: TypeAlias = RunConfig | Mapping[str, Mapping[str, Any]] | str | PathLike[str]
+NamedSettings: TypeAlias = RunConfig | Mapping[str, Mapping[str, Any]]
+Config: TypeAlias = NamedSettings | str | PathLike[str]
 
 
 @one_thread()
@@ -143,15 +156,11 @@ def run_training(
     request = named_settings(config)
     is_wide = has_wide_values(X)
     # What is wrong in the settings is refused before ranks meet.
-    settings = resolve_defaults(request, is_wide)
-    if settings.sweep.is_many:
-        raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+    settings = _settings_alone(request, is_wide)
     reader = open_data(settings, X, y, sample_weight, offset)
     run = settings.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    if run.defaults == FIT and not isinstance(request, RunConfig):
-        saved = recorded_settings(run, comm)
-        settings = resolve_defaults(request, is_wide, comm.size, saved)
+    settings = _settings_on(comm, request, is_wide, settings)
     result, ranks = run_at_stable_rate(comm, settings, reader, callbacks, began=began)
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
@@ -159,9 +168,111 @@ def run_training(
     return result
 
 
-def named_settings(
-    config: Config | None,
-) -> RunConfig | Mapping[str, Mapping[str, Any]]:
+def _settings_alone(request: NamedSettings, is_wide: bool) -> RunConfig:
+    """Return all settings of a run of one model, as it has them on one rank."""
+    settings = resolve_defaults(request, is_wide)
+    if settings.sweep.is_many:
+        raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+    return settings
+
+
+def _settings_on(
+    world: Communicator, request: NamedSettings, is_wide: bool, alone: RunConfig
+) -> RunConfig:
+    """Return the settings on all ranks, with the rate of a run that resumes."""
+    if alone.run.defaults != FIT or isinstance(request, RunConfig):
+        return alone
+    saved = recorded_settings(alone.run, world)
+    return resolve_defaults(request, is_wide, world.size, saved)
+
+
+@one_thread()
+def plan_training(
+    config: Config | None = None,
+    X: Any = None,
+    y: ArrayLike | None = None,
+    world: Communicator | None = None,
+) -> Plan:
+    """Return the plan of a run of `train`, which trains nothing. Collective.
+
+    Rows are read, and everything that the run would choose is chosen. No run folder is
+    written. The arguments are those of `train`.
+    """
+    from hpcsgd.runs.plan import plan_run
+
+    process = process_bytes()
+    request = named_settings(config)
+    is_wide = has_wide_values(X)
+    settings = _settings_alone(request, is_wide)
+    reader = open_data(settings, X, y, None, None)
+    run = settings.run
+    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
+    with_rate = _settings_on(comm, request, is_wide, settings)
+    session = open_session(comm, with_rate, reader)
+    named: Mapping[str, Mapping[str, Any]]
+    if isinstance(request, RunConfig):
+        before, named, why = settings, request.tables(), ""
+    else:
+        before, named = resolve_defaults(request, is_wide, comm.size), request
+        why = defaults_reason(request)
+    reasons = _reasons(before, with_rate, session) | {"run.defaults": why}
+    if isinstance(session, CoordinateRun):
+        plan = _plan_of_form(session, named, before, reasons)
+    else:
+        with session.assembled() as live:
+            plan = plan_run(live, reader, named, before, reasons, process)
+    if world is None:
+        comm.close()
+    return plan
+
+
+def _reasons(
+    before: RunConfig, with_rate: RunConfig, session: Session
+) -> dict[str, str]:
+    """Return why settings are chosen before the data are loaded."""
+    reasons: dict[str, str] = {}
+    if with_rate.rate != before.rate:
+        reasons["rate.value"] = RESUMED
+    if session.config.grid != before.grid:
+        reasons |= dict.fromkeys(GRID, grid_reason(before))
+    if session.config.precision != before.precision:
+        reasons["precision.recipe"] = recipe_reason(session.notes)
+    return reasons
+
+
+def _plan_of_form(
+    session: CoordinateRun,
+    named: Mapping[str, Mapping[str, Any]],
+    before: RunConfig,
+    reasons: dict[str, str],
+) -> Plan:
+    """Return the plan of a coordinate descent. Collective."""
+    from hpcsgd.runs.plan import PlanFacts, plan_form
+
+    ready = open_form(session.config, session.world, session.reader, session.setup)
+    opened, steps = ready.opened, ready.config.schedule.steps
+    facts = PlanFacts(
+        config=ready.config,
+        grid=opened.grid,
+        loaded=opened.loaded,
+        precision=opened.words.precision,
+        choice=RunChoice(
+            "cached" if ready.is_cached else "gram",
+            steps,
+            look_ahead=False,
+            reasons={"products.kind": "by what memory can keep"},
+        ),
+        form=ready.form.name,
+    )
+    if ready.config.grid != before.grid:
+        reasons |= dict.fromkeys(GRID, f"what the {ready.form.name} form needs")
+    exchanges = ready.exchanges_planned * ready.config.schedule.epochs
+    plan = plan_form(facts, exchanges, named, before, reasons)
+    ready.close()
+    return plan
+
+
+def named_settings(config: Config | None) -> NamedSettings:
     """Return settings as they are, those of a file, or none."""
     if isinstance(config, str | PathLike):
         return named_in_file(config)

@@ -126,6 +126,12 @@ def add_train_parser(commands: Any) -> None:
         example="hpcsgd train --data rows.h5 --out runs/first",
     )
     add_settings(parser, fit=True)
+    parser.general.add_argument(
+        "--plan",
+        action="store_true",
+        help="print what the run would do and who chose each setting, and train"
+        " nothing",
+    )
     parser_module.add_json(parser)
     parser_module.add_progress(parser)
     parser.set_defaults(run=run_train)
@@ -157,6 +163,8 @@ def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
         shrinks = config.run.on_failure == "shrink"
         keeps = bool(config.run.out)
         return launch.relaunch(arguments.ranks, argv, keeps, shrinks)
+    if arguments.plan:
+        return _plan(config, arguments)
     return _train(config, arguments)
 
 
@@ -226,6 +234,20 @@ def _train(config: "RunConfig", arguments: argparse.Namespace) -> int:
         action,
         show=lambda result: _show(result, arguments),
         code=exit_code,
+        timeout=config.run.timeout,
+    )
+
+
+def _plan(config: "RunConfig", arguments: argparse.Namespace) -> int:
+    """Print the plan of the run on rank 0."""
+    from hpcsgd.api import plan_training
+
+    settings = named_settings(arguments)
+    return on_all_ranks(
+        config.run.comm,
+        lambda world: plan_training(settings, world=world),
+        show=lambda plan: print(plan.json() if arguments.json else plan, flush=True),
+        code=lambda plan: 0,
         timeout=config.run.timeout,
     )
 

@@ -354,6 +354,17 @@ def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
     )
 
 
+def look_ahead_reason(config: ProductsConfig, kind: str, is_ahead: bool) -> str:
+    """Return why `uses_look_ahead` leaves it on or off where nobody said which."""
+    if is_ahead:
+        return f"messages take {1e6 * WORTH_HIDING:g} µs or more, which it hides"
+    if kind != "gram":
+        return f"{kind} has no Gram to send ahead"
+    if config.kind != "auto":
+        return "a product that is named sends one message an exchange"
+    return f"no network of {1e6 * WORTH_HIDING:g} µs or more is emulated"
+
+
 # Which part of the machine the time of a step is spent on, by the cost model.
 
 Array = NDArray[np.float64]

@@ -1,7 +1,7 @@
 """A run that is put together: its parts, its choices, its batches."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -196,6 +196,8 @@ class RunChoice:
     seconds: float = 0.0  # of a step, by the model; 0 = it was not asked
     key: str = ""  # under which the machine file knows this kind of run
     rival: Choice | None = None  # the best of the other products
+    reasons: Mapping[str, str] = field(default_factory=dict)  # of settings left open
+    figures: str = ""  # of the machine behind `seconds`: measured, assumed, or a file
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,16 @@ def resolve_rate(
     return replace(config, rate=replace(config.rate, value=value))
 
 
+def rate_reason(config: RunConfig) -> str:
+    """Return how `resolve_rate` finds the rate of `config`."""
+    if config.rate.per_batch:
+        rows = f"from {config.rate.per_batch} to {rows_of_step(config)} rows a step"
+        return f"scaled {rows}, and at most 2/L"
+    slowed = _slowed(config) / growth(config)
+    rows = "sampled batches" if config.rate.norm == "batches" else "the longest row"
+    return f"{slowed:.3g}/L, with the curvature L of {rows}"
+
+
 def rows_of_step(config: RunConfig) -> int:
     """Rows that all replicas together see before they step."""
     agreement, batch = config.agreement, config.schedule.batch

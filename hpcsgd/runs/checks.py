@@ -376,6 +376,11 @@ def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
     return replace(config, grid=GridConfig(replicas=ranks, members=1))
 
 
+def grid_reason(config: RunConfig) -> str:
+    """Return why `resolve_grid` makes each rank a replica."""
+    return f"{_name(config)} is for replicas, so that each rank is one"
+
+
 def is_for_replicas(config: RunConfig) -> bool:
     """Return whether an agreement was named that does nothing on one replica."""
     return config.agreement.kind != AUTO and not config.agreement.works_alone
@@ -588,7 +593,7 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
             0.0 if update.kind == "sgd" else update.momentum,
             update.bits,
         ),
-        agreement=_agreement(config),
+        agreement=agreement_name(config),
         latency=network.alpha if network else 0.0,
     )
 
@@ -617,7 +622,8 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
     )
 
 
-def _agreement(config: RunConfig) -> str:
+def agreement_name(config: RunConfig) -> str:
+    """Return the kind of agreement that runs; "auto" averages replicas."""
     if config.agreement.kind == AUTO:
         return "average" if config.grid.replicas > 1 else "none"
     return config.agreement.kind

@@ -482,6 +482,9 @@ def _seconds(action: Callable[[], Any], repeats: int) -> float:
 WORTH_MEASURING = 2.0  # seconds of training from which a tenth of one is no matter
 SURE = 0.5  # seconds of a run whose time no accident makes
 FASTER_GRAM = 2.5  # bf16 in pairs against float32
+RESUMED = "as the run that resumes"  # why a setting has its value
+LEFT_OPEN = ("products.kind", "schedule.steps")  # settings that may be chosen
+MEASURED_FIGURES, ASSUMED_FIGURES = "measured", "assumed"  # speeds of a machine
 
 
 def choose_run(
@@ -499,7 +502,12 @@ def choose_run(
     if earlier is not None:
         steps = steps or earlier.steps
         if kind == "auto" and earlier.members == task.members.size:
-            return RunChoice(earlier.product, steps, earlier.look_ahead)
+            return RunChoice(
+                earlier.product,
+                steps,
+                earlier.look_ahead,
+                reasons=dict.fromkeys(LEFT_OPEN, RESUMED),
+            )
     over, how = config.update.clip_over, config.update.clip
     clips = how != "none"
     if clips and kind != "auto" and not may_clip(kind, steps, over):
@@ -508,7 +516,14 @@ def choose_run(
         job = job_of(config, words, task, loaded)
         there = choose_on_gpu(config, job, task.members, task.shard.is_sparse)
         ahead = uses_look_ahead(config.products, there.product, words.latency)
-        return RunChoice(there.product, there.steps, ahead, there.seconds)
+        return RunChoice(
+            there.product,
+            there.steps,
+            ahead,
+            there.seconds,
+            reasons=dict.fromkeys(LEFT_OPEN, "least predicted time on a GPU"),
+            figures=ASSUMED_FIGURES,
+        )
     if kind != "auto" and steps:
         ahead = uses_look_ahead(config.products, kind, words.latency)
         return RunChoice(kind, steps, ahead)
@@ -517,16 +532,37 @@ def choose_run(
     if len(open_to) == 1:  # on one rank with steps given: nothing to ask a machine
         (only,) = open_to
         ahead = uses_look_ahead(config.products, only.product, words.latency)
-        return RunChoice(only.product, only.steps, ahead)
-    known, key = _machine(config, words.world, task, job)
-    found = candidates(kind, steps, job, known.machine)
+        reason = "one member has no message to save"
+        return RunChoice(
+            only.product, only.steps, ahead, reasons={"products.kind": reason}
+        )
+    known, key, figures = _machine(config, words.world, task, job)
+    found = list(candidates(kind, steps, job, known.machine))
     if clips:
-        found = (c for c in found if may_clip(c.product, c.steps, over))
+        found = [c for c in found if may_clip(c.product, c.steps, over)]
     ranked = sorted(_corrected(found, known), key=lambda choice: choice.seconds)
     best = ranked[0]
     rival = next((c for c in ranked if c.product != best.product), None)
     ahead = uses_look_ahead(config.products, best.product, words.latency)
-    return RunChoice(best.product, best.steps, ahead, best.seconds, key, rival)
+    return RunChoice(
+        best.product,
+        best.steps,
+        ahead,
+        best.seconds,
+        key,
+        rival,
+        reasons={
+            "products.kind": _least_time(choice.product for choice in found),
+            "schedule.steps": _least_time(choice.steps for choice in found),
+        },
+        figures=figures,
+    )
+
+
+def _least_time(candidates: Iterable[Any]) -> str:
+    """Return why the fastest of these is chosen."""
+    names = dict.fromkeys(map(str, candidates))
+    return f"least predicted time of {', '.join(names)}"
 
 
 def _one_step(config: RunConfig) -> RunChoice:
@@ -534,7 +570,13 @@ def _one_step(config: RunConfig) -> RunChoice:
     _check_kept(config)
     uses_look_ahead(config.products, config.products.kind, 0.0)
     kind = config.products.kind
-    return RunChoice("direct" if kind == "auto" else kind, 1, False)
+    reason = "replicas share the gradient of every step"
+    return RunChoice(
+        "direct" if kind == "auto" else kind,
+        1,
+        False,
+        reasons=dict.fromkeys(LEFT_OPEN, reason),
+    )
 
 
 def _check(config: RunConfig) -> None:
@@ -594,22 +636,27 @@ def modelled_ranks(members: Communicator) -> int:
 
 def _machine(
     config: RunConfig, world: Communicator, task: Task, job: CostInputs
-) -> tuple[MeasuredFigures, str]:
-    """From a file, by measuring where that is worth it, or as assumed."""
+) -> tuple[MeasuredFigures, str, str]:
+    """Return the speeds of the machine, their key in its file, and whose they are.
+
+    They are those of a file, measured where that is worth it, or assumed.
+    """
     path = config.products.machine
     key = _key(config, task, job)
     assumed = MeasuredFigures(assumed_machine(task, job))
     if isinstance(task.shard.matrix, StreamedMatrix):
-        return assumed, ""  # nothing of it is here yet
+        return assumed, "", ASSUMED_FIGURES  # nothing of it is here yet
     if path:
-        return _from_file(MachineFile(Path(path)), key, config, world, task), key
-    if config.run.reproducible:
-        return assumed, ""  # figures that were measured are others every time
+        known = _from_file(MachineFile(Path(path)), key, config, world, task)
+        return known, key, path
+    if config.run.reproducible:  # figures that were measured are others every time
+        return assumed, "", ASSUMED_FIGURES
     kind, steps = config.products.kind, config.schedule.steps
     best = min(c.seconds for c in candidates(kind, steps, job, assumed.machine))
     if best * job.rows / job.batch * job.epochs < WORTH_MEASURING:
-        return assumed, ""
-    return MeasuredFigures(calibrate(task, config.schedule.batch, world)), ""
+        return assumed, "", ASSUMED_FIGURES
+    measured = MeasuredFigures(calibrate(task, config.schedule.batch, world))
+    return measured, "", MEASURED_FIGURES
 
 
 def _from_file(

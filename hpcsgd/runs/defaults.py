@@ -460,14 +460,28 @@ def requested_defaults(tables: Mapping[str, Mapping[str, Any]]) -> str:
     run = tables.get("run")
     if isinstance(run, Mapping) and "defaults" in run:
         return str(run["defaults"])
+    return SGD if setting_of_sgd(tables) else ""
+
+
+def setting_of_sgd(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the first setting of `tables` that asks for SGD; "" where none does."""
     for part in PARTS_OF_SGD:
         section, _, key = part.partition(".")
         table = tables.get(section)
         if isinstance(table, Mapping) and (key in table if key else table):
-            return SGD
+            return f"{section}.{key or next(iter(table))}"
     precision = tables.get("precision")
     is_auto = isinstance(precision, Mapping) and precision.get("recipe") == AUTO
-    return SGD if is_auto else ""  # its pilots are of SGD at a rate that is known
+    # Its pilots are of SGD at a rate that is known.
+    return "precision.recipe" if is_auto else ""
+
+
+def defaults_reason(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return why a run has the defaults that it has; "" where `tables` name them."""
+    requested, named = requested_defaults(tables), setting_of_sgd(tables)
+    if requested == SGD and named:
+        return f"{named} is a setting of SGD"
+    return "" if requested else "no setting of SGD is named"
 
 
 def named_in_file(path: str | PathLike[str]) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""Words and messages of a whole run, summed from what its methods say they send."""
+"""The plan of a run: its settings and who chose them, and what it sends and takes."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from hpcsgd.agreements.averaging import FedAvg, client_count, draw
@@ -12,15 +16,633 @@ from hpcsgd.agreements.base import (
     get_agreement,
 )
 from hpcsgd.agreements.buckets import bucket_count
-from hpcsgd.agreements.codecs import CodecConfig
-from hpcsgd.comm.ledger import SentWords, totals
+from hpcsgd.agreements.codecs import CodecConfig, get_codec, remembers_errors
+from hpcsgd.agreements.codecs.base import SETTINGS as REGIMES
+from hpcsgd.backends.task import NO_MONITOR
+from hpcsgd.comm import choose
+from hpcsgd.comm.gpu import DeviceCommunicator
+from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import TRAINING, SentWords, totals
+from hpcsgd.config import FOREIGN, RunConfig, is_in, is_read, value_of
+from hpcsgd.config import get_method as method_called
+from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.shard import split_range
+from hpcsgd.data.stream import Unheld
+from hpcsgd.files import format_bytes, toml_literal
 from hpcsgd.formats import get_format
+from hpcsgd.glm.mirror_maps import usual_power
 from hpcsgd.glm.unrolling import Schedule
-from hpcsgd.precision import Precision
+from hpcsgd.glm.updates import BLOCK
+from hpcsgd.precision import FIELDS, Precision
 from hpcsgd.products import get_product
 from hpcsgd.products.base import ExchangeMessage, ExchangeShape, product_facts
+from hpcsgd.products.cost import look_ahead_reason
+from hpcsgd.runs.assembled_run import AssembledRun, RunChoice, steps_in
+from hpcsgd.runs.auto_rate import rate_reason
+from hpcsgd.runs.checks import agreement_name, takes_one_step
+from hpcsgd.runs.choose import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED
+from hpcsgd.runs.load import LoadedRows
+from hpcsgd.runs.memory import GIB, predict, streamed, system_limits
+from hpcsgd.runs.result import finite
+from hpcsgd.solvers.coordinate import COORDINATE
+
+# What a run will do, printed by `hpcsgd train --plan`.
+
+NAMED, DEFAULT, CHOSEN = "named", "default", "chosen"  # by whom a setting is
+WIDTH = 100  # of a line
+BOUND = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"  # where no line ends
+NOT_PREDICTED = "no formula for coordinate descent"
+
+
+@dataclass(frozen=True)
+class PlannedSetting:
+    """A setting of a run, who chose its value, and why.
+
+    Attributes
+    ----------
+    name : str
+        section.key.
+    value : value
+        The value that runs, never one that is replaced by another.
+    source : {"named", "default", "chosen"}
+        Whether the user named the value, nobody did, or hpcsgd chose it.
+    reason : str
+        Why it was chosen; "" where it was not.
+    """
+
+    name: str
+    value: Any
+    source: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} = {toml_literal(self.value)}"
+
+
+@dataclass(frozen=True)
+class PlannedTraffic:
+    """What rank 0 sends in the exchanges that are left.
+
+    Attributes
+    ----------
+    exchanges : int
+        Exchanges that are left, if no goal or fault ends the run earlier.
+    counts : mapping
+        Purpose -> calls, words and bytes; bytes alone where the calls are not known.
+    unknown : mapping
+        Purpose -> why it cannot be counted before the run.
+    """
+
+    exchanges: int
+    counts: Mapping[str, Mapping[str, int]]
+    unknown: Mapping[str, str]
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each purpose."""
+        for purpose in TRAINING:
+            if purpose in self.unknown:
+                yield f"{purpose:12} not known: {self.unknown[purpose]}"
+                continue
+            count = self.counts[purpose]
+            if not count["bytes"]:
+                yield f"{purpose:12} nothing"
+                continue
+            whole = ", ".join(f"{size} {unit}" for unit, size in count.items())
+            each = ", ".join(
+                f"{size / max(self.exchanges, 1):.6g} {unit}"
+                for unit, size in count.items()
+            )
+            yield f"{purpose:12} {whole}; an exchange {each}"
+
+
+@dataclass(frozen=True)
+class PlannedTime:
+    """Seconds by the cost model; None where the speed of the machine is not known.
+
+    Attributes
+    ----------
+    step, exchange, training : float or None
+        Seconds of a step, of an exchange, and of all exchanges that are left.
+    figures : str
+        Where the speed of the machine is from, or why there is none.
+    """
+
+    step: float | None
+    exchange: float | None
+    training: float | None
+    figures: str
+
+    def __str__(self) -> str:
+        if self.step is None or self.exchange is None or self.training is None:
+            return f"not predicted: {self.figures}"
+        return (
+            f"{1e6 * self.step:.3g} µs a step, {1e6 * self.exchange:.3g} µs an"
+            f" exchange, {self.training:.3g} s of training ({self.figures})"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do: its settings, and what it sends, holds and takes.
+
+    Attributes
+    ----------
+    grid : tuple of (int, int)
+        Replicas and members.
+    rows, columns : int
+        The rows that are trained on, and their columns.
+    first, last : int
+        Exchanges that are done where the run begins, and at its end.
+    settings : tuple of PlannedSetting
+        Every setting that the run reads.
+    sends : PlannedTraffic
+        Messages of rank 0 for products and agreements. Evaluations, checks and the
+        refinement send more.
+    holds : mapping
+        Name -> bytes of the rank with most; empty where they are not predicted.
+    takes : PlannedTime
+        Seconds by the cost model.
+    """
+
+    grid: tuple[int, int]
+    rows: int
+    columns: int
+    first: int
+    last: int
+    settings: tuple[PlannedSetting, ...]
+    sends: PlannedTraffic
+    holds: Mapping[str, int]
+    takes: PlannedTime
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `hpcsgd train --plan --json`."""
+        settings: dict[str, dict[str, Any]] = {}
+        for one in self.settings:
+            section, key = one.name.split(".")
+            entry = {k: v for k, v in asdict(one).items() if k != "name"}
+            settings.setdefault(section, {})[key] = entry
+        return {
+            "schema": 1,
+            "grid": {"replicas": self.grid[0], "members": self.grid[1]},
+            "rows": self.rows,
+            "columns": self.columns,
+            "first_exchange": self.first,
+            "last_exchange": self.last,
+            "settings": settings,
+            "sends": {**self.sends.counts, "unknown": dict(self.sends.unknown)},
+            "holds_bytes": dict(self.holds),
+            "takes_seconds": asdict(self.takes),
+        }
+
+    def json(self) -> str:
+        """Return the document as JSON."""
+        return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        replicas, members = self.grid
+        resumes = f", {self.first} of them done" if self.first else ""
+        yield (
+            f"{'plan':13} {self.rows} rows of {self.columns} columns on {replicas} x"
+            f" {members} ranks, {self.last} exchanges{resumes}; nothing was trained"
+        )
+        for source in (CHOSEN, NAMED, DEFAULT):
+            yield from _block(source, self._settings(source))
+        yield from _block("sends", self.sends.lines())
+        sizes = [f"{name} {format_bytes(size)}" for name, size in self.holds.items()]
+        yield from _block("holds", [", ".join(sizes) or NOT_PREDICTED])
+        yield from _block("takes", [str(self.takes)])
+
+    def _settings(self, source: str) -> list[str]:
+        """Return a line for the settings of one section that have one reason."""
+        lines: dict[tuple[str, str], list[str]] = {}
+        for one in self.settings:
+            if one.source == source:
+                section, _, text = str(one).partition(".")
+                lines.setdefault((section, one.reason), []).append(text)
+        return [
+            f"[{section}] {', '.join(texts)}{reason and f': {reason}'}"
+            for (section, reason), texts in lines.items()
+        ]
+
+
+def _block(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines behind a title; long ones in several, with each value in one."""
+    for line in lines:
+        pieces = wrap(
+            line.replace(" = ", BOUND),
+            WIDTH,
+            initial_indent=f"{title:14}",
+            subsequent_indent=" " * 18,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        yield from (piece.replace(BOUND, " = ") for piece in pieces)
+        title = ""
+
+
+# Settings whose value stands for one that is found out: what it becomes, and why.
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What was opened and chosen for a run, whatever its solver."""
+
+    config: RunConfig  # that runs
+    grid: Grid
+    loaded: LoadedRows
+    precision: Precision
+    choice: RunChoice
+    form: str = ""  # of coordinate descent
+    gram_kernel: str = ""  # of a GPU
+    loss_scale: float = 0.0
+
+
+Found = tuple[Any, str]  # a value, and why it is that one
+
+
+def _product(facts: PlanFacts) -> Found:
+    return facts.choice.product, facts.choice.reasons.get("products.kind", "")
+
+
+def _look_ahead(facts: PlanFacts) -> Found:
+    choice, products = facts.choice, facts.config.products
+    reason = look_ahead_reason(products, choice.product, choice.look_ahead)
+    return "on" if choice.look_ahead else "off", reason
+
+
+def _agreement_kind(facts: PlanFacts) -> Found:
+    if facts.config.grid.replicas > 1:
+        return agreement_name(facts.config), "there are several replicas"
+    return agreement_name(facts.config), "one replica has nothing to agree on"
+
+
+def _partition(facts: PlanFacts) -> Found:
+    if facts.grid.members.size == 1:
+        return "equal", "one member holds all columns"
+    if facts.loaded.shard.is_sparse:
+        return "stored", "the rows are sparse"
+    return "equal", "the rows are dense"
+
+
+def _node_sharing(facts: PlanFacts) -> Found:
+    if facts.grid.world.size == 1:
+        return "off", "there is one rank"
+    return "by size", "large sums and copies share memory within a node"
+
+
+def _transport(facts: PlanFacts) -> Found:
+    world = facts.grid.world
+    kind = world.kind if isinstance(world, DeviceCommunicator) else "none"
+    return kind, "what every rank has"
+
+
+def _memory(facts: PlanFacts) -> Found:
+    least = min(system_limits(), key=lambda limit: limit.free)
+    return round(least.free / GIB, 2), f"GiB that are free {least.where}"
+
+
+def _feedback(facts: PlanFacts) -> Found:
+    agreement, codec = facts.config.agreement, facts.config.codec
+    name = agreement.codec
+    kind = get_codec(facts.config.accordion.codec if name == "accordion" else name)
+    if kind.has_own_memory:
+        return "off", f"{name} keeps what it has not sent itself"
+    if remembers_errors(kind.wants_feedback, codec):
+        return "on", f"{name} is biased"
+    return "off", f"{name} is not biased"
+
+
+def _regime(number: int) -> Callable[[PlanFacts], Found]:
+    def choose_regime(facts: PlanFacts) -> Found:
+        codec = facts.config.accordion.codec
+        return REGIMES.get(codec, ("", ""))[number], f"usual for {codec}"
+
+    return choose_regime
+
+
+def _clip_at(facts: PlanFacts) -> Found:
+    return facts.config.update.limit, "usual for this clip"
+
+
+def _power(facts: PlanFacts) -> Found:
+    columns = facts.loaded.shard.total_columns
+    return usual_power(columns), f"2 ln d / (2 ln d - 1) for {columns} columns"
+
+
+def _radius(facts: PlanFacts) -> Found:
+    if facts.config.mirror.kind in ("entropy", "eg"):
+        return 1.0, f"usual for {facts.config.mirror.kind}"
+    return "none", "the weights have no bound"
+
+
+def _store(facts: PlanFacts) -> Found:
+    from hpcsgd.agreements.more.infinity.agreement import FOLDER
+
+    return str(Path(facts.config.run.out or "") / FOLDER), "in the run folder"
+
+
+def _format(field: str) -> Callable[[PlanFacts], Found]:
+    def choose_format(facts: PlanFacts) -> Found:
+        recipe = facts.config.precision.recipe
+        return getattr(facts.precision, field), f"recipe {recipe}"
+
+    return choose_format
+
+
+def _members(facts: PlanFacts) -> Found:
+    return facts.grid.members.size, "all ranks of a replica"
+
+
+# section.key -> the value that stands for another, and what finds that
+AUTOMATIC: dict[str, tuple[Any, Callable[[PlanFacts], Found]]] = {
+    "products.kind": ("auto", _product),
+    "products.look_ahead": ("auto", _look_ahead),
+    "products.gram_kernel": (
+        "auto",
+        lambda facts: (facts.gram_kernel or "none", "faster for these rows"),
+    ),
+    "agreement.kind": ("auto", _agreement_kind),
+    "agreement.periods": (
+        "",
+        lambda facts: (f"1,{facts.config.schedule.period}", "1 and schedule.period"),
+    ),
+    "agreement.slow_period": (
+        0,
+        lambda facts: (facts.config.schedule.period, "at each agreement of the base"),
+    ),
+    "agreement.deadline": (
+        0.0,
+        lambda _: ("first round", "half of a whole round, timed in the first one"),
+    ),
+    "agreement.store": ("", _store),
+    "codec.feedback": ("auto", _feedback),
+    "codec.dense": (
+        "auto",
+        lambda _: ("if smaller", "decided for each message by its size"),
+    ),
+    "codec.threshold": (0.0, lambda _: ("by share", "codec.share names the words")),
+    "codec.budget": (0.0, lambda _: ("by share", "codec.share names the words")),
+    "mirror.radius": (0.0, _radius),
+    "mirror.p": (0.0, _power),
+    "accordion.low": ("", _regime(0)),
+    "accordion.high": ("", _regime(1)),
+    "update.clip_at": (0.0, _clip_at),
+    "coordinate.form": (
+        "auto",
+        lambda facts: (facts.form, f"for {facts.config.problem.family}"),
+    ),
+    "polish.kind": (
+        "auto",
+        lambda _: ("lbfgs, then newton", "newton only where lbfgs is slow"),
+    ),
+    "precision.loss_scale": (
+        0.0,
+        lambda facts: (facts.loss_scale, "adapts during the run"),
+    ),
+    "grid.members": (0, _members),
+    "data.partition": ("auto", _partition),
+    "run.comm": ("auto", lambda _: choose(os.environ)),
+    "run.node_sharing": ("auto", _node_sharing),
+    "run.transport": ("auto", _transport),
+    "run.memory": (0.0, _memory),
+    **{f"precision.{field}": (None, _format(field)) for field in FIELDS},
+}
+# Settings that a run has no use for, which `is_read` does not know.
+OF_GPUS = ("products.gram_kernel", "run.transport", "run.share_gpus")
+OF_COORDINATES = (  # the sections that coordinate descent reads
+    *("problem", "data", "products", "coordinate", "sampling", "precision", "grid"),
+    *("run", "schedule", "update"),
+)
+
+
+def _names(facts: PlanFacts) -> Iterator[str]:
+    """Yield section.key of every setting that the run reads."""
+    config = facts.config
+    is_coordinate = config.update.kind == COORDINATE
+    for section, settings in vars(config).items():
+        if is_coordinate and section not in OF_COORDINATES:
+            continue
+        for key in vars(settings):
+            name = f"{section}.{key}"
+            is_idle = name in OF_GPUS and config.run.device == "cpu"
+            if name == "precision.loss_scale" and not facts.loss_scale:
+                continue
+            if key != FOREIGN and not is_idle and is_read(name, config):
+                yield name
+
+
+def plan_settings(
+    request: Mapping[str, Mapping[str, Any]],
+    before: RunConfig,
+    facts: PlanFacts,
+    reasons: Mapping[str, str],
+) -> tuple[PlannedSetting, ...]:
+    """Return every setting that a run reads, with who chose it.
+
+    Parameters
+    ----------
+    request : mapping of mappings
+        What the user named.
+    before : RunConfig
+        All settings before anything was found out of the ranks and the data.
+    facts : PlanFacts
+        What runs.
+    reasons : mapping
+        section.key -> why its value was chosen.
+    """
+    method = before.agreement.method
+    row = method_called(method) if method else None
+    by_method = {} if row is None else {**row.defaults, **row.fixed}
+    settings = []
+    for name in _names(facts):
+        value = value_of(name, facts.config)
+        usual = value_of(name, before)
+        reason = reasons.get(name, "")
+        source = CHOSEN if reason else DEFAULT
+        if name == "rate.per_batch":
+            value = usual  # it is applied, and is in the rate
+        if name in AUTOMATIC and value == AUTOMATIC[name][0]:
+            value, why = AUTOMATIC[name][1](facts)
+            source, reason = CHOSEN, reason or why
+        elif value != usual:
+            source, reason = CHOSEN, reason or RESUMED
+        elif not reason and is_in(name, request):
+            source = NAMED
+        elif not reason and name in by_method:
+            source, reason = CHOSEN, f"method {method}"
+        if value is not None:
+            settings.append(PlannedSetting(name, value, source, reason))
+    return tuple(settings)
+
+
+# The plan of an assembled run of SGD.
+
+
+def plan_run(
+    live: AssembledRun,
+    reader: Callable[[Any], RowReader],
+    request: Mapping[str, Mapping[str, Any]],
+    before: RunConfig,
+    reasons: Mapping[str, str],
+    process: int,
+) -> Plan:
+    """Return the plan of a run that is assembled. Collective.
+
+    `reader` opens its rows once more, of which sizes alone are read; `process` are the
+    bytes that this process held before the run was assembled. The other arguments are
+    those of `plan_settings`.
+    """
+    scale = getattr(live.task.backend, "loss_scale", None)
+    exchanges = getattr(live.product, "exchanges", None)
+    facts = PlanFacts(
+        config=live.config,
+        grid=live.grid,
+        loaded=live.loaded,
+        precision=live.task.precision,
+        choice=live.chosen,
+        gram_kernel=getattr(exchanges, "gram_kernel", ""),
+        loss_scale=0.0 if scale is None else scale.value,
+    )
+    known = dict(reasons)
+    if live.config.rate != before.rate and "rate.value" not in known:
+        known["rate.value"] = rate_reason(replace(before, grid=live.config.grid))
+    steps = live.chosen.reasons.get("schedule.steps", "")
+    if takes_one_step(before):
+        steps = "l1 and bounds act behind every step"
+    if live.config.schedule.steps != before.schedule.steps and steps:
+        known.setdefault("schedule.steps", steps)
+    last = live.feed.exchanges_per_epoch * live.config.schedule.epochs
+    done = live.view.exchanges
+    return Plan(
+        grid=(live.grid.replicas.size, live.grid.members.size),
+        rows=live.loaded.shard.total_rows,
+        columns=live.loaded.shard.total_columns,
+        first=done,
+        last=last,
+        settings=plan_settings(request, before, facts, known),
+        sends=_sends(live, done, last),
+        holds=_holds(live, reader, process),
+        takes=_takes(live, last - done),
+    )
+
+
+def plan_form(
+    facts: PlanFacts,
+    exchanges: int,
+    request: Mapping[str, Mapping[str, Any]],
+    before: RunConfig,
+    reasons: Mapping[str, str],
+) -> Plan:
+    """Return the plan of a coordinate descent of so many exchanges.
+
+    The arguments are those of `plan_settings`.
+    """
+    grid, shard = facts.grid, facts.loaded.shard
+    return Plan(
+        grid=(grid.replicas.size, grid.members.size),
+        rows=shard.total_rows,
+        columns=shard.total_columns,
+        first=0,
+        last=exchanges,
+        settings=plan_settings(request, before, facts, reasons),
+        sends=PlannedTraffic(exchanges, {}, dict.fromkeys(TRAINING, NOT_PREDICTED)),
+        holds={},
+        takes=PlannedTime(None, None, None, "coordinate descent has no cost model"),
+    )
+
+
+def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
+    """Return what rank 0 sends in the exchanges behind `first`."""
+    config, shard, grid = live.config, live.loaded.shard, live.grid
+    settings = config.agreement
+    agreement: Any = live.agreement
+    shape = TrafficShape(
+        schedule=config.schedule,
+        precision=live.task.precision,
+        rows=shard.total_rows,
+        columns=shard.total_columns,
+        classes=live.task.columns,
+        states=live.task.states,
+        intercept=config.problem.intercept,
+        replicas=grid.replicas.size,
+        settings=settings,
+        codec=config.codec,
+        mirror=config.mirror.kind,
+        seed=config.sampling.seed,
+        sparse=shard.is_sparse,
+        alignment=BLOCK if config.update.bits == 8 else 1,
+        tiles=agreement.facts()["buckets"] if settings.zero_stage else 0,
+        tile_columns=agreement.height if settings.on_disk else 1,
+    )
+    is_watched = live.task.monitor is not NO_MONITOR
+    leg = {
+        "first": first,
+        "last": last,
+        "planned": last,
+        "members": grid.members.size,
+        "product": live.product_name,
+        "look_ahead": live.look_ahead,
+        "reproducible": grid.world.reproducible,
+        "gap_every": config.run.gap_every if is_watched else 0,
+        "circles": live.agreement.circle_sizes,
+    }
+    why = why_uncounted(shape, leg, config.tables()["update"])
+    counts = {} if why else expected(shape, [leg])
+    unknown = {
+        purpose: why or "the data, the time or the place of ranks decide"
+        for purpose in TRAINING
+        if purpose not in counts
+    }
+    return PlannedTraffic(last - first, counts, unknown)
+
+
+def _holds(
+    live: AssembledRun, reader: Callable[[Any], RowReader], process: int
+) -> dict[str, int]:
+    """Return the bytes of the rank that holds most. Collective."""
+    config, grid, task = live.config, live.grid, live.task
+    products = replace(
+        config.products,
+        kind=live.product_name,
+        look_ahead="on" if live.look_ahead else "off",
+    )
+    config = replace(config, products=products)
+    rows = grid.world.together(lambda: reader(grid.world))
+    try:
+        sizes = (grid, rows, config, task.precision)
+        need = predict(*sizes, task.states)
+        if isinstance(live.loaded.shard.matrix, Unheld):
+            need = streamed(need, *sizes)
+    finally:
+        rows.close()
+    everyone = grid.world.exchange_objects(replace(need, process=process))
+    largest = max(everyone, key=lambda one: one.total)
+    return {**largest.counted, "total": largest.total}
+
+
+def _takes(live: AssembledRun, exchanges: int) -> PlannedTime:
+    """Return the seconds by the cost model, where the machine was measured."""
+    chosen = live.chosen
+    if not chosen.seconds:
+        why = "product and steps were not chosen by the cost model"
+        return PlannedTime(None, None, None, why)
+    if chosen.figures == ASSUMED_FIGURES:
+        why = "the machine was not measured, which --machine FILE does"
+        return PlannedTime(None, None, None, why)
+    epochs, each = live.config.schedule.epochs, live.feed.exchanges_per_epoch
+    steps = steps_in(live.feed.plans) * epochs * exchanges / max(each * epochs, 1)
+    figures = "measured now" if chosen.figures == MEASURED_FIGURES else chosen.figures
+    return PlannedTime(
+        step=chosen.seconds,
+        exchange=chosen.seconds * chosen.steps,
+        training=chosen.seconds * steps,
+        figures=figures,
+    )
+
 
 # What rank 0 must have sent, from the configuration alone.
 #
@@ -161,6 +783,31 @@ def expected(shape: TrafficShape, legs: list[Leg]) -> Count:
     if len(known) == len(agreed):
         counts["agreement"] = totals(s for part in known for s in part)
     return counts
+
+
+def why_uncounted(shape: TrafficShape, leg: Leg, update: Mapping[str, Any]) -> str:
+    """Return why the sizes of a run do not decide what it sends; "" where they do.
+
+    Norms of gradients and their means need sums beside those of products and
+    agreements, and so does SVRG. In rounds of a fixed time, members agree on the number
+    of steps. `update` is the section [update].
+    """
+    members, settings = leg["members"], shape.settings
+    gathers = product_facts(leg["product"]).holds_all_columns
+    if shape.sparse and members > 1 and (gathers or shape.replicas > 1):
+        return "members store different numbers of values"
+    shapes_gradients = (
+        update["clip"] in ("norm", "percentile")
+        or update["normalise"]
+        or update["centre"] == "columns"
+    )
+    if shapes_gradients and (members > 1 or settings.slices):
+        return "changes of a mean gradient need sums of their own"
+    if update["kind"] == "svrg":
+        return "snapshots of svrg need sums of their own"
+    if settings.takes_rounds and members > 1:
+        return "members agree on the steps of each round"
+    return ""
 
 
 def gap_in(legs: list[Leg], exchanges: int, resumes: int) -> str:

@@ -221,6 +221,23 @@ class Session:
                 world.abort(leaving.code if isinstance(leaving.code, int) else 1)
             raise
 
+    @contextmanager
+    def assembled(self) -> Iterator[AssembledRun]:
+        """Assemble the run where it begins, without its folder. Collective."""
+        world = self.world
+        with borrow_world(world, self.config.run.reproducible):
+            config = restore_fallback(self.config, world)
+            check_settings(config, world)
+            live = build(config, world, self.reader, self.callbacks, self.setup)
+            with close_on_agreed_error(live.close):
+                check_live(live)
+                resume(live.config, live)
+                try:
+                    yield live
+                finally:
+                    live.release()
+            live.close()
+
     def _until_done(self) -> Result:
         while True:
             try:

@@ -47,7 +47,7 @@ from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
-from hpcsgd.runs.plan import TrafficShape, expected
+from hpcsgd.runs.plan import TrafficShape, expected, why_uncounted
 from hpcsgd.runs.report import processor
 from hpcsgd.runs.result import finite
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
@@ -246,41 +246,15 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     is_whole = report["status"] in ("completed", "worse")
     if not is_whole or report["resumes"] or report["events"]:
         return None
-    if report["sparse"] and not _has_equal_members(report) or _has_other_sums(report):
-        return None
     shape = _shape(report)
-    by_purpose = expected(shape, [_leg(report, shape)])
+    leg = _leg(report, shape)
+    if why_uncounted(shape, leg, report["config"]["update"]):
+        return None
+    by_purpose = expected(shape, [leg])
     figures = "calls", "words", "bytes"
     if "calls" not in by_purpose.get("agreement", {}):
         return None
     return {f: sum(count[f] for count in by_purpose.values()) for f in figures}
-
-
-def _has_other_sums(report: Report) -> bool:
-    """Return whether members sum more than products and agreements.
-
-    Norms of gradients and their means need sums, and so does SVRG. In rounds of a fixed
-    time, members agree on the number of steps.
-    """
-    update = report["config"]["update"]
-    agreement = agreement_in(report["config"])
-    members = report["grid"]["members"]
-    shapes_gradients = (
-        update["clip"] in ("norm", "percentile")
-        or update["normalise"]
-        or update["centre"] == "columns"
-    )
-    if shapes_gradients and (members > 1 or agreement.slices):
-        return True
-    return update["kind"] == "svrg" or agreement.takes_rounds and members > 1
-
-
-def _has_equal_members(report: Report) -> bool:
-    """Return whether the words of sparse rows depend on the sizes of the data alone."""
-    if report["grid"]["members"] == 1:
-        return True
-    gathers = product_facts(report["products"]).holds_all_columns
-    return not gathers and report["grid"]["replicas"] == 1
 
 
 def _shape(report: Report) -> TrafficShape:

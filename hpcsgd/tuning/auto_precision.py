@@ -1,7 +1,7 @@
 """`--precision auto`: the cheapest recipe that pilots find good enough."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +15,7 @@ from hpcsgd.data.readers import RowReader
 from hpcsgd.precision import AUTO, RECIPES, PrecisionConfig
 from hpcsgd.products.cost import Machine
 from hpcsgd.runs.checkpoint import PRECISION_AUTO
+from hpcsgd.runs.choose import RESUMED
 from hpcsgd.runs.resume import earlier_run
 from hpcsgd.tuning.pilots import (
     DEFAULT_STEPS,
@@ -77,6 +78,14 @@ def resolve_precision(
             extra={"on_all_ranks": True},
         )
     return replace(config, precision=precision), said
+
+
+def recipe_reason(notes: Mapping[str, Any]) -> str:
+    """Return why `resolve_precision` chose a recipe, from what it reports."""
+    if PRECISION_AUTO not in notes:
+        return RESUMED
+    gap = 100 * notes[PRECISION_AUTO]["predicted_gap"]
+    return f"cheapest in pilots, {gap:.2g} % from the loss of fp64"
 
 
 def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeChoice:

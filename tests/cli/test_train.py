@@ -54,6 +54,18 @@ def test_two_real_ranks_agree_with_one(hpcsgd, susy):
     assert shared["ledger"]["products"]["calls"] == shared["exchanges"] == 32
 
 
+def test_a_plan_is_what_the_run_does_and_writes_nothing(hpcsgd, susy, tmp_path):
+    command = flags(susy, "--products", "gram", "--ranks", 2, "--json", "--out", "run")
+    plan = only_json(hpcsgd(*command, "--plan"))
+    assert list(tmp_path.iterdir()) == []
+    said = only_json(hpcsgd(*command))
+    assert plan["last_exchange"] == said["exchanges"]
+    for purpose in ("products", "agreement"):
+        count = plan["sends"][purpose]
+        assert count == {key: said["ledger"][purpose][key] for key in count}
+    assert plan["settings"]["schedule"]["steps"]["source"] == "named"
+
+
 @pytest.mark.full
 def test_the_same_command_gives_the_same_bits(hpcsgd, susy):
     command = flags(susy, "--ranks", 2, "--products", "gram", "--json")

@@ -220,6 +220,8 @@ def plan_training(
         plan = _plan_of_form(session, named, before, reasons)
     else:
         with session.assembled() as live:
+            if session.config.rate != with_rate.rate:  # a fall-back had another one
+                reasons["rate.value"] = RESUMED
             plan = plan_run(live, reader, named, before, reasons, process)
     if world is None:
         comm.close()

@@ -532,9 +532,14 @@ def choose_run(
     if len(open_to) == 1:  # on one rank with steps given: nothing to ask a machine
         (only,) = open_to
         ahead = uses_look_ahead(config.products, only.product, words.latency)
-        reason = "one member has no message to save"
         return RunChoice(
-            only.product, only.steps, ahead, reasons={"products.kind": reason}
+            only.product,
+            only.steps,
+            ahead,
+            reasons={
+                "products.kind": "one member has no message to save",
+                "schedule.steps": "an epoch has no rows for more",
+            },
         )
     known, key, figures = _machine(config, words.world, task, job)
     found = list(candidates(kind, steps, job, known.machine))

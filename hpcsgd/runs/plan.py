@@ -18,6 +18,7 @@ from hpcsgd.agreements.base import (
 from hpcsgd.agreements.buckets import bucket_count
 from hpcsgd.agreements.codecs import CodecConfig, get_codec, remembers_errors
 from hpcsgd.agreements.codecs.base import SETTINGS as REGIMES
+from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.task import NO_MONITOR
 from hpcsgd.comm import choose
 from hpcsgd.comm.gpu import DeviceCommunicator
@@ -82,7 +83,7 @@ class PlannedSetting:
 
 @dataclass(frozen=True)
 class PlannedTraffic:
-    """What rank 0 sends in the exchanges that are left.
+    """Messages of rank 0 in the exchanges that are left.
 
     Attributes
     ----------
@@ -144,7 +145,7 @@ class PlannedTime:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do: its settings, and what it sends, holds and takes.
+    """The settings of a run, and what it sends, holds and takes.
 
     Attributes
     ----------
@@ -249,7 +250,7 @@ def _block(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What was opened and chosen for a run, whatever its solver."""
+    """Facts on an opened run and its choices, whatever its solver."""
 
     config: RunConfig  # that runs
     grid: Grid
@@ -261,26 +262,26 @@ class PlanFacts:
     loss_scale: float = 0.0
 
 
-Found = tuple[Any, str]  # a value, and why it is that one
+Resolved = tuple[Any, str]  # a value, and why it is that one
 
 
-def _product(facts: PlanFacts) -> Found:
+def _product(facts: PlanFacts) -> Resolved:
     return facts.choice.product, facts.choice.reasons.get("products.kind", "")
 
 
-def _look_ahead(facts: PlanFacts) -> Found:
+def _look_ahead(facts: PlanFacts) -> Resolved:
     choice, products = facts.choice, facts.config.products
     reason = look_ahead_reason(products, choice.product, choice.look_ahead)
     return "on" if choice.look_ahead else "off", reason
 
 
-def _agreement_kind(facts: PlanFacts) -> Found:
+def _agreement_kind(facts: PlanFacts) -> Resolved:
     if facts.config.grid.replicas > 1:
         return agreement_name(facts.config), "there are several replicas"
     return agreement_name(facts.config), "one replica has nothing to agree on"
 
 
-def _partition(facts: PlanFacts) -> Found:
+def _partition(facts: PlanFacts) -> Resolved:
     if facts.grid.members.size == 1:
         return "equal", "one member holds all columns"
     if facts.loaded.shard.is_sparse:
@@ -288,24 +289,24 @@ def _partition(facts: PlanFacts) -> Found:
     return "equal", "the rows are dense"
 
 
-def _node_sharing(facts: PlanFacts) -> Found:
+def _node_sharing(facts: PlanFacts) -> Resolved:
     if facts.grid.world.size == 1:
         return "off", "there is one rank"
     return "by size", "large sums and copies share memory within a node"
 
 
-def _transport(facts: PlanFacts) -> Found:
+def _transport(facts: PlanFacts) -> Resolved:
     world = facts.grid.world
     kind = world.kind if isinstance(world, DeviceCommunicator) else "none"
     return kind, "what every rank has"
 
 
-def _memory(facts: PlanFacts) -> Found:
+def _memory(facts: PlanFacts) -> Resolved:
     least = min(system_limits(), key=lambda limit: limit.free)
     return round(least.free / GIB, 2), f"GiB that are free {least.where}"
 
 
-def _feedback(facts: PlanFacts) -> Found:
+def _feedback(facts: PlanFacts) -> Resolved:
     agreement, codec = facts.config.agreement, facts.config.codec
     name = agreement.codec
     kind = get_codec(facts.config.accordion.codec if name == "accordion" else name)
@@ -316,49 +317,49 @@ def _feedback(facts: PlanFacts) -> Found:
     return "off", f"{name} is not biased"
 
 
-def _regime(number: int) -> Callable[[PlanFacts], Found]:
-    def choose_regime(facts: PlanFacts) -> Found:
+def _regime(number: int) -> Callable[[PlanFacts], Resolved]:
+    def choose_regime(facts: PlanFacts) -> Resolved:
         codec = facts.config.accordion.codec
         return REGIMES.get(codec, ("", ""))[number], f"usual for {codec}"
 
     return choose_regime
 
 
-def _clip_at(facts: PlanFacts) -> Found:
+def _clip_at(facts: PlanFacts) -> Resolved:
     return facts.config.update.limit, "usual for this clip"
 
 
-def _power(facts: PlanFacts) -> Found:
+def _power(facts: PlanFacts) -> Resolved:
     columns = facts.loaded.shard.total_columns
     return usual_power(columns), f"2 ln d / (2 ln d - 1) for {columns} columns"
 
 
-def _radius(facts: PlanFacts) -> Found:
+def _radius(facts: PlanFacts) -> Resolved:
     if facts.config.mirror.kind in ("entropy", "eg"):
         return 1.0, f"usual for {facts.config.mirror.kind}"
     return "none", "the weights have no bound"
 
 
-def _store(facts: PlanFacts) -> Found:
+def _store(facts: PlanFacts) -> Resolved:
     from hpcsgd.agreements.more.infinity.agreement import FOLDER
 
     return str(Path(facts.config.run.out or "") / FOLDER), "in the run folder"
 
 
-def _format(field: str) -> Callable[[PlanFacts], Found]:
-    def choose_format(facts: PlanFacts) -> Found:
+def _format(field: str) -> Callable[[PlanFacts], Resolved]:
+    def choose_format(facts: PlanFacts) -> Resolved:
         recipe = facts.config.precision.recipe
         return getattr(facts.precision, field), f"recipe {recipe}"
 
     return choose_format
 
 
-def _members(facts: PlanFacts) -> Found:
+def _members(facts: PlanFacts) -> Resolved:
     return facts.grid.members.size, "all ranks of a replica"
 
 
 # section.key -> the value that stands for another, and what finds that
-AUTOMATIC: dict[str, tuple[Any, Callable[[PlanFacts], Found]]] = {
+AUTOMATIC: dict[str, tuple[Any, Callable[[PlanFacts], Resolved]]] = {
     "products.kind": ("auto", _product),
     "products.look_ahead": ("auto", _look_ahead),
     "products.gram_kernel": (
@@ -469,7 +470,8 @@ def plan_settings(
             value, why = AUTOMATIC[name][1](facts)
             source, reason = CHOSEN, reason or why
         elif value != usual:
-            source, reason = CHOSEN, reason or RESUMED
+            resumes = before.run.resume != "no"
+            source, reason = CHOSEN, reason or (RESUMED if resumes else "")
         elif not reason and is_in(name, request):
             source = NAMED
         elif not reason and name in by_method:
@@ -496,7 +498,8 @@ def plan_run(
     bytes that this process held before the run was assembled. The other arguments are
     those of `plan_settings`.
     """
-    scale = getattr(live.task.backend, "loss_scale", None)
+    backend = live.task.backend
+    scale = backend.loss_scale if isinstance(backend, RoundedBackend) else None
     exchanges = getattr(live.product, "exchanges", None)
     facts = PlanFacts(
         config=live.config,
@@ -507,14 +510,15 @@ def plan_run(
         gram_kernel=getattr(exchanges, "gram_kernel", ""),
         loss_scale=0.0 if scale is None else scale.value,
     )
-    known = dict(reasons)
-    if live.config.rate != before.rate and "rate.value" not in known:
-        known["rate.value"] = rate_reason(replace(before, grid=live.config.grid))
-    steps = live.chosen.reasons.get("schedule.steps", "")
-    if takes_one_step(before):
-        steps = "l1 and bounds act behind every step"
-    if live.config.schedule.steps != before.schedule.steps and steps:
-        known.setdefault("schedule.steps", steps)
+    of_build = {}
+    if live.config.rate != before.rate:
+        of_build["rate.value"] = rate_reason(replace(before, grid=live.config.grid))
+    if live.config.schedule.steps != before.schedule.steps:
+        of_build["schedule.steps"] = (
+            "l1 and bounds act behind every step"
+            if takes_one_step(before)
+            else live.chosen.reasons.get("schedule.steps", "")
+        )
     last = live.feed.exchanges_per_epoch * live.config.schedule.epochs
     done = live.view.exchanges
     return Plan(
@@ -523,7 +527,7 @@ def plan_run(
         columns=live.loaded.shard.total_columns,
         first=done,
         last=last,
-        settings=plan_settings(request, before, facts, known),
+        settings=plan_settings(request, before, facts, {**of_build, **reasons}),
         sends=_sends(live, done, last),
         holds=_holds(live, reader, process),
         takes=_takes(live, last - done),
@@ -776,7 +780,7 @@ def expected(shape: TrafficShape, legs: list[Leg]) -> Count:
 
     Without agreement where the data or the time decide; of codecs bytes alone.
     """
-    sent = [s for leg in legs for s in _products(shape, leg, leg is legs[-1])]
+    sent = (s for leg in legs for s in _products(shape, leg, leg is legs[-1]))
     counts = {"products": totals(sent)}
     agreed = [_agreement(shape, leg, leg is legs[-1]) for leg in legs]
     known = [part for part in agreed if part is not None]

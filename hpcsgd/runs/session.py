@@ -226,7 +226,7 @@ class Session:
         """Assemble the run where it begins, without its folder. Collective."""
         world = self.world
         with borrow_world(world, self.config.run.reproducible):
-            config = restore_fallback(self.config, world)
+            self.config = config = restore_fallback(self.config, world)
             check_settings(config, world)
             live = build(config, world, self.reader, self.callbacks, self.setup)
             with close_on_agreed_error(live.close):

@@ -363,6 +363,8 @@ def test_ways_of_sgd_are_taken_where_coordinates_have_none():
         ({"polish": True, "l1_ratio": 0.5}, "l1 and bounds bend it"),
         ({"polish": True, "hold_out": 0.1}, "hold_out ends before"),
         ({"bounds": 3.0}, "bounds must be a pair"),
+        ({"grid": 3}, "grid = 3 must be a pair"),
+        ({"grid": (1, 2, 3)}, "must be a pair of replicas and members"),
         ({"start": (1, 2, 3)}, "a pair of weights and intercept"),
         ({"start": np.zeros(7)}, r"weights of shape \(7, 1\)"),
         ({"start": np.full(3, np.nan)}, "not finite"),

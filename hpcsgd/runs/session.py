@@ -281,8 +281,9 @@ class Session:
         callbacks = [History(folder.history), *self.callbacks]
         with close_on_agreed_error(world.unwatch):
             check_settings(config, world)
-            own = (config, world, self.reader, callbacks, self.setup, self.last)
-            self.live = build(*own)
+            self.live = build(
+                config, world, self.reader, callbacks, self.setup, self.last
+            )
             with close_on_agreed_error(self.live.close):
                 check_live(self.live)
                 world.together(folder.claim)

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcsgd.backends.base import Memory
 from hpcsgd.backends.cuda.device import Device
-from hpcsgd.backends.cuda.exchange import DenseProducts, DeviceExchange, SparseProducts
+from hpcsgd.backends.cuda.exchange import DenseProducts, ExchangeKernels, SparseProducts
 from hpcsgd.backends.cuda.kernels import blend, build_of
 from hpcsgd.backends.cuda.matrix import sent
 from hpcsgd.backends.cuda.sequences import CudaExchanges, CudaSequence, DeviceMessage
@@ -72,7 +72,7 @@ class DeviceGradient(Product):
         self.device, self.sums = device, self.exchanges.sums
         self.order, self.scale = self.exchanges.order, self.exchanges.scale
         self.gradient_task, self.shares = task, shares
-        self._exchanges: dict[int, DeviceExchange] = {}  # by rows of a batch
+        self._exchanges: dict[int, ExchangeKernels] = {}  # by rows of a batch
         self.point: Any = None
         self.intercept: Any = None
         self.plain = adding(self.scale)
@@ -103,7 +103,7 @@ class DeviceGradient(Product):
     def finish(self) -> None:
         """Nothing is begun early."""
 
-    def exchange_of(self, blocks: Blocks) -> DeviceExchange:
+    def exchange_of(self, blocks: Blocks) -> ExchangeKernels:
         """Return kernels and buffers of a batch."""
         exchange = self._exchanges.get(blocks.rows)
         if exchange is None:
@@ -113,19 +113,19 @@ class DeviceGradient(Product):
             self._exchanges[blocks.rows] = exchange
         return exchange
 
-    def messages(self, exchange: DeviceExchange) -> list[DeviceMessage]:
+    def messages(self, exchange: ExchangeKernels) -> list[DeviceMessage]:
         """Return the sum of the margins."""
         form = self.task.precision.margin_sum
         return [DeviceMessage("margins", exchange.margins, form)]
 
-    def _compute(self, exchange: DeviceExchange, state: State, sums: Sums) -> None:
+    def _compute(self, exchange: ExchangeKernels, state: State, sums: Sums) -> None:
         self._cycle(exchange, sums).run()
 
-    def _arriving(self, exchange: DeviceExchange, sums: Sums, complete: bool) -> Any:
+    def _arriving(self, exchange: ExchangeKernels, sums: Sums, complete: bool) -> Any:
         """What the agreement takes for rows."""
         return sums.gradient_columns(complete)
 
-    def _residuals(self, exchange: DeviceExchange, state: State, sums: Sums) -> Array:
+    def _residuals(self, exchange: ExchangeKernels, state: State, sums: Sums) -> Array:
         """Where somebody sums them or compares them; else no more than how many."""
         if not sums.takes_residuals and self.task.members.size == 1:
             return np.broadcast_to(np.float32(0.0), exchange.residuals.shape)
@@ -172,7 +172,7 @@ class DeviceGradient(Product):
             self.intercept = self.device.empty(read.shape, np.float64)
         memory.from_host(read, self.intercept)
 
-    def _cycle(self, exchange: DeviceExchange, sums: Sums) -> CudaSequence:
+    def _cycle(self, exchange: ExchangeKernels, sums: Sums) -> CudaSequence:
         """The same launches every time: what they write to stays where it is."""
         key = exchange.blocks.rows, id(sums)
         found = self._known.get(key)
@@ -244,7 +244,7 @@ class DeviceSlices(DeviceGradient):
         super().__init__(task, device, shares, holds_weights=True)
         self.gathers = gathers
 
-    def _compute(self, exchange: DeviceExchange, state: State, sums: Sums) -> None:
+    def _compute(self, exchange: ExchangeKernels, state: State, sums: Sums) -> None:
         if not self.gathers:
             super()._compute(exchange, state, sums)
             return
@@ -258,16 +258,16 @@ class DeviceSlices(DeviceGradient):
             self.sums.sum(message.name, message.array, message.form)
         exchange.iterate(self.intercept)
 
-    def _arriving(self, exchange: DeviceExchange, sums: Sums, complete: bool) -> Any:
+    def _arriving(self, exchange: ExchangeKernels, sums: Sums, complete: bool) -> Any:
         return self._rows(exchange)
 
-    def _rows(self, exchange: DeviceExchange) -> DeviceRowViews:
+    def _rows(self, exchange: ExchangeKernels) -> DeviceRowViews:
         products, numbers = exchange.rows, exchange.sampled.numbers
         assert isinstance(products, DenseProducts | SparseProducts)  # no Gram
         factors, carry = exchange.recurrence.factors, exchange.coefficients.carry
         return DeviceRowViews(products, numbers, factors, carry)
 
-    def _cycle(self, exchange: DeviceExchange, sums: Sums) -> CudaSequence:
+    def _cycle(self, exchange: ExchangeKernels, sums: Sums) -> CudaSequence:
         """Up to residuals: what follows is begun tile by tile."""
         key = exchange.blocks.rows, 0
         found = self._known.get(key)

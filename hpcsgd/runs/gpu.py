@@ -150,11 +150,11 @@ def _buffers(
     matrix: Any, sizes: tuple[int, ...], multiprocessors: int, wide: int
 ) -> dict[str, int]:
     """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
-    from hpcsgd.backends.cuda.exchange import DeviceExchange
+    from hpcsgd.backends.cuda.exchange import ExchangeKernels
 
     blocks, width = blocks_of(sizes), matrix.shape[1]
     item = 4 if isinstance(matrix, Csr) else matrix.dtype.itemsize
-    return dict(DeviceExchange.holds(blocks, width, item, multiprocessors, wide))
+    return dict(ExchangeKernels.holds(blocks, width, item, multiprocessors, wide))
 
 
 def check_device_memory(

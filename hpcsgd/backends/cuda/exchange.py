@@ -415,13 +415,16 @@ class DeviceRecurrence:
         self._pitch = ()
 
 
-# One member's part of an exchange on a device: kernels, their buffers, in order.
+# The kernels beneath an exchange on a device, and their buffers.
 
 ONE_SCORE = Widths()
 
 
-class DeviceExchange:
-    """Exchanges of the sizes `blocks`: buffers stay, what is in them changes."""
+class ExchangeKernels:
+    """The kernels of exchanges of the sizes `blocks`, on buffers that stay.
+
+    `hpcsgd.backends.cuda.sequences.CudaExchange` calls them in the order of a product.
+    """
 
     def __init__(
         self,

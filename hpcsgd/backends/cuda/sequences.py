@@ -11,8 +11,8 @@ from hpcsgd.backends.cuda.device import Device, GraphAction, LaunchGraph
 from hpcsgd.backends.cuda.exchange import (
     DenseProducts,
     DeviceCsr,
-    DeviceExchange,
     DeviceFusedSteps,
+    ExchangeKernels,
     Widths,
     has_fused_kernel,
     put_csr,
@@ -292,7 +292,7 @@ class CudaExchange:
     group: Group
     state: State  # weights and intercept have copies on the device
 
-    def __init__(self, maker: "CudaExchanges", launches: DeviceExchange) -> None:
+    def __init__(self, maker: "CudaExchanges", launches: ExchangeKernels) -> None:
         self.maker, self.launches = maker, launches
         self.task, self.device, self.blocks = maker.task, maker.device, launches.blocks
         self._is_kept = False  # the buffer was kept: the next Gram goes to the spare
@@ -719,10 +719,10 @@ class CudaExchanges:
         matrix: DeviceMatrix | DeviceCsr,
         order: Order,
         read: int,
-    ) -> DeviceExchange:
+    ) -> ExchangeKernels:
         """Return kernels and buffers of these sizes; `read` states make a margin."""
         task = self.task
-        return DeviceExchange(
+        return ExchangeKernels(
             self.device,
             matrix,
             order,
@@ -736,7 +736,7 @@ class CudaExchanges:
         """Return the columns of weights and scores; `read` states make a margin."""
         return Widths(self.task.columns, self.task.states, read)
 
-    def choose_kernel(self, launches: DeviceExchange) -> None:
+    def choose_kernel(self, launches: ExchangeKernels) -> None:
         """Choose who makes Grams of this size; the same on all members."""
         if not isinstance(launches.rows, DenseProducts):
             return

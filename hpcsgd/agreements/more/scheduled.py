@@ -39,7 +39,6 @@ from hpcsgd.agreements.buckets import (
 from hpcsgd.agreements.gradient import Gradient, is_coded, sent_for_gradient
 from hpcsgd.backends.exchange import probed
 from hpcsgd.comm.communicator import Communicator, Pending
-from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
@@ -480,10 +479,10 @@ class Scheduled(Gradient):
         """Pieces start when there is credit, here earlier and there later: between them
         nothing else may be said on their communicator.
         """
-        if not isinstance(self.sender, PlainSender):
+        if not self.sender.sums_in_place:
             return EncodedTiles(self.sender, self.buffer)
         self.grid.meet()
-        self.own = duplicate(of_hosts(self.grid.replicas))
+        self.own = duplicate(self.grid.replicas.host_group)
         self.sender = PlainSender(self.own)
         return AsTheyAre(self.sender)
 

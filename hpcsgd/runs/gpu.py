@@ -151,9 +151,11 @@ def _buffers(
     """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
     from hpcsgd.backends.cuda.exchange import DeviceExchange
 
-    blocks, width = blocks_of(sizes), matrix.shape[1]
-    item = 4 if isinstance(matrix, Csr) else matrix.dtype.itemsize
-    return dict(DeviceExchange.holds(blocks, width, item, multiprocessors, wide))
+    blocks, width, item = blocks_of(sizes), matrix.shape[1], matrix.dtype.itemsize
+    is_sparse = isinstance(matrix, Csr)
+    return dict(
+        DeviceExchange.holds(blocks, width, item, multiprocessors, wide, is_sparse)
+    )
 
 
 def check_device_memory(

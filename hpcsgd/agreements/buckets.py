@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpcsgd.agreements.base import Overlap
-from hpcsgd.agreements.codecs.base import Codec, Feedback, Finish, Moment
+from hpcsgd.agreements.codecs.base import Codec, Finish, Moment
 from hpcsgd.backends.base import HOST, Memory, Wait
 from hpcsgd.comm.communicator import Communicator, Message, Pending
 from hpcsgd.comm.messages import open_message
@@ -312,6 +312,7 @@ class Sender(Protocol):
     overlap: Overlap
     codec: str  # what it is called, for people
     wants_norm: bool  # True: `measure` comes between the last sums and the first `send`
+    sums_in_place: bool  # each tile is summed where it lies, by one collective
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
         """The tail of the buffer is complete."""
@@ -334,12 +335,19 @@ class Sender(Protocol):
     def facts(self) -> dict[str, int]:
         """What it counted, for the report of a run."""
 
+    def uncoded(self) -> "Sender":
+        """Return a sender to the same replicas that encodes nothing."""
+
+    def close(self) -> None:
+        """Close the groups that it opened. Collective."""
+
 
 class PlainSender:
     """Sums in place, on the host or on devices, the tail with the first of them."""
 
     codec = "identity"
     wants_norm = False
+    sums_in_place = True
 
     def __init__(self, replicas: Communicator) -> None:
         self.replicas = replicas
@@ -406,6 +414,13 @@ class PlainSender:
         """Nothing."""
         return {}
 
+    def uncoded(self) -> "PlainSender":
+        """Return another sender of this kind."""
+        return PlainSender(self.replicas)
+
+    def close(self) -> None:
+        """Do nothing: it opened no groups."""
+
 
 @dataclass
 class CodecSender:
@@ -414,6 +429,8 @@ class CodecSender:
     What replica p encodes is R s_p / Σn, whose mean over replicas is the gradient; with
     error feedback, times the rate of this step.
     """
+
+    sums_in_place = False
 
     replicas: Communicator
     codecs: dict[int, Codec]  # by the first column of their tile
@@ -472,6 +489,13 @@ class CodecSender:
             total.update(codec.facts())
         return dict(total)
 
+    def uncoded(self) -> PlainSender:
+        """Return a sender of sums in place."""
+        return PlainSender(self.replicas)
+
+    def close(self) -> None:
+        """Do nothing: it opened no groups."""
+
     def _scale_of_sums(self) -> float:
         """Return R / Σn, for which the first who asks waits."""
         if self._scale is None:
@@ -484,4 +508,4 @@ class CodecSender:
 
     def _unit(self, codec: Codec) -> float:
         """Errors are kept in steps, not in gradients."""
-        return self._moment.rate if isinstance(codec, Feedback) else 1.0
+        return self._moment.rate if codec.in_steps else 1.0

@@ -61,7 +61,6 @@ from hpcsgd.agreements.codecs.base import (
     Moment,
     Regime,
 )
-from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
 from hpcsgd.backends.base import HOST, LossScale, Memory, Rows, WordRange
 from hpcsgd.backends.task import State, Task
@@ -70,7 +69,7 @@ from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import lengths
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of, gradient_step
-from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
+from hpcsgd.glm.updates import ColumnViews, Rule, Turn
 from hpcsgd.precision import Precision
 
 # The step that replicas take together, once they know the mean gradient.
@@ -170,10 +169,10 @@ class UnsentGradient:
         if not self._saved or not moment.rate:
             return
         gradient, self._saved = self._unsent_of(self._saved, moment.rate), {}
-        if gradient is None or not isinstance(rule, LinearRule):
+        if gradient is None or rule.linear is None:
             self._gradient = gradient
             return
-        gain = rule.update.gain(moment.rate, 1)
+        gain = rule.linear.gain(moment.rate, 1)
         more = np.multiply.outer(gain, gradient).swapaxes(0, 1)
         state.weights[...] += more.reshape(state.weights.shape)
 
@@ -481,18 +480,7 @@ class Gradient(Agreement):
 
     def memory(self, state: State) -> dict[str, Array]:
         """What is kept in eight bits goes to checkpoints as numbers, on any grid."""
-        return {
-            name: kept.decoded() if isinstance(kept, EightBitArray) else kept
-            for name, kept in state.memory.items()
-        }
-
-    def remember(self, state: State, name: str, kept: Array) -> None:
-        """And comes back to the bits that it was in."""
-        held: Any = state.memory[name]
-        if isinstance(held, EightBitArray):
-            held.encode(kept)
-        else:
-            super().remember(state, name, kept)
+        return {name: np.asarray(kept) for name, kept in state.memory.items()}
 
     def inherit(self, state: State, name: str, kept: Array) -> None:
         """Store what codecs had saved: one replica encodes nothing."""
@@ -548,17 +536,14 @@ class Gradient(Agreement):
 
     def close(self) -> None:
         """The groups of leaders, where there are some."""
-        sender = getattr(self, "sender", None)
-        if isinstance(sender, ByLeaders):
-            sender.close()
+        if hasattr(self, "sender"):  # not yet, where others have refused
+            self.sender.close()
 
     def _alike(self, state: State) -> list[Array]:
         """What all replicas hold the same of, beside their weights."""
         found = list(state.shared.values())
         for name in self.steps.rule.state_names:
-            kept: Any = state.memory[name]
-            is_eight = isinstance(kept, EightBitArray)
-            found += [kept.codes, kept.scales] if is_eight else [kept]
+            found += self.steps.rule.stored(state.memory[name])
         return found
 
     def _join(self, state: State) -> None:
@@ -621,10 +606,10 @@ class Gradient(Agreement):
         They may be divided by a power of two.
         """
         cast(PlainSender, self.sender).finish(self.buffer)  # nothing is encoded there
-        moment, rule, tail = self._moment, self.steps.rule, self._tail()
-        assert isinstance(rule, LinearRule)
-        carry = rule.update.transition(moment.rate, self.steps.l2)
-        gain = rule.update.gain(moment.rate, 1) / tail[-1] / state.scale
+        rate, update, tail = self._moment.rate, self.steps.rule.linear, self._tail()
+        assert update is not None  # others get no `linear_step`
+        carry = update.transition(rate, self.steps.l2)
+        gain = update.gain(rate, 1) / tail[-1] / state.scale
         linear.to(state.on_device("weights"), carry, gain)
         state.mark_written("weights")
         self._step_intercept(state, tail)

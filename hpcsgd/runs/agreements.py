@@ -36,7 +36,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
-from hpcsgd.glm.updates import LinearRule, Rule, make_rate
+from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Product
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
@@ -293,7 +293,7 @@ def _on_device(
     rule, memory = inputs.steps.rule, DeviceMemory(device)
     takes = sums and vars(kind).get("steps_on_devices") and not inputs.shapers
     # Of many scores a row, what momenta keep lies between the scores.
-    is_linear = isinstance(rule, LinearRule) and 1 in (rule.states, inputs.columns)
+    is_linear = rule.linear is not None and 1 in (rule.states, inputs.columns)
     return replace(
         inputs,
         backend=DeviceRows(),

@@ -152,9 +152,11 @@ def _buffers(
     """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
     from hpcsgd.backends.cuda.exchange import ExchangeKernels
 
-    blocks, width = blocks_of(sizes), matrix.shape[1]
-    item = 4 if isinstance(matrix, Csr) else matrix.dtype.itemsize
-    return dict(ExchangeKernels.holds(blocks, width, item, multiprocessors, wide))
+    blocks, width, item = blocks_of(sizes), matrix.shape[1], matrix.dtype.itemsize
+    is_sparse = isinstance(matrix, Csr)
+    return dict(
+        ExchangeKernels.holds(blocks, width, item, multiprocessors, wide, is_sparse)
+    )
 
 
 def check_device_memory(

@@ -795,6 +795,7 @@ class Feedback(Codec):
     unbiased = False
     wants_feedback = False
     has_own_memory = True
+    in_steps = True
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec.bucket, codec.config)

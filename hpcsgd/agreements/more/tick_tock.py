@@ -36,7 +36,6 @@ from hpcsgd.agreements.gradient import Gradient, sent_for_gradient, sent_in_plac
 from hpcsgd.backends.base import Rows
 from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Ledger, Sent
 from hpcsgd.formats import Array
@@ -86,7 +85,7 @@ def make_items(
     buffers: tuple[Buffer, Buffer], replicas: Communicator
 ) -> tuple[Item, Item]:
     """Both, each with a duplicate of the communicator; called by all replicas."""
-    tick, tock = (PlainSender(duplicate(of_hosts(replicas))) for _ in buffers)
+    tick, tock = (PlainSender(duplicate(replicas.host_group)) for _ in buffers)
     return Item(0, buffers[0], tick), Item(1, buffers[1], tock)
 
 

@@ -624,8 +624,8 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Look nothing up but files, and print."""
     from rich.console import Console
 
+    from hpcsgd.runs.machine import load_hardware
     from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
-    from hpcsgd.tuning.machine import load_hardware
 
     if arguments.plot:
         from hpcsgd.runs.figures import require

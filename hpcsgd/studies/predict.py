@@ -13,7 +13,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.precision import make_precision
 from hpcsgd.products.cost import Choice, CostInputs, Machine, candidates, terms
 from hpcsgd.runs.figures import STYLES, make_figure, saved
-from hpcsgd.tuning.machine import Hardware
+from hpcsgd.runs.machine import Hardware
 
 # What a sum over many ranks takes: as a tree, or as rings, across levels of a machine.
 #

@@ -156,7 +156,7 @@ def _work(asked: argparse.Namespace) -> None:
 def _row(shape: str, network: str, folder: Path, world) -> dict:
     """Fit, choose, then run everything."""
     from hpcsgd.config import RunConfig
-    from hpcsgd.tuning.rehearsal import TimeBudget
+    from hpcsgd.tuning.timed_exchanges import TimeBudget
     from hpcsgd.tuning.tuner import (
         LearningSetting,
         Learnt,

@@ -390,8 +390,9 @@ def measured_hardware(
 
 WARM_SUMS = 2
 LEAST_SUMS = 3  # of a size, where time is short
-# (words, sums of so many at most): for `tune`, which has seconds for them
-SUMS = tuple((words, 60) for words in (8, 64, 512, 4096, 2**15, 2**18))
+# (words, sums of so many at most): for `tune`, which has seconds for them. The first
+# two tell α and β apart, where there is time for no more.
+SUMS = tuple((words, 60) for words in (8, 2**15, 512, 64, 4096, 2**18))
 LONG = (2**16, 5)  # for automatic choices, beside sums of one batch
 SHORT_SUMS = 20
 
@@ -438,7 +439,7 @@ def measure_network(
 ) -> NetworkFigures:
     """Return α and β of sums over `group`, with all that surrounds them. Collective.
 
-    The largest sizes are left out where the smaller ones have used up the seconds.
+    Sizes after the second are left out where those before have used up the seconds.
     """
     if group.size == 1:
         return NetworkFigures(name, 1, 0.0, 0.0)
@@ -586,23 +587,20 @@ def measure_machine(
 
 def measure_rates(task: Task, batch: int) -> Machine:
     """Return the figures of this rank alone, as if its messages took no time."""
-    shard = task.shard
-    blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
     plain = task_alone(task)
-    each = shard.width * value_bytes(shard)  # bytes of a row
-    # Enough of narrow rows for a call of microseconds to be nothing beside them.
-    rows = max(blocks.rows, min(shard.height, int(PASS / each)))
-    size = rows * each
-    draw = _draws(plain, rows)
+    blocks, rows = timed_rows(task.shard, batch)
+    size = rows * task.shard.width * value_bytes(task.shard)
+    draw, of_gram = _draws(plain, rows), _draws(plain, blocks.rows)
     read, again = fastest_of(lambda i: time_passes(plain, draw(i)))
     (steps,) = fastest_of(lambda i: _steps(plain, draw(i), batch))
     steps = min(steps, read + again)
+    (gram,) = fastest_of(lambda i: time_gram(plain, of_gram(i), blocks))
     exchange, step = _overheads(plain, batch)
     inner, link = _recurrence(plain, blocks)
     return Machine(
         latency=0.0,
         per_byte=0.0,
-        gram=_gram_rate(plain, blocks),
+        gram=max(blocks.gram_words, 1) * task.shard.width / gram,
         read=size / read,
         again=size / again,
         plain=size / max(steps - rows * link, steps / 4),
@@ -613,17 +611,18 @@ def measure_rates(task: Task, batch: int) -> Machine:
     )
 
 
+def timed_rows(shard: Shard, batch: int) -> tuple[Blocks, int]:
+    """Return the blocks that a Gram is timed on, and the rows that passes are."""
+    blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
+    # Enough of narrow rows for a call of microseconds to be nothing beside them.
+    fits = int(PASS / (shard.width * value_bytes(shard)))
+    return blocks, max(blocks.rows, min(shard.height, fits))
+
+
 def _draws(task: Task, rows: int) -> Callable[[int], Array]:
     """Return what gives other rows, in no order, for each number of a repetition."""
     order = np.random.default_rng(0).permutation(task.shard.height)
     return lambda i: np.roll(order, -i * rows)[:rows]
-
-
-def _gram_rate(task: Task, blocks: Blocks) -> float:
-    """Return the multiply-adds a second of a Gram."""
-    draw = _draws(task, blocks.rows)
-    (each,) = fastest_of(lambda i: time_gram(task, draw(i), blocks))
-    return max(blocks.gram_words, 1) * task.shard.width / each
 
 
 def time_passes(task: Task, rows: Array) -> tuple[float, float]:
@@ -672,14 +671,16 @@ def _room(task: Task, rows: int) -> Array | None:
     return room
 
 
-def fastest_of(sample: Callable[[int], tuple[float, ...]]) -> tuple[float, ...]:
-    """Of each of its times, after one that wakes everything.
+def fastest_of(
+    sample: Callable[[int], tuple[float, ...]], repeats: int = PASSES
+) -> tuple[float, ...]:
+    """Return the shortest of each of the times of a sample, after one to warm up.
 
     What others do on the machine only ever adds, and hits one rate more than another:
     the shortest times say what products take beside each other.
     """
     sample(0)
-    samples = [sample(i) for i in range(1, PASSES + 1)]
+    samples = [sample(i) for i in range(1, repeats + 1)]
     return tuple(max(min(values), 1e-9) for values in zip(*samples, strict=True))
 
 
@@ -785,66 +786,7 @@ def _median(times: Sequence[float]) -> float:
     return float(median(times))
 
 
-# Rates of the kernels over rows and columns: where caches end, calls are short.
-
-ROWS = (64, 256, 1024)  # of an exchange, in blocks of BLOCK
-BLOCK = 32
-WIDTHS = (1, 4, 16)  # parts of the columns held
-SIZES = (2**16, 2**19, 2**22, 2**25)  # bytes of rows that a pass goes over
-
-
-@dataclass(frozen=True)
-class KernelRate:
-    """What was measured of one kernel at one size."""
-
-    kernel: str  # gram: multiply-adds a second; read, again: bytes a second
-    rows: int
-    columns: int
-    rate: float
-
-
-def measure_kernels(
-    task: Task, world: Communicator, seconds: float
-) -> list[KernelRate]:
-    """As many of them as fit, the slowest rank's; called by all ranks together."""
-    task, began, found = task_alone(task), perf_counter(), []
-    # Ranks with a row or a column less follow the same plan, as far as they can.
-    for kernel, rows, columns in world.exchange_objects(_plan(task))[0]:
-        spent = max(world.exchange_objects(perf_counter() - began))
-        if spent > seconds:
-            break
-        own = _measure(task, kernel, rows, columns)
-        for i, name in enumerate(("gram",) if kernel == "gram" else ("read", "again")):
-            rates = [said[i] for said in world.exchange_objects(own)]
-            found.append(KernelRate(name, rows, columns, min(rates)))
-    return found
-
-
-def _plan(task: Task) -> list[tuple[str, int, int]]:
-    """(kernel, rows, columns), the most telling first, nothing that is not there."""
-    height, width = task.shard.height, task.shard.width
-    widths = [width] if task.shard.is_sparse else _widths(width)
-    grams = [("gram", m, w) for w in widths for m in ROWS if m <= height]
-    each = width * value_bytes(task.shard)
-    rows = sorted({min(max(int(size / each), 1), height) for size in SIZES})
-    return [("pass", m, width) for m in rows] + grams
-
-
-def _widths(width: int) -> list[int]:
-    return sorted({max(width // part, 1) for part in WIDTHS}, reverse=True)
-
-
-def _measure(task: Task, kernel: str, rows: int, columns: int) -> tuple[float, ...]:
-    """Return the rates of this rank, of rows that come in no order."""
-    columns = min(columns, task.shard.width)
-    task = of_columns(task, columns)
-    rows = min(rows, task.shard.height)
-    if kernel == "gram":
-        return (_gram_rate(task, uniform_blocks(BLOCK, max(rows // BLOCK, 1))),)
-    size, draw = rows * columns * value_bytes(task.shard), _draws(task, rows)
-    read, again = fastest_of(lambda i: time_passes(task, draw(i)))
-    return size / read, size / again
-
+# The file of the rows.
 
 PIECE = 16 * 2**20  # bytes read to see how fast that is
 

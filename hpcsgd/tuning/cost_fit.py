@@ -16,7 +16,7 @@ from hpcsgd.products.cost import (
     parts_of,
     seconds,
 )
-from hpcsgd.tuning.rehearsal import FIRST, Burst, TimedSetting
+from hpcsgd.tuning.timed_exchanges import FIRST, Burst, TimedSetting
 
 # Figures from times: the constants of the cost model that explain what was measured.
 #

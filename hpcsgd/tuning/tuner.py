@@ -1,12 +1,13 @@
 """The tuner: products, steps, grid, recipe and batch for this machine."""
 
 import logging
+import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from math import inf, log
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -32,22 +33,28 @@ from hpcsgd.products.cost import (
     candidates,
 )
 from hpcsgd.runs.machine import (
-    KernelRate,
     NetworkFigures,
-    measure_kernels,
     measure_machine,
     measure_network,
     measure_reading,
     measured_hardware,
+    timed_rows,
 )
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.tuning.auto_precision import affordable
 from hpcsgd.tuning.cost_fit import MachineModels
 from hpcsgd.tuning.pilots import THREADS, Sample, draw_sample, loss_gaps, run_pilot
-from hpcsgd.tuning.rehearsal import Burst, FirstRows, Stage, TimeBudget, TimedSetting
+from hpcsgd.tuning.timed_exchanges import (
+    Burst,
+    FirstRows,
+    Stage,
+    TimeBudget,
+    TimedSetting,
+)
 
 # What is asked of the tuner, and what of it is open.
 
+log = logging.getLogger(__name__)
 BATCHES = (8, 16, 32, 64, 128)  # where --batch auto leaves them open
 LEAST_SECONDS = 1.0
 KINDS = ("auto", "none", "average")  # that tune knows the times of
@@ -150,7 +157,6 @@ PROBED = (2, 6, 20, 48, 128)
 # The others have all of them, twice as many rows, to reach it; one that does not is
 # out.
 
-log_ = logging.getLogger(__name__)
 AT_ONCE = 8  # steps between two looks at the clock; they change nothing that is learnt
 EPOCHS = 6  # of a run; the loss is that of the first one after half of them
 
@@ -223,7 +229,7 @@ def learn(
             said = (
                 "no time to try %d of %d batches, rates or grids; give more --seconds"
             )
-            log_.warning(said, len(ways) - number, len(ways))
+            log.warning(said, len(ways) - number, len(ways))
             break
         result = learning_run(config, sample, way)
         if not found:
@@ -268,7 +274,7 @@ def _part(above: float, below: float, goal: float) -> float:
     """How much of the way from `above` to `below` lies above the goal."""
     if below <= 0.0:
         return (above - goal) / (above - below)
-    return log(above / goal) / log(above / below) if above > below else 1.0
+    return math.log(above / goal) / math.log(above / below) if above > below else 1.0
 
 
 def _goal(result: Result) -> float:
@@ -310,7 +316,7 @@ class GridFigures:
 
     machine: Machine  # each constant alone, before any fit
     directions: tuple[NetworkFigures, ...]  # members, replicas
-    kernels: tuple[KernelRate, ...]
+    kernels: tuple[dict[str, Any], ...]  # each rate with the rows it was measured on
 
 
 @dataclass(frozen=True)
@@ -325,8 +331,18 @@ class Candidate:
     measured: float = 0.0  # the same; 0 = not yet
 
     @property
+    def place(self) -> tuple[tuple[int, int], str]:
+        """The grid and the recipe."""
+        return self.grid, self.recipe
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What has one ratio of measured to predicted seconds."""
+        return *self.place, self.setting.kind
+
+    @property
     def seconds(self) -> float:
-        """Of a step, as well as is known."""
+        """Seconds of a step: measured, or else predicted."""
         return self.measured or self.predicted
 
     @property
@@ -475,7 +491,7 @@ def open_candidate_group(
 def measure_figures(
     stage: Stage, batch: int, budget: TimeBudget, share: float
 ) -> GridFigures:
-    """Measure both directions of the grid, the rates of a rank, and its kernels.
+    """Measure both directions of the grid, and the rates of a rank.
 
     Collective. The slowest ranks count, in each direction, so that all choose alike.
     """
@@ -486,8 +502,17 @@ def measure_figures(
         own = measure_network(name, group, seconds=seconds)
         everyone = world.exchange_objects(own)
         directions.append(max(everyone, key=lambda network: network.latency))
-    machine = measure_machine(task, min(batch, stage.rows), world, directions[0])
-    kernels = measure_kernels(task, world, budget.until(share) / 2)
+    batch = min(batch, stage.rows)
+    machine = measure_machine(task, batch, world, directions[0])
+    blocks, rows = timed_rows(task.shard, batch)
+    kernels = [
+        {"kernel": name, "rows": n, "columns": task.shard.width, "rate": rate}
+        for name, n, rate in (
+            ("read", rows, machine.read),
+            ("again", rows, machine.again),
+            ("gram", blocks.rows, machine.gram),
+        )
+    ]
     return GridFigures(machine, tuple(directions), tuple(kernels))
 
 
@@ -502,7 +527,6 @@ def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
 
 # From what is open to what is settled: measure, predict, run the best, choose.
 
-logger = logging.getLogger(__name__)
 BEST = 5  # candidates that are run
 TURNS = 3  # of each of them
 LONGEST = 0.2  # seconds of a burst of a candidate
@@ -687,7 +711,7 @@ def _open_groups(
     most = max(int((FITTED - OPENED) * budget.seconds / ROOM_SECONDS), 1)
     if len(places) > most:
         said = "time for %d of %d grids and recipes; give more --seconds"
-        logger.warning(said, most, len(places), extra={"on_all_ranks": True})
+        log.warning(said, most, len(places), extra={"on_all_ranks": True})
     places = places[:most]
     groups: list[CandidateGroup] = []
     slowest = 0.0
@@ -695,7 +719,7 @@ def _open_groups(
         before = budget.until(FITTED)
         if groups and before <= slowest:
             said = "no time for %dx%d in %s; give more --seconds"
-            logger.warning(said, *grid, recipe, extra={"on_all_ranks": True})
+            log.warning(said, *grid, recipe, extra={"on_all_ranks": True})
             continue
         ends = RECIPES + (OPENED - RECIPES) * (len(groups) + 1) / len(places)
         groups.append(
@@ -724,7 +748,7 @@ def time_best_candidates(
         _take_turns(known, wanted, groups, budget, each)
         for candidate in wanted:
             seen = median(known[candidate])
-            ratios[_kind(candidate)] = seen / candidate.predicted
+            ratios[candidate.kind] = seen / candidate.predicted
         best = min(_measured(c, times).score for c, times in known.items())
         ranked = sorted(every, key=lambda c: _corrected(c, ratios))[:BEST]
         wanted = [
@@ -748,8 +772,7 @@ def _take_turns(
         for candidate in wanted:
             if turn and budget.until(RUN) <= 0.0:
                 break
-            place = _place(candidate)
-            group = next(g for g in groups if (g.grid, g.recipe) == place)
+            group = next(g for g in groups if (g.grid, g.recipe) == candidate.place)
             known[candidate].append(_step_seconds(candidate, group, each))
     for group in groups:
         group.stage.forget()
@@ -771,15 +794,7 @@ def _step_seconds(candidate: Candidate, group: CandidateGroup, each: float) -> f
 
 def _corrected(candidate: Candidate, ratios: dict[tuple[Any, ...], float]) -> float:
     """Its score, with what others of its kind took beside what was expected."""
-    return candidate.score * ratios.get(_kind(candidate), 1.0)
-
-
-def _kind(candidate: Candidate) -> tuple[Any, ...]:
-    return (*_place(candidate), candidate.setting.kind)
-
-
-def _place(candidate: Candidate) -> tuple[Any, ...]:
-    return candidate.grid, candidate.recipe
+    return candidate.score * ratios.get(candidate.kind, 1.0)
 
 
 # A tuning as a document, as a configuration file, and in sentences.
@@ -821,7 +836,7 @@ def _figures(group: CandidateGroup, sample: TimedRows) -> dict[str, Any]:
     return {
         "machine": figures.machine.as_dict(),
         "directions": [network.as_dict() for network in figures.directions],
-        "kernels": [asdict(rate) for rate in figures.kernels],
+        "kernels": list(figures.kernels),
         "bytes_read_per_second": sample.reading,
         "fitted": group.model.start.as_dict(),
     }

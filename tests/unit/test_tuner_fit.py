@@ -17,7 +17,7 @@ from hpcsgd.products.cost import (
 )
 from hpcsgd.runs.machine import fit_line, line_through
 from hpcsgd.tuning.cost_fit import MachineModels, TimeSample, fit_machine
-from hpcsgd.tuning.rehearsal import Burst, TimedSetting
+from hpcsgd.tuning.timed_exchanges import Burst, TimedSetting
 
 TRUE = Machine(
     latency=3e-5,

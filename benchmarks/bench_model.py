@@ -156,10 +156,11 @@ def _work(asked: argparse.Namespace) -> None:
 def _row(shape: str, network: str, folder: Path, world) -> dict:
     """Fit, choose, then run everything."""
     from hpcsgd.config import RunConfig
-    from hpcsgd.tuning.rehearsal import TimeBudget
+    from hpcsgd.tuning.timed_exchanges import TimeBudget
     from hpcsgd.tuning.tuner import (
         LearningSetting,
         Learnt,
+        TimedRows,
         TuningQuestion,
         open_candidate_group,
         time_best_candidates,
@@ -175,7 +176,8 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
     }
     question = TuningQuestion(RunConfig.parse(tables), (BATCH,), SECONDS)
     budget, grid = TimeBudget(world, SECONDS), (1, world.size)
-    room = open_candidate_group(question, grid, recipe, world, rows, 1.0, budget, 0.25)
+    sample = TimedRows(rows, rows, 1.0)
+    room = open_candidate_group(question, grid, recipe, world, sample, budget, 0.25)
     room.fit(question, [BATCH], budget, 0.6)
     way = Learnt(LearningSetting(BATCH, 0.1), 1.0)
     every = [c for c in room.candidates(question, [way]) if c.setting.steps in JUDGED]

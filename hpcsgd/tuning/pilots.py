@@ -42,6 +42,7 @@ from hpcsgd.precision import FIELDS, RECIPES, Precision, PrecisionConfig
 from hpcsgd.products.base import ExchangeShape
 from hpcsgd.products.cost import ProductsConfig
 from hpcsgd.products.gram import Gram
+from hpcsgd.runs.machine import fastest_of
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import Session
 from hpcsgd.tuning.exact_exchange import ExactExchange
@@ -579,26 +580,20 @@ def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
     once = _once(exchange, precision, backend, matrix)
     rng = np.random.default_rng(0)
     draws = [rng.permutation(len(matrix))[: len(own)] for _ in range(REPEATS + 1)]
-    return float(min([once(rows) for rows in draws][1:]))
+    return fastest_of(lambda i: (once(draws[i]),), REPEATS)[0]
 
 
 def _once(
     exchange: ExactExchange, precision: Precision, backend: Any, matrix: Array
 ) -> Any:
     """Seconds of the arithmetic of one exchange on these rows of `matrix`."""
-    kind, blocks = precision.working, exchange.blocks
-    room = np.empty((blocks.rows, matrix.shape[1]), dtype=kind)
+    blocks, batch = exchange.blocks, _batch(exchange, precision)
+    room = np.empty((blocks.rows, matrix.shape[1]), dtype=precision.working)
     gram = np.empty(blocks.gram_words, get_format(precision.gram_wire).carrier)
     shape = (blocks.rows, exchange.before.shape[1])
     margins = np.empty(shape, get_format(precision.margin_sum).carrier)
     weights = backend.zeros((matrix.shape[1], shape[1]))
     plan = backend.prepare(exchange.unrolled, blocks)
-    weigh, add = exchange.weights, exchange.offsets
-    batch = StepBatch(
-        exchange.targets.astype(kind),
-        None if weigh is None else weigh.astype(kind),
-        None if add is None else add.astype(kind),
-    )
 
     def once(numbers: Array) -> float:
         began = perf_counter()

@@ -28,9 +28,9 @@ from hpcsgd.precision import RECIPES
 from hpcsgd.runs import checks
 from hpcsgd.runs.checkpoint import NAME as CHECKPOINT
 from hpcsgd.runs.folder import FILES
+from hpcsgd.runs.machine import LEVEL, RANK
 from hpcsgd.runs.result import Status
 from hpcsgd.settings import refuse
-from hpcsgd.tuning.machine import LEVEL, RANK
 from tests.helpers.codec_formulas import FORMULAS
 
 ROOT = Path(__file__).parents[2]

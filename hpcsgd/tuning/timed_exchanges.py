@@ -90,7 +90,7 @@ class Stage:
         self.world = self.opened.grid.world
         self.first_epoch = FIRST_EPOCH  # seconds
         self._task: Task | None = None
-        self._runs: dict[TimedSetting, _Rehearsal] = {}
+        self._runs: dict[TimedSetting, _TimedRun] = {}
 
     @property
     def rows(self) -> int:
@@ -119,7 +119,7 @@ class Stage:
         """About so many seconds of it; of a product that keeps, of later epochs."""
         later = product_facts(setting.product).keeps_batches
         if setting not in self._runs:
-            self._runs[setting] = _Rehearsal(self._live(setting), setting)
+            self._runs[setting] = _TimedRun(self._live(setting), setting)
             if later:
                 self._touch(setting)
         return Burst(setting, later, *self._runs[setting].run(seconds))
@@ -191,8 +191,8 @@ class Stage:
         )
 
 
-class _Rehearsal:
-    """A run that is stopped and goes on."""
+class _TimedRun:
+    """A run of a setting, which is stopped after a burst and resumed for the next."""
 
     def __init__(self, live: AssembledRun, setting: TimedSetting) -> None:
         self.live = live
@@ -264,11 +264,6 @@ class TimeBudget:
         own = self.clock() - self.began
         said: float = self.world.exchange_objects(own)[0]
         return said
-
-    @property
-    def left(self) -> float:
-        """Seconds until the end, or 0."""
-        return max(self.seconds - self.spent, 0.0)
 
     def until(self, share: float) -> float:
         """Seconds until so much of the whole is spent, or 0."""

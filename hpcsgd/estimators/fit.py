@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
@@ -24,7 +24,7 @@ from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
-from hpcsgd.estimators.inputs import FitData, FitRows, open_data
+from hpcsgd.estimators.inputs import FitRows, open_data
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.formats import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
@@ -36,51 +36,6 @@ from hpcsgd.solvers.callbacks import Callback, View
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# The run of a fit, and its model on all ranks.
-
-
-@dataclass(frozen=True)
-class Runs:
-    """A fit on the ranks of a world."""
-
-    world: Communicator
-    config: RunConfig
-    given: FitData
-    callbacks: Sequence[Callback]
-    start: Start
-    tol: float  # of the certified gap, relative to F
-
-    def run(self) -> Result:
-        """The result of the run that held, the same bits on all ranks."""
-        result, _ = run_at_stable_rate(
-            self.world,
-            self.config,
-            self.given.open_reader,
-            list(self.callbacks),
-            self.start,
-        )
-        if self.given.names is not None:
-            result.report["feature_names"] = self.given.names
-        result.report.setdefault("feature_names", None)
-        judge_fit(result, self.tol, OF_FIT)
-        return self.alike(result)
-
-    def alike(self, result: Result) -> Result:
-        """As rank 0 has it: a sum over members need not give all the same bits."""
-        if self.world.size == 1:
-            return result
-        found: dict[str, Any] = {"loss": np.array(result.loss)}
-        found["weights"] = np.ascontiguousarray(result.weights)
-        if result.intercept is not None:
-            found["intercept"] = np.array(result.intercept)
-        for array in found.values():
-            self.world.broadcast(array, 0, "control")
-        found["loss"] = float(found["loss"])
-        if result.intercept is not None and not np.ndim(result.intercept):
-            found["intercept"] = found["intercept"][()]
-        return replace(result, **found)
-
 
 # Where a fit begins: at weights that are known, or at the best constant model.
 
@@ -165,22 +120,27 @@ def line_of(record: dict[str, Any]) -> str:
 def agree_on_names(
     world: Communicator, names: Sequence[Any] | None, layout: str
 ) -> list[Any] | None:
-    """Names of columns that all ranks have; of one that gave none, those of others."""
+    """Return the names of columns that all ranks have. Collective.
+
+    A rank without names takes those of the others.
+    """
     own = None if names is None else [str(name) for name in names]
     if world.size == 1 or layout == "columns":
         return own
-    everybody = world.exchange_objects(own)
-    said = [rank for rank, found in enumerate(everybody) if found is not None]
-    for rank in said:
-        first, other = everybody[said[0]], everybody[rank]
+    lists = world.exchange_objects(own)
+    named = [rank for rank, one in enumerate(lists) if one is not None]
+    if not named:
+        return None
+    first: list[Any] = lists[named[0]]
+    for rank in named:
+        other = lists[rank]
         if first != other:
             place = next((k for k, n in enumerate(first) if [n] != other[k : k + 1]), 0)
             raise alike(
-                f"column {place} is {first[place]!r} on rank {said[0]} and not on rank"
+                f"column {place} is {first[place]!r} on rank {named[0]} and not on rank"
                 f" {rank}; give all ranks the same columns in the same order"
             )
-    found: list[Any] | None = everybody[said[0]] if said else None
-    return found
+    return first
 
 
 # The functional door: data in, a model out.
@@ -452,8 +412,35 @@ def run_fit(
         observers = world.together(lambda: _check_callbacks(callbacks))
         if is_shown and world.rank == 0:
             observers.append(Shown())
-        tol = float(arguments.tol)
-        return Runs(world, settings, data, observers, begin, tol).run()
+        result, _ = run_at_stable_rate(
+            world, settings, data.open_reader, observers, begin
+        )
+        if data.names is not None:
+            result.report["feature_names"] = data.names
+        result.report.setdefault("feature_names", None)
+        judge_fit(result, float(arguments.tol), OF_FIT)
+        return with_bits_of_rank_0(result, world)
+
+
+def with_bits_of_rank_0(result: Result, world: Communicator) -> Result:
+    """Return the model of rank 0 on all ranks. Collective.
+
+    A sum over members need not give all of them the same bits.
+    """
+    if world.size == 1:
+        return result
+    model: dict[str, Any] = {
+        "loss": np.array(result.loss),
+        "weights": np.ascontiguousarray(result.weights),
+    }
+    if result.intercept is not None:
+        model["intercept"] = np.array(result.intercept)
+    for array in model.values():
+        world.broadcast(array, 0, "control")
+    model["loss"] = float(model["loss"])
+    if result.intercept is not None and not np.ndim(result.intercept):
+        model["intercept"] = model["intercept"][()]
+    return replace(result, **model)
 
 
 def _check_callbacks(given: Any) -> list[Callback]:

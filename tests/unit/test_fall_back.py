@@ -303,6 +303,23 @@ class Ends(Callback):
         return Request.PREEMPT if view.exchanges >= self.at else None
 
 
+def test_a_request_is_granted_after_a_fall_back(wrong):
+    """An alarm is graver than a request: the run falls back first, then it stops."""
+    problem, stopped = make_problem("logistic", n=N, d=D), []
+
+    class StopsOnce(Callback):
+        def on_exchange(self, view):
+            if view.exchanges == 3 and not stopped:
+                stopped.append(view.exchanges)
+                return Request.STOP
+            return None
+
+    result = train_on(1, settings(problem), problem, callbacks=[StopsOnce()])
+    assert result.events[1]["stopped"] == 3, "the alarm was heard with the request"
+    assert changes(result) == ["steps 8 -> 4"]
+    assert result.status is Status.STOPPED and result.exchanges == 1
+
+
 @pytest.mark.parametrize("said", [8, "auto"])
 def test_a_run_that_fell_back_is_resumed_with_what_it_fell_back_to(
     said, wrong, tmp_path

@@ -440,8 +440,14 @@ class ExchangeKernels:
         self.precision, self.widths = precision, widths
         self.sampled = DeviceSampled(device, order, blocks.rows)
         self.coefficients = DeviceCoefficients(device, blocks, matrix.scale)
-        self.tiles = GramTiles(device, blocks, self._side_of(matrix))
-        self.rows = self._products_of(matrix)
+        self.rows: Products
+        if isinstance(matrix, DeviceCsr):  # few stored values fill no large tile
+            self.tiles = GramTiles(device, blocks, kernels.SMALL)
+            self.rows = SparseProducts(device, matrix, blocks, self.tiles, widths)
+        else:
+            side = kernels.tile_for(blocks.rows, matrix.width)
+            self.tiles = GramTiles(device, blocks, side)
+            self.rows = DenseProducts(device, matrix, blocks, self.tiles, widths)
         self.recurrence = DeviceRecurrence(device, blocks, family, self.tiles, widths)
         self._make_message()
         self._point = self._room_for_point()
@@ -517,18 +523,6 @@ class ExchangeKernels:
         """weights ← weights carryᵀ + Yᵀ factors."""
         factors, carry = self.recurrence.factors, self.coefficients.carry
         self.rows.update(self.sampled.numbers, factors, carry, weights)
-
-    def _products_of(self, matrix: DeviceMatrix | DeviceCsr) -> Products:
-        sizes = self.blocks, self.tiles, self.widths
-        if isinstance(matrix, DeviceCsr):
-            return SparseProducts(self.device, matrix, *sizes)
-        return DenseProducts(self.device, matrix, *sizes)
-
-    def _side_of(self, matrix: DeviceMatrix | DeviceCsr) -> int:
-        """Of tiles: rows that store few values have no large ones."""
-        if isinstance(matrix, DeviceCsr):
-            return kernels.SMALL
-        return kernels.tile_for(self.blocks.rows, matrix.width)
 
     def _make_message(self) -> None:
         """One buffer for tiles and margins: what members sum."""

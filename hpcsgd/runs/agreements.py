@@ -23,7 +23,6 @@ from hpcsgd.agreements.shaping import (
     ToLengthOne,
 )
 from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
-from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator
@@ -323,9 +322,8 @@ def _batches(config: RunConfig, loaded: LoadedRows, grid: Grid) -> tuple[int, ..
 
 def _loss_scale(backend: Backend) -> LossScale | None:
     """That of residuals, which waits for what all replicas say."""
-    if not isinstance(backend, RoundedBackend) or backend.loss_scale is None:
-        return None
-    backend.loss_scale.waits = True
+    if backend.loss_scale is not None:
+        backend.loss_scale.waits = True
     return backend.loss_scale
 
 
@@ -367,8 +365,6 @@ def cast(backend: Backend, config: PrecisionConfig, place: DrawPlace) -> None:
             f"[precision] rounding = 'stochastic' does nothing for weights in"
             f" {weights.name}; set weights to a narrow format, as bf16"
         )
-    if not isinstance(backend, RoundedBackend):
-        return
     if draws:
         backend.dice = ColumnDraws(*place.seed, place.own, place.columns)
     if backend.loss_scale is not None:

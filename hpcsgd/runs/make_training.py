@@ -7,7 +7,6 @@ from typing import Any
 from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.base import Agreement, AgreementInputs
 from hpcsgd.agreements.gradient import Gradient
-from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.task import Task
 from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig
@@ -77,8 +76,7 @@ def _best_held(
 
 def _scales(task: Task) -> list[Observer]:
     """What residuals are multiplied by, where that adapts and is each replica's own."""
-    backend = task.backend
-    scale = backend.loss_scale if isinstance(backend, RoundedBackend) else None
+    scale = task.backend.loss_scale
     if scale is None or scale.is_fixed or scale.waits:
         return []
     return [ReplicaLossScale(scale)]

@@ -22,7 +22,6 @@ from hpcsgd.backends.base import (
     emulated,
     make_scaling,
 )
-from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.comm import communicator, messages
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
@@ -294,7 +293,7 @@ def _member(exchange: ExactExchange, precision: Precision, part: slice) -> Membe
     form = get_format(precision.matrix)
     if form.wants_scale and exchange.exponents is not None:
         backend.scaling = ColumnExponents(form, exchange.exponents, part)
-    if isinstance(backend, RoundedBackend) and backend.loss_scale is not None:
+    if backend.loss_scale is not None:
         backend.loss_scale = LossScale(exchange.loss_scale, is_fixed=True)
     matrix = backend.store(np.ascontiguousarray(exchange.rows[:, part]))
     count = np.arange(len(exchange.rows))

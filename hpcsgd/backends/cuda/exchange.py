@@ -473,11 +473,14 @@ class ExchangeKernels:
         self.precision, self.widths = precision, widths
         self.sampled = DeviceSampled(device, order, blocks.rows)
         self.coefficients = DeviceCoefficients(device, blocks, matrix.scale)
+        self.rows: Products
         is_sparse = isinstance(matrix, DeviceCsr)
-        self.tiles = GramTiles(
-            device, blocks, side_of(blocks.rows, matrix.width, is_sparse)
-        )
-        self.rows = self._products_of(matrix)
+        side = side_of(blocks.rows, matrix.width, is_sparse)
+        self.tiles = GramTiles(device, blocks, side)
+        if isinstance(matrix, DeviceCsr):
+            self.rows = SparseProducts(device, matrix, blocks, self.tiles, widths)
+        else:
+            self.rows = DenseProducts(device, matrix, blocks, self.tiles, widths)
         self.recurrence = DeviceRecurrence(device, blocks, family, self.tiles, widths)
         self._make_message()
         self._point = self._room_for_point()
@@ -556,12 +559,6 @@ class ExchangeKernels:
         """weights ← weights carryᵀ + Yᵀ factors."""
         factors, carry = self.recurrence.factors, self.coefficients.carry
         self.rows.update(self.sampled.numbers, factors, carry, weights)
-
-    def _products_of(self, matrix: DeviceMatrix | DeviceCsr) -> Products:
-        sizes = self.blocks, self.tiles, self.widths
-        if isinstance(matrix, DeviceCsr):
-            return SparseProducts(self.device, matrix, *sizes)
-        return DenseProducts(self.device, matrix, *sizes)
 
     def _make_message(self) -> None:
         """One buffer for tiles and margins: what members sum."""

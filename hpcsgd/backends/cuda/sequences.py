@@ -341,10 +341,11 @@ class CudaExchange:
 
         `is_stepped`: the launches advance a state.
         """
-        message, state = self.launches.message, self.state if is_stepped else None
-        if state is None:
+        message = self.launches.message
+        if not is_stepped:
             return (message,)
-        return message, state.on_device("weights"), state.on_device("intercept")
+        on_device = self.state.on_device
+        return message, on_device("weights"), on_device("intercept")
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
         """Return one message, unless its halves travel in different formats."""

@@ -309,19 +309,13 @@ def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
         from hpcsgd.runs.figures import require
 
         require()
-    reader = open_reader(_path(config))
+    reader = open_reader(Path(config.data.path))
     try:
         found = study(_question(config, arguments), reader, log.info)
     finally:
         reader.close()
     _show(found, arguments)
     return 0
-
-
-def _path(config: "RunConfig") -> Any:
-    from pathlib import Path
-
-    return Path(config.data.path)
 
 
 def _question(

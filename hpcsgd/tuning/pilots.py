@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2, sqrt
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -60,6 +60,7 @@ EXCHANGES = 48  # at least, in as many epochs as it takes
 MOST_MEMBERS = 4  # ranks that the pilot has: more would round no more
 DEFAULT_STEPS = 8  # where steps are left open
 # [run] of a pilot: ranks in this process, on a processor, behind no network.
+Value = TypeVar("Value")
 THREADS = RunSection(comm="threads", timeout=0.0)
 
 
@@ -180,6 +181,13 @@ def _gap(found: Result, exact: Result, exchanges: int) -> Gap:
 
 def _curve(result: Result) -> list[float]:
     return [float(record["loss"]) for record in result.history]
+
+
+def on_first_rank(world: Communicator, action: Callable[[], Value]) -> Value:
+    """Return on every rank what `action` returns on rank 0. Collective."""
+    own = world.together(lambda: None if world.rank else action())
+    first: Value = world.exchange_objects(own)[0]
+    return first
 
 
 def run_pilot(config: RunConfig, sample: Sample) -> Result:

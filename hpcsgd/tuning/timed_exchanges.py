@@ -54,8 +54,26 @@ class TimedSetting:
 
     @property
     def kind(self) -> str:
-        """The product, look-ahead said."""
+        """The product, with a word on whether it looks ahead."""
         return self.product + (" ahead" if self.look_ahead else "")
+
+    def applied_to(self, config: RunConfig) -> RunConfig:
+        """Return `config` with this setting."""
+        schedule, products = config.schedule, config.products
+        return replace(
+            config,
+            schedule=replace(
+                schedule,
+                batch=self.batch,
+                steps=self.steps,
+                period=self.period or schedule.period,
+            ),
+            products=replace(
+                products,
+                kind=self.product,
+                look_ahead="on" if self.look_ahead else "off",
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -149,19 +167,8 @@ class Stage:
         self.opened.grid.close()
 
     def _live(self, setting: TimedSetting) -> AssembledRun:
-        schedule = replace(
-            self.config.schedule,
-            batch=setting.batch,
-            steps=setting.steps,
-            period=setting.period or EPOCHS,
-            epochs=EPOCHS,
-        )
-        products = replace(
-            self.config.products,
-            kind=setting.product,
-            look_ahead="on" if setting.look_ahead else "off",
-        )
-        config = replace(self.config, schedule=schedule, products=products)
+        endless = replace(self.config.schedule, period=EPOCHS, epochs=EPOCHS)
+        config = setting.applied_to(replace(self.config, schedule=endless))
         opened = self.opened
         if setting.product in KEEPS:
             opened = replace(opened, loaded=self._fewer(setting))

@@ -43,7 +43,14 @@ from hpcsgd.runs.machine import (
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.tuning.auto_precision import affordable
 from hpcsgd.tuning.cost_fit import MachineModels
-from hpcsgd.tuning.pilots import THREADS, Sample, draw_sample, loss_gaps, run_pilot
+from hpcsgd.tuning.pilots import (
+    THREADS,
+    Sample,
+    draw_sample,
+    loss_gaps,
+    on_first_rank,
+    run_pilot,
+)
 from hpcsgd.tuning.timed_exchanges import (
     Burst,
     FirstRows,
@@ -560,23 +567,9 @@ class TuningResult:
     def config(self) -> RunConfig:
         """The run with nothing left open."""
         best, config = self.chosen, self.question.config
-        setting, way = best.setting, best.learnt.way
-        settled = on_grid(config, best.grid, best.recipe)
-        return replace(
-            settled,
-            schedule=replace(
-                config.schedule,
-                batch=setting.batch,
-                steps=setting.steps,
-                period=setting.period or config.schedule.period,
-            ),
-            products=replace(
-                config.products,
-                kind=setting.product,
-                look_ahead="on" if setting.look_ahead else "off",
-            ),
-            rate=replace(config.rate, value=way.rate),
-        )
+        chosen = best.setting.applied_to(on_grid(config, best.grid, best.recipe))
+        rate = replace(config.rate, value=best.learnt.way.rate)
+        return replace(chosen, rate=rate)
 
 
 def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
@@ -651,14 +644,11 @@ def _learn(
         return [Learnt(ways[0], 1.0)]
     seconds = budget.until(LEARNT)
 
-    def on_first() -> list[Learnt]:
-        if world.rank:
-            return []
+    def measure() -> list[Learnt]:
         seed, family = config.sampling.seed, config.problem.family
         return learn(config, draw_sample(reader, 1, seed, family), ways, seconds)
 
-    found: list[Learnt] = world.exchange_objects(world.together(on_first))[0]
-    return found
+    return on_first_rank(world, measure)
 
 
 def _gaps(
@@ -672,8 +662,6 @@ def _gaps(
     end = perf_counter() + budget.until(RECIPES) / 2  # read by rank 0 alone
 
     def measure() -> dict[str, float]:
-        if world.rank:
-            return {}
         steps = config.schedule.steps or 8
         batch = max(question.batches)
         asked = replace(config, schedule=replace(config.schedule, batch=batch))
@@ -690,8 +678,7 @@ def _gaps(
             found[name] = gaps[name].predicted
         return found
 
-    found: dict[str, float] = world.exchange_objects(world.together(measure))[0]
-    return found
+    return on_first_rank(world, measure)
 
 
 def _open_groups(

@@ -225,9 +225,15 @@ def test_time_that_is_over_is_not_spent():
 
 
 def test_a_fit_without_time_takes_one_burst_and_ends(data):
-    """The first of its probes, and none of the others, once; then it has a model."""
+    """The first of its probes, and none of the others, once; then it has a model. The
+    goal of the run is none of what is timed.
+    """
     config = RunConfig.parse(
-        {"data": {"path": str(data)}, "schedule": {"steps": "auto", "batch": 8}}
+        {
+            "data": {"path": str(data)},
+            "schedule": {"steps": "auto", "batch": 8},
+            "stop": {"on": "loss"},
+        }
     )
     question, world = TuningQuestion(config, (8,)), SerialCommunicator()
     over = TimeBudget(world, 1.0, clock=iter(range(0, 10**6, 10)).__next__)

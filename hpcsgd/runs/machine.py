@@ -400,7 +400,7 @@ SHORT_SUMS = 20
 
 @dataclass(frozen=True)
 class NetworkFigures:
-    """What sums take among the ranks of one direction of the grid."""
+    """Figures of sums among the ranks of one direction of the grid."""
 
     name: str  # members, or replicas
     ranks: int

@@ -98,7 +98,7 @@ class TuningQuestion:
         self._check_kind()
 
     def _check_kind(self) -> None:
-        """Its model and its bursts are of products and of plain averages."""
+        """Refuse agreements whose times are neither modelled nor measured."""
         asked = self.config.agreement
         if asked.kind in KINDS:
             return
@@ -115,7 +115,7 @@ class TuningQuestion:
         )
 
     def reader(self) -> RowReader:
-        """Of all the data."""
+        """Open all the data."""
         return open_reader(Path(self.config.data.path))
 
     def grids(self, ranks: int) -> list[tuple[int, int]]:
@@ -129,7 +129,7 @@ class TuningQuestion:
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Of "auto", "32" or "8,16,32".
+    """Return the batches of "auto", "32" or "8,16,32".
 
     >>> parse_batches("32,8")
     (8, 32)
@@ -170,7 +170,7 @@ EPOCHS = 6  # of a run; the loss is that of the first one after half of them
 
 @dataclass(frozen=True)
 class LearningSetting:
-    """What decides how much is learnt from a row."""
+    """Settings that decide how much is learnt from a row."""
 
     batch: int  # rows a step of one replica
     rate: float
@@ -179,7 +179,7 @@ class LearningSetting:
 
     @property
     def rows(self) -> int:
-        """Of all replicas, in one step."""
+        """Rows of all replicas in one step."""
         return self.batch * self.replicas
 
     def __str__(self) -> str:
@@ -344,7 +344,7 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What has one ratio of measured to predicted seconds."""
+        """Kind of candidate that shares one ratio of measured to predicted seconds."""
         return *self.place, self.setting.kind
 
     @property
@@ -371,7 +371,7 @@ class CandidateGroup:
 
     @property
     def comparison_machine(self) -> Machine:
-        """What another machine may be compared with.
+        """Figures that can be compared with another machine's.
 
         Rates are those of each kernel alone: a fit on one width of rows may lay what
         one of them takes upon another. What surrounds kernels shows in a fit alone.
@@ -444,7 +444,7 @@ class CandidateGroup:
     def _probes(
         self, question: TuningQuestion, batches: Sequence[int]
     ) -> list[TimedSetting]:
-        """Of every product that may be chosen: few and many steps, ends of batches."""
+        """Return settings to time of each product: few and many steps, end batches."""
         found: dict[str, list[TimedSetting]] = {}
         for batch in sorted({min(batches), max(batches)}):
             every = [replace(s, period=0) for s in self.settings(question, batch)]
@@ -770,7 +770,7 @@ def _measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
 
 
 def _step_seconds(candidate: Candidate, group: CandidateGroup, each: float) -> float:
-    """Of a real run: its first epoch and its later ones, as many as are planned."""
+    """Return the seconds of a step over a run: of its first epoch and of later ones."""
     setting, job = candidate.setting, group.model.job
     burst = group.stage.burst(setting, each)
     if setting.product not in KEEPS:
@@ -780,7 +780,7 @@ def _step_seconds(candidate: Candidate, group: CandidateGroup, each: float) -> f
 
 
 def _corrected(candidate: Candidate, ratios: dict[tuple[Any, ...], float]) -> float:
-    """Its score, with what others of its kind took beside what was expected."""
+    """Return the score, corrected by the measured ratio of its kind."""
     return candidate.score * ratios.get(candidate.kind, 1.0)
 
 
@@ -850,7 +850,7 @@ def row(one: Candidate, ranks: int) -> dict[str, Any]:
 
 
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of several numbers of ranks: the best of all, and all that was measured."""
+    """Return the best of several numbers of ranks, with all that was measured."""
     first = min(parts, key=lambda part: float(part["chosen"]["seconds_per_row"]))
     rows = [one for part in parts for one in part["best"]]
     figures = {k: v for part in parts for k, v in part["figures"].items()}
@@ -864,7 +864,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def explained(found: dict[str, Any], path: str | None) -> Iterator[str]:
-    """What was chosen, why, and what to do with it."""
+    """Yield sentences on the choice, its reasons, and the next command."""
     best = found["chosen"]
     yield (
         f"{best['product']} with s = {best['steps']} and batch {best['batch']} on a"
@@ -901,7 +901,7 @@ def _learnt(one: Learnt) -> dict[str, Any]:
 
 
 def _toml(found: TuningResult) -> str:
-    """What train takes, with a line on where it comes from."""
+    """Return the configuration for `train`, with a line on its origin."""
     best = found.chosen
     return (
         f"# hpcsgd tune on {found.ranks} ranks: a step was predicted to take"

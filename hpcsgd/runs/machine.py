@@ -506,6 +506,7 @@ def _time_sums(
 # Tasks as they are timed: of one member alone, on few rows and columns.
 
 SOME = 4096  # rows of what is as good as no data
+FEW = 8  # columns of it
 
 
 def task_alone(task: Task) -> Task:
@@ -524,34 +525,29 @@ def task_alone(task: Task) -> Task:
     )
 
 
-def of_columns(task: Task, width: int) -> Task:
-    """Return the task on its first columns, with their exponents if it has any."""
-    shard, scaling = narrowed(task.shard, width), task.backend.scaling
-    if scaling is None or shard is task.shard:
-        return replace(task, shard=shard)
-    own, backend = scaling.exponents[scaling.own][:width], copy.copy(task.backend)
-    backend.scaling = replace(scaling, exponents=own, own=slice(0, len(own)))
-    return replace(task, shard=shard, backend=backend)
-
-
-def narrowed(shard: Shard, width: int) -> Shard:
-    """Return some rows with the first columns alone; sparse rows stay as they are.
+def of_few_columns(task: Task) -> Task:
+    """Return the task on some rows with a few columns; sparse rows stay as they are.
 
     They are copied: kernels take rows that lie as in a shard of so few columns.
     """
-    if shard.is_sparse or width >= shard.width:
-        return shard
-    few, some = slice(0, min(width, shard.width)), slice(0, min(SOME, shard.height))
-    rows = np.arange(some.stop)
-    return replace(
+    shard, scaling = task.shard, task.backend.scaling
+    if shard.is_sparse or shard.width <= FEW:
+        return task
+    few, rows = slice(0, FEW), np.arange(min(SOME, shard.height))
+    narrow = replace(
         shard,
-        matrix=np.ascontiguousarray(shard.matrix[some, few]),  # type: ignore[index]
-        targets=shard.targets[some],
+        matrix=np.ascontiguousarray(shard.matrix[: len(rows), few]),  # type: ignore[index]
+        targets=shard.targets[: len(rows)],
         weights=take(shard.weights, rows),
         offsets=take(shard.offsets, rows),
         columns=few,
         parts=(few,),
     )
+    backend = copy.copy(task.backend)
+    if scaling is not None:
+        own = scaling.exponents[scaling.own][few]
+        backend.scaling = replace(scaling, exponents=own, own=few)
+    return replace(task, shard=narrow, backend=backend)
 
 
 # What one rank computes, measured on the data at hand in well under two seconds.
@@ -561,7 +557,6 @@ def narrowed(shard: Shard, width: int) -> Shard:
 
 STEPS = 8  # of what is timed
 PASS = 2**20  # bytes of rows that passes are timed on, where there are as many
-FEW = 8  # columns of what is as good as no data
 REPEATS = 5
 PASSES = 9  # over rows: tens of microseconds each
 
@@ -710,7 +705,7 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
     The data are so few that arithmetic takes no time beside them.
     """
-    task = of_columns(task, FEW)
+    task = of_few_columns(task)
     shard = task.shard
     few = min(4, batch, shard.height)
     steps = max(min(STEPS, shard.height // few), 1)

@@ -201,17 +201,10 @@ def _run(setting, room, world, epochs: int) -> float:
     """Seconds of a step of a real run: all its epochs, or as many as time allows."""
     from hpcsgd.runs.build import assemble_run
 
-    config = room.stage.config
+    config = setting.applied_to(room.stage.config)
     config = replace(
         config,
-        schedule=replace(
-            config.schedule, batch=setting.batch, steps=setting.steps, epochs=epochs
-        ),
-        products=replace(
-            config.products,
-            kind=setting.product,
-            look_ahead="on" if setting.look_ahead else "off",
-        ),
+        schedule=replace(config.schedule, epochs=epochs),
         run=replace(config.run, check_every=16),
     )
     watch = _watch(setting.product in ("cached", "gather-once"), world.rank)

@@ -170,7 +170,7 @@ def _check_kept(config: RunConfig) -> None:
 def job_of(
     config: RunConfig, words: ResolvedNames, task: Task, loaded: LoadedRows
 ) -> CostInputs:
-    """What is to be done, for the cost model."""
+    """Return the inputs of the cost model for this run."""
     shard, precision = loaded.shard, words.precision
     largest = split_range(shard.total_rows, config.grid.replicas, 0)
     schedule = config.schedule
@@ -254,7 +254,7 @@ def assumed_machine(task: Task, job: CostInputs) -> Machine:
 
 
 def _key(config: RunConfig, task: Task, job: CostInputs) -> str:
-    """What figures depend on: kernels, formats, family, widths, ranks, network."""
+    """Return the kind of run, by all that figures depend on."""
     width = 2 ** round(log2(max(job.local_columns, 1)))
     parts = (
         compiled_calls.instructions() or "numpy",

@@ -4,7 +4,6 @@ Automatic choices, `hpcsgd tune` and `hpcsgd study predict` take figures from he
 """
 
 import copy
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from hpcsgd.config import read_toml
 from hpcsgd.data.readers import RowReader, is_sparse, row_words
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.errors import ConfigError, did_you_mean
-from hpcsgd.files import parse_json, write_text
+from hpcsgd.files import parse_json, toml_literal, write_text
 from hpcsgd.formats import Array
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import Blocks, uniform_blocks
@@ -70,7 +69,7 @@ class Number:
 
     def toml(self) -> str:
         """Return the figure as a machine file has it."""
-        source = json.dumps(self.source, ensure_ascii=False)
+        source = toml_literal(self.source)
         return f'{{ value = {self.value!r}, mark = "{self.mark}", source = {source} }}'
 
 
@@ -147,20 +146,21 @@ class Hardware:
 
     def toml(self) -> str:
         """Return the machine file with these figures."""
-        lines = [f"name = {json.dumps(self.name)}", f"about = {json.dumps(self.about)}"]
+        lines = [f"name = {toml_literal(self.name)}"]
+        lines += [f"about = {toml_literal(self.about)}"]
         if self.rank:
             lines += ["", "[rank]"]
             lines += [f"{name} = {number.toml()}" for name, number in self.rank.items()]
         if self.base is not None:
             lines += ["", "[sum]", f"base = {self.base.toml()}"]
         for level in self.levels:
-            lines += ["", "[[levels]]", f"name = {json.dumps(level.name)}"]
+            lines += ["", "[[levels]]", f"name = {toml_literal(level.name)}"]
             lines += [f"ranks = {level.ranks}", f"latency = {level.latency.toml()}"]
             lines += [f"bandwidth = {level.bandwidth.toml()}"]
         if self.kinds or not self.rank:
             lines += ["", "[kinds]"]
         for kind, known in sorted(self.kinds.items()):
-            lines += ["", f"[kinds.{json.dumps(kind)}]"]
+            lines += ["", f"[kinds.{toml_literal(kind)}]"]
             lines += [f"machine = {_inline(known.machine.as_dict())}"]
             lines += [f"corrections = {_inline(known.corrections)}"]
         return "\n".join(lines) + "\n"
@@ -168,7 +168,8 @@ class Hardware:
 
 def _inline(values: Mapping[str, float]) -> str:
     """Return a TOML table in one line."""
-    return "{" + ", ".join(f"{k} = {float(v)!r}" for k, v in values.items()) + "}"
+    pairs = (f"{toml_literal(k)} = {float(v)!r}" for k, v in values.items())
+    return f"{{ {', '.join(pairs)} }}"
 
 
 def known_machines() -> list[str]:
@@ -400,7 +401,7 @@ SHORT_SUMS = 20
 
 @dataclass(frozen=True)
 class NetworkFigures:
-    """What sums take among the ranks of one direction of the grid."""
+    """Figures of sums among the ranks of one direction of the grid."""
 
     name: str  # members, or replicas
     ranks: int
@@ -506,10 +507,11 @@ def _time_sums(
 # Tasks as they are timed: of one member alone, on few rows and columns.
 
 SOME = 4096  # rows of what is as good as no data
+FEW = 8  # columns of it
 
 
 def task_alone(task: Task) -> Task:
-    """The same task for one member with one column of weights and no momentum."""
+    """Return the task for one member, with one column of weights and no momentum."""
     return Task(
         shard=task.shard,
         backend=task.backend,
@@ -524,34 +526,29 @@ def task_alone(task: Task) -> Task:
     )
 
 
-def of_columns(task: Task, width: int) -> Task:
-    """The task on its first columns, with their exponents where they have some."""
-    shard, scaling = narrowed(task.shard, width), task.backend.scaling
-    if scaling is None or shard is task.shard:
-        return replace(task, shard=shard)
-    own, backend = scaling.exponents[scaling.own][:width], copy.copy(task.backend)
-    backend.scaling = replace(scaling, exponents=own, own=slice(0, len(own)))
-    return replace(task, shard=shard, backend=backend)
+def of_few_columns(task: Task) -> Task:
+    """Return the task on some rows with a few columns; sparse rows stay as they are.
 
-
-def narrowed(shard: Shard, width: int) -> Shard:
-    """Some rows with the first columns alone; sparse rows have few values.
-
-    Copied: kernels take rows that lie as they would in a shard of so few columns.
+    They are copied: kernels take rows that lie as in a shard of so few columns.
     """
-    if shard.is_sparse or width >= shard.width:
-        return shard
-    few, some = slice(0, min(width, shard.width)), slice(0, min(SOME, shard.height))
-    rows = np.arange(some.stop)
-    return replace(
+    shard, scaling = task.shard, task.backend.scaling
+    if shard.is_sparse or shard.width <= FEW:
+        return task
+    few, rows = slice(0, FEW), np.arange(min(SOME, shard.height))
+    narrow = replace(
         shard,
-        matrix=np.ascontiguousarray(shard.matrix[some, few]),  # type: ignore[index]
-        targets=shard.targets[some],
+        matrix=np.ascontiguousarray(shard.matrix[: len(rows), few]),  # type: ignore[index]
+        targets=shard.targets[: len(rows)],
         weights=take(shard.weights, rows),
         offsets=take(shard.offsets, rows),
         columns=few,
         parts=(few,),
     )
+    backend = copy.copy(task.backend)
+    if scaling is not None:
+        own = scaling.exponents[scaling.own][few]
+        backend.scaling = replace(scaling, exponents=own, own=few)
+    return replace(task, shard=narrow, backend=backend)
 
 
 # What one rank computes, measured on the data at hand in well under two seconds.
@@ -561,7 +558,6 @@ def narrowed(shard: Shard, width: int) -> Shard:
 
 STEPS = 8  # of what is timed
 PASS = 2**20  # bytes of rows that passes are timed on, where there are as many
-FEW = 8  # columns of what is as good as no data
 REPEATS = 5
 PASSES = 9  # over rows: tens of microseconds each
 
@@ -627,7 +623,7 @@ def _draws(task: Task, rows: int) -> Callable[[int], Array]:
 
 
 def time_passes(task: Task, rows: Array) -> tuple[float, float]:
-    """Seconds of scores on rows from memory, and of the update after them."""
+    """Return the seconds of scores on rows from memory, and of the update after it."""
     shard, backend = task.shard, task.backend
     weights = backend.zeros((shard.width, task.columns))
     margins = np.empty((len(rows), task.columns), dtype=task.margin_dtype)
@@ -642,7 +638,7 @@ def time_passes(task: Task, rows: Array) -> tuple[float, float]:
 
 
 def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
-    """Seconds of plain steps on rows from memory, where one call takes them all."""
+    """Return the seconds of plain steps on rows from memory; inf if no call has all."""
     sizes = [batch] * (len(rows) // batch)
     sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []
     group, belongs = _group(task, rows, tuple(sizes)), batch_of(task, rows)
@@ -664,7 +660,7 @@ def time_gram(task: Task, rows: Array, blocks: Blocks) -> tuple[float]:
 
 
 def _room(task: Task, rows: int) -> Array | None:
-    """Where a copy of sampled rows may go, touched: a run does that once, not here."""
+    """Return memory for a copy of sampled rows, written once, as in a run."""
     if task.shard.is_sparse:
         return None
     room = np.empty((rows, task.shard.width), dtype=task.precision.working)
@@ -686,7 +682,7 @@ def fastest_of(
 
 
 def _recurrence(task: Task, blocks: Blocks) -> tuple[float, float]:
-    """Seconds of the recurrence beyond its links, and of the link of one row."""
+    """Return the seconds of the recurrence beyond its links, and of a row's link."""
     whole = _residuals(task, blocks)
     links = _residuals(task, uniform_blocks(blocks.rows, 1))
     return max(whole - links, 1e-9), links / blocks.rows
@@ -706,11 +702,11 @@ def _residuals(task: Task, blocks: Blocks) -> float:
 
 
 def _overheads(task: Task, batch: int) -> tuple[float, float]:
-    """Seconds around an exchange, and around a plain step that messages part.
+    """Return the seconds around an exchange, and around a plain step with a message.
 
-    Of so little data that arithmetic is nothing beside them.
+    The data are so few that arithmetic takes no time beside them.
     """
-    task = of_columns(task, FEW)
+    task = of_few_columns(task)
     shard = task.shard
     few = min(4, batch, shard.height)
     steps = max(min(STEPS, shard.height // few), 1)
@@ -726,7 +722,7 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
 
 def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
-    """So many plain steps of a few rows, one after the other, messages left out."""
+    """Return what takes `steps` plain steps of a few rows, without messages."""
     rows, exchanges = np.arange(few * steps, dtype=np.int64), HostExchanges(task)
     group = _group(task, rows, (few,) * steps)
     weights = task.backend.zeros((task.shard.width, task.columns))
@@ -750,19 +746,19 @@ def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
 
 
 def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:
-    """Steps of no length: what is timed changes nothing."""
+    """Return steps of length 0: what is timed changes no weights."""
     update = make_update("sgd", 0.0)
     planner = Planner(update, 0.0, lambda _, count: np.zeros(count), task.backend)
     return planner.group(0, 0, rows, sizes, 0)
 
 
 def _inner(task: Task) -> Any:
-    """The dtype that residuals are computed in."""
+    """Return the dtype that residuals are computed in."""
     return task.no_gram.dtype
 
 
 def value_bytes(shard: Shard) -> float:
-    """Of a value as it is stored; of sparse rows, per column."""
+    """Return the bytes of a stored value; of sparse rows, the mean over columns."""
     if shard.is_sparse:
         matrix: Any = shard.matrix
         held = matrix.data.nbytes + matrix.indices.nbytes
@@ -793,7 +789,10 @@ PIECE = 16 * 2**20  # bytes read to see how fast that is
 
 
 def measure_reading(reader: RowReader, world: Communicator) -> float:
-    """Bytes of float64 a second of the slowest rank, all ranks reading at once."""
+    """Return the bytes of float64 a second of the slowest rank. Collective.
+
+    All ranks read at once.
+    """
     each = 8 * row_words(reader)
     rows, every = min(max(PIECE // each, 1), reader.rows), slice(0, reader.cols)
     began = perf_counter()

@@ -115,7 +115,7 @@ class MachineModels:
         return seconds(timed.product, timed.steps, timed.job, machine) * setting.steps
 
     def fitted(self, bursts: Sequence[Burst]) -> "MachineModels":
-        """The same after a look at what really took how long."""
+        """Return the models, fitted to the seconds of these bursts."""
         kinds: dict[str, list[TimeSample]] = {}
         for burst in bursts:
             timed = question(burst.setting, burst.later, self.job)
@@ -128,14 +128,14 @@ class MachineModels:
 
 
 def kind_of(setting: TimedSetting, later: bool) -> str:
-    """What has constants of its own."""
+    """Return the name of the kind of exchange, which has constants of its own."""
     if not product_facts(setting.product).keeps_batches:
         return setting.kind
     return f"{setting.kind} {'later' if later else 'first'}"
 
 
 def question(setting: TimedSetting, later: bool, job: CostInputs) -> TimeSample:
-    """What the cost model is to be asked about such an exchange."""
+    """Return the sample of such an exchange, its seconds left open."""
     job = replace(job, batch=setting.batch, apart=job.apart or setting.look_ahead)
     if not product_facts(setting.product).keeps_batches:
         return TimeSample(setting.product, setting.steps, job, 0.0)

@@ -42,7 +42,14 @@ from hpcsgd.runs.machine import (
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.tuning.auto_precision import affordable
 from hpcsgd.tuning.cost_fit import MachineModels
-from hpcsgd.tuning.pilots import THREADS, Sample, draw_sample, loss_gaps, run_pilot
+from hpcsgd.tuning.pilots import (
+    THREADS,
+    Sample,
+    draw_sample,
+    loss_gaps,
+    on_first_rank,
+    run_pilot,
+)
 from hpcsgd.tuning.timed_exchanges import (
     Burst,
     FirstRows,
@@ -90,7 +97,7 @@ class TuningQuestion:
         self._check_kind()
 
     def _check_kind(self) -> None:
-        """Its model and its bursts are of products and of plain averages."""
+        """Refuse agreements whose times are neither modelled nor measured."""
         asked = self.config.agreement
         if asked.kind in KINDS:
             return
@@ -107,7 +114,7 @@ class TuningQuestion:
         )
 
     def reader(self) -> RowReader:
-        """Of all the data."""
+        """Open all the data."""
         return open_reader(Path(self.config.data.path))
 
     def grids(self, ranks: int) -> list[tuple[int, int]]:
@@ -121,7 +128,7 @@ class TuningQuestion:
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Of "auto", "32" or "8,16,32".
+    """Return the batches of "auto", "32" or "8,16,32".
 
     >>> parse_batches("32,8")
     (8, 32)
@@ -162,7 +169,7 @@ EPOCHS = 6  # of a run; the loss is that of the first one after half of them
 
 @dataclass(frozen=True)
 class LearningSetting:
-    """What decides how much is learnt from a row."""
+    """Settings that decide how much is learnt from a row."""
 
     batch: int  # rows a step of one replica
     rate: float
@@ -171,7 +178,7 @@ class LearningSetting:
 
     @property
     def rows(self) -> int:
-        """Of all replicas, in one step."""
+        """Rows of all replicas in one step."""
         return self.batch * self.replicas
 
     def __str__(self) -> str:
@@ -336,7 +343,7 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What has one ratio of measured to predicted seconds."""
+        """Kind of candidate that shares one ratio of measured to predicted seconds."""
         return *self.place, self.setting.kind
 
     @property
@@ -363,7 +370,7 @@ class CandidateGroup:
 
     @property
     def comparison_machine(self) -> Machine:
-        """What another machine may be compared with.
+        """Figures that can be compared with another machine's.
 
         Rates are those of each kernel alone: a fit on one width of rows may lay what
         one of them takes upon another. What surrounds kernels shows in a fit alone.
@@ -436,7 +443,7 @@ class CandidateGroup:
     def _probes(
         self, question: TuningQuestion, batches: Sequence[int]
     ) -> list[TimedSetting]:
-        """Of every product that may be chosen: few and many steps, ends of batches."""
+        """Return settings to time of each product: few and many steps, end batches."""
         found: dict[str, list[TimedSetting]] = {}
         for batch in sorted({min(batches), max(batches)}):
             every = [replace(s, period=0) for s in self.settings(question, batch)]
@@ -559,23 +566,9 @@ class TuningResult:
     def config(self) -> RunConfig:
         """The run with nothing left open."""
         best, config = self.chosen, self.question.config
-        setting, way = best.setting, best.learnt.way
-        settled = on_grid(config, best.grid, best.recipe)
-        return replace(
-            settled,
-            schedule=replace(
-                config.schedule,
-                batch=setting.batch,
-                steps=setting.steps,
-                period=setting.period or config.schedule.period,
-            ),
-            products=replace(
-                config.products,
-                kind=setting.product,
-                look_ahead="on" if setting.look_ahead else "off",
-            ),
-            rate=replace(config.rate, value=way.rate),
-        )
+        chosen = best.setting.applied_to(on_grid(config, best.grid, best.recipe))
+        rate = replace(config.rate, value=best.learnt.way.rate)
+        return replace(chosen, rate=rate)
 
 
 def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
@@ -650,14 +643,11 @@ def _learn(
         return [Learnt(ways[0], 1.0)]
     seconds = budget.until(LEARNT)
 
-    def on_first() -> list[Learnt]:
-        if world.rank:
-            return []
+    def measure() -> list[Learnt]:
         seed, family = config.sampling.seed, config.problem.family
         return learn(config, draw_sample(reader, 1, seed, family), ways, seconds)
 
-    found: list[Learnt] = world.exchange_objects(world.together(on_first))[0]
-    return found
+    return on_first_rank(world, measure)
 
 
 def _gaps(
@@ -671,8 +661,6 @@ def _gaps(
     end = perf_counter() + budget.until(RECIPES) / 2  # read by rank 0 alone
 
     def measure() -> dict[str, float]:
-        if world.rank:
-            return {}
         steps = config.schedule.steps or 8
         batch = max(question.batches)
         asked = replace(config, schedule=replace(config.schedule, batch=batch))
@@ -689,8 +677,7 @@ def _gaps(
             found[name] = gaps[name].predicted
         return found
 
-    found: dict[str, float] = world.exchange_objects(world.together(measure))[0]
-    return found
+    return on_first_rank(world, measure)
 
 
 def _open_groups(
@@ -782,7 +769,7 @@ def _measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
 
 
 def _step_seconds(candidate: Candidate, group: CandidateGroup, each: float) -> float:
-    """Of a real run: its first epoch and its later ones, as many as are planned."""
+    """Return the seconds of a step over a run: of its first epoch and of later ones."""
     setting, job = candidate.setting, group.model.job
     burst = group.stage.burst(setting, each)
     if not product_facts(setting.product).keeps_batches:
@@ -792,7 +779,7 @@ def _step_seconds(candidate: Candidate, group: CandidateGroup, each: float) -> f
 
 
 def _corrected(candidate: Candidate, ratios: dict[tuple[Any, ...], float]) -> float:
-    """Its score, with what others of its kind took beside what was expected."""
+    """Return the score, corrected by the measured ratio of its kind."""
     return candidate.score * ratios.get(candidate.kind, 1.0)
 
 
@@ -862,7 +849,7 @@ def row(one: Candidate, ranks: int) -> dict[str, Any]:
 
 
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of several numbers of ranks: the best of all, and all that was measured."""
+    """Return the best of several numbers of ranks, with all that was measured."""
     first = min(parts, key=lambda part: float(part["chosen"]["seconds_per_row"]))
     rows = [one for part in parts for one in part["best"]]
     figures = {k: v for part in parts for k, v in part["figures"].items()}
@@ -876,7 +863,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def explained(found: dict[str, Any], path: str | None) -> Iterator[str]:
-    """What was chosen, why, and what to do with it."""
+    """Yield sentences on the choice, its reasons, and the next command."""
     best = found["chosen"]
     yield (
         f"{best['product']} with s = {best['steps']} and batch {best['batch']} on a"
@@ -913,7 +900,7 @@ def _learnt(one: Learnt) -> dict[str, Any]:
 
 
 def _toml(found: TuningResult) -> str:
-    """What train takes, with a line on where it comes from."""
+    """Return the configuration for `train`, with a line on its origin."""
     best = found.chosen
     return (
         f"# hpcsgd tune on {found.ranks} ranks: a step was predicted to take"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hpcsgd.cli import main
-from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.runs.machine import parse_hardware
@@ -224,10 +224,33 @@ def test_time_that_is_over_is_not_spent():
     assert budget.until(1.0) == 0.0
 
 
+def test_figures_of_a_grid_are_the_same_on_all_ranks(data):
+    """Members of one replica sum faster than those of another; all have to choose
+    alike.
+    """
+    config = RunConfig.parse({"data": {"path": str(data)}, "schedule": {"batch": 8}})
+    question, rows = TuningQuestion(config, (8,)), TimedRows(600, 600, 1e9)
+
+    def on_rank(world):
+        budget = TimeBudget(world, 2.0)
+        group = open_candidate_group(question, (2, 2), "fp32", world, rows, budget, 0.5)
+        group.stage.close()
+        return group.figures
+
+    first, *others = run_ranks(4, on_rank)
+    assert others == [first] * 3 and first.machine.latency > 0.0
+
+
 def test_a_fit_without_time_takes_one_burst_and_ends(data):
-    """The first of its probes, and none of the others, once; then it has a model."""
+    """The first of its probes, and none of the others, once; then it has a model. The
+    goal of the run is none of what is timed.
+    """
     config = RunConfig.parse(
-        {"data": {"path": str(data)}, "schedule": {"steps": "auto", "batch": 8}}
+        {
+            "data": {"path": str(data)},
+            "schedule": {"steps": "auto", "batch": 8},
+            "stop": {"on": "loss"},
+        }
     )
     question, world = TuningQuestion(config, (8,)), SerialCommunicator()
     over = TimeBudget(world, 1.0, clock=iter(range(0, 10**6, 10)).__next__)

@@ -84,9 +84,11 @@ def test_the_document_is_a_machine_file(file):
     """Kinds of runs stand beside the figures of the machine, which stay."""
     file.path.write_text((FOLDER / "laptop.toml").read_text())
     before = load_hardware(str(file.path))
-    file.write('one "kind"', MeasuredFigures(Machine(), {"gather-once": 2.0}))
+    known = MeasuredFigures(Machine(), {"gather-once": 2.0, "my.product": 0.5})
+    file.write('one "kind" \U0001f600', known)
     kinds = read_toml(file.path)["kinds"]
-    assert set(kinds['one "kind"']) == set(KIND)
+    assert set(kinds['one "kind" \U0001f600']) == set(KIND)
+    assert file.read('one "kind" \U0001f600') == known
     after = load_hardware(str(file.path))
     assert after.kinds and replace(after, kinds={}) == before
 

@@ -1,22 +1,19 @@
-"""The training loop, the times at which ranks poll, and events."""
+"""The training loop, and the times at which ranks poll."""
 
-import logging
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
-from hpcsgd.backends.task import Group, State
+from hpcsgd.backends.task import Group
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import RunConfig
-from hpcsgd.products.observers import Observer, Observers
+from hpcsgd.products.observers import Observers
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter
+from hpcsgd.runs.fall_back import GoodStates, alarm_text, note
 from hpcsgd.runs.result import Status, judge_rise
 from hpcsgd.solvers.callbacks import Callbacks, Request, View
-from hpcsgd.solvers.evaluation import Evaluation
 from hpcsgd.solvers.newton import Finisher
-from hpcsgd.solvers.snapshot import Snapshot
 
 # How long a run is: epochs, exchanges, evaluations.
 
@@ -66,21 +63,22 @@ class RunLength:
         return None if place else done
 
 
-# When all ranks look up together, and what they then say with one word.
+# Polls: one message in which all ranks learn the gravest flag of any of them.
 #
-# A look is one message, so it comes every `check_every` exchanges; where exchanges are
-# slow it comes about once a second, so that a signal is never kept waiting. Both are
-# settled by the same message: the word carries the gravest flag of any rank, and among
-# those who raise it the shortest way to the next look.
+# A poll comes every `check_every` exchanges. Where exchanges are slow it comes about
+# once a second, so that a signal never waits long. The message also settles when the
+# next poll comes: its word holds the flag of a rank and, below it, how soon that rank
+# wants the next poll. Its maximum is the gravest flag, with the shortest time of those
+# ranks that raise it.
 
-BROKEN = 7  # weights are not finite; graver than any wish
-GAP = 6  # the recurrence is off by more than rounding; graver than any wish, too
-PATIENCE = 1.0  # seconds between looks where exchanges are slow
-SPAN = 2**20  # more exchanges than any way to the next look
+BROKEN = 7  # weights are not finite; graver than any request
+GAP = 6  # the recurrence is off by more than rounding; graver than any request, too
+PATIENCE = 1.0  # seconds between polls where exchanges are slow
+SPAN = 2**20  # more exchanges than lie between any two polls
 
 
 class PollSchedule:
-    """The next look, the same on every rank."""
+    """Takes the polls of a run, at the same exchanges on every rank."""
 
     def __init__(
         self,
@@ -96,9 +94,9 @@ class PollSchedule:
         self.begin(0, 0.0)
 
     def begin(self, number: int, seconds: float) -> None:
-        """Training goes on after exchange `number`, with `seconds` behind it.
+        """Begin behind exchange `number`, after `seconds` of training.
 
-        The next exchange is looked at: it says how slow they are.
+        A poll follows the next exchange, whose time says how slow exchanges are.
         """
         self.next = number + 1
         self.last = (number, seconds)
@@ -108,179 +106,20 @@ class PollSchedule:
         return number >= self.next or (epoch_ends and self.at_epochs)
 
     def ask(self, flag: int, number: int, seconds: float) -> int:
-        """The gravest flag of any rank, after exchange `number`."""
-        word = flag * SPAN + SPAN - 1 - self._way(number, seconds)
+        """Return the gravest flag of any rank after exchange `number`. Collective."""
+        word = flag * SPAN + SPAN - 1 - self._distance(number, seconds)
         answer, rest = divmod(self.world.max_flag(word), SPAN)
         self.next = number + SPAN - 1 - rest
         self.last = (number, seconds)
         return answer
 
-    def _way(self, number: int, seconds: float) -> int:
-        """Exchanges until the next look, as this rank would have it."""
-        count, spent = number - self.last[0], seconds - self.last[1]
+    def _distance(self, number: int, seconds: float) -> int:
+        """Return how many exchanges this rank would let pass until the next poll."""
+        count = number - self.last[0]
+        spent = seconds - self.last[1]
         if spent * self.every <= PATIENCE * count:
             return self.every
         return max(int(PATIENCE * count / spent), 1)
-
-
-# Copies of the state at moments when all was well: what a run falls back to.
-#
-# The gap monitor's verdict on an exchange comes with the next one, and all ranks hear
-# of it when they look up. A copy is made where a look at the recurrence is begun, on
-# all ranks after the same exchange, and counts from the next time they all look up and
-# nobody has found anything.
-
-
-class GoodStates(Observer):
-    """Keeps at most four copies: checked, being checked (two), and with a good loss."""
-
-    def __init__(self, every: int, view: View, evaluation: Evaluation) -> None:
-        self.every = every  # exchanges between looks at the recurrence; 0 = none
-        self.view = view
-        self.evaluation = evaluation
-        self.checked: Snapshot | None = None  # no alarm until then
-        self.measured: Snapshot | None = None  # a good loss, or where the run began
-        self.candidates: list[Snapshot] = []
-
-    def start(self, state: State, exchanges: int) -> None:
-        """Keep where the run begins, or goes on from: both are good states."""
-        self.checked = self.measured = _snapshot(state, self.view)
-
-    def after_exchange(self, state: State, number: int) -> None:
-        """Keep the state where a look at the recurrence is begun."""
-        if self.every and number % self.every == 0:
-            self.candidates.append(_snapshot(state, self.view))
-
-    def after_poll(self, number: int) -> None:
-        """Count what was kept before exchange `number` as checked."""
-        known = [kept for kept in self.candidates if kept.exchanges < number]
-        if known:
-            self.checked = known[-1]
-            self.candidates = [k for k in self.candidates if k.exchanges >= number]
-
-    def after_evaluation(self, state: State, view: View) -> None:
-        """Keep the state if the loss was good."""
-        if self.evaluation.is_good:
-            self.measured = _snapshot(state, view)
-
-    def put_back(self, state: State, view: View, has_gap: bool) -> bool:
-        """Put back the last state that was checked or, without a gap, the last one with
-        a good loss; return whether there is one.
-
-        A loss may be good in spite of a gap, and what grows may be without a gap.
-        Seconds are not taken back.
-        """
-        good = self.checked if has_gap else self.measured
-        if good is None:
-            return False
-        good.put_into(state)
-        view.exchanges = good.exchanges
-        view.epoch = good.document["epoch"]
-        view.loss = good.document["loss"]
-        del view.history[good.document["evaluations"] :]
-        return True
-
-
-def _snapshot(state: State, view: View) -> Snapshot:
-    """Copy this rank's part of the state, and note where the run stands."""
-    where = {
-        "exchanges": view.exchanges,
-        "epoch": view.epoch,
-        "loss": view.loss,
-        "evaluations": len(view.history),
-    }
-    return Snapshot.of(state, where)
-
-
-# What happened to a run besides its losses: alarms, and what was done about them.
-
-log = logging.getLogger(__name__)
-ONCE = {"on_all_ranks": True}  # all ranks note the same events
-Event = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class FallbackLevel:
-    """One change."""
-
-    config: RunConfig
-    key: str  # schedule.steps or precision.FIELD
-    before: int | str
-    after: int | str
-
-    @property
-    def text(self) -> str:
-        """What changes, in short."""
-        name = self.key.split(".")[1]
-        return f"{name} {self.before} -> {self.after}"
-
-
-def note(view: View, event: str, text: str, **facts: Any) -> Event:
-    """Add it to the history of the run, and warn."""
-    found = {
-        "kind": "event",
-        "event": event,
-        "exchange": view.exchanges,
-        # Between which losses it stands in the history.
-        "evaluations": len(view.history),
-        "text": text,
-        **facts,
-    }
-    view.events.append(found)
-    log.warning("%s", text, extra=ONCE)
-    return found
-
-
-def alarm_text(alarm: dict[str, Any]) -> str:
-    """What the monitor found, as a sentence."""
-    what = {
-        "scores": "the scores of the recurrence are off from fresh products",
-        "residuals": "residuals are off from those of their scores",
-    }[alarm["of"]]
-    return (
-        f"exchange {alarm['exchange']}: {what} by {alarm['gap']:.3g}, and rounding"
-        f" explains {alarm['tolerance']:.3g}"
-    )
-
-
-Cause = dict[str, Any] | None  # an alarm, or a divergence
-
-
-def fallback_event(
-    view: View, rung: FallbackLevel, cause: Cause, stopped: int, there: int
-) -> Event:
-    """Return the event of a fall-back: its cause, from where, to where, and what is
-    changed.
-
-    `stopped` counts exchanges as before, `there` as from now on.
-    """
-    reason, why, figures = _reason(cause)
-    text = (
-        f"fell back after exchange {stopped} ({why}): goes on after exchange"
-        f" {view.exchanges} with {rung.text}"
-    )
-    if there != view.exchanges:
-        text += f", which is now exchange {there}"
-    return note(
-        view,
-        "fall-back",
-        text,
-        change=rung.text,
-        key=rung.key,
-        before=rung.before,
-        after=rung.after,
-        reason=reason,
-        stopped=stopped,
-        now=there,
-        **figures,
-    )
-
-
-def _reason(cause: Cause) -> tuple[str, str, dict[str, float]]:
-    """In a word, in a phrase, in figures."""
-    if cause is None:
-        return "diverged", "weights or a loss without bound", {}
-    return "gap", "a gap", {key: cause[key] for key in ("gap", "tolerance")}
 
 
 # The training loop.

@@ -26,16 +26,20 @@ from hpcsgd.runs.build import build
 from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED
 from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
+from hpcsgd.runs.fall_back import (
+    Cause,
+    FallbackLevel,
+    convert_checkpoint,
+    fallback_event,
+    next_fallback_level,
+)
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.gpu import on_gpu
-from hpcsgd.runs.loop import Cause, FallbackLevel, fallback_event
 from hpcsgd.runs.progress import History, SlowerThanExpected
 from hpcsgd.runs.recovery import (
-    convert_checkpoint,
     device_loss_error,
     find_damage,
     last_common,
-    next_fallback_level,
     smaller_grid,
 )
 from hpcsgd.runs.report import report

@@ -15,8 +15,8 @@ from hpcsgd.glm.updates import EightBitArray
 from hpcsgd.precision import make_precision
 from hpcsgd.products import monitor
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore
+from hpcsgd.runs.fall_back import fewer_steps, next_fallback_level, widest_format
 from hpcsgd.runs.progress import Callback
-from hpcsgd.runs.recovery import fewer_steps, next_fallback_level, widest_format
 from hpcsgd.runs.result import Status, load_result
 from hpcsgd.solvers.callbacks import Request
 from hpcsgd.studies.verify.certificate import certify

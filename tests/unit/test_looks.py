@@ -11,7 +11,7 @@ def looks_of(seconds_each, every, exchanges=400):
     """The exchanges after which a rank looks, each taking that long."""
     looks, found = PollSchedule(SerialCommunicator(), every), []
     for number in range(1, exchanges + 1):
-        if looks.is_due(number):
+        if looks.is_due(number, False):
             found.append(number)
             looks.ask(Request.NONE, number, number * seconds_each)
     return found
@@ -34,7 +34,7 @@ def test_exchanges_that_become_slow_are_noticed():
 def test_a_run_that_goes_on_is_looked_at_at_once():
     looks = PollSchedule(SerialCommunicator(), 64)
     looks.begin(500, 1000.0)
-    assert not looks.is_due(500) and looks.is_due(501)
+    assert not looks.is_due(500, False) and looks.is_due(501, False)
     looks.ask(0, 501, 1000.001)
     assert looks.next == 501 + 64
 
@@ -63,3 +63,13 @@ def test_with_nothing_to_say_the_slowest_rank_sets_the_pace():
         return looks.ask(0, 1, {0: 0.001, 1: 0.5}[world.rank]), looks.next
 
     assert run_ranks(2, on_rank) == [(0, 3), (0, 3)]
+
+
+def test_the_end_of_an_epoch_is_polled_where_that_is_asked_for():
+    """SGD evaluates behind it; coordinate descent polls no more often than is due."""
+    sgd = PollSchedule(SerialCommunicator(), 64)
+    descent = PollSchedule(SerialCommunicator(), 64, at_epochs=False)
+    for polls in (sgd, descent):
+        polls.ask(0, 1, 1e-3)
+    assert sgd.is_due(10, True) and not sgd.is_due(10, False)
+    assert not descent.is_due(10, True) and descent.is_due(65, False)

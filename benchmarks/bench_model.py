@@ -156,10 +156,11 @@ def _work(asked: argparse.Namespace) -> None:
 def _row(shape: str, network: str, folder: Path, world) -> dict:
     """Fit, choose, then run everything."""
     from hpcsgd.config import RunConfig
-    from hpcsgd.tuning.rehearsal import TimeBudget
+    from hpcsgd.tuning.timed_exchanges import TimeBudget
     from hpcsgd.tuning.tuner import (
         LearningSetting,
         Learnt,
+        TimedRows,
         TuningQuestion,
         open_candidate_group,
         time_best_candidates,
@@ -175,7 +176,8 @@ def _row(shape: str, network: str, folder: Path, world) -> dict:
     }
     question = TuningQuestion(RunConfig.parse(tables), (BATCH,), SECONDS)
     budget, grid = TimeBudget(world, SECONDS), (1, world.size)
-    room = open_candidate_group(question, grid, recipe, world, rows, 1.0, budget, 0.25)
+    sample = TimedRows(rows, rows, 1.0)
+    room = open_candidate_group(question, grid, recipe, world, sample, budget, 0.25)
     room.fit(question, [BATCH], budget, 0.6)
     way = Learnt(LearningSetting(BATCH, 0.1), 1.0)
     every = [c for c in room.candidates(question, [way]) if c.setting.steps in JUDGED]
@@ -199,17 +201,10 @@ def _run(setting, room, world, epochs: int) -> float:
     """Seconds of a step of a real run: all its epochs, or as many as time allows."""
     from hpcsgd.runs.build import assemble_run
 
-    config = room.stage.config
+    config = setting.applied_to(room.stage.config)
     config = replace(
         config,
-        schedule=replace(
-            config.schedule, batch=setting.batch, steps=setting.steps, epochs=epochs
-        ),
-        products=replace(
-            config.products,
-            kind=setting.product,
-            look_ahead="on" if setting.look_ahead else "off",
-        ),
+        schedule=replace(config.schedule, epochs=epochs),
         run=replace(config.run, check_every=16),
     )
     watch = _watch(setting.product in ("cached", "gather-once"), world.rank)

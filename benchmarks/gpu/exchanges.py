@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Way, as_graph
 from benchmarks.gpu.figure import Figure
-from hpcsgd.backends.cuda.exchange import DeviceExchange
+from hpcsgd.backends.cuda.exchange import ExchangeKernels
 from hpcsgd.backends.cuda.matrix import DeviceMatrix, Order, sent
 from hpcsgd.formats import encode
 from hpcsgd.glm import get_family, make_update, unroll
@@ -42,7 +42,7 @@ class Epoch:
         unrolled = unroll(update, [rate] * steps, self.blocks.sizes, 0.0)
         given = self.device, self.matrix, self.order, self.blocks
         self.made, self.other = (
-            DeviceExchange(*given, get_family(family), precision) for _ in range(2)
+            ExchangeKernels(*given, get_family(family), precision) for _ in range(2)
         )
         for one in (self.made, self.other):
             one.coefficients.load(unrolled)
@@ -69,11 +69,11 @@ class Epoch:
     def ahead(self) -> Way:
         """Two exchanges as one launch, each beside the Gram of the one that follows."""
 
-        def make(one: DeviceExchange) -> None:
+        def make(one: ExchangeKernels) -> None:
             one.sample()
             one.gram_alone()
 
-        def take(now: DeviceExchange, following: DeviceExchange) -> None:
+        def take(now: ExchangeKernels, following: ExchangeKernels) -> None:
             with self.device.aside():
                 make(following)
             now.scores(self.weights)

@@ -22,8 +22,8 @@ from canvas import Axes, Picture, power  # noqa: E402
 
 from hpcsgd.comm.communicator import sum_bytes  # noqa: E402
 from hpcsgd.comm.network_model import NETWORKS  # noqa: E402
+from hpcsgd.runs.machine import load_hardware  # noqa: E402
 from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict  # noqa: E402
-from hpcsgd.tuning.machine import load_hardware  # noqa: E402
 
 BATCH = 32  # rows of a batch in all measurements that are drawn
 
@@ -282,7 +282,7 @@ FOLDERS = {
     "estimators": ("use", "fit, scikit-learn, sweeps"),
     "jobs": ("use", "Slurm: scripts, submit, status"),
     "api": ("use", "train: one call"),
-    "tuning": ("run", "machine files, pilots, error bound, tuner"),
+    "tuning": ("run", "pilots, error bound, tuner"),
     "runs": ("run", "one run, from a configuration to a result"),
     "config": ("run", "every setting in one value"),
     "solvers": ("run", "objective, L-BFGS, Newton, coordinate descent"),

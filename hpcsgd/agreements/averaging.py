@@ -28,7 +28,6 @@ from hpcsgd.agreements.base import (
 from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator, Pending
-from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.formats import Array
@@ -523,7 +522,7 @@ class AsyncAverage(Average):
         """A group of all replicas is split off, here, by all ranks together."""
         terms.grid.meet()
         replicas = terms.grid.replicas
-        aside = of_hosts(replicas).split(0, replicas.rank)
+        aside = replicas.host_group.split(0, replicas.rank)
         own = terms.grid, terms.share, terms.period, terms.settings.delay, aside
         return cls(*own, *cls.buffers(terms))
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpcsgd.agreements.base import Overlap
-from hpcsgd.agreements.codecs.base import Codec, Feedback, Finish, Moment
+from hpcsgd.agreements.codecs.base import Codec, Finish, Moment
 from hpcsgd.backends.base import HOST, Memory, Wait
 from hpcsgd.comm.communicator import Communicator, Message, Pending
 from hpcsgd.comm.messages import open_message
@@ -30,7 +30,7 @@ MIB = 2**20
 
 
 def bucket_count(columns: int, width: int, itemsize: int, cap: float) -> int:
-    """⌈bytes of the gradient / cap⌉ buckets, no more than there are columns."""
+    """Return ⌈bytes of the gradient / cap⌉ buckets, no more than there are columns."""
     size = columns * width * itemsize
     return max(min(ceil(size / (cap * MIB)), columns), 1)
 
@@ -52,12 +52,12 @@ class Tile:
 
     @property
     def height(self) -> int:
-        """Columns."""
+        """Return the columns of the tile."""
         return int(self.columns.stop - self.columns.start)
 
 
 class Buffer:
-    """What a replica says in an exchange: sums and a count, never means of means.
+    """The words of a replica in an exchange: sums and a count, never means of means.
 
     `row` is the matrix of one row that a device adds gradients to, and `device_values`
     its words: first those of the gradient. On a host both are views of `flat`.
@@ -100,7 +100,7 @@ class Buffer:
         self.send_order = self.tiles  # in the order in which they are sent
 
     def _parts(self, words: int) -> tuple[Array, Array]:
-        """The gradient and the tail."""
+        """Return the gradient and the tail."""
         return self.flat[:words], self.flat[words:]
 
     def _tile(self, part: slice) -> Tile:
@@ -108,7 +108,7 @@ class Buffer:
         return Tile(part, gradient, gradient.reshape(-1))
 
     def with_tail(self, tile: Tile) -> Array:
-        """What is sent of a tile: the first to go takes the tail along."""
+        """Return the words that are sent of a tile; the first takes the tail along."""
         if tile is not self.tiles[0]:
             return tile.flat
         return self.flat[tile.columns.start * self.width :]
@@ -177,26 +177,26 @@ class Buffer:
 
     @property
     def takes_residuals(self) -> bool:
-        """Whether residuals are summed, for an intercept; else they are counted."""
+        """Return whether residuals are summed, for an intercept, or only counted."""
         return self.sums > 0
 
     def count_in(self, residuals: Array) -> None:
-        """Rows, and their Σr where there is an intercept."""
+        """Count the rows, and add their Σr where there is an intercept."""
         self.tail[-1] += len(residuals)
         if self.sums and not self.is_flagged:
             self.tail[: self.sums] += residuals.sum(axis=0, dtype=np.float64)
 
     @property
     def is_flagged(self) -> bool:
-        """Whether this replica says that the exchange must not count."""
+        """Return whether this replica has flagged the exchange as one not to count."""
         return len(self.tail) > self.sums + 1 and bool(self.tail[-2])
 
     def flag(self) -> None:
-        """Say so."""
+        """Flag the exchange as one that must not count."""
         self.tail[-2] = 1.0
 
     def settle(self) -> None:
-        """Wait until everything that was given to be added is."""
+        """Wait until all gradients have been added."""
         self.memory.settle()
 
     def facts(self) -> dict[str, int]:
@@ -254,13 +254,13 @@ class ReplicaChannel:
         return message.start(PURPOSE).wait
 
     def sum(self, array: Array) -> Array:
-        """Σ over replicas, in place."""
+        """Compute Σ over replicas, in place."""
         return self.replicas.sum(array, PURPOSE)
 
     def start_gather(
         self, record: Array, lengths: Sequence[int] | None = None
     ) -> Callable[[], list[Array]]:
-        """The records of all, which are as long as this one, or as all know."""
+        """Gather records that are as long as this one, or as `lengths` says."""
         counts = list(lengths or [record.size] * self.size)
         out = np.empty(sum(counts), dtype=record.dtype)
         pending = self.replicas.start_gather(record, counts, out, PURPOSE)
@@ -272,7 +272,7 @@ class ReplicaChannel:
         return arrive
 
     def gather_unequal(self, record: Array) -> list[Array]:
-        """Their lengths first."""
+        """Gather the lengths of the records, then the records."""
         lengths = np.empty(self.size, dtype=np.int64)
         own = np.array([record.size], dtype=np.int64)
         self.replicas.gather(own, [1] * self.size, lengths, PURPOSE)
@@ -281,7 +281,7 @@ class ReplicaChannel:
         return np.split(out, np.cumsum(lengths)[:-1])
 
     def start_exchange(self, pieces: Array) -> Callable[[], Array]:
-        """Rows of one length; theirs for this one come in rank order."""
+        """Exchange rows of one length; those for this replica come in rank order."""
         rows, length = pieces.shape
         out = np.empty_like(pieces)
         pending = self.replicas.start_exchange(
@@ -295,7 +295,7 @@ class ReplicaChannel:
         return arrive
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
-        """array ← that of replica `root`."""
+        """Compute array ← that of replica `root`."""
         return self.replicas.broadcast(array, root, PURPOSE)
 
 
@@ -307,39 +307,47 @@ class ReplicaChannel:
 
 
 class Sender(Protocol):
-    """What the gradient agreement asks of it."""
+    """The protocol of what sends gradients, as the gradient agreement calls it."""
 
     overlap: Overlap
     codec: str  # what it is called, for people
     wants_norm: bool  # True: `measure` comes between the last sums and the first `send`
+    sums_in_place: bool  # each tile is summed where it lies, by one collective
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
-        """The tail of the buffer is complete."""
+        """Start an exchange: the tail of the buffer is complete."""
 
     def measure(self, buffer: Buffer) -> None:
-        """So are all tiles: find the norm of this replica's gradient.
+        """Compute the norm of this replica's gradient, of which all tiles are complete.
 
         Collective over the members of a replica.
         """
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
-        """So is this tile: begin to say it."""
+        """Start to send a tile, which is complete."""
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """Wait for it; the mean gradient is what the tile holds, times this."""
+        """Wait for a tile; the mean gradient is what it holds, times the result."""
 
     def tail(self) -> Array:
-        """Σ over replicas of [Σr | count], after the first `receive`."""
+        """Return Σ over replicas of [Σr | count], after the first `receive`."""
 
     def facts(self) -> dict[str, int]:
-        """What it counted, for the report of a run."""
+        """Return what is counted for the report of a run."""
+
+    def uncoded(self) -> "Sender":
+        """Return a sender to the same replicas that encodes nothing."""
+
+    def close(self) -> None:
+        """Close the groups that it opened. Collective."""
 
 
 class PlainSender:
-    """Sums in place, on the host or on devices, the tail with the first of them."""
+    """A sender of sums in place, on the host or on devices, the tail with the first."""
 
     codec = "identity"
     wants_norm = False
+    sums_in_place = True
 
     def __init__(self, replicas: Communicator) -> None:
         self.replicas = replicas
@@ -354,7 +362,7 @@ class PlainSender:
             buffer.put_tail()
 
     def measure(self, buffer: Buffer) -> None:
-        """Nothing depends on the norm."""
+        """Do nothing: nothing depends on the norm."""
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
         """Start the sum of what was just written."""
@@ -394,26 +402,35 @@ class PlainSender:
         buffer.settle()  # collectives that failed raise here
 
     def wait(self) -> None:
-        """For the tile that was sent first."""
+        """Wait for the tile that was sent first."""
         with self.overlap.waiting():
             self._travelling.pop(0).wait()
 
     def tail(self) -> Array:
-        """In the buffer."""
+        """Return the tail of the buffer."""
         return self._tail
 
     def facts(self) -> dict[str, int]:
-        """Nothing."""
+        """Return an empty dict."""
         return {}
+
+    def uncoded(self) -> "PlainSender":
+        """Return another sender of this kind."""
+        return PlainSender(self.replicas)
+
+    def close(self) -> None:
+        """Do nothing: it opened no groups."""
 
 
 @dataclass
 class CodecSender:
-    """A codec for every bucket; rows are counted first, and Σr is never encoded.
+    """A sender with a codec for every bucket; Σr and the rows are never encoded.
 
     What replica p encodes is R s_p / Σn, whose mean over replicas is the gradient; with
     error feedback, times the rate of this step.
     """
+
+    sums_in_place = False
 
     replicas: Communicator
     codecs: dict[int, Codec]  # by the first column of their tile
@@ -445,7 +462,7 @@ class CodecSender:
         self._moment = replace(self._moment, norm=norm)
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
-        """Encode, and send."""
+        """Encode the tile and start to send it."""
         codec = self._codec(tile)
         part = tile.flat
         part *= self._scale_of_sums() * self._unit(codec)
@@ -454,7 +471,7 @@ class CodecSender:
             self._finish.append(codec.start(part, line, self._moment))
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """Decode, into the tile."""
+        """Decode the mean into the tile."""
         with self.overlap.waiting():
             told = self._finish.pop(0)()
         if told.mean is not tile.flat:
@@ -462,18 +479,25 @@ class CodecSender:
         return 1.0 / self._unit(self._codec(tile))
 
     def tail(self) -> Array:
-        """Of float64."""
+        """Return the tail in float64."""
         return self._arrive()
 
     def facts(self) -> dict[str, int]:
-        """What the codecs of all buckets counted, in sum."""
+        """Return what the codecs of all buckets counted, in sum."""
         total: Counter[str] = Counter()
         for codec in self.codecs.values():
             total.update(codec.facts())
         return dict(total)
 
+    def uncoded(self) -> PlainSender:
+        """Return a sender of sums in place."""
+        return PlainSender(self.replicas)
+
+    def close(self) -> None:
+        """Do nothing: it opened no groups."""
+
     def _scale_of_sums(self) -> float:
-        """Return R / Σn, for which the first who asks waits."""
+        """Return R / Σn; the first call waits for it."""
         if self._scale is None:
             with self.overlap.waiting():
                 self._scale = self.replicas.size / float(self.tail()[-1])
@@ -483,5 +507,5 @@ class CodecSender:
         return self.codecs[tile.columns.start]
 
     def _unit(self, codec: Codec) -> float:
-        """Errors are kept in steps, not in gradients."""
-        return self._moment.rate if isinstance(codec, Feedback) else 1.0
+        """Return the rate where parts are steps, as with error feedback; else 1."""
+        return self._moment.rate if codec.in_steps else 1.0

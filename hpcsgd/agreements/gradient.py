@@ -61,7 +61,6 @@ from hpcsgd.agreements.codecs.base import (
     Moment,
     Regime,
 )
-from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
 from hpcsgd.backends.base import HOST, LossScale, Memory, Rows, WordRange
 from hpcsgd.backends.task import State, Task
@@ -70,7 +69,7 @@ from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.data.shard import lengths
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of, gradient_step
-from hpcsgd.glm.updates import ColumnViews, EightBitArray, LinearRule, Rule, Turn
+from hpcsgd.glm.updates import ColumnViews, Rule, Turn
 from hpcsgd.precision import Precision
 
 # The step that replicas take together, once they know the mean gradient.
@@ -87,13 +86,13 @@ class Steps:
     drops: Callable[[int], int] = lambda step: 0  # step -> milestones that are passed
 
     def moment(self, number: int) -> Moment:
-        """Exchange `number` of the run, from 0 on."""
+        """Return the moment of exchange `number` of the run, from 0 on."""
         now, then = self.rates(number, 2)
         drops = self.drops(number)
         return Moment(number, number // self.each, float(now), float(then), drops)
 
     def prepare(self, state: State, columns: int) -> None:
-        """Room for what the rule keeps, K words a column, and of the intercept."""
+        """Allocate what the rule keeps: K words a column, and of the intercept."""
         for name in self.rule.state_names:
             words = len(state.weights), columns, state.weights.dtype
             state.memory.setdefault(name, self.rule.allocate(name, *words))
@@ -108,7 +107,7 @@ class Steps:
         factor: float,
         moment: Moment,
     ) -> None:
-        """Some columns; their mean gradient is `factor` · `gradient` (destroyed)."""
+        """Step some columns by the mean gradient `factor` · `gradient` (destroyed)."""
         kept = {name: state.memory[name][columns] for name in self.rule.state_names}
         part = ColumnViews(state.weights[columns], kept)
         self.step(part, gradient, factor, moment)
@@ -116,7 +115,7 @@ class Steps:
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, moment: Moment
     ) -> None:
-        """Any part of the weights, wherever it is held."""
+        """Step any part of the weights, in whatever arrays it is stored."""
         turn = Turn(moment.number, moment.rate)
         self.rule.step(part, gradient, factor, turn, self.l2)
 
@@ -133,7 +132,7 @@ class Steps:
         memory.step(self.rule, self.l2, part, gradient, factor, turn)
 
     def take_intercept(self, state: State, gradient: Array, moment: Moment) -> None:
-        """The same without the penalty; `gradient` is the mean, (K,)."""
+        """Step the intercept, without a penalty; `gradient` is the mean, (K,)."""
         if state.intercept is None:
             return
         own = state.intercept.reshape(1, -1)  # (states, K) as one column
@@ -170,10 +169,10 @@ class UnsentGradient:
         if not self._saved or not moment.rate:
             return
         gradient, self._saved = self._unsent_of(self._saved, moment.rate), {}
-        if gradient is None or not isinstance(rule, LinearRule):
+        if gradient is None or rule.linear is None:
             self._gradient = gradient
             return
-        gain = rule.update.gain(moment.rate, 1)
+        gain = rule.linear.gain(moment.rate, 1)
         more = np.multiply.outer(gain, gradient).swapaxes(0, 1)
         state.weights[...] += more.reshape(state.weights.shape)
 
@@ -193,11 +192,11 @@ class Opener(Protocol):
     """Makes the sender of a run, once the shape of its weights is known."""
 
     def __call__(self, state: State, buffer: Buffer) -> Sender:
-        """What it keeps between exchanges goes into the state."""
+        """Return the sender; what it keeps between exchanges goes into the state."""
 
 
 class RowBackend(Protocol):
-    """What agreements ask of a `Backend`, or of what adds up gradients on a device."""
+    """The protocol of a `Backend`, or of rows on a device, for agreements."""
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Return weights of this shape, in their format."""
@@ -226,7 +225,7 @@ class LinearStep(Protocol):
 
 @dataclass(frozen=True)
 class GradientInputs:
-    """What a gradient agreement works with."""
+    """The inputs of a gradient agreement."""
 
     steps: Steps
     backend: RowBackend
@@ -257,7 +256,7 @@ class GradientInputs:
 
 
 class Adder:
-    """Adds, with a plan for every size of batch."""
+    """Adds gradients of batches, with a plan for every size of batch."""
 
     def __init__(self, backend: RowBackend) -> None:
         self.backend = backend
@@ -349,12 +348,12 @@ class Gradient(Agreement):
 
     @property
     def takes_at_once(self) -> bool:
-        """Whether all batches of an exchange are one: no gradient is kept to add to."""
+        """Return whether all batches of an exchange are taken as one."""
         return False
 
     @property
     def holds_weights_on_device(self) -> bool:
-        """Whether the weights of a run with a device stay there between exchanges."""
+        """Return whether the weights of a run with a device stay there."""
         return self.inputs.linear_step is not None
 
     # A device that adds up gradients asks the following of the next batch.
@@ -384,7 +383,7 @@ class Gradient(Agreement):
         yield slice(None)
 
     def prepare(self, state: State) -> None:
-        """The buffer, cut into buckets, and what codecs keep."""
+        """Allocate the buffer and its buckets, and what codecs keep."""
         self.buffer = self._make_buffer(state)
         if self.inputs.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.inputs.loss_scale.kept())
@@ -420,7 +419,7 @@ class Gradient(Agreement):
         self.unsent.start(state, self.steps.rule, self.steps.moment(exchanges))
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Buckets too, where there are some, in the order in which they go."""
+        """Return the plan of every agreement, and the buckets in their order."""
         tiles = getattr(self, "buffer", ())
         return {
             **super().plan_in_words(state),
@@ -430,14 +429,14 @@ class Gradient(Agreement):
         }
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """An exchange of so many batches, whose gradients are one message."""
+        """Start an exchange of so many batches, whose gradients are one message."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """Every replica holds its weights."""
+        """Compute out ← Y w, of the weights that every replica has."""
         task.backend.scores(rows, point, out)
 
     def apply_update(
@@ -468,31 +467,20 @@ class Gradient(Agreement):
         self._step(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Where this replica had no rows: nothing, zero times, and the same step."""
+        """Take the same step without rows where this replica had none."""
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._join(state)
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """Always, but for what codecs keep."""
+        """Return True where codecs keep nothing: weights never differ."""
         own = set(state.memory) - set(self.steps.rule.state_names)
         return self.grid.replicas.size == 1 or not own
 
     def memory(self, state: State) -> dict[str, Array]:
-        """What is kept in eight bits goes to checkpoints as numbers, on any grid."""
-        return {
-            name: kept.decoded() if isinstance(kept, EightBitArray) else kept
-            for name, kept in state.memory.items()
-        }
-
-    def remember(self, state: State, name: str, kept: Array) -> None:
-        """And comes back to the bits that it was in."""
-        held: Any = state.memory[name]
-        if isinstance(held, EightBitArray):
-            held.encode(kept)
-        else:
-            super().remember(state, name, kept)
+        """Return arrays of numbers, also of what is kept in eight bits."""
+        return {name: np.asarray(kept) for name, kept in state.memory.items()}
 
     def inherit(self, state: State, name: str, kept: Array) -> None:
         """Store what codecs had saved: one replica encodes nothing."""
@@ -500,14 +488,14 @@ class Gradient(Agreement):
             self.unsent.store(name.removeprefix(OF_CODECS), kept)
 
     def agree(self, state: State, purpose: str) -> None:
-        """They never disagree."""
+        """Do nothing: replicas never disagree."""
 
     def updates(self, batches: int) -> int:
-        """One step, of all batches together."""
+        """Return 1: one step of all batches together."""
         return 1
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return what the report of a run contains."""
         shaped = {
             key: said
             for shaper in self.inputs.shapers
@@ -547,22 +535,19 @@ class Gradient(Agreement):
             yield "codecs", (2 + shape.snapshots) * _kept_by_codecs(shape)
 
     def close(self) -> None:
-        """The groups of leaders, where there are some."""
-        sender = getattr(self, "sender", None)
-        if isinstance(sender, ByLeaders):
-            sender.close()
+        """Close the groups of leaders, if there are some."""
+        if hasattr(self, "sender"):  # not yet, where others have refused
+            self.sender.close()
 
     def _alike(self, state: State) -> list[Array]:
-        """What all replicas hold the same of, beside their weights."""
+        """Return what is the same on all replicas, besides their weights."""
         found = list(state.shared.values())
         for name in self.steps.rule.state_names:
-            kept: Any = state.memory[name]
-            is_eight = isinstance(kept, EightBitArray)
-            found += [kept.codes, kept.scales] if is_eight else [kept]
+            found += self.steps.rule.stored(state.memory[name])
         return found
 
     def _join(self, state: State) -> None:
-        """Say nothing, and step along."""
+        """Send an empty gradient, and take the step of all others."""
         self.buffer.mark_empty()
         self.sender.begin(self.buffer, self._moment)
         self._send_whole()
@@ -581,23 +566,23 @@ class Gradient(Agreement):
         self._done = number
 
     def _finish_sums(self, state: State) -> None:
-        """Σr and the count of this exchange are complete."""
+        """Change Σr of this exchange, which is complete."""
 
     def _finish_tile(self, state: State, tile: Tile) -> None:
-        """So is Yᵀr of a tile, which is sent next."""
+        """Change Yᵀr of a tile, which is complete and sent next."""
 
     def add_gradient(self, gradient: Array, rows: Rows, residuals: Array) -> None:
         """Add Yᵀr of some rows of this replica to `gradient`, in place."""
         self._adder.add(gradient, rows, residuals)
 
     def _columns(self, rows: Rows, tile: Tile) -> Rows:
-        """Of one tile; all of them where they cannot be cut, which are then one."""
+        """Return the rows of one tile; all columns where there is one tile."""
         if len(self.buffer.tiles) > 1:
             rows = self.backend.some_columns(rows, tile.columns)
         return rows
 
     def _step(self, state: State, task: Task | None) -> None:
-        """Tile by tile, as they arrive; all together where they are shaped first."""
+        """Step tile by tile, as they arrive; at once where shapers come first."""
         if self.linear is not None:
             self._step_on_device(state, self.linear)
             return
@@ -621,10 +606,10 @@ class Gradient(Agreement):
         They may be divided by a power of two.
         """
         cast(PlainSender, self.sender).finish(self.buffer)  # nothing is encoded there
-        moment, rule, tail = self._moment, self.steps.rule, self._tail()
-        assert isinstance(rule, LinearRule)
-        carry = rule.update.transition(moment.rate, self.steps.l2)
-        gain = rule.update.gain(moment.rate, 1) / tail[-1] / state.scale
+        rate, update, tail = self._moment.rate, self.steps.rule.linear, self._tail()
+        assert update is not None  # others get no `linear_step`
+        carry = update.transition(rate, self.steps.l2)
+        gain = update.gain(rate, 1) / tail[-1] / state.scale
         linear.to(state.on_device("weights"), carry, gain)
         state.mark_written("weights")
         self._step_intercept(state, tail)
@@ -640,7 +625,7 @@ class Gradient(Agreement):
             self.steps.take_intercept(state, mean, self._moment)
 
     def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
-        """The step of one tile."""
+        """Step one tile."""
         if task is not None:
             task.clock.start()
         self.unsent.add_to(tile, factor)
@@ -649,13 +634,13 @@ class Gradient(Agreement):
             task.clock.lap("update")
 
     def _flag_overflow(self) -> None:
-        """Residuals that do not fit their format: no replica may take this step."""
+        """Flag an exchange whose residuals overflowed: no replica may take its step."""
         scale = self.inputs.loss_scale
         if scale is not None and scale.overflowed:
             self.buffer.flag()
 
     def _counts(self, state: State) -> bool:
-        """Whether all residuals of all replicas fitted; their scale adapts alike."""
+        """Return whether the residuals of all replicas fitted; adapt their scale."""
         scale = self.inputs.loss_scale
         if scale is None:
             return True
@@ -666,7 +651,7 @@ class Gradient(Agreement):
         return not overflowed
 
     def _receive(self, tile: Tile) -> float:
-        """Wait for a tile; the mean gradient is what it holds, times this."""
+        """Wait for a tile; the mean gradient is what it holds, times the result."""
         return self.sender.receive(self.buffer, tile)
 
     def _receive_all(self) -> None:
@@ -675,7 +660,7 @@ class Gradient(Agreement):
             tile.gradient[...] *= tile.gradient.dtype.type(factor)
 
     def _shape(self, counts: bool) -> None:
-        """What is left out is nothing that shapers should remember."""
+        """Shape the mean gradient, unless its step is left out."""
         if counts:
             self._shape_mean(self.buffer.gradient)
 
@@ -685,11 +670,11 @@ class Gradient(Agreement):
             shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
-        """Over members, who hold other columns of the same mean gradient."""
+        """Sum words over members, which have other columns of the mean gradient."""
         return self.grid.members.sum(words, "agreement")
 
     def _tail(self) -> Array:
-        """Σ [Σr | count], the same on all members, who each summed their own."""
+        """Return Σ [Σr | count], the same on all members."""
         return self._same_on_members(self.sender.tail())
 
     def _same_on_members(self, tail: Array) -> Array:
@@ -758,7 +743,7 @@ def sent_in_place(shape: AgreementShape, partition: float = inf) -> list[SentWor
 
 
 def _sent_coded(shape: AgreementShape, ranks: int) -> list[SentWords] | None:
-    """What so many replicas, or leaders of their groups, say by a codec."""
+    """Return what so many replicas, or leaders of their groups, send by a codec."""
     if shape.reproducible:
         return None  # a codec may gather or sum: how often is its own affair
     sent, wants_norm = [shape.sent(shape.tail, 8)], False
@@ -777,7 +762,7 @@ def _sent_coded(shape: AgreementShape, ranks: int) -> list[SentWords] | None:
 
 
 def _kept_by_codecs(shape: StateShape) -> int:
-    """Bytes that the codecs of all buckets keep between exchanges."""
+    """Return the bytes that the codecs of all buckets keep between exchanges."""
     asked, count = shape.settings, 1
     if not shape.sparse:
         count = bucket_count(shape.columns, 1, shape.itemsize, asked.bucket)
@@ -813,7 +798,7 @@ class GrowingSettings(GradientSettings):
 
     @property
     def batches_of_first_step(self) -> int:
-        """Steps have more rows later, at a larger rate."""
+        """Return 1: steps have more rows later, at a larger rate."""
         return 1
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
@@ -836,7 +821,7 @@ class Growing(Gradient):
         self._step_in = 0  # steps that this exchange has taken
 
     def prepare(self, state: State) -> None:
-        """And room for what is seen: it outlives a change of the grid."""
+        """Allocate also the sum of watched gradients, which outlives the grid."""
         super().prepare(state)
         asked = self.inputs.accordion
         total = state.remember(TOTAL, self.columns)
@@ -845,7 +830,7 @@ class Growing(Gradient):
         self.regime.record = state.shared.setdefault(NAME, record)[:, 0]
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """A message for each batch, or one for all of them."""
+        """Start an exchange of one message for each batch, or of one for all."""
         super().begin(epoch, index, batches)
         if self.regime.is_low:
             self._left = 1
@@ -853,14 +838,14 @@ class Growing(Gradient):
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Step after every batch, or after the last."""
+        """Add Yᵀr of a batch; step after every batch, or after the last."""
         super().apply_update(task, state, rows, residuals, plan)
         if self._step_in and self._step_in < self._steps_of(self._done):
             self._begin_step(self._done)
             self._left = 1
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Steps that others take alone; then look, where an epoch is over."""
+        """Take the steps of other replicas; check gradients at the end of an epoch."""
         number = exchanges - 1
         if self._done != number:
             self._begin(number)
@@ -872,22 +857,22 @@ class Growing(Gradient):
             self._look(exchanges)
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """G is the same everywhere."""
+        """Return what `Gradient` does: the watched sum is the same everywhere."""
         others = replace(
             state, memory={k: v for k, v in state.memory.items() if k != TOTAL}
         )
         return super().holds_one_state(others, exchanges)
 
     def updates(self, batches: int) -> int:
-        """One for each batch, or one."""
+        """Return the steps of an exchange: one for each batch, or one."""
         return batches if self.regime.is_low else 1
 
     def steps_taken(self, planned: int) -> int:
-        """As it counted them."""
+        """Return the steps that were counted."""
         return int(self.regime.record[LOWS] + self.regime.record[HIGHS])
 
     def facts(self) -> dict[str, Any]:
-        """Steps of either kind."""
+        """Return what the report contains, and the steps of either kind."""
         record = self.regime.record
         counts = {"small_steps": int(record[LOWS]), "large_steps": int(record[HIGHS])}
         return super().facts() | counts
@@ -909,7 +894,7 @@ class Growing(Gradient):
         self._begin_step(number)
 
     def _begin_step(self, number: int) -> None:
-        """Steps are numbered through; the rate is that of the exchange."""
+        """Start a step, numbered through; the rate is that of the exchange."""
         super()._begin(number)
         grows = not self.regime.is_low and self.inputs.accordion.scale_rate
         factor, moment = self.times if grows else 1, self._moment
@@ -941,13 +926,13 @@ class Growing(Gradient):
             self.regime.total[tile.columns] += factor * tile.gradient
 
     def _steps_of(self, number: int) -> int:
-        """Of all replicas, in this exchange."""
+        """Return the steps of all replicas in this exchange."""
         if not self.regime.is_low:
             return 1
         return self.inputs.batches[number % self.steps.each]
 
     def _look(self, exchanges: int) -> None:
-        """What rank 0 makes of |G|², which members sum."""
+        """Have rank 0 decide by |G|², which members sum, whether batches grow."""
         regime, moment = self.regime, self.steps.moment(exchanges)
         square = float(self._total(np.array([regime.take_square()]))[0])
         small = regime.is_low and regime.verdict(moment, square)

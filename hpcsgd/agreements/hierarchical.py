@@ -48,7 +48,6 @@ from hpcsgd.agreements.codecs.base import (
 )
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Address, Communicator, own_address
-from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError
@@ -337,7 +336,7 @@ def open_groups(grid: Grid, of: str) -> Groups:
     grid.meet()
     replicas = grid.replicas
     (first,) = label([GroupLevel(of, 1)], places(grid))
-    speakers = of_hosts(replicas)
+    speakers = replicas.host_group
     inside = speakers.split(first[grid.replica], replicas.rank)
     leaders = speakers.split(int(inside.rank > 0), replicas.rank)
     return Groups(inside, leaders, len(set(first)))
@@ -355,6 +354,8 @@ def check_groups(of: str) -> None:
 
 class ByLeaders:
     """A sender around that of the leaders."""
+
+    sums_in_place = False
 
     def __init__(self, groups: Groups, sender: Sender) -> None:
         self.groups, self.sender = groups, sender
@@ -402,6 +403,10 @@ class ByLeaders:
     def facts(self) -> dict[str, int]:
         """As the leaders' sender has it, and how many they are."""
         return {**self.sender.facts(), "groups": self.groups.count}
+
+    def uncoded(self) -> "ByLeaders":
+        """Return a sender of the same groups whose leaders encode nothing."""
+        return ByLeaders(self.groups, self.sender.uncoded())
 
     def close(self) -> None:
         """The groups that were split off."""

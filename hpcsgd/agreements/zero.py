@@ -57,7 +57,7 @@ from hpcsgd.settings import setting
 
 @dataclass(frozen=True)
 class Cut:
-    """One tile, and whose its columns are."""
+    """One tile, and the columns of it that each replica owns."""
 
     columns: slice  # of those this member holds
     own: slice  # this replica's, of those this member holds
@@ -66,11 +66,11 @@ class Cut:
 
     @property
     def height(self) -> int:
-        """Columns of the tile."""
+        """Return the columns of the tile."""
         return sum(self.heights)
 
     def counts(self, width: int) -> list[int]:
-        """Words of every replica, where a column has so many."""
+        """Return the words of every replica, where a column has so many."""
         return [height * width for height in self.heights]
 
 
@@ -86,7 +86,7 @@ class Cuts:
         replica: int,
         alignment: int = 1,
     ) -> None:
-        """Tiles begin at multiples of `alignment` columns, and may be fewer then."""
+        """Cut the columns into tiles that begin at multiples of `alignment`."""
         self.columns, self.width = columns, width
         self.all: list[Cut] = []
         first = turn = 0
@@ -106,17 +106,17 @@ class Cuts:
 
     @property
     def largest(self) -> int:
-        """Words of the largest tile."""
+        """Return the words of the largest tile."""
         return max(cut.height for cut in self.all) * self.width
 
     @property
     def numbers(self) -> Array:
-        """Of the columns that this replica owns, in the order of its arrays."""
+        """Return the numbers of the columns of this replica, in its own order."""
         parts = [np.arange(cut.own.start, cut.own.stop) for cut in self.all]
         return np.concatenate(parts)
 
     def of(self, whole: Array) -> Array:
-        """This replica's rows of an array with one row a column held; a copy."""
+        """Return this replica's rows of an array with one row a column; a copy."""
         return np.concatenate([whole[cut.own] for cut in self.all])
 
 
@@ -152,7 +152,7 @@ def _cut(tile: slice, heights: tuple[int, ...], replica: int, first: int) -> Cut
 
 
 class TileWorkspace:
-    """Of the words of the largest tile each; the second where there are several.
+    """Room for two tiles of the largest size, or for one where there is one.
 
     `most`: tiles that are used before the first of them is free again.
     """
@@ -170,7 +170,7 @@ class TileWorkspace:
         self._tiles: list[Any] = [None] * min(tiles, most)
 
     def tile(self, number: int, words: int) -> Any:
-        """Room for tile `number`; that of the one before stays as it is."""
+        """Return room for tile `number`; that of the tile before stays as it is."""
         place = number % len(self._tiles)
         held = self._tiles[place]
         if held is None:  # nobody needed it before
@@ -185,7 +185,7 @@ class TileWorkspace:
 
 
 class ColumnAssembler:
-    """What replicas own in slices, as whoever needs the columns sees it."""
+    """Puts together columns that replicas own in slices."""
 
     def __init__(self, replicas: Communicator, cuts: Cuts, room: TileWorkspace) -> None:
         self.replicas, self.cuts, self.workspace = replicas, cuts, room
@@ -195,7 +195,7 @@ class ColumnAssembler:
     def tiles(
         self, own: Array, purpose: str, room: TileWorkspace | None = None
     ) -> Iterator[tuple[Cut, Array]]:
-        """Each tile with its columns; it is there until the next one is asked for.
+        """Yield each tile with its columns; it stays until the next is asked for.
 
         `room`: for two of them, where that is not of the host.
         """
@@ -215,7 +215,7 @@ class ColumnAssembler:
         yield later.pop(0)
 
     def join(self, own: Array, purpose: str) -> Array:
-        """All columns held, of arrays with any number of words a column."""
+        """Return all columns, of arrays with any number of words a column."""
         whole = np.empty((self.cuts.columns, own.shape[1]), dtype=own.dtype)
         for cut in self.cuts:
             self.start(own[cut.place], cut, whole[cut.columns], purpose)
@@ -234,7 +234,7 @@ class ColumnAssembler:
         self._travelling.append((pending, part))
 
     def wait(self, behind: int = -1) -> None:
-        """For the first that was started; `behind`: while more than so many travel."""
+        """Wait for the tile started first; `behind`: while more than so many travel."""
         while self._travelling and len(self._travelling) > max(behind, 0):
             pending, _ = self._travelling.pop(0)
             with self.overlap.waiting():
@@ -259,7 +259,7 @@ class SlicedState(Gradient):
         self.replicas = grid.replicas
 
     def shape(self, columns: int, width: int) -> tuple[int, int]:
-        """Velocities are kept apart; from stage 3 on there are slices alone."""
+        """Return the shape of the weights: velocities are apart, stage 3 has slices."""
         replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
         tiles = self.inputs.buckets(columns, dtype.itemsize)
         own = (replicas.size, replicas.rank)
@@ -271,7 +271,7 @@ class SlicedState(Gradient):
         return (self.cuts.height if self.stage == 3 else columns), self.columns
 
     def start(self, state: State, exchanges: int) -> None:
-        """Refused alike on all ranks where others keep something beside no columns."""
+        """Refuse, on all ranks, states beside columns that some replicas lack."""
         if self.stage < 3 or not self.cuts.leaves_some_without:
             return
         if set(state.memory) > set(self._sliced()):
@@ -284,37 +284,37 @@ class SlicedState(Gradient):
             raise error
 
     def _sliced(self) -> tuple[str, ...]:
-        """Names in the memory that are slices in every stage."""
+        """Return the names in the memory that are slices in every stage."""
         return (*self.steps.rule.state_names, *((VELOCITY,) if self.states > 1 else ()))
 
     def whole(self, state: State) -> Array:
-        """[w | v] of all columns held, as if nothing were sliced."""
+        """Return [w | v] of all columns, as if nothing were sliced."""
         parts = [self.joined(state.weights)]
         if self.states > 1:
             parts.append(self.joining.join(state.memory[VELOCITY], "control"))
         return np.hstack(parts) if len(parts) > 1 else parts[0]
 
     def put_whole(self, state: State, whole: Array) -> None:
-        """The reverse."""
+        """Store the own slices of [w | v] of all columns."""
         state.weights[...] = self.parted(whole)
         if self.states > 1:
             state.memory[VELOCITY][...] = self.cuts.of(whole[:, self.columns :])
 
     def width(self, state: State) -> int:
-        """Words a column of that."""
+        """Return the words a column of [w | v]."""
         return self.columns * self.states
 
     def joined(self, held: Array) -> Array:
-        """Whole columns of what is held as the weights are."""
+        """Return whole columns of an array that is stored as the weights are."""
         return held if self.stage < 3 else self.joining.join(held, "control")
 
     def parted(self, whole: Array) -> Array:
-        """The reverse."""
+        """Return of whole columns what is stored as the weights are."""
         own = whole[:, : self.columns]
         return own if self.stage < 3 else self.cuts.of(own)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """All columns held of what is kept in slices."""
+        """Return all columns of the arrays that are kept in slices. Collective."""
         return {
             name: self.joining.join(kept, "control") if self._is_sliced(name) else kept
             for name, kept in state.memory.items()
@@ -322,12 +322,12 @@ class SlicedState(Gradient):
         }
 
     def remember(self, state: State, name: str, kept: Array) -> None:
-        """The own slices of it."""
+        """Store the own slices of an array that `memory` has returned."""
         own = self.cuts.of(kept) if self._is_sliced(name) else kept
         state.memory[name][...] = own
 
     def widths(self, state: State) -> dict[str, int]:
-        """Velocities lie beside the weights there."""
+        """Return the words a column of each array but the velocities of `whole`."""
         found = super().widths(state)
         found.pop(VELOCITY, None)
         return found
@@ -336,11 +336,11 @@ class SlicedState(Gradient):
         return self.stage == 3 or name in self._sliced()
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """What is put together is the same everywhere."""
+        """Return True: what is put together is the same everywhere."""
         return True
 
     def tiles(self, held: Array) -> Iterator[tuple[slice, Array]]:
-        """Of slices, for a look at the objective."""
+        """Yield columns and weights of each tile, for the objective."""
         for cut, tile in self.joining.tiles(held, "evaluate"):
             yield cut.columns, tile
 
@@ -360,22 +360,22 @@ class Tail:
         self._travels: Pending | None = None
 
     def clear(self) -> None:
-        """Nothing seen yet."""
+        """Clear the words."""
         self.words[...] = 0.0
 
     def count_in(self, residuals: Array) -> None:
-        """Rows, and their Σr where there is an intercept."""
+        """Count the rows, and add their Σr where there is an intercept."""
         self.words[-1] += len(residuals)
         if self.words.size > 1:
             self.words[:-1] += residuals.sum(axis=0, dtype=np.float64)
 
     def send(self) -> None:
-        """It is complete."""
+        """Start the sum of the words, which are complete."""
         with self.overlap.posting():
             self._travels = self.overlap.replicas.start_sum(self.words, PURPOSE)
 
     def total(self) -> Array:
-        """Of all replicas; the first to ask waits for it."""
+        """Return Σ over replicas; the first call waits for it."""
         if self._travels is not None:
             with self.overlap.waiting():
                 self._travels.wait()
@@ -414,12 +414,12 @@ class Scatter:
 
     @property
     def takes_residuals(self) -> bool:
-        """Whether residuals are summed, for an intercept; else they are counted."""
+        """Return whether residuals are summed, for an intercept, or only counted."""
         return self.tail.words.size > 1
 
     @property
     def device_values(self) -> Any:
-        """The words of the whole gradient, for a device that adds it up."""
+        """Return the words of the whole gradient, for a device that adds it up."""
         return self.gradient.reshape(-1)
 
     def gradient_columns(self, complete: bool) -> SummedColumns:
@@ -427,7 +427,7 @@ class Scatter:
         return SummedColumns(None)
 
     def begin(self) -> None:
-        """Nothing summed yet."""
+        """Start an exchange with empty sums."""
         self.tail.clear()
         self._there.clear()
         if self._whole is not None:
@@ -435,12 +435,12 @@ class Scatter:
 
     @property
     def gradient(self) -> Any:
-        """Where several batches are summed before any is sent."""
+        """Return the whole gradient, where batches are added up before any is sent."""
         assert self._whole is not None
         return self._whole
 
     def tile(self, number: int, cut: Cut) -> Any:
-        """Where the sums of a tile go; of a whole gradient some may be there."""
+        """Return room for the sums of a tile; in a whole gradient some may be there."""
         if self._whole is not None:
             return self._whole[cut.columns]
         if len(self._travelling) == 2:
@@ -450,7 +450,7 @@ class Scatter:
         return words.reshape(-1, self.cuts.width)
 
     def send(self, number: int, cut: Cut, tile: Any) -> None:
-        """Begin to sum what was just written."""
+        """Start to sum a tile, which is complete."""
         words, counts = tile.reshape(-1), cut.counts(self.cuts.width)
         with self.overlap.posting():
             pending = self.replicas.start_sum_parts(words, counts, PURPOSE)
@@ -458,7 +458,7 @@ class Scatter:
         self._travelling.append((number, pending, memory.host_wait(self.replicas)))
 
     def own(self, number: int, cut: Cut) -> Any:
-        """This replica's slice of a tile, summed over all; waited for."""
+        """Wait for this replica's slice of a tile, summed over all, and return it."""
         while number not in self._there:
             self._settle()
         return self._there[number]
@@ -512,7 +512,7 @@ class SlicedSettings(GradientSettings):
 
     @property
     def zero_stage(self) -> int:
-        """What is divided: states (1), also gradients (2), also weights (3)."""
+        """Return what is divided: states (1), also gradients (2), also weights (3)."""
         return 2
 
 
@@ -529,12 +529,12 @@ class ShardedSettings(SlicedSettings):
 
     @property
     def slices_weights(self) -> bool:
-        """Stage 3 holds slices of the weights."""
+        """Return True in stage 3, which holds slices of the weights."""
         return self.stage == 3
 
     @property
     def zero_stage(self) -> int:
-        """The stage."""
+        """Return the stage."""
         return self.stage
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
@@ -561,7 +561,7 @@ class ShardedSettings(SlicedSettings):
 
 
 class ShardedAgreement(SlicedState):
-    """Steps on the slices of one replica, and the messages that make them whole.
+    """Replicas that step their own slices, and the messages that make them whole.
 
     On a device, sums, slices of state, steps and gathers are where the rows are. Tiles
     begin where rows have whole chunks; slices of them begin anywhere. Nothing as large
@@ -580,26 +580,26 @@ class ShardedAgreement(SlicedState):
 
     @property
     def takes_at_once(self) -> bool:
-        """No gradient is kept whole to add batches up in."""
+        """Return whether no gradient is kept whole to add batches up in."""
         return self.stage > 1
 
     @property
     def holds_weights_on_device(self) -> bool:
-        """All of them, or their slices."""
+        """Return True: all weights stay on a device, or their slices."""
         return True
 
     @property
     def sums(self) -> Scatter:
-        """Where gradients are added up."""
+        """Return the sums that gradients are added to."""
         return self.scatter
 
     @property
     def keeps_gradient_whole(self) -> bool:
-        """Whether all tiles of the gradient are kept until the step."""
+        """Return whether all tiles of the gradient are kept until the step."""
         return self.stage == 1 or self.replicas.size == 1
 
     def prepare(self, state: State) -> None:
-        """Room for tiles of gradient, and slices of what the rule keeps."""
+        """Allocate room for tiles of gradient, and slices of what the rule keeps."""
         memory, cuts, dtype = self.inputs.memory, self.cuts, state.weights.dtype
         self.tile_room = self.workspace
         if memory.on_device:
@@ -649,7 +649,7 @@ class ShardedAgreement(SlicedState):
         return max(cut.heights[rank] for cut in self.cuts) * self.columns
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Whole columns and their tiles: slices differ among replicas."""
+        """Return the plan, of whole columns and their tiles: slices differ."""
         tiles = (f"{cut.columns.start}:{cut.columns.stop}" for cut in self.cuts)
         return {
             **super().plan_in_words(state),
@@ -661,7 +661,7 @@ class ShardedAgreement(SlicedState):
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """out ← Σ over tiles of Y w; the first one writes, the others are added."""
+        """Compute out ← Σ over tiles of Y w: the first one writes, others are added."""
         if self.stage < 3:
             self.backend.scores(rows, point, out)
             return
@@ -697,7 +697,7 @@ class ShardedAgreement(SlicedState):
         self._step(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Where this replica had no rows: its slices of w, no sums, and its step."""
+        """Send empty sums, and step the own slices, where this replica had no rows."""
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             if self.stage == 3:
@@ -710,7 +710,7 @@ class ShardedAgreement(SlicedState):
         self._check(state, exchanges)
 
     def _check(self, state: State, exchanges: int) -> None:
-        """Of what all replicas hold: no slices."""
+        """Compare what all replicas store alike, without slices."""
         if not self.check.is_due(exchanges):  # weights stay on a device
             return
         seen = state
@@ -719,7 +719,7 @@ class ShardedAgreement(SlicedState):
         self.check.after_exchange(seen, exchanges, list(state.shared.values()))
 
     def _tiles_of(self, own: Any) -> Iterator[tuple[Cut, Any]]:
-        """All columns, tile by tile, where scores are made."""
+        """Yield all columns, tile by tile, where scores are computed."""
         if self.replicas.size == 1:  # all of them, in one tile
             return iter([(self.cuts.all[0], own)])
         return self.joining.tiles(own, PURPOSE, self.tile_room)
@@ -735,7 +735,7 @@ class ShardedAgreement(SlicedState):
         return rows
 
     def _step(self, state: State, task: Task | None) -> None:
-        """The own slice of each tile, then to all replicas what became of it."""
+        """Step the own slice of each tile, and send it to all replicas."""
         factor = 1.0 / float(self.scatter.tail.total()[-1])
         if self.inputs.shapers:
             self._shape_slices(factor)
@@ -755,7 +755,7 @@ class ShardedAgreement(SlicedState):
         self._step_intercept(state)
 
     def _spread(self, own: Any, cut: Cut, tile: Any) -> None:
-        """What was stepped, to all replicas."""
+        """Send a slice that was stepped to all replicas."""
         self.joining.start(own, cut, tile, PURPOSE)
         self.joining.wait(behind=1)
 
@@ -776,7 +776,7 @@ class ShardedAgreement(SlicedState):
         return to
 
     def _shape_slices(self, factor: float) -> None:
-        """Shapers see all slices of this replica as one array, on the host."""
+        """Let shapers change all slices of this replica as one array, on the host."""
         memory, mean = self.inputs.memory, self.incoming
         found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
         for own, cut in zip(found, self.cuts, strict=True):
@@ -793,7 +793,7 @@ class ShardedAgreement(SlicedState):
             shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
-        """Over members and over replicas: each holds other columns."""
+        """Sum words over members and over replicas, which have other columns."""
         return self.replicas.sum(super()._total(words), PURPOSE)
 
     def _tail(self) -> Array:
@@ -845,7 +845,7 @@ class ShardedAgreement(SlicedState):
         yield "tiles", 4 * min(int(shape.settings.bucket * MIB), shape.vector)
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return what the report of a run contains."""
         shaped = [shaper.facts() for shaper in self.inputs.shapers]
         scattered, joined = (o.overlap for o in (self.scatter, self.joining))
         transfer = scattered.transfer + joined.transfer

@@ -146,6 +146,8 @@ class Backend(Protocol):
 
     precision: Precision
     scaling: ColumnExponents | None  # what a matrix with few exponents is stored times
+    loss_scale: "LossScale | None"  # of residuals in a format with few exponents
+    dice: "ColumnDraws | None"  # of weights that are rounded at random
 
     def store(self, block: Array) -> Array:
         """The block in the storage of `precision.matrix`."""

@@ -104,13 +104,11 @@ class SampledRows:
             self.copy().margins(weights, out)
         elif kernel == "column":
             compiled_calls.margins(self.matrix, self.numbers, weights, out)
-        elif kernel == "columns":
-            weights = np.ascontiguousarray(weights)
-            compiled_calls.margins_columns(self.matrix, self.numbers, weights, out)
         else:
-            weights, scratch = np.ascontiguousarray(weights), self.backend.scratch
-            compiled_calls.margins_tiles(
-                self.matrix, self.numbers, weights, out, scratch
+            weights = np.ascontiguousarray(weights)
+            tiles = self.backend.scratch if kernel == "tiles" else None
+            compiled_calls.margins_columns(
+                self.matrix, self.numbers, weights, out, tiles
             )
 
     def gram(self, blocks: Blocks, out: Array) -> None:
@@ -135,13 +133,11 @@ class SampledRows:
         # A single row of several states is contiguous, too, and BLAS's as others are.
         if kernel == "column" and part.shape == weights.shape:
             compiled_calls.update(self.matrix, self.numbers, scaled, part)
-        elif kernel == "columns" and part.flags.c_contiguous:
+        elif kernel in ("columns", "tiles") and part.flags.c_contiguous:
             scaled = np.ascontiguousarray(scaled)
-            compiled_calls.update_columns(self.matrix, self.numbers, scaled, part)
-        elif kernel == "tiles" and part.flags.c_contiguous:
-            scaled, scratch = np.ascontiguousarray(scaled), self.backend.scratch
-            compiled_calls.update_tiles(
-                self.matrix, self.numbers, scaled, part, scratch
+            tiles = self.backend.scratch if kernel == "tiles" else None
+            compiled_calls.update_columns(
+                self.matrix, self.numbers, scaled, part, tiles
             )
         else:
             self.copy().add_transposed(scaled, weights)

@@ -311,53 +311,50 @@ def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None
     )
 
 
-def margins_columns(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
-    """out ← Y W for the sampled rows Y and weights (d, K)."""
-    _by_columns("margins_columns", matrix, rows, weights, out)
+def margins_columns(
+    matrix: Array,
+    rows: Array,
+    weights: Array,
+    out: Array,
+    tiles: KernelScratch | None = None,
+) -> None:
+    """Compute out ← Y W for the sampled rows Y and weights (d, K).
+
+    `tiles` is the scratch of AMX tiles, which multiply rows in bf16; None for lanes.
+    """
+    _by_columns("margins", matrix, rows, weights, out, tiles)
 
 
 def update_columns(
-    matrix: Array, rows: Array, residuals: Array, weights: Array
+    matrix: Array,
+    rows: Array,
+    residuals: Array,
+    weights: Array,
+    tiles: KernelScratch | None = None,
 ) -> None:
-    """weights += Yᵀ R for the sampled rows Y and residuals (m, K)."""
-    _by_columns("update_columns", matrix, rows, residuals, weights)
+    """Compute weights ← weights + Yᵀ R for the sampled rows Y and residuals (m, K).
+
+    `tiles` is the scratch of AMX tiles, which multiply rows in bf16; None for lanes.
+    """
+    _by_columns("update", matrix, rows, residuals, weights, tiles)
 
 
 def _by_columns(
-    name: str, matrix: Array, rows: Array, factor: Array, out: Array
-) -> None:
-    width, K = matrix.shape[1], factor.shape[1]
-    scratch = np.empty(width * K, dtype=np.float32)
-    call = kernel(name, matrix)
-    call(matrix, stride_of(matrix), rows, len(rows), width, K, factor, out, scratch)
-
-
-def margins_tiles(
-    matrix: Array, rows: Array, weights: Array, out: Array, scratch: KernelScratch
-) -> None:
-    """out ← Y W for the sampled bf16 rows Y and weights (d, K)."""
-    _by_tiles("margins_tiles", matrix, rows, weights, out, scratch)
-
-
-def update_tiles(
-    matrix: Array, rows: Array, residuals: Array, weights: Array, scratch: KernelScratch
-) -> None:
-    """weights += Yᵀ R for the sampled bf16 rows Y and residuals (m, K)."""
-    _by_tiles("update_tiles", matrix, rows, residuals, weights, scratch)
-
-
-def _by_tiles(
     name: str,
     matrix: Array,
     rows: Array,
     factor: Array,
     out: Array,
-    scratch: KernelScratch,
+    tiles: KernelScratch | None,
 ) -> None:
-    sizes = len(rows), matrix.shape[1], factor.shape[1]
-    words = functions()["columns_room"](*sizes)
-    room = scratch.array("tiles", words, np.uint32)
-    functions()[name](matrix, stride_of(matrix), rows, *sizes, factor, out, room)
+    m, width, K = len(rows), matrix.shape[1], factor.shape[1]
+    if tiles is None:
+        call = kernel(f"{name}_columns", matrix)
+        scratch = np.empty(width * K, dtype=np.float32)
+    else:
+        call, words = functions()[f"{name}_tiles"], functions()["columns_room"]
+        scratch = tiles.array("tiles", words(m, width, K), np.uint32)
+    call(matrix, stride_of(matrix), rows, m, width, K, factor, out, scratch)
 
 
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:

@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 
 from hpcsgd.backends.base import (
-    ColumnDraws,
     HostPlan,
     LossScale,
     Matrix,
@@ -50,7 +49,6 @@ class RoundedBackend(HostBackend):
         self.inner = self.working
         narrow = get_format(precision.residual).wants_scale
         self.loss_scale = LossScale() if narrow else None
-        self.dice: ColumnDraws | None = None  # weights are rounded at random
         self._leaves_out = False  # the steps whose residuals were formed last
 
     def widen(self, stored: Matrix, out: Array | None) -> DenseRows:

@@ -10,8 +10,10 @@ import numpy as np
 
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import (
+    ColumnDraws,
     ColumnExponents,
     HostPlan,
+    LossScale,
     Matrix,
     Rows,
     StepBatch,
@@ -91,6 +93,8 @@ class HostBackend:
         self.inner = get_format(precision.inner).carrier
         self.weights = get_format(precision.weights).carrier
         self.scaling: ColumnExponents | None = None  # of a matrix with few exponents
+        self.loss_scale: LossScale | None = None  # of residuals with few exponents
+        self.dice: ColumnDraws | None = None  # of weights that are rounded at random
         self._narrow = precision.matrix == "bf16"
         self._marks = Marks()  # threads share no scratch
 

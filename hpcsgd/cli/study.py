@@ -634,8 +634,8 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Predict, and print a table and sentences, or a JSON document."""
     from rich.console import Console
 
+    from hpcsgd.runs.machine import load_hardware
     from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
-    from hpcsgd.tuning.machine import load_hardware
 
     if arguments.plot:
         from hpcsgd.runs.figures import require

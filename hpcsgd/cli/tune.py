@@ -104,7 +104,7 @@ def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def question(arguments: argparse.Namespace) -> "TuningQuestion":
-    """What is open: all that neither the file nor a flag says."""
+    """Return the question: what neither the file nor a flag sets is open."""
     from hpcsgd.config import RunConfig, check_read, read_toml
     from hpcsgd.precision import AUTO
     from hpcsgd.tuning.tuner import TuningQuestion, parse_batches
@@ -309,19 +309,13 @@ def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
         from hpcsgd.runs.figures import require
 
         require()
-    reader = open_reader(_path(config))
+    reader = open_reader(Path(config.data.path))
     try:
         found = study(_question(config, arguments), reader, log.info)
     finally:
         reader.close()
     _show(found, arguments)
     return 0
-
-
-def _path(config: "RunConfig") -> Any:
-    from pathlib import Path
-
-    return Path(config.data.path)
 
 
 def _question(
@@ -363,7 +357,7 @@ def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
 
 
 def warnings(found: "PrecisionReport") -> list[str]:
-    """What not to trust."""
+    """Return warnings about bounds that do not cover the run."""
     said = []
     if not found.covers_update:
         said.append(
@@ -443,7 +437,7 @@ def _percent(gap: float) -> str:
 
 
 def sentences(found: "PrecisionReport") -> list[str]:
-    """What to do."""
+    """Return the recommendation."""
     best, tolerance = found.recommended, found.question.tolerance
     said = f"recommended: --precision {best.recipe}"
     if best.predicted_gap > tolerance:

@@ -756,6 +756,11 @@ class Communicator(Transport):
     # What a transport may supply besides: other libraries, losses, shorter ways.
 
     @property
+    def host_group(self) -> "Communicator":
+        """The group for arrays of hosts alone, whose parts open no GPU transport."""
+        return self
+
+    @property
     def mpi_handle(self) -> Any:
         """The communicator of mpi4py beneath, for libraries that want one, or None."""
         return None

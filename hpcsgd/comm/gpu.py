@@ -183,6 +183,11 @@ class DeviceCommunicator(Communicator):
         return self.kind
 
     @property
+    def host_group(self) -> Communicator:
+        """The host's communicator, whose parts open no carrier."""
+        return self.host
+
+    @property
     def mpi_handle(self) -> Any:
         """The communicator of mpi4py of the host, or None."""
         return self.host.mpi_handle
@@ -314,13 +319,6 @@ class DeviceCommunicator(Communicator):
             return self.host._keep(array)
         with self.stream:  # CuPy copies on the current one, which no other waits for
             return array.copy()
-
-
-def of_hosts(group: Communicator) -> Communicator:
-    """Return the group for arrays of hosts alone; its parts open no GPU transport."""
-    if not isinstance(group, DeviceCommunicator):
-        return group
-    return group.host
 
 
 # One small sum at the start: whether a transport of device arrays works here.

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin
 
 from hpcsgd.estimators.base import Learner, opened
-from hpcsgd.estimators.descriptions import documented
+from hpcsgd.estimators.fit import documented
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.formats import Array
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
@@ -24,7 +26,7 @@ from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
-from hpcsgd.estimators.inputs import FitData, FitRows, open_data
+from hpcsgd.estimators.inputs import FitRows, open_data
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.formats import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
@@ -36,51 +38,6 @@ from hpcsgd.solvers.callbacks import Callback, View
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# The run of a fit, and its model on all ranks.
-
-
-@dataclass(frozen=True)
-class Runs:
-    """A fit on the ranks of a world."""
-
-    world: Communicator
-    config: RunConfig
-    given: FitData
-    callbacks: Sequence[Callback]
-    start: Start
-    tol: float  # of the certified gap, relative to F
-
-    def run(self) -> Result:
-        """The result of the run that held, the same bits on all ranks."""
-        result, _ = run_at_stable_rate(
-            self.world,
-            self.config,
-            self.given.open_reader,
-            list(self.callbacks),
-            self.start,
-        )
-        if self.given.names is not None:
-            result.report["feature_names"] = self.given.names
-        result.report.setdefault("feature_names", None)
-        judge_fit(result, self.tol, OF_FIT)
-        return self.alike(result)
-
-    def alike(self, result: Result) -> Result:
-        """As rank 0 has it: a sum over members need not give all the same bits."""
-        if self.world.size == 1:
-            return result
-        found: dict[str, Any] = {"loss": np.array(result.loss)}
-        found["weights"] = np.ascontiguousarray(result.weights)
-        if result.intercept is not None:
-            found["intercept"] = np.array(result.intercept)
-        for array in found.values():
-            self.world.broadcast(array, 0, "control")
-        found["loss"] = float(found["loss"])
-        if result.intercept is not None and not np.ndim(result.intercept):
-            found["intercept"] = found["intercept"][()]
-        return replace(result, **found)
-
 
 # Where a fit begins: at weights that are known, or at the best constant model.
 
@@ -165,22 +122,27 @@ def line_of(record: dict[str, Any]) -> str:
 def agree_on_names(
     world: Communicator, names: Sequence[Any] | None, layout: str
 ) -> list[Any] | None:
-    """Names of columns that all ranks have; of one that gave none, those of others."""
+    """Return the names of columns that all ranks have. Collective.
+
+    A rank without names takes those of the others.
+    """
     own = None if names is None else [str(name) for name in names]
     if world.size == 1 or layout == "columns":
         return own
-    everybody = world.exchange_objects(own)
-    said = [rank for rank, found in enumerate(everybody) if found is not None]
-    for rank in said:
-        first, other = everybody[said[0]], everybody[rank]
+    lists = world.exchange_objects(own)
+    named = [rank for rank, one in enumerate(lists) if one is not None]
+    if not named:
+        return None
+    first: list[Any] = lists[named[0]]
+    for rank in named:
+        other = lists[rank]
         if first != other:
             place = next((k for k, n in enumerate(first) if [n] != other[k : k + 1]), 0)
             raise alike(
-                f"column {place} is {first[place]!r} on rank {said[0]} and not on rank"
+                f"column {place} is {first[place]!r} on rank {named[0]} and not on rank"
                 f" {rank}; give all ranks the same columns in the same order"
             )
-    found: list[Any] | None = everybody[said[0]] if said else None
-    return found
+    return first
 
 
 # The functional door: data in, a model out.
@@ -452,8 +414,35 @@ def run_fit(
         observers = world.together(lambda: _check_callbacks(callbacks))
         if is_shown and world.rank == 0:
             observers.append(Shown())
-        tol = float(arguments.tol)
-        return Runs(world, settings, data, observers, begin, tol).run()
+        result, _ = run_at_stable_rate(
+            world, settings, data.open_reader, observers, begin
+        )
+        if data.names is not None:
+            result.report["feature_names"] = data.names
+        result.report.setdefault("feature_names", None)
+        judge_fit(result, float(arguments.tol), OF_FIT)
+        return with_bits_of_rank_0(result, world)
+
+
+def with_bits_of_rank_0(result: Result, world: Communicator) -> Result:
+    """Return the model of rank 0 on all ranks. Collective.
+
+    A sum over members need not give all of them the same bits.
+    """
+    if world.size == 1:
+        return result
+    model: dict[str, Any] = {
+        "loss": np.array(result.loss),
+        "weights": np.ascontiguousarray(result.weights),
+    }
+    if result.intercept is not None:
+        model["intercept"] = np.array(result.intercept)
+    for array in model.values():
+        world.broadcast(array, 0, "control")
+    model["loss"] = float(model["loss"])
+    if result.intercept is not None and not np.ndim(result.intercept):
+        model["intercept"] = model["intercept"][()]
+    return replace(result, **model)
 
 
 def _check_callbacks(given: Any) -> list[Callback]:
@@ -507,3 +496,163 @@ def ranks_of(
     with close_on_agreed_error(world.close):
         yield world
     world.close()
+
+
+# What `help` shows of estimators and paths, whose arguments `fit` describes.
+
+D = TypeVar("D", bound=Callable[..., Any])
+# parameter of an estimator that `fit` has not -> its type and its description
+PARAMETERS = {
+    "family": (
+        "str",
+        "The loss: a name of `hpcsgd.FAMILIES`. A family of labels makes a classifier,"
+        " any other a regressor.",
+    ),
+    "alphas": ("sequence of float", "Strengths of the ridge penalty to compare."),
+    "cv": (
+        "int, splitter or iterable",
+        "Number of folds, or a splitter of scikit-learn, or pairs (train, test) of row"
+        " numbers. Every row is held out once at most. A number deals the rows by"
+        " `random_state`, alike on any number of ranks.",
+    ),
+    "epsilon": (
+        "float",
+        "Above 1: residuals beyond `epsilon` times the scale count linearly. A larger"
+        " value comes nearer to least squares. Ignored where `delta` is given.",
+    ),
+    "delta": (
+        "float or None",
+        "Residuals beyond it count linearly, in the units of y. None takes `epsilon`"
+        " times the scale of the residuals.",
+    ),
+    "class_weight": (
+        'dict, "balanced" or None',
+        "Weight of each class. None gives every class the weight 1.",
+    ),
+    "max_iter": (
+        "int or None",
+        "Number of SGD epochs before the refinement, or the largest number of sweeps of"
+        " a coordinate form. None takes what suits the solver; where there is a"
+        " refinement, a larger number is slower and not better.",
+    ),
+    "warm_start": ("bool", "Whether a fit begins at the coefficients of the last one."),
+    "random_state": (
+        "int, RandomState instance or None",
+        "Seed of the order of the rows.",
+    ),
+    "X": (
+        "array, frame, sparse matrix or path",
+        "Rows of shape (n, d): NumPy, pandas, polars, SciPy, or an array on a GPU. A"
+        " path names an HDF5 file, which holds y too.",
+    ),
+    "rows": (
+        "array, frame or sparse matrix of shape (n, d)",
+        "Rows with the columns of the fit.",
+    ),
+    "y": ("array-like of shape (n,)", "Targets: numbers, or labels of any kind."),
+    "classes": (
+        "array-like of shape (K,) or None",
+        "All labels that later calls may give. Required in the first call of a"
+        " classifier.",
+    ),
+    "exposure": (
+        "array-like of shape (n,) or None",
+        "How long, how many or how much each row stands for, above 0. The same as an"
+        " offset of log(exposure); for families with a log link.",
+    ),
+    "groups": (
+        "array-like of shape (n,) or None",
+        "Groups of rows for a `cv` that keeps them together, such as GroupKFold.",
+    ),
+}
+# attribute of a fitted estimator -> the same
+ATTRIBUTES = {
+    "coef_": ("ndarray of shape (d,)", "Coefficients."),
+    "intercept_": ("float", "Intercept; 0.0 without one."),
+    "n_iter_": ("int", "Passes over the data."),
+    "history_": (
+        "list of dict",
+        "One record for each evaluation: epoch, loss, seconds, messages, and gradient"
+        " and gap where they are measured.",
+    ),
+    "result_": ("hpcsgd.Result", "The run of the fit."),
+    "n_features_in_": ("int", "Number of columns d."),
+    "feature_names_in_": (
+        "ndarray of shape (d,)",
+        "Names of the columns, where X has names.",
+    ),
+}
+LINE = 76  # characters of a docstring
+
+
+SECTION = re.compile(r"(?ms)^Parameters\n---+\n(.*?)\n\n(?=\w[\w ]*\n---)")
+NEXT = re.compile(r"(?m)^(Attributes|Returns|Raises|Notes|Examples)(?=\n---)")
+AFTER_ATTRIBUTES = re.compile(r"\n\n(?=(?:See Also|Notes|References|Examples)\n---)")
+
+
+def documented(item: D) -> D:
+    """Complete the docstring of an estimator, of a method of one, or of a function.
+
+    The section Parameters has every parameter of the signature, as the docstring itself
+    describes it, or `PARAMETERS`, or `fit`. A class gets the attributes of `ATTRIBUTES`
+    that its docstring does not describe.
+    """
+    if not item.__doc__:  # python -OO
+        return item
+    text = inspect.cleandoc(item.__doc__)
+    descriptions = described(inspect.getdoc(fit) or "") | PARAMETERS
+    if not item.__name__.endswith("fit"):
+        descriptions["X"] = PARAMETERS["rows"]
+    descriptions |= described(text)
+    parameters = [
+        _entry(name, descriptions[name], parameter.default)
+        for name, parameter in inspect.signature(item).parameters.items()
+        if name != "self"
+    ]
+    text = SECTION.sub("", text)
+    following = NEXT.search(text)
+    at = len(text) if following is None else following.start()
+    section = "\n".join(["Parameters", "----------", *parameters])
+    text = "\n\n".join([text[:at].rstrip(), section, text[at:]])
+    if isinstance(item, type):
+        text = _with_attributes(text)
+    item.__doc__ = text.rstrip() + "\n"
+    return item
+
+
+def described(text: str) -> dict[str, tuple[str, str]]:
+    """Return parameter -> its type and its description, as a docstring has them."""
+    section = SECTION.search(text)
+    if section is None:
+        return {}
+    descriptions = {}
+    for entry in re.split(r"\n(?=\w)", section[1]):
+        head, _, description = entry.partition("\n")
+        name, _, kind = head.partition(" : ")
+        kind = re.sub(r", (optional|default=.*)$", "", kind)
+        descriptions[name] = kind, inspect.cleandoc(description)
+    return descriptions
+
+
+def _with_attributes(text: str) -> str:
+    """Return the docstring of a class with the attributes of every estimator."""
+    names = re.findall(r"(?m)^(\w+_) : ", text)
+    shared = [
+        _entry(name, description, inspect.Parameter.empty)
+        for name, description in ATTRIBUTES.items()
+        if name not in names
+    ]
+    following = AFTER_ATTRIBUTES.search(text)
+    at = len(text) if following is None else following.start()
+    return "\n".join([text[:at], *shared]) + text[at:]
+
+
+def _entry(name: str, description: tuple[str, str], default: Any) -> str:
+    """Return one parameter as numpydoc has it."""
+    kind, text = description
+    if default is None and not kind.endswith(" or None"):
+        kind = kind.replace(" or ", ", ") + " or None"
+    if default is not inspect.Parameter.empty:
+        kind += f", default={default!r}"
+    lines = textwrap.wrap(text, LINE - 4)
+    return "\n    ".join([f"{name} : {kind}", *lines])

@@ -11,7 +11,7 @@ from sklearn.utils.metaestimators import available_if
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.base import Learner, check_targets, opened
-from hpcsgd.estimators.descriptions import documented
+from hpcsgd.estimators.fit import documented
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.regressors import explained
 from hpcsgd.estimators.saved import LOG_LINK, PROBABLE

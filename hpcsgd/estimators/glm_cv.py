@@ -18,8 +18,7 @@ from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.base import FitRanks, opened
-from hpcsgd.estimators.descriptions import documented
-from hpcsgd.estimators.fit import make_start
+from hpcsgd.estimators.fit import documented, make_start
 from hpcsgd.estimators.glm import Generic
 from hpcsgd.estimators.inputs import FitRows, open_data
 from hpcsgd.estimators.sweep import Sweep, with_sweep

@@ -18,8 +18,13 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
-from hpcsgd.estimators.descriptions import documented
-from hpcsgd.estimators.fit import answers_other_names, ranks_of, run_fit, timeout_in
+from hpcsgd.estimators.fit import (
+    answers_other_names,
+    documented,
+    ranks_of,
+    run_fit,
+    timeout_in,
+)
 from hpcsgd.estimators.inputs import FitData, FitRows, open_data
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import ProblemConfig

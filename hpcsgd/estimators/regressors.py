@@ -19,7 +19,7 @@ from hpcsgd.estimators.base import (
     opened,
     passes_of,
 )
-from hpcsgd.estimators.descriptions import documented
+from hpcsgd.estimators.fit import documented
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import Formula
 from hpcsgd.formats import Array

@@ -35,6 +35,7 @@ from hpcsgd.runs.assembled_run import AssembledRun, Earlier
 from hpcsgd.runs.auto_rate import resolve_rate
 from hpcsgd.runs.build import OpenedRun, assemble_run, open_all
 from hpcsgd.runs.checks import check_configuration, resolve_grid
+from hpcsgd.runs.defaults import to_number
 from hpcsgd.runs.figures import COLOURS, html, new_axes, to_frame
 from hpcsgd.runs.folder import SWEEP
 from hpcsgd.runs.result import (
@@ -585,15 +586,16 @@ def sweep(
 
 
 def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
-    """`config` with what was `asked` in its section, checked."""
-    given: dict[str, Any] = {
-        name: tuple(np.ravel(value).astype(float).tolist())
-        if name in ("l2", "rate")
-        else value
-        for name, value in asked.items()
-        if value is not None
-    }
-    config = replace(config, sweep=replace(config.sweep, **given))
+    """Return `config` with the settings of [sweep] that are `asked` for, checked.
+
+    One number, an array or a sequence of numbers are the list of `l2` or `rate`.
+    """
+    settings = {name: value for name, value in asked.items() if value is not None}
+    for name in ("l2", "rate"):
+        if name in settings:
+            numbers = np.ravel(settings[name]).tolist()
+            settings[name] = tuple(to_number(name, value) for value in numbers)
+    config = replace(config, sweep=replace(config.sweep, **settings))
     if not config.sweep.is_many:
         raise ConfigError(
             "a sweep of one model: give several --l2 or --rates, or --folds; hpcsgd"

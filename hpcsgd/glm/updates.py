@@ -129,9 +129,18 @@ class Rule(ABC):
     state_names: ClassVar[tuple[str, ...]] = ()  # K words a column more, each
     alignment: ClassVar[int] = 1  # parts begin at multiples of so many columns
 
+    @property
+    def linear(self) -> LinearUpdate | None:
+        """The linear update of the weights that the rule is, if it is one."""
+        return None
+
     def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
         """Return an array for the state `name`, or one whose slices are arrays."""
         return np.zeros((columns, width), dtype)
+
+    def stored(self, array: Any) -> list[Array]:
+        """Return what an array of `allocate` consists of."""
+        return [array]
 
     @abstractmethod
     def step(
@@ -150,6 +159,11 @@ class LinearRule(Rule):
     def states(self) -> int:  # type: ignore[override]
         """Of the update."""
         return self.update.states
+
+    @property
+    def linear(self) -> LinearUpdate:
+        """The update."""
+        return self.update
 
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
@@ -328,10 +342,19 @@ class EightBitArray:
         first, last = columns.start // BLOCK, -(-columns.stop // BLOCK)
         return EightBitArray(self.codes[columns], self.scales[first:last], self.rooted)
 
-    def __setitem__(self, everything: EllipsisType, other: "EightBitArray") -> None:
-        """Take over the codes and scales of a `copy`."""
-        self.codes[...] = other.codes
-        self.scales[...] = other.scales
+    def __setitem__(
+        self, everything: EllipsisType, other: "EightBitArray | Array"
+    ) -> None:
+        """Take over the codes of a `copy`, or encode other numbers."""
+        if isinstance(other, EightBitArray):
+            self.codes[...] = other.codes
+            self.scales[...] = other.scales
+        else:
+            self.encode(other)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the numbers, for `numpy.asarray`."""
+        return np.asarray(self.decoded(), dtype=dtype)
 
     def copy(self) -> "EightBitArray":
         """Return a copy, which `array[...] = copy` restores to the bit."""
@@ -374,6 +397,12 @@ class InEightBits(Rule):
         """The names of the inner rule's state."""
         return self.inner.state_names
 
+    def stored(self, array: Any) -> list[Array]:
+        """Return codes and scales, or the array itself where it is wide."""
+        if isinstance(array, EightBitArray):
+            return [array.codes, array.scales]
+        return [array]
+
     def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
         """Allocate the state `name`: in eight bits, or wide where it is small."""
         if columns * width < SMALL:
@@ -384,14 +413,11 @@ class InEightBits(Rule):
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
         """The step of the rule, on what it kept to eight bits."""
-        wide = {
-            name: kept.decoded() if isinstance(kept, EightBitArray) else kept
-            for name, kept in part.arrays.items()
-        }
+        wide = {name: np.asarray(kept) for name, kept in part.arrays.items()}
         self.inner.step(ColumnViews(part.weights, wide), gradient, factor, turn, l2)
         for name, kept in part.arrays.items():
-            if isinstance(kept, EightBitArray):
-                kept.encode(wide[name])
+            if kept is not wide[name]:
+                kept[...] = wide[name]
 
 
 @dataclass(frozen=True)

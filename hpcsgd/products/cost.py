@@ -42,7 +42,7 @@ RATES = ("gram", "read", "again", "plain", "inner")  # of a machine: more is fas
 
 @dataclass(frozen=True)
 class Machine:
-    """What one rank and its network can do; measured by `hpcsgd.runs.choose`.
+    """What one rank and its network can do; measured by `hpcsgd.runs.machine`.
 
     The defaults are those of one core with AVX-512 and of a good network: what is
     assumed where nothing was measured.

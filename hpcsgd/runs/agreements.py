@@ -23,7 +23,6 @@ from hpcsgd.agreements.shaping import (
     ToLengthOne,
 )
 from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
-from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator
@@ -36,7 +35,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
-from hpcsgd.glm.updates import LinearRule, Rule, make_rate
+from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Product
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
@@ -293,7 +292,7 @@ def _on_device(
     rule, memory = inputs.steps.rule, DeviceMemory(device)
     takes = sums and vars(kind).get("steps_on_devices") and not inputs.shapers
     # Of many scores a row, what momenta keep lies between the scores.
-    is_linear = isinstance(rule, LinearRule) and 1 in (rule.states, inputs.columns)
+    is_linear = rule.linear is not None and 1 in (rule.states, inputs.columns)
     return replace(
         inputs,
         backend=DeviceRows(),
@@ -323,9 +322,8 @@ def _batches(config: RunConfig, loaded: LoadedRows, grid: Grid) -> tuple[int, ..
 
 def _loss_scale(backend: Backend) -> LossScale | None:
     """That of residuals, which waits for what all replicas say."""
-    if not isinstance(backend, RoundedBackend) or backend.loss_scale is None:
-        return None
-    backend.loss_scale.waits = True
+    if backend.loss_scale is not None:
+        backend.loss_scale.waits = True
     return backend.loss_scale
 
 
@@ -367,8 +365,6 @@ def cast(backend: Backend, config: PrecisionConfig, place: DrawPlace) -> None:
             f"[precision] rounding = 'stochastic' does nothing for weights in"
             f" {weights.name}; set weights to a narrow format, as bf16"
         )
-    if not isinstance(backend, RoundedBackend):
-        return
     if draws:
         backend.dice = ColumnDraws(*place.seed, place.own, place.columns)
     if backend.loss_scale is not None:

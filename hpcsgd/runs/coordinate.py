@@ -547,7 +547,7 @@ def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
 class Descent:
     """Takes the steps of coordinate descent for the training loop."""
 
-    trained: Group | None = None  # no observer of SGD looks at these steps
+    last_group: Group | None = None  # no observer of SGD looks at these steps
     alarm: dict[str, Any] | None = None
 
     def __init__(self, ready: OpenedForm) -> None:
@@ -559,7 +559,7 @@ class Descent:
         self.evaluate_every = ready.config.run.evaluate_every
         self._steps: Iterator[tuple[int, int, int]] = iter(())
 
-    def silence_alarm(self) -> None:
+    def clear_alarm(self) -> None:
         """There is no monitor: gaps are certified."""
 
     def begin(self, state: CoordinatePoint, done: int) -> None:
@@ -593,11 +593,11 @@ class Descent:
         """Return whether all epochs are over."""
         return self.epochs >= self.ready.config.schedule.epochs
 
-    def begun_epoch(self, number: int) -> int | None:
+    def epoch_beginning_at(self, number: int) -> int | None:
         """Return the epoch that the next exchange begins; None: it begins none."""
         return None if self.is_amid else self.epochs
 
-    def epochs_done(self, number: int) -> int | None:
+    def epochs_done_after(self, number: int) -> int | None:
         """Return the epochs that the last exchange completed; None: it ended none."""
         return None if self.is_amid else self.epochs
 
@@ -665,7 +665,7 @@ class CertifiedEvaluation:
         view.more = {"gradient": seen.gradient, "gap": seen.gap}
         return True
 
-    def is_broken(self, state: CoordinatePoint) -> bool:
+    def has_broken_weights(self, state: CoordinatePoint) -> bool:
         """Return False: every step of descent lowers F."""
         return False
 
@@ -682,7 +682,7 @@ class CertifiedEvaluation:
             return seen.gap <= tol * gap_scale(seen.loss, self.ready.form.worst)
         return seen.gradient <= tol * self.first_gradient
 
-    def judge_goal(
+    def warn_of_goal(
         self, state: CoordinatePoint, view: View, has_converged: bool
     ) -> None:
         """Warn where the epochs were not enough."""
@@ -800,7 +800,7 @@ def make_coordinate_training(
         observers=Observers(),
         evaluation=evaluation,
         callbacks=Callbacks(callbacks, view),
-        polls=PollSchedule(world, config.run.check_every, at_epochs=False),
+        polls=PollSchedule(world, config.run.check_every, at_epoch_end=False),
         saver=Saver(None),
         length=descent,
     )

@@ -85,7 +85,7 @@ def _kind(config: Any) -> type[AgreementSettings]:
     return settings_of(str(_agreement(config).get("kind", AUTO)))
 
 
-# What the arguments of `fit` mean as a configuration.
+# Settings by section, laid over one another.
 
 Tables = dict[str, dict[str, Any]]
 
@@ -112,7 +112,7 @@ def overlay_tables(
     return merged
 
 
-# What the arguments of `fit` ask for, as a configuration.
+# The arguments of a fit, and the settings that they stand for.
 
 SOLVERS = ("auto", "sgd", "svrg", "coordinate")
 THEIRS = (  # of scikit-learn's linear models
@@ -223,7 +223,7 @@ class FitArguments:
         return config
 
     def _leave_to_method(self, tables: Tables) -> None:
-        """What nobody asked for is as the method of `config` has it."""
+        """Leave to the method of `config` what the arguments leave open."""
         if not isinstance(self.config, Mapping):
             return
         agreement = self.config.get("agreement")
@@ -300,12 +300,14 @@ class FitArguments:
                 "bounds must be a pair of a lowest and a highest weight, each a number,"
                 " one for each column, or None; as (0, None)"
             ) from error
-        given = {"lower": _bound(lower), "upper": _bound(upper)}
-        return {name: bound for name, bound in given.items() if bound is not None}
+        limits = {"lower": _bound(lower), "upper": _bound(upper)}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     def _solver(self, problem: dict[str, Any], recipe: str) -> str:
-        """Where l1 or bounds bend F, coordinate forms end at its minimum; where they
-        have no place, SVRG goes there without noise.
+        """Return the solver; "auto" depends on the problem.
+
+        Where l1 or bounds bend F, coordinate forms end at its minimum; where they
+        cannot run, SVRG goes there without noise.
         """
         if self.solver not in SOLVERS:
             known = ", ".join(map(repr, SOLVERS))
@@ -315,8 +317,8 @@ class FitArguments:
                     " or by coordinates"
                 )
             raise ConfigError(f"solver = {self.solver!r}; known: {known}")
-        own = self.solver not in ("auto", "sgd")
-        if own and self.update not in ("sgd", self.solver):
+        has_update = self.solver not in ("auto", "sgd")
+        if has_update and self.update not in ("sgd", self.solver):
             raise ConfigError(
                 f"update = {self.update!r} is a way of SGD, and solver ="
                 f" {self.solver!r} has its own; leave one of them out"
@@ -332,11 +334,11 @@ class FitArguments:
         return COORDINATE if suits and self.layout != "columns" else "svrg"
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
-        """L-BFGS wants a smooth F, and all of the rows."""
-        tol, wish = to_number("tol", self.tol), self.polish
-        if wish not in ("auto", True, False):
-            raise ConfigError(f"polish = {wish!r} must be 'auto', True or False")
-        why = {
+        """Return the settings of [polish]: L-BFGS needs a smooth F, and all rows."""
+        tol = to_number("tol", self.tol)
+        if self.polish not in ("auto", True, False):
+            raise ConfigError(f"polish = {self.polish!r} must be 'auto', True or False")
+        obstacles = {
             "l1 and bounds bend it": not _is_smooth(problem),
             "hold_out ends before the optimum": bool(self.hold_out),
             "coordinates go there themselves": solver == COORDINATE,
@@ -344,65 +346,65 @@ class FitArguments:
                 sharded_weights_option(self.config)
             ),
         }
-        reason = next((text for text, holds in why.items() if holds), "")
-        if wish is True and reason:
+        reason = next((text for text, holds in obstacles.items() if holds), "")
+        if self.polish is True and reason:
             raise ConfigError(
                 f"polish=True goes on to the optimum of a smooth F: {reason}; leave"
                 " polish='auto'"
             )
-        is_own = reason.endswith(WHOLE) and not has_section(self.config, "polish")
-        if wish == "auto" and is_own:
+        is_news = reason.endswith(WHOLE) and not has_section(self.config, "polish")
+        if self.polish == "auto" and is_news:
             log.warning(
                 "polish is off: %s; polish=False says so, too",
                 reason,
                 extra={"on_all_ranks": True},
             )
-        if wish is False or reason:
+        if self.polish is False or reason:
             return {}
-        aim = min(tol, TIGHT) if wish is True else tol
-        return {"kind": "auto", "tol": aim, "passes": PASSES, "gap": True}
+        goal = min(tol, TIGHT) if self.polish is True else tol
+        return {"kind": "auto", "tol": goal, "passes": PASSES, "gap": True}
 
     def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
-        """Constant before L-BFGS, which takes the noise away; else to zero at the end,
-        unless rows that are held out end it nobody knows when.
+        """Return the settings of [rate].
+
+        The rate is constant before L-BFGS, which takes the noise away. Otherwise it
+        goes to zero at the end, unless held-out rows choose the end.
         """
         kind = "cosine" if way == "sgd" and not hold_out else "constant"
         value = "auto" if self.rate == RACE else plain(self.rate)
         return {"value": value, "norm": "batches", "kind": kind}
 
     def _average(self, solver: str) -> Any:
-        """Held-out rows name weights of their own: a mean of others would hide them.
+        """Return the average of iterates.
+
+        Held-out rows choose weights of their own, which a mean of others would hide.
         SVRG and coordinates have no noise that a mean would take away.
         """
-        noiseless = solver in ("svrg", COORDINATE) or sharded_weights_option(
-            self.config
-        )
-        if self.average == "auto" and (self.hold_out or noiseless):
+        is_noiseless = solver in ("svrg", COORDINATE)
+        is_sharded = bool(sharded_weights_option(self.config))
+        if self.average == "auto" and (self.hold_out or is_noiseless or is_sharded):
             return "none"
         return AVERAGES.get(self.average, self.average)
 
     def _stop(
         self, problem: dict[str, Any], way: str, hold_out: float
     ) -> dict[str, Any]:
-        """Where SGD is all there is, it goes on to the goal or to the last epoch."""
-        aim = {"tol": to_number("tol", self.tol), "patience": plain(self.patience)}
+        """Return the settings of [stop], by which SGD without L-BFGS ends early."""
+        goal = {"tol": to_number("tol", self.tol), "patience": plain(self.patience)}
         if hold_out:
-            return {"on": "validation", **aim}
+            return {"on": "validation", **goal}
         if way not in ("sgd", "svrg"):
             return {}
         is_penalised = problem["l2"] > 0.0 or problem["l1"] > 0.0
         has_gap = is_penalised and not sharded_weights_option(self.config)
-        return {"on": "gap" if has_gap else "loss", **aim}
+        return {"on": "gap" if has_gap else "loss", **goal}
 
     def _run(self, solver: str) -> dict[str, Any]:
-        """Of what a person looks at, every pass has a gap."""
-        shown = (
-            self.verbose
-            and solver != COORDINATE
-            and not sharded_weights_option(self.config)
-        )
-        more = {"evaluate": "gap"} if shown else {}
-        return {"device": self.device, **more}
+        """Return the settings of [run]: a pass that is printed has a gap."""
+        is_sharded = bool(sharded_weights_option(self.config))
+        if self.verbose and solver != COORDINATE and not is_sharded:
+            return {"device": self.device, "evaluate": "gap"}
+        return {"device": self.device}
 
     def _update(self, solver: str) -> dict[str, Any]:
         kind = self.update if solver == "sgd" else solver
@@ -412,7 +414,13 @@ class FitArguments:
         if self.grid is None:
             return {}
         grid = parse_grid(self.grid) if isinstance(self.grid, str) else self.grid
-        replicas, members = grid
+        try:
+            replicas, members = grid
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"grid = {grid!r} must be a pair of replicas and members, as (2, 4) or"
+                ' "2x4"'
+            ) from error
         return {"replicas": replicas, "members": members}
 
 

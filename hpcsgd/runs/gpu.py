@@ -150,11 +150,13 @@ def _buffers(
     matrix: Any, sizes: tuple[int, ...], multiprocessors: int, wide: int
 ) -> dict[str, int]:
     """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
-    from hpcsgd.backends.cuda.exchange import DeviceExchange
+    from hpcsgd.backends.cuda.exchange import ExchangeKernels
 
-    blocks, width = blocks_of(sizes), matrix.shape[1]
-    item = 4 if isinstance(matrix, Csr) else matrix.dtype.itemsize
-    return dict(DeviceExchange.holds(blocks, width, item, multiprocessors, wide))
+    blocks, width, item = blocks_of(sizes), matrix.shape[1], matrix.dtype.itemsize
+    is_sparse = isinstance(matrix, Csr)
+    return dict(
+        ExchangeKernels.holds(blocks, width, item, multiprocessors, wide, is_sparse)
+    )
 
 
 def check_device_memory(

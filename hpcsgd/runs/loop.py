@@ -1,28 +1,29 @@
-"""The training loop, the times at which ranks poll, and events."""
+"""The length of a run, its polls, its training loop, and what surrounds the loop.
 
-import logging
+An exchange is the s steps of a group of batches, with the messages that they need;
+replicas may agree behind it.
+"""
+
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
-from hpcsgd.backends.task import Group, State
+from hpcsgd.backends.task import Group
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import RunConfig
-from hpcsgd.products.observers import Observer, Observers
+from hpcsgd.products.observers import Observers
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter
+from hpcsgd.runs.fall_back import GoodStates, alarm_text, note
 from hpcsgd.runs.result import Status, judge_rise
 from hpcsgd.solvers.callbacks import Callbacks, Request, View
-from hpcsgd.solvers.evaluation import Evaluation
 from hpcsgd.solvers.newton import Finisher
-from hpcsgd.solvers.snapshot import Snapshot
 
-# How long a run is: epochs, exchanges, evaluations.
+# The length of a run, and how often it is evaluated.
 
 
 class Length(Protocol):
-    """Where epochs begin and end, and how often the loss is taken."""
+    """Where epochs begin and end, and how often the model is evaluated."""
 
     @property
     def evaluate_every(self) -> int:
@@ -31,11 +32,14 @@ class Length(Protocol):
     def is_over(self, done: int) -> bool:
         """Return whether the run is over after exchange `done`."""
 
-    def begun_epoch(self, number: int) -> int | None:
-        """Return the epoch (from 0 on) whose first exchange is `number`, if any is."""
+    def epoch_beginning_at(self, number: int) -> int | None:
+        """Return the index (from 0) of the epoch that begins with exchange `number`.
 
-    def epochs_done(self, number: int) -> int | None:
-        """Return the epochs that exchange `number` completes; None: it ends none."""
+        None: no epoch begins with it.
+        """
+
+    def epochs_done_after(self, number: int) -> int | None:
+        """Return the count of epochs done where exchange `number` ends one, or None."""
 
 
 @dataclass(frozen=True)
@@ -55,237 +59,80 @@ class RunLength:
         """Return whether exchange `done` was the last one."""
         return done >= self.exchanges
 
-    def begun_epoch(self, number: int) -> int | None:
-        """Return the epoch whose first exchange is `number`; None: no epoch begins."""
-        epoch, place = divmod(number - 1, self.exchanges_per_epoch)
-        return None if place else epoch
+    def epoch_beginning_at(self, number: int) -> int | None:
+        """Return the index of the epoch that begins with exchange `number`, if any."""
+        epoch, offset = divmod(number - 1, self.exchanges_per_epoch)
+        return None if offset else epoch
 
-    def epochs_done(self, number: int) -> int | None:
-        """Return the epochs that exchange `number` completes; None: it ends none."""
-        done, place = divmod(number, self.exchanges_per_epoch)
-        return None if place else done
+    def epochs_done_after(self, number: int) -> int | None:
+        """Return the count of epochs done where exchange `number` ends one, or None."""
+        epochs, offset = divmod(number, self.exchanges_per_epoch)
+        return None if offset else epochs
 
 
-# When all ranks look up together, and what they then say with one word.
+# Polls: one message in which all ranks learn the gravest flag of any of them.
 #
-# A look is one message, so it comes every `check_every` exchanges; where exchanges are
-# slow it comes about once a second, so that a signal is never kept waiting. Both are
-# settled by the same message: the word carries the gravest flag of any rank, and among
-# those who raise it the shortest way to the next look.
+# A poll comes every `check_every` exchanges. Where exchanges are slow it comes about
+# once a second, so that a signal never waits long. The message also settles when the
+# next poll comes. Each rank sends flag · DISTANCES + DISTANCES − 1 − n, and wants the
+# next poll n exchanges later. The maximum of these words holds the gravest flag and, of
+# the ranks that raise it, the nearest next poll.
 
-BROKEN = 7  # weights are not finite; graver than any wish
-GAP = 6  # the recurrence is off by more than rounding; graver than any wish, too
-PATIENCE = 1.0  # seconds between looks where exchanges are slow
-SPAN = 2**20  # more exchanges than any way to the next look
+# Flags above every `Request`:
+BROKEN = 7  # weights are not finite
+GAP = 6  # scores or residuals of the recurrence are off by more than rounding
+SECONDS_BETWEEN_POLLS = 1.0  # where exchanges are slow
+DISTANCES = 2**20  # no two polls are that many exchanges apart
 
 
 class PollSchedule:
-    """The next look, the same on every rank."""
+    """Takes the polls of a run, at the same exchanges on every rank."""
 
     def __init__(
         self,
         world: Communicator,
         every: int,
         ends_on_alarm: bool = False,
-        at_epochs: bool = True,
+        at_epoch_end: bool = True,
     ) -> None:
         self.world = world
         self.every = every
-        self.at_epochs = at_epochs  # also after the last exchange of every epoch
-        self.ends_on_alarm = ends_on_alarm  # False: an alarm is noted, and no more
+        self.at_epoch_end = at_epoch_end  # each epoch ends with a poll
+        self.ends_on_alarm = ends_on_alarm  # False: an alarm is only noted
         self.begin(0, 0.0)
 
     def begin(self, number: int, seconds: float) -> None:
-        """Training goes on after exchange `number`, with `seconds` behind it.
+        """Start after exchange `number` and `seconds` of training.
 
-        The next exchange is looked at: it says how slow they are.
+        The next exchange is always polled, to measure its duration.
         """
-        self.next = number + 1
-        self.last = (number, seconds)
+        self.next_poll = number + 1
+        self.last_poll = (number, seconds)
 
     def is_due(self, number: int, epoch_ends: bool) -> bool:
         """Return whether all ranks are polled after exchange `number`."""
-        return number >= self.next or (epoch_ends and self.at_epochs)
+        return number >= self.next_poll or (epoch_ends and self.at_epoch_end)
 
     def ask(self, flag: int, number: int, seconds: float) -> int:
-        """The gravest flag of any rank, after exchange `number`."""
-        word = flag * SPAN + SPAN - 1 - self._way(number, seconds)
-        answer, rest = divmod(self.world.max_flag(word), SPAN)
-        self.next = number + SPAN - 1 - rest
-        self.last = (number, seconds)
-        return answer
+        """Return the gravest flag of any rank, and settle the next poll. Collective."""
+        word = flag * DISTANCES + DISTANCES - 1 - self._distance(number, seconds)
+        gravest, complement = divmod(self.world.max_flag(word), DISTANCES)
+        self.next_poll = number + DISTANCES - 1 - complement
+        self.last_poll = (number, seconds)
+        return gravest
 
-    def _way(self, number: int, seconds: float) -> int:
-        """Exchanges until the next look, as this rank would have it."""
-        count, spent = number - self.last[0], seconds - self.last[1]
-        if spent * self.every <= PATIENCE * count:
-            return self.every
-        return max(int(PATIENCE * count / spent), 1)
-
-
-# Copies of the state at moments when all was well: what a run falls back to.
-#
-# The gap monitor's verdict on an exchange comes with the next one, and all ranks hear
-# of it when they look up. A copy is made where a look at the recurrence is begun, on
-# all ranks after the same exchange, and counts from the next time they all look up and
-# nobody has found anything.
-
-
-class GoodStates(Observer):
-    """Keeps at most four copies: checked, being checked (two), and with a good loss."""
-
-    def __init__(self, every: int, view: View, evaluation: Evaluation) -> None:
-        self.every = every  # exchanges between looks at the recurrence; 0 = none
-        self.view = view
-        self.evaluation = evaluation
-        self.checked: Snapshot | None = None  # no alarm until then
-        self.measured: Snapshot | None = None  # a good loss, or where the run began
-        self.candidates: list[Snapshot] = []
-
-    def start(self, state: State, exchanges: int) -> None:
-        """Keep where the run begins, or goes on from: both are good states."""
-        self.checked = self.measured = _snapshot(state, self.view)
-
-    def after_exchange(self, state: State, number: int) -> None:
-        """Keep the state where a look at the recurrence is begun."""
-        if self.every and number % self.every == 0:
-            self.candidates.append(_snapshot(state, self.view))
-
-    def after_poll(self, number: int) -> None:
-        """Count what was kept before exchange `number` as checked."""
-        known = [kept for kept in self.candidates if kept.exchanges < number]
-        if known:
-            self.checked = known[-1]
-            self.candidates = [k for k in self.candidates if k.exchanges >= number]
-
-    def after_evaluation(self, state: State, view: View) -> None:
-        """Keep the state if the loss was good."""
-        if self.evaluation.is_good:
-            self.measured = _snapshot(state, view)
-
-    def put_back(self, state: State, view: View, has_gap: bool) -> bool:
-        """Put back the last state that was checked or, without a gap, the last one with
-        a good loss; return whether there is one.
-
-        A loss may be good in spite of a gap, and what grows may be without a gap.
-        Seconds are not taken back.
-        """
-        good = self.checked if has_gap else self.measured
-        if good is None:
-            return False
-        good.put_into(state)
-        view.exchanges = good.exchanges
-        view.epoch = good.document["epoch"]
-        view.loss = good.document["loss"]
-        del view.history[good.document["evaluations"] :]
-        return True
-
-
-def _snapshot(state: State, view: View) -> Snapshot:
-    """Copy this rank's part of the state, and note where the run stands."""
-    where = {
-        "exchanges": view.exchanges,
-        "epoch": view.epoch,
-        "loss": view.loss,
-        "evaluations": len(view.history),
-    }
-    return Snapshot.of(state, where)
-
-
-# What happened to a run besides its losses: alarms, and what was done about them.
-
-log = logging.getLogger(__name__)
-ONCE = {"on_all_ranks": True}  # all ranks note the same events
-Event = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class FallbackLevel:
-    """One change."""
-
-    config: RunConfig
-    key: str  # schedule.steps or precision.FIELD
-    before: int | str
-    after: int | str
-
-    @property
-    def text(self) -> str:
-        """What changes, in short."""
-        name = self.key.split(".")[1]
-        return f"{name} {self.before} -> {self.after}"
-
-
-def note(view: View, event: str, text: str, **facts: Any) -> Event:
-    """Add it to the history of the run, and warn."""
-    found = {
-        "kind": "event",
-        "event": event,
-        "exchange": view.exchanges,
-        # Between which losses it stands in the history.
-        "evaluations": len(view.history),
-        "text": text,
-        **facts,
-    }
-    view.events.append(found)
-    log.warning("%s", text, extra=ONCE)
-    return found
-
-
-def alarm_text(alarm: dict[str, Any]) -> str:
-    """What the monitor found, as a sentence."""
-    what = {
-        "scores": "the scores of the recurrence are off from fresh products",
-        "residuals": "residuals are off from those of their scores",
-    }[alarm["of"]]
-    return (
-        f"exchange {alarm['exchange']}: {what} by {alarm['gap']:.3g}, and rounding"
-        f" explains {alarm['tolerance']:.3g}"
-    )
-
-
-Cause = dict[str, Any] | None  # an alarm, or a divergence
-
-
-def fallback_event(
-    view: View, rung: FallbackLevel, cause: Cause, stopped: int, there: int
-) -> Event:
-    """Return the event of a fall-back: its cause, from where, to where, and what is
-    changed.
-
-    `stopped` counts exchanges as before, `there` as from now on.
-    """
-    reason, why, figures = _reason(cause)
-    text = (
-        f"fell back after exchange {stopped} ({why}): goes on after exchange"
-        f" {view.exchanges} with {rung.text}"
-    )
-    if there != view.exchanges:
-        text += f", which is now exchange {there}"
-    return note(
-        view,
-        "fall-back",
-        text,
-        change=rung.text,
-        key=rung.key,
-        before=rung.before,
-        after=rung.after,
-        reason=reason,
-        stopped=stopped,
-        now=there,
-        **figures,
-    )
-
-
-def _reason(cause: Cause) -> tuple[str, str, dict[str, float]]:
-    """In a word, in a phrase, in figures."""
-    if cause is None:
-        return "diverged", "weights or a loss without bound", {}
-    return "gap", "a gap", {key: cause[key] for key in ("gap", "tolerance")}
+    def _distance(self, number: int, seconds: float) -> int:
+        """Return how many exchanges this rank would let pass until the next poll."""
+        count = number - self.last_poll[0]
+        spent = seconds - self.last_poll[1]
+        if spent * self.every <= SECONDS_BETWEEN_POLLS * count:
+            return self.every  # that many take less than the time between polls
+        return max(int(SECONDS_BETWEEN_POLLS * count / spent), 1)
 
 
 # The training loop.
 
-SolverState = Any  # what its solver makes of it: a State, or a CoordinatePoint
+SolverState = Any  # a State of SGD, or a CoordinatePoint
 
 
 class Solver(Protocol):
@@ -294,40 +141,44 @@ class Solver(Protocol):
     clock: Clock
 
     @property
-    def trained(self) -> Group | None:
-        """Return the rows and steps of the last exchange, where observers need them."""
+    def last_group(self) -> Group | None:
+        """Return the group of the last exchange; None: it took no steps, or no observer
+        needs it.
+        """
 
     @property
     def alarm(self) -> dict[str, Any] | None:
-        """Return what was found wrong with the steps since the last poll."""
+        """Return what the monitor has found since the last poll; None: nothing.
 
-    def silence_alarm(self) -> None:
-        """Forget it: all ranks know of it."""
+        The keys are `of`, `gap`, `tolerance` and `exchange`.
+        """
+
+    def clear_alarm(self) -> None:
+        """Clear the alarm; all ranks have seen it."""
 
     def begin(self, state: SolverState, done: int) -> None:
-        """Go on from `state` after exchange `done`."""
+        """Prepare to continue from `state` after exchange `done`."""
 
     def advance(self, state: SolverState, number: int, view: View) -> SolverState:
         """Take the steps of exchange `number`, and count them in the view."""
 
     def agree(self, state: SolverState, number: int) -> None:
-        """Let replicas agree behind the steps of exchange `number`, where it is due."""
+        """Let replicas agree after the steps of exchange `number`, if it is due."""
 
     def finish(self, state: SolverState, done: int) -> None:
-        """Wait for what is under way, and make the state whole."""
+        """Wait for pending messages, and complete the state in place."""
 
 
-class Judge(Protocol):
+class ModelEvaluation(Protocol):
     """What measures the model that a run would return now."""
 
-    is_good: bool
-    has_minimum: bool
+    has_minimum: bool  # False: the objective is unbounded below
 
     def measure(self, state: SolverState, view: View) -> bool:
-        """Put the loss into the view; return False where the run diverged."""
+        """Evaluate into the view; return whether the loss is acceptable. Collective."""
 
-    def is_broken(self, state: SolverState) -> bool:
-        """Return whether nothing is left to train."""
+    def has_broken_weights(self, state: SolverState) -> bool:
+        """Return whether weights are no longer finite."""
 
     def is_fresh(self, view: View) -> bool:
         """Return whether the loss in the view is that of the state now."""
@@ -335,14 +186,14 @@ class Judge(Protocol):
     def has_reached_goal(self, view: View) -> bool:
         """Return whether the last evaluation reaches the goal. Collective."""
 
-    def judge_goal(self, state: SolverState, view: View, has_converged: bool) -> None:
+    def warn_of_goal(self, state: SolverState, view: View, has_converged: bool) -> None:
         """Warn of a goal that is not reached. Collective."""
 
     def restore(self, state: SolverState) -> float:
         """Put the last good weights back; return their loss."""
 
 
-ENDINGS = {
+STATUS_OF_REQUEST = {
     Request.STOP: Status.STOPPED,
     Request.PREEMPT: Status.PREEMPTED,
     Request.INTERRUPT: Status.INTERRUPTED,
@@ -350,13 +201,13 @@ ENDINGS = {
 
 
 class TrainingLoop:
-    """Exchanges of a solver, with what comes before and after each, until an ending."""
+    """Runs exchanges, with observers, polls, evaluations and saves, until an ending."""
 
     def __init__(
         self,
         solver: Solver,
         observers: Observers,
-        evaluation: Judge,
+        evaluation: ModelEvaluation,
         callbacks: Callbacks,
         polls: PollSchedule,
         saver: Saver,
@@ -371,10 +222,10 @@ class TrainingLoop:
         self.saver = saver
         self.length = length
         self.meter = EnergyMeter(())
-        self.alarm: dict[str, Any] | None = None  # that ended the loop
+        self.alarm: dict[str, Any] | None = None  # the one that ended the loop
 
     def train(self, state: SolverState) -> tuple[SolverState, Status]:
-        """Go on from where the view stands; return the last state, and why it ended."""
+        """Go on after exchange `view.exchanges`; return the last state and status."""
         solver, observers, view = self.solver, self.observers, self.view
         if self.evaluation.has_reached_goal(view):
             return state, Status.CONVERGED
@@ -383,11 +234,11 @@ class TrainingLoop:
             number = view.exchanges + 1
             observers.before_exchange(state, number)
             began = perf_counter()
-            epoch = self.length.begun_epoch(number)
+            epoch = self.length.epoch_beginning_at(number)
             if epoch is not None:
                 observers.before_epoch(state, epoch)
             state = solver.advance(state, number, view)
-            observers.after_steps(state, number, solver.trained)
+            observers.after_steps(state, number, solver.last_group)
             view.exchanges = number
             solver.agree(state, number)
             observers.after_exchange(state, number)
@@ -399,7 +250,10 @@ class TrainingLoop:
         return state, Status.COMPLETED
 
     def train_for(self, state: SolverState, more: int) -> None:
-        """Run so many exchanges and no more, to time them: no loss is evaluated."""
+        """Run `more` exchanges without an evaluation, to time them.
+
+        The rest of the run is lost: its length is now one epoch that ends there.
+        """
         self.length = RunLength(1, self.view.exchanges + more, 0)
         self.train(state)
 
@@ -408,68 +262,70 @@ class TrainingLoop:
 
         Whatever ends the loop is known to all ranks, so that all leave together.
         """
-        epochs = self.length.epochs_done(number)
+        epochs = self.length.epochs_done_after(number)
         self.view.epoch = self.view.epoch if epochs is None else epochs
-        saves = self.saver.is_due(number, self.length.is_over(number))
-        answer: int = Request.NONE
-        if saves or self.polls.is_due(number, epochs is not None):
-            answer = self._poll(state, number)
-            if answer == BROKEN:
+        is_save_due = self.saver.is_due(number, self.length.is_over(number))
+        gravest: int = Request.NONE
+        if is_save_due or self.polls.is_due(number, epochs is not None):
+            gravest = self._poll(state, number)
+            if gravest == BROKEN:
                 return Status.DIVERGED
-            if answer == GAP:
+            if gravest == GAP:
                 if self._note_alarm():
                     return Status.DIVERGED
-                answer = Request.NONE  # requests are heard at the next poll
+                gravest = Request.NONE  # requests are heard at the next poll
             self.observers.after_poll(number)
         elif epochs is None:
-            return None
-        is_evaluated = epochs is not None and self._is_evaluated(epochs)
-        if is_evaluated and not self._evaluate_amid(state):
+            return None  # neither a poll nor the end of an epoch
+        must_evaluate = epochs is not None and self._is_evaluated(epochs)
+        if must_evaluate and not self._evaluate_unmetered(state):
             return Status.DIVERGED
-        has_converged = is_evaluated and self.evaluation.has_reached_goal(self.view)
+        has_converged = must_evaluate and self.evaluation.has_reached_goal(self.view)
         began = perf_counter()
-        if saves or has_converged or answer >= Request.SAVE:
+        if is_save_due or has_converged or gravest >= Request.SAVE:
             self.saver.save(state, self.view)
-            self.callbacks.grant_save()
+            self.callbacks.clear_save_request()
         self.view.seconds += perf_counter() - began
-        return ENDINGS.get(Request(answer), Status.CONVERGED if has_converged else None)
+        # A request to end outranks the goal.
+        otherwise = Status.CONVERGED if has_converged else None
+        return STATUS_OF_REQUEST.get(Request(gravest), otherwise)
 
     def _poll(self, state: SolverState, number: int) -> int:
-        """Return the gravest flag of any rank."""
+        """Poll with the flag of this rank; return the gravest flag of any rank."""
         began = perf_counter()
         self.meter.count_if_due()
         flag: int = max(self.callbacks.request, self.saver.request())
-        if self.evaluation.is_broken(state):
+        if self.evaluation.has_broken_weights(state):
             flag = BROKEN
         elif self.solver.alarm:
             flag = GAP
-        answer = self.polls.ask(flag, number, self.view.seconds)
+        gravest = self.polls.ask(flag, number, self.view.seconds)
         self.view.seconds += perf_counter() - began
-        return answer
+        return gravest
 
     def _is_evaluated(self, epochs: int) -> bool:
         every = self.length.evaluate_every
         return bool(every) and epochs % every == 0
 
     def _note_alarm(self) -> bool:
-        """Note what one of the ranks has found; return whether that ends the loop."""
+        """Note the alarm of the first rank with one; say whether it ends the loop."""
         alarms = self.polls.world.exchange_objects(self.solver.alarm)
         alarm: dict[str, Any] = next(one for one in alarms if one is not None)
-        self.solver.silence_alarm()
+        self.solver.clear_alarm()
         facts = {name: alarm[name] for name in ("of", "gap", "tolerance")}
         note(self.view, "gap", alarm_text(alarm), looked_at=alarm["exchange"], **facts)
         self.alarm = alarm if self.polls.ends_on_alarm else None
         return self.polls.ends_on_alarm
 
-    def _evaluate_amid(self, state: SolverState) -> bool:
-        """Evaluate during training; its energy is not that of the solution."""
+    def _evaluate_unmetered(self, state: SolverState) -> bool:
+        """Evaluate during training, without counting the energy."""
         self.meter.pause()
         is_good = self.evaluate(state)
         self.meter.resume()
         return is_good
 
     def evaluate(self, state: SolverState) -> bool:
-        """Take the loss, and tell of it; False where it says that the run diverged."""
+        """Evaluate the model and report it; return False where the run diverged."""
         clock = self.solver.clock
         clock.start()
         is_good = self.evaluation.measure(state, self.view)
@@ -482,11 +338,12 @@ class TrainingLoop:
 
 # A run around its loop: what comes before the first step and after the last.
 
-FALLING = "falling back"  # what callbacks see where it goes on with other settings
+# The status that callbacks see where a run starts again from a good state.
+FALLING = "falling back"
 
 
 class Training:
-    """Begins, trains, goes on to the optimum where that is asked for, and ends."""
+    """Begins a run, trains, polishes the model where that is asked for, and ends."""
 
     def __init__(
         self,
@@ -497,22 +354,23 @@ class Training:
         keeps_checkpoints: bool = True,
     ) -> None:
         self.loop = loop
-        self.finisher = finisher  # None: the run ends with its last step
+        self.finisher = finisher  # of the polish; None: the run ends with its last step
         self.good_states = good_states  # None: there is nothing to fall back to
-        self.has_own_loss = has_own_loss  # False: made up, or that of several models
+        self.has_own_loss = has_own_loss  # False: a rise of the loss is not judged
         # False: a run that is interrupted cannot go on, so its loss is taken.
         self.keeps_checkpoints = keeps_checkpoints
 
     @property
     def polish_facts(self) -> dict[str, Any] | None:
-        """Return what was done after the last step; None: nothing was to be done."""
+        """Return the facts of the polish; None: there was none."""
         return None if self.finisher is None else self.finisher.facts
 
     @property
     def has_minimum(self) -> bool:
-        """Return False where F was found to fall without end."""
-        judge = self.finisher or self.loop.evaluation
-        return judge.has_minimum
+        """Return False where F was found to be unbounded below."""
+        if self.finisher is not None:
+            return self.finisher.has_minimum
+        return self.loop.evaluation.has_minimum
 
     def run(
         self,
@@ -520,10 +378,9 @@ class Training:
         meter: EnergyMeter | None = None,
         request: Request = Request.NONE,
     ) -> tuple[SolverState, Status]:
-        """Train on from where the view stands; return the last (good) state.
+        """Train; return the last state, or the last good one of a run that diverged.
 
-        A run that fell back has a `meter` of energy and a `request` of callbacks from
-        before.
+        After a fall-back, `meter` and `request` are those of the run before it.
         """
         loop, view = self.loop, self.loop.view
         loop.meter = meter or loop.meter
@@ -538,8 +395,8 @@ class Training:
         loop.meter.pause()
         loop.solver.finish(state, view.exchanges)
         loop.observers.at_end(state, view.exchanges, status.is_finished)
-        is_evaluated = status.is_finished or not self.keeps_checkpoints
-        if is_evaluated and not loop.evaluation.is_fresh(view):
+        must_evaluate = status.is_finished or not self.keeps_checkpoints
+        if must_evaluate and not loop.evaluation.is_fresh(view):
             if not loop.evaluate(state):
                 status = Status.DIVERGED
             elif status is Status.COMPLETED and loop.evaluation.has_reached_goal(view):
@@ -557,23 +414,23 @@ class Training:
         return state, status
 
     def _finish(self, state: SolverState, status: Status) -> tuple[SolverState, Status]:
-        """Go on to the optimum, or judge how near it is."""
+        """Polish the model, or warn of a goal that is not reached."""
         loop, view = self.loop, self.loop.view
         if self.finisher is None:
-            loop.evaluation.judge_goal(state, view, status is Status.CONVERGED)
+            loop.evaluation.warn_of_goal(state, view, status is Status.CONVERGED)
             return state, status
-        began, before = perf_counter(), view.seconds
+        began, seconds_before = perf_counter(), view.seconds
 
-        def note_pass(more: dict[str, Any]) -> Request:
-            view.more = {}  # of the last step
-            view.seconds = before + perf_counter() - began
-            view.note(loop.polls.world.ledger, **more)
+        def report_pass(facts: dict[str, Any]) -> Request:
+            view.more = {}  # what the last step noted is out of date
+            view.seconds = seconds_before + perf_counter() - began
+            view.note(loop.polls.world.ledger, **facts)
             loop.callbacks.call("on_evaluate")
             return loop.callbacks.request
 
         loop.solver.clock.start()
         loop.meter.resume()
-        state, request = self.finisher.finish(state, view, note_pass)
+        state, request = self.finisher.finish(state, view, report_pass)
         loop.meter.pause()
         loop.solver.clock.lap("polish")
-        return state, ENDINGS.get(request, status)
+        return state, STATUS_OF_REQUEST.get(request, status)

@@ -7,7 +7,6 @@ from typing import Any
 from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.base import Agreement, AgreementInputs
 from hpcsgd.agreements.gradient import Gradient
-from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.task import Task
 from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig
@@ -20,16 +19,10 @@ from hpcsgd.products.observers import Observer, Observers
 from hpcsgd.runs.assembled_run import Parts, last_rate
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
 from hpcsgd.runs.checks import penalty_of, proximal_observers, snapshot_observers
+from hpcsgd.runs.fall_back import GoodStates, next_fallback_level
 from hpcsgd.runs.gpu import on_gpu
-from hpcsgd.runs.loop import (
-    GoodStates,
-    PollSchedule,
-    RunLength,
-    Training,
-    TrainingLoop,
-)
+from hpcsgd.runs.loop import PollSchedule, RunLength, Training, TrainingLoop
 from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges
-from hpcsgd.runs.recovery import next_fallback_level
 from hpcsgd.solvers.callbacks import Callback, Callbacks, View
 from hpcsgd.solvers.evaluation import (
     MEASURES,
@@ -77,8 +70,7 @@ def _best_held(
 
 def _scales(task: Task) -> list[Observer]:
     """What residuals are multiplied by, where that adapts and is each replica's own."""
-    backend = task.backend
-    scale = backend.loss_scale if isinstance(backend, RoundedBackend) else None
+    scale = task.backend.loss_scale
     if scale is None or scale.is_fixed or scale.waits:
         return []
     return [ReplicaLossScale(scale)]

@@ -648,16 +648,16 @@ def _takes(live: AssembledRun, exchanges: int) -> PlannedTime:
     )
 
 
-# What rank 0 must have sent, from the configuration alone.
+# The traffic of rank 0 follows from the configuration alone.
 #
-# Each product says what an exchange of some sizes sends, each agreement what follows
-# it; here are the exchanges of a run, one after the other.
+# Each product has a formula for the messages of an exchange, and each agreement has one
+# for the messages after an exchange. This module sums them over the exchanges of a run.
 #
-# The exchange behind one that the recurrence monitor checks (every `gap_every`-th)
-# sends with its margins as many words more as that one's largest batch has rows, two at
-# least; after a resume, too. Every leg of the run (from a start or a resume to its end)
-# is counted on its own: on a resume, look-ahead, cached and gather-once send again what
-# the leg before had sent.
+# The recurrence monitor checks every `gap_every`-th exchange. The exchange after it
+# sends more words with its margins: as many as the largest batch of the checked
+# exchange has rows, and at least two. A leg is the part of a run from a start or a
+# resume to its end. Legs are counted one by one, because look-ahead, cached and
+# gather-once send some messages again after a resume.
 
 Leg = dict[str, Any]
 Count = dict[str, dict[str, int]]
@@ -665,7 +665,7 @@ Count = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class TrafficShape:
-    """What the words of a run depend on."""
+    """Everything that the traffic of a run depends on."""
 
     schedule: Schedule
     precision: Precision
@@ -680,66 +680,65 @@ class TrafficShape:
     mirror: str = ""  # the mirror map of any-batch rounds
     seed: int = 0
     sparse: bool = False
-    alignment: int = 1  # columns that stay together in what a rule keeps
-    tiles: int = 0  # of slices, where a device decided
-    tile_columns: int = 1  # of weights on disk
-    # Of sparse rows: (exchange from 0, first columns) -> values that it stores there
+    alignment: int = 1  # columns that the state of an update rule keeps together
+    tiles: int = 0  # tiles of slices, if a device has chosen their number
+    tile_columns: int = 1  # columns of a tile of weights on disk
+    # For sparse rows: (exchange from 0, columns) -> stored values in these columns.
     stored: Callable[[int, int], int] | None = None
 
     @property
     def own_rows(self) -> int:
-        """Rows of replica 0, which has most."""
+        """Rows of replica 0, which has the most rows."""
         return int(split_range(self.rows, self.replicas, 0).stop)
 
     @property
     def together(self) -> int:
-        """Batches of an exchange of gradients; else 1."""
-        asked = self.settings
-        return asked.batches_together if asked.shares_gradients else 1
+        """Batches of an exchange of gradients; 1 for other agreements."""
+        settings = self.settings
+        return settings.batches_together if settings.shares_gradients else 1
 
     @property
     def is_at_once(self) -> bool:
-        """Whether the batches of an exchange of gradients are one for products."""
+        """Whether products see the batches of an exchange of gradients as one batch."""
         return self.settings.on_disk or self.settings.zero_stage > 1
 
     def groups(self) -> list[tuple[int, ...]]:
-        """The batch sizes of each exchange of an epoch of replica 0, for products."""
-        batch, steps = self.schedule.batch, self.schedule.steps
+        """Return the batch sizes of each exchange of an epoch, as products see them."""
         if self.is_at_once:
-            batch, steps = batch * self.together, 1
-        return plan_groups(self.own_rows, batch, steps)
+            return plan_groups(self.own_rows, self.schedule.batch * self.together, 1)
+        return plan_groups(self.own_rows, self.schedule.batch, self.schedule.steps)
 
     def each(self) -> int:
-        """Exchanges of an epoch, for agreements."""
+        """Return the number of exchanges of an epoch, as agreements see them."""
         if not self.settings.shares_gradients:
             return len(self.groups())
         return -(-self.own_rows // (self.schedule.batch * self.together))
 
     def trains(self, number: int) -> bool:
-        """Whether replica 0 takes part in exchange `number`, from 0."""
-        asked: Any = self.settings
-        if get_agreement(asked.averaging_kind) is not FedAvg:
+        """Return whether replica 0 takes part in exchange `number`, from 0."""
+        settings: Any = self.settings
+        if get_agreement(settings.averaging_kind) is not FedAvg:
             return True
-        count = client_count(self.replicas, asked.fraction)
+        count = client_count(self.replicas, settings.fraction)
         place = number // self.schedule.period
         return 0 in draw(self.seed, place, self.replicas, count)
 
     def local_columns(self, leg: Leg) -> int:
-        """Columns of the weights that rank 0 holds."""
+        """Return the number of columns of the weights of rank 0."""
         if product_facts(leg["product"]).holds_all_columns:
             return self.columns
         return int(split_range(self.columns, leg["members"], 0).stop)
 
     def buckets(self, columns: int, itemsize: int) -> int:
-        """Messages that a gradient is cut into; to cut sparse rows would save none."""
+        """Return the number of messages of a gradient; one for sparse rows."""
         if self.replicas == 1 or (self.sparse and not self.settings.slices):
             return 1
         cap = self.settings.bucket
         return self.tiles or bucket_count(columns, self.classes, itemsize, cap)
 
     def agreement(self, leg: Leg) -> AgreementShape:
-        """What an agreement has to know."""
-        # Weights travel as they are computed with, however low they are stored.
+        """Return everything that the messages of an agreement depend on."""
+        # Weights are sent in the format of arithmetic, also if they are stored in less.
         itemsize = get_format(self.precision.weights).carrier.itemsize
         columns = self.local_columns(leg)
         return AgreementShape(
@@ -768,24 +767,25 @@ class TrafficShape:
 
 
 def kind_of(settings: AgreementSettings) -> type[Agreement] | None:
-    """The agreement of a run, None where nobody has written down what it sends."""
+    """Return the agreement of a run; None if it has no formula for its messages."""
     kind = get_agreement(settings.kind)
-    # What a class of a user inherits is that of another one.
+    # A formula that a user's class inherits is the formula of another agreement.
     is_own = kind.__module__.startswith("hpcsgd.") or "messages" in vars(kind)
     return kind if is_own else None
 
 
 def expected(shape: TrafficShape, legs: list[Leg]) -> Count:
-    """Purpose -> calls, words, bytes of a whole run.
+    """Return calls, words and bytes of a whole run, by purpose.
 
-    Without agreement where the data or the time decide; of codecs bytes alone.
+    The purpose "agreement" is left out if the data or the time decide what it sends.
+    For codecs, only bytes are exact.
     """
-    sent = (s for leg in legs for s in _products(shape, leg, leg is legs[-1]))
-    counts = {"products": totals(sent)}
-    agreed = [_agreement(shape, leg, leg is legs[-1]) for leg in legs]
-    known = [part for part in agreed if part is not None]
-    if len(known) == len(agreed):
-        counts["agreement"] = totals(s for part in known for s in part)
+    products = [s for leg in legs for s in _products(shape, leg, leg is legs[-1])]
+    counts = {"products": totals(products)}
+    by_leg = [_agreement(shape, leg, leg is legs[-1]) for leg in legs]
+    agreements = [messages for messages in by_leg if messages is not None]
+    if len(agreements) == len(by_leg):
+        counts["agreement"] = totals(s for messages in agreements for s in messages)
     return counts
 
 
@@ -815,7 +815,7 @@ def why_uncounted(shape: TrafficShape, leg: Leg, update: Mapping[str, Any]) -> s
 
 
 def gap_in(legs: list[Leg], exchanges: int, resumes: int) -> str:
-    """Why the traffic of this run cannot be counted, or nothing."""
+    """Return why the traffic of this run cannot be counted, or ""."""
     if len(legs) != resumes + 1:
         return f"the run was started {resumes + 1} times and recorded {len(legs)} times"
     edges = [0, *(leg["last"] for leg in legs[:-1])]
@@ -825,75 +825,78 @@ def gap_in(legs: list[Leg], exchanges: int, resumes: int) -> str:
 
 
 def _agreement(shape: TrafficShape, leg: Leg, at_end: bool) -> list[SentWords] | None:
-    """What agreements of one leg sent, and at the end of the run behind its last."""
+    """Return the messages of agreements in one leg; None if there is no formula.
+
+    With `at_end`, those after the last exchange of the run are included.
+    """
     kind = kind_of(shape.settings)
     if kind is None:
         return None
     if shape.replicas == 1 and not shape.settings.asks_members:
         return []
     sizes = shape.agreement(leg)
-    found: list[SentWords] = []
+    messages: list[SentWords] = []
     for number in range(leg["first"] + 1, leg["last"] + 1):
         sent = kind.messages(sizes, number)
         if sent is None:
             return None
-        found += sent
+        messages += sent
     if at_end:
-        found += kind.last_messages(sizes, leg["last"])
-    return found
+        messages += kind.last_messages(sizes, leg["last"])
+    return messages
 
 
 def _products(shape: TrafficShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:
-    """What the exchanges of one leg sent, in the batches that products see."""
+    """Yield the messages of products in one leg, in the batches that products see."""
     if leg["members"] == 1:
         return
-    leg, groups = _by_batches(shape, leg), shape.groups()
+    leg = _by_batches(shape, leg)
+    groups = shape.groups()
     product = get_product(leg["product"], leg["look_ahead"])
-    met: set[int] = set()
+    seen: set[int] = set()
     last = _before(shape, leg["first"])
     for number in range(leg["first"], leg["last"]):
         if not shape.trains(number):
             continue
-        before, last = last, number
+        before = last
+        last = number
         epoch, index = divmod(number, len(groups))
-        more = _monitored(leg, groups, before, _before(shape, before))
-        sizes = _exchange(shape, leg, groups[index], number, epoch, more, index in met)
-        met.add(index)
+        sizes = ExchangeShape(
+            sizes=groups[index],
+            scores=shape.classes,
+            states=shape.states,
+            local_columns=_member_columns(shape, leg),
+            stored=_stored(shape, leg, number),
+            one_message=shape.precision.one_message,
+            monitor_words=_monitored(leg, groups, before, _before(shape, before)),
+            epoch=epoch,
+            is_kept=index in seen,
+        )
+        seen.add(index)
         for message in product.messages(sizes):
             yield from _sent(shape, leg, message)
-    begun = leg["first"] < leg["last"] < leg["planned"]
+    is_partial = leg["first"] < leg["last"] < leg["planned"]
     ends = (leg["last"] - 1, leg["last"])
-    if leg["look_ahead"] and begun and all(shape.trains(n) for n in ends):
+    if leg["look_ahead"] and is_partial and all(shape.trains(n) for n in ends):
         gram = ExchangeShape(groups[leg["last"] % len(groups)]).gram
         posted = list(_sent(shape, leg, gram))
-        # A narrow sum is gathered where it is waited for: here at the very end, when a
-        # leg that others follow has saved its counts.
+        # The look-ahead has started the next sum. A narrow sum has a second message, a
+        # gather at the wait for it. The last leg counts this message. A leg before it
+        # has saved its counts when it waits.
         is_narrow = get_format(shape.precision.gram_wire).dtype.itemsize < 4
         yield from posted[:1] if is_narrow and not at_end else posted
 
 
-def _exchange(
-    shape: TrafficShape,
-    leg: Leg,
-    sizes: tuple[int, ...],
-    number: int,
-    epoch: int,
-    monitor_words: int,
-    is_kept: bool,
-) -> ExchangeShape:
-    """The sizes of exchange `number`, from 0."""
-    own = int(split_range(shape.columns, leg["members"], 0).stop)
-    return ExchangeShape(
-        sizes=sizes,
-        scores=shape.classes,
-        states=shape.states,
-        local_columns=own,
-        stored=shape.stored(number, own) if shape.stored else None,
-        one_message=shape.precision.one_message,
-        monitor_words=monitor_words,
-        epoch=epoch,
-        is_kept=is_kept,
-    )
+def _member_columns(shape: TrafficShape, leg: Leg) -> int:
+    """Return the number of columns of the rows of member 0."""
+    return int(split_range(shape.columns, leg["members"], 0).stop)
+
+
+def _stored(shape: TrafficShape, leg: Leg, number: int) -> int | None:
+    """Return the stored values of an exchange of sparse rows, else None."""
+    if shape.stored is None:
+        return None
+    return shape.stored(number, _member_columns(shape, leg))
 
 
 def _sent(
@@ -903,10 +906,11 @@ def _sent(
 
 
 def _by_batches(shape: TrafficShape, leg: Leg) -> Leg:
-    """The leg in exchanges of products, which see batches one by one."""
+    """Return the leg with exchanges numbered as products see them, batch by batch."""
     if not shape.settings.shares_gradients:
         return leg
-    batches, each = len(shape.groups()), shape.each()
+    batches = len(shape.groups())
+    each = shape.each()
     together = 1 if shape.is_at_once else shape.together
 
     def place(exchange: int) -> int:
@@ -917,7 +921,7 @@ def _by_batches(shape: TrafficShape, leg: Leg) -> Leg:
 
 
 def _before(shape: TrafficShape, first: int) -> int:
-    """The last exchange ahead of this one, from 0, that replica 0 took part in."""
+    """Return the last exchange before `first` in which replica 0 took part, or -1."""
     numbers = (n for n in range(first - 1, -1, -1) if shape.trains(n))
     return next(numbers, -1)
 
@@ -925,7 +929,10 @@ def _before(shape: TrafficShape, first: int) -> int:
 def _monitored(
     leg: Leg, groups: list[tuple[int, ...]], before: int, earlier: int
 ) -> int:
-    """Words of the monitor in an exchange: of its check of the one `before` it."""
+    """Return the words of the monitor in an exchange, which checks `before`.
+
+    `earlier` is the exchange before that one.
+    """
     every = leg.get("gap_every", 0)
     if not every or before < 0 or (before + 1) // every == (earlier + 1) // every:
         return 0

@@ -1,12 +1,11 @@
-"""Falling back after a divergence, damaged memory, lost ranks, signals."""
+"""Damaged memory, lost ranks, signals."""
 
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -16,108 +15,13 @@ import numpy as np
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection
-from hpcsgd.data.sampling import plan_groups
-from hpcsgd.data.shard import split_range
 from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import DeviceLost, HpcsgdError
-from hpcsgd.formats import get_format, wider
-from hpcsgd.precision import Precision
-from hpcsgd.products.base import product_facts
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.checkpoint import REQUESTED, CheckpointStore
-from hpcsgd.runs.loop import FallbackLevel
+from hpcsgd.runs.checkpoint import CheckpointStore
 from hpcsgd.runs.result import Status
 from hpcsgd.solvers.callbacks import Callback, Request, View
 from hpcsgd.solvers.snapshot import Snapshot
-
-# More careful settings, one rung at a time: what a run falls back to.
-#
-# First fewer steps in an exchange, until there is one; then wider formats, field by
-# field. Every rung can be taken once, so there are not many.
-
-RAISED = ("inner", "gram_wire", "margin", "matrix")  # in this order
-NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
-
-
-def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None:
-    """Return the next fallback level, None at the last one; `config` has its steps
-    decided.
-    """
-    schedule, recurs = config.schedule, product_facts(product).has_recurrence
-    if recurs and schedule.steps > 1:
-        fewer = fewer_steps(schedule.steps)
-        changed = replace(config, schedule=replace(schedule, steps=fewer))
-        return FallbackLevel(changed, "schedule.steps", schedule.steps, fewer)
-    precision = config.precision.resolve()
-    widest = widest_format(precision)
-    for name in RAISED:
-        before = getattr(precision, name)
-        is_used = recurs or name not in NOT_OF_GRAMS
-        if is_used and wider(before, widest) != before:
-            raised: dict[str, Any] = {name: widest}
-            section = replace(config.precision, **raised)
-            changed = replace(config, precision=section)
-            return FallbackLevel(changed, f"precision.{name}", before, widest)
-    return None
-
-
-def fewer_steps(steps: int) -> int:
-    """The largest divisor of s that is at most s/2: groups begin where they began."""
-    return max(n for n in range(1, steps // 2 + 1) if steps % n == 0)
-
-
-def widest_format(precision: Precision) -> str:
-    """That of the arithmetic, fp32 at least."""
-    known = {*precision.arithmetic, "fp32"}
-    return min(known, key=lambda name: get_format(name).unit_roundoff)
-
-
-def convert_checkpoint(
-    checkpoint: Snapshot, before: RunConfig, after: RunConfig
-) -> Snapshot:
-    """Return the checkpoint as one of a run with the settings `after`.
-
-    Exchange k of s steps is exchange k·s/s' of s' steps; what is counted in exchanges
-    stays a count of exchanges.
-    """
-    document = deepcopy(checkpoint.document)
-    s, fewer = before.schedule.steps, after.schedule.steps
-    epochs, rest = divmod(document["exchanges"], document["exchanges_per_epoch"])
-    largest = split_range(document["rows"], document["replicas"], 0).stop
-    each = len(plan_groups(largest, after.schedule.batch, fewer))
-    document |= {
-        "exchanges": epochs * each + rest * s // fewer,
-        "exchanges_per_epoch": each,
-        "config": after.tables(),
-        # It is the same leg: `restore` counts one more.
-        "resumes": document["resumes"] - 1,
-    }
-    measured = document["evaluation"]["measured_at"]
-    same = measured == checkpoint.exchanges
-    document["evaluation"]["measured_at"] = document["exchanges"] if same else -1
-    return Snapshot(document, checkpoint.arrays)
-
-
-def apply_recorded_fallback(
-    config: RunConfig, document: Mapping[str, Any]
-) -> RunConfig:
-    """Return `config` with what the run of a checkpoint fell back to, where both
-    request the same.
-
-    Whoever asks for something else than that run did gets what is asked for.
-    """
-    then = document.get(REQUESTED)
-    if not then:
-        return config
-    now, fell = config.tables(), document["config"]
-    tables = {name: dict(now[name]) for name in ("schedule", "precision")}
-    kept = ("recipe", *RAISED)
-    for name, key in (("schedule", "steps"), *(("precision", f) for f in kept)):
-        if now[name].get(key) == then[name].get(key) and key in fell.get(name, {}):
-            tables[name][key] = fell[name][key]
-    merged = RunConfig.parse(now | tables)
-    return replace(config, schedule=merged.schedule, precision=merged.precision)
-
 
 # After a divergence: is it the rate, or did the memory of some rank go bad?
 

@@ -14,7 +14,6 @@ import numpy as np
 import hpcsgd
 from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import emulated_fields
-from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.task import State
 from hpcsgd.files import CREATE, check_entry, open_entry
 from hpcsgd.formats import Array
@@ -325,7 +324,7 @@ def _casts(live: AssembledRun) -> dict[str, int | float]:
             "matrix_saturated": backend.scaling.saturated,
             "matrix_flushed": backend.scaling.flushed,
         }
-    if isinstance(backend, RoundedBackend) and backend.loss_scale is not None:
+    if backend.loss_scale is not None:
         scale = backend.loss_scale
         found |= {"loss_scale": scale.value, "skipped_exchanges": scale.skipped}
     return found

@@ -25,7 +25,7 @@ from hpcsgd.runs.checkpoint import (
     CheckpointStore,
     read_checkpoint,
 )
-from hpcsgd.runs.recovery import apply_recorded_fallback
+from hpcsgd.runs.fall_back import apply_recorded_fallback
 from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot
 
 log = logging.getLogger(__name__)

@@ -26,16 +26,20 @@ from hpcsgd.runs.build import build
 from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED
 from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
+from hpcsgd.runs.fall_back import (
+    Cause,
+    FallbackLevel,
+    convert_checkpoint,
+    fallback_event,
+    next_fallback_level,
+)
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.gpu import on_gpu
-from hpcsgd.runs.loop import Cause, FallbackLevel, fallback_event
 from hpcsgd.runs.progress import History, SlowerThanExpected
 from hpcsgd.runs.recovery import (
-    convert_checkpoint,
     device_loss_error,
     find_damage,
     last_common,
-    next_fallback_level,
     smaller_grid,
 )
 from hpcsgd.runs.report import report
@@ -298,8 +302,9 @@ class Session:
         callbacks = [History(folder.history), *self.callbacks]
         with close_on_agreed_error(world.unwatch):
             check_settings(config, world)
-            own = (config, world, self.reader, callbacks, self.setup, self.last)
-            self.live = build(*own)
+            self.live = build(
+                config, world, self.reader, callbacks, self.setup, self.last
+            )
             with close_on_agreed_error(self.live.close):
                 check_live(self.live)
                 world.together(folder.claim)

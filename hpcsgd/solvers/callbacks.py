@@ -235,7 +235,7 @@ class Callbacks:
         """Request again what a leg of the run before this one has not granted."""
         self.request = max(self.request, request)
 
-    def grant_save(self) -> None:
+    def clear_save_request(self) -> None:
         """Note that a checkpoint was written; a request to end stays."""
         if self.request is Request.SAVE:
             self.request = Request.NONE

@@ -135,7 +135,7 @@ class Evaluation:
         reached = self.stop.is_reached(view.history, self._null_excess_for_goal())
         return bool(self.objective.grid.world.max_flag(reached))
 
-    def judge_goal(self, state: State, view: View, has_converged: bool) -> None:
+    def warn_of_goal(self, state: State, view: View, has_converged: bool) -> None:
         """Warn of a goal that is not reached, or of one without a minimum. Collective.
 
         `has_converged` says whether the goal was reached, behind the last exchange.
@@ -192,7 +192,7 @@ class Evaluation:
             held = numbers(found.held)
             view.more["held"] = held[0] if is_one else held
 
-    def is_broken(self, state: State) -> bool:
+    def has_broken_weights(self, state: State) -> bool:
         """Return whether nothing is left to train: a NaN, in each of several models."""
         weights, models = state.host_array("weights"), self.objective.models
         if isinstance(weights, OnDisk):

@@ -27,7 +27,7 @@ class SgdSolver:
         self.monitor = monitor  # of the recurrence
         self.groups_after = groups_after  # those of the run, after an exchange
         self.group: Group | None = None  # of the next exchange; None: no rows
-        self.trained: Group | None = None  # of the last one; None: no steps
+        self.last_group: Group | None = None  # of the last one; None: no steps
         self._groups: Iterator[Group | None] = iter(())
 
     def begin(self, state: State, done: int) -> None:
@@ -46,14 +46,14 @@ class SgdSolver:
         self.clock.start()
         upcoming = self.group = next(self._groups, None)
         self.clock.lap("sample")
-        self.trained = None
+        self.last_group = None
         if group is None:
             return state
         view.steps += agreement.updates(len(group.blocks.sizes))
         if agreement.trains(number):
             ahead = upcoming if agreement.trains(number + 1) else None
             state = self.product.advance(state, group, ahead)
-            self.trained = group
+            self.last_group = group
         view.rows += agreement.visited(len(group.rows))
         return state
 
@@ -71,6 +71,6 @@ class SgdSolver:
         """Return what the monitor has found wrong since the last poll."""
         return self.monitor.alarm
 
-    def silence_alarm(self) -> None:
+    def clear_alarm(self) -> None:
         """Forget what was found: all ranks know of it."""
         self.monitor.alarm = None

@@ -1,4 +1,4 @@
-"""Many runs that answer one question."""
+"""Studies: many runs that answer one question, and their reports."""
 
 from hpcsgd.studies.account import Account
 from hpcsgd.studies.compare import Comparison, compare, compare_methods

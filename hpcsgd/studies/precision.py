@@ -1,4 +1,4 @@
-"""What number formats cost and gain on given data."""
+"""Errors, bounds and costs of number formats on given data."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -32,23 +32,26 @@ from hpcsgd.tuning.pilots import (
     loss_gaps,
 )
 
-# One row for each field and format, and one for each recipe: bounds, errors, costs.
+# A report has a row for each field in each format, and a row for each recipe.
 
-LEVEL = "fp32"  # what gains are counted from
+LEVEL = "fp32"  # the recipe that savings are relative to
 
 
 @dataclass(frozen=True)
 class FieldRow:
-    """One field in one format, the other eight exact; medians over the groups."""
+    """Error and cost of one field in one format, with the other eight fields exact.
+
+    Errors and bounds are medians over the sampled exchanges.
+    """
 
     field: str
     format: str
-    roundoff: float
-    bound: float  # on the error relative to the update; inf: none
-    measured: float
-    bytes: int  # an exchange moves in this format, one member
-    bytes_saved: int  # against fp32
-    seconds: float | None  # of an exchange in fp32 but for this field; None: emulated
+    roundoff: float  # unit roundoff of the format
+    bound: float  # bound on the error relative to the update; inf without a bound
+    measured: float  # measured error relative to the update
+    bytes: int  # bytes of one exchange in this format, for one member
+    bytes_saved: int  # compared with fp32
+    seconds: float | None  # time of an exchange, other fields in fp32; None: emulated
     seconds_saved: float | None
     emulated: bool
     bound_by: str  # model and norms of the bound
@@ -56,33 +59,33 @@ class FieldRow:
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """A whole precision."""
+    """Error and cost of a recipe, which has a format for each of the nine fields."""
 
     recipe: str
     fields: dict[str, str]
-    bound: float  # the sum of the nine terms
+    bound: float  # sum of the bounds of the nine fields
     measured: float
-    loss_gap: float  # of the pilot, against fp64
-    predicted_gap: float  # of the whole run
+    loss_gap: float  # relative loss difference of a pilot run to fp64
+    predicted_gap: float  # the same for the whole run, extrapolated
     bytes_sent: int
-    seconds: float | None  # of arithmetic; None where any of it is emulated
+    seconds: float | None  # time of arithmetic; None if a part of it is emulated
     network_seconds: float
-    emulated: tuple[str, ...]
+    emulated: tuple[str, ...]  # fields whose arithmetic is emulated
 
 
 @dataclass(frozen=True)
 class PrecisionQuestion:
-    """What is asked."""
+    """The run whose number formats are studied, and the formats to study."""
 
     config: RunConfig
     members: int
     formats: tuple[str, ...] = ("bf16",)
-    groups: int = 3
-    tolerance: float = 0.005
+    groups: int = 3  # sampled exchanges
+    tolerance: float = 0.005  # largest relative loss difference of a recommendation
     network: Network | None = None
 
     def check(self) -> None:
-        """Refuse what has no answer."""
+        """Refuse unknown formats and numbers out of range."""
         for name in self.formats:
             get_format(name)
         if self.groups < 1 or self.members < 1:
@@ -94,7 +97,7 @@ class PrecisionQuestion:
 
 
 def _scaled(exchange: ExactExchange, name: str, peaks: Any, how: str) -> ExactExchange:
-    """With the exponents that a run would choose for a matrix of format `name`."""
+    """Return an exchange with the scales of a run whose matrix has format `name`."""
     form = get_format(name)
     if not form.wants_scale:
         return exchange
@@ -108,6 +111,7 @@ def field_rows(
     peaks: Any,
     say: Callable[[str], None],
 ) -> list[FieldRow]:
+    """Return a row for each field in each of the formats that it can have."""
     level = cost_of(exchanges[0], RECIPES[LEVEL], question.network, seconds=True)
     rows = []
     for name in question.formats:
@@ -127,16 +131,13 @@ def _field_row(
 ) -> FieldRow:
     precision = trial.with_one_field(field, name)
     how = question.config.precision.scale
-    given = [
-        _scaled(e, name, peaks, how) if field == "matrix" else e for e in exchanges
-    ]
-    terms, errors = _terms_and_errors(given, precision, field)
-    alone = replace(RECIPES[LEVEL], **{field: name})
-    cost = cost_of(exchanges[0], alone, question.network, seconds=True)
-    made_up = field in emulated(alone)
-    saved = None
-    if cost.seconds is not None:
-        saved = level.total - cost.total
+    samples = exchanges
+    if field == "matrix":
+        samples = [_scaled(exchange, name, peaks, how) for exchange in exchanges]
+    terms, errors = _terms_and_errors(samples, precision, field)
+    in_fp32 = replace(RECIPES[LEVEL], **{field: name})
+    cost = cost_of(exchanges[0], in_fp32, question.network, seconds=True)
+    is_timed = cost.seconds is not None
     return FieldRow(
         field=field,
         format=name,
@@ -145,9 +146,9 @@ def _field_row(
         measured=median(errors),
         bytes=cost.moved[field],
         bytes_saved=level.moved[field] - cost.moved[field],
-        seconds=None if cost.seconds is None else cost.total,
-        seconds_saved=saved,
-        emulated=made_up,
+        seconds=cost.total if is_timed else None,
+        seconds_saved=level.total - cost.total if is_timed else None,
+        emulated=field in emulated(in_fp32),
         bound_by=f"{terms[0].model}, norms {terms[0].norms}",
     )
 
@@ -155,7 +156,8 @@ def _field_row(
 def _terms_and_errors(
     exchanges: Sequence[ExactExchange], precision: Precision, field: str
 ) -> tuple[list[Term], list[float]]:
-    terms, errors = [], []
+    terms = []
+    errors = []
     for exchange in exchanges:
         begins = trial.held(exchange, precision.weights)
         terms.append(bound(begins, precision)[field])
@@ -170,20 +172,22 @@ def recipe_rows(
     sample: Sample,
     rows: int,
 ) -> list[RecipeRow]:
+    """Return a row for each recipe, with the loss difference of a pilot run."""
     schedule = question.config.schedule
     m = schedule.batch * (schedule.steps or DEFAULT_STEPS)
     planned = schedule.epochs * -(-rows // (m * question.config.grid.replicas))
-    asked = {
-        name: replace(question.config.precision, **_spelt_out(name)) for name in RECIPES
+    recipes = {
+        name: replace(question.config.precision, **_only_recipe(name))
+        for name in RECIPES
     }
-    gaps = loss_gaps(question.config, sample, asked, question.members, planned)
+    gaps = loss_gaps(question.config, sample, recipes, question.members, planned)
     return [
         _recipe_row(question, exchanges, peaks, name, gaps[name]) for name in RECIPES
     ]
 
 
-def _spelt_out(name: str) -> dict[str, Any]:
-    """A recipe with none of its fields set by hand."""
+def _only_recipe(name: str) -> dict[str, Any]:
+    """Return the settings of a recipe without formats that the user has set."""
     return {"recipe": name, **dict.fromkeys(FIELDS), "rounding": "nearest"}
 
 
@@ -194,8 +198,10 @@ def _recipe_row(
     name: str,
     gap: Gap,
 ) -> RecipeRow:
-    precision, how = RECIPES[name], question.config.precision.scale
-    sums, errors = [], []
+    precision = RECIPES[name]
+    how = question.config.precision.scale
+    sums = []
+    errors = []
     for exchange in exchanges:
         scaled = _scaled(exchange, precision.matrix, peaks, how)
         begins = trial.held(scaled, precision.weights)
@@ -216,14 +222,14 @@ def _recipe_row(
     )
 
 
-# What each choice of a number format costs and gains, on the data at hand.
+# The study samples some exchanges of the run and measures all choices on them.
 
-APART = 3  # exchanges between the groups that are looked at
+APART = 3  # exchanges from one sampled exchange to the next
 
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """The answer."""
+    """Errors and costs of all fields and recipes, and the recommended recipe."""
 
     question: PrecisionQuestion
     rows: int
@@ -231,13 +237,14 @@ class PrecisionReport:
     fields: tuple[FieldRow, ...]
     recipes: tuple[RecipeRow, ...]
     safe_rate: float
-    rate: float  # the largest of the groups that were looked at
+    rate: float  # the largest rate in the sampled exchanges
 
     @property
     def recommended(self) -> RecipeRow:
-        """The cheapest whose predicted gap stays under the tolerance.
+        """The fastest recipe whose predicted loss difference is within the tolerance.
 
-        Only of those that run here as such; fp64 where no other will do.
+        Recipes that this machine can only emulate do not count. Without any other
+        recipe, it is fp64.
         """
         good = [row for row in self.recipes if self._will_do(row)]
         exact = next(row for row in self.recipes if row.recipe == "fp64")
@@ -245,36 +252,37 @@ class PrecisionReport:
 
     @property
     def is_safe(self) -> bool:
-        """True where the rate stays below the limit of stability."""
+        """Whether the rate is below the limit of stability."""
         return self.rate <= self.safe_rate
 
     @property
     def covers_update(self) -> bool:
-        """False where bounds and errors are of plain SGD and the run has momentum."""
+        """Whether the update is plain SGD, to which bounds and errors apply."""
         return self.question.config.update.kind == "sgd"
 
     def _will_do(self, row: RecipeRow) -> bool:
         return row.seconds is not None and row.predicted_gap <= self.question.tolerance
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON, but for numbers that are not finite."""
-        asked, best = self.question, self.recommended
-        schedule = asked.config.schedule
+        """Return the report as a JSON object, in which numbers may be inf or nan."""
+        question = self.question
+        best = self.recommended
+        schedule = question.config.schedule
         return {
-            "data": asked.config.data.path,
-            "family": asked.config.problem.family,
+            "data": question.config.data.path,
+            "family": question.config.problem.family,
             "rows": self.rows,
             "columns": self.columns,
             "batch": schedule.batch,
             "steps": schedule.steps,
-            "members": asked.members,
-            "groups": asked.groups,
+            "members": question.members,
+            "groups": question.groups,
             "fields": [asdict(row) for row in self.fields],
             "recipes": [asdict(row) for row in self.recipes],
             "bounds_cover_update": self.covers_update,
             "rate": self.rate,
             "largest_safe_rate": self.safe_rate,
-            "tolerance": asked.tolerance,
+            "tolerance": question.tolerance,
             "recommendation": {
                 "recipe": best.recipe,
                 "fields": best.fields,
@@ -284,7 +292,7 @@ class PrecisionReport:
         }
 
     def json(self) -> str:
-        """One document; what is not finite is null."""
+        """Return the JSON document; numbers that are not finite become null."""
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
 
 
@@ -297,16 +305,25 @@ def study(
     reader: RowReader,
     say: Callable[[str], None] = lambda _: None,
 ) -> PrecisionReport:
-    """Bounds, measured errors, costs and pilots.
+    """Measure errors and costs of number formats on some rows of the data.
 
     Parameters
     ----------
-    question : formats, groups, members, tolerance, and the run that is meant
-    reader : the data; some of their rows are read
-    say : is told what is being done
+    question : PrecisionQuestion
+        The run, and the formats to study.
+    reader : RowReader
+        The data, of which some rows are read.
+    say : callable
+        Receives a line of text on the progress.
+
+    Returns
+    -------
+    PrecisionReport
+        Bounds, measured errors, costs and the recommended recipe.
     """
     question.check()
-    config, schedule = question.config, question.config.schedule
+    config = question.config
+    schedule = config.schedule
     steps = schedule.steps or DEFAULT_STEPS
     sample = draw_sample(
         reader, schedule.batch * steps, config.sampling.seed, config.problem.family
@@ -334,7 +351,7 @@ def _peaks(sample: Sample) -> Any:
     return np.asarray(size.todense() if hasattr(size, "todense") else size).ravel()
 
 
-# The report as a picture.
+# The report has a picture.
 
 
 def plot_errors(report: Mapping[str, Any], path: str | Path) -> Path:
@@ -342,8 +359,10 @@ def plot_errors(report: Mapping[str, Any], path: str | Path) -> Path:
 
     Parameters
     ----------
-    report : the document of `hpcsgd precision`
-    path : where the PNG goes
+    report : mapping
+        The document of `hpcsgd precision`.
+    path : path-like
+        The PNG file to write.
     """
     formats = list(dict.fromkeys(row["format"] for row in report["fields"]))
     figure, axes = make_figure(len(formats) + 1, columns=1)
@@ -358,7 +377,7 @@ def plot_errors(report: Mapping[str, Any], path: str | Path) -> Path:
 
 
 def _bars(axis: Any, names: list[str], rows: list[Mapping[str, Any]]) -> None:
-    """Two bars a name on a logarithmic scale; what is 0 or has no bound has none."""
+    """Draw two bars for each name; an error of 0 and a missing bound have no bar."""
     for shift, key in ((-0.2, "bound"), (0.2, "measured")):
         sizes = [
             row[key] if 0 < row[key] < float("inf") else float("nan") for row in rows

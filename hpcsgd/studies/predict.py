@@ -13,7 +13,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.precision import make_precision
 from hpcsgd.products.cost import Choice, CostInputs, Machine, candidates, terms
 from hpcsgd.runs.figures import STYLES, html, make_figure, new_axes, saved, to_frame
-from hpcsgd.tuning.machine import Hardware
+from hpcsgd.runs.machine import Hardware
 
 # The time of an all-reduce of n bytes over the levels of a machine (node, network).
 #
@@ -383,7 +383,7 @@ def predict(
     Parameters
     ----------
     hardware : Hardware
-        The machine, as `hpcsgd.tuning.machine.load_hardware` reads it.
+        The machine, as `hpcsgd.runs.machine.load_hardware` reads it.
     asked : PredictedRun
         The size of the data, and the settings of the run.
     ranks : sequence of int
@@ -397,7 +397,7 @@ def predict(
     Examples
     --------
     >>> from hpcsgd.studies.predict import PredictedRun, predict
-    >>> from hpcsgd.tuning.machine import load_hardware
+    >>> from hpcsgd.runs.machine import load_hardware
     >>> run = PredictedRun(rows=400_000, columns=2000)
     >>> found = predict(load_hardware("perlmutter-a100"), run, ranks=[1, 4, 64])
     >>> found.fastest().ranks

@@ -1,1 +1,1 @@
-"""What should be run here: machine files, pilots, error bounds, the tuner."""
+"""Choose what runs on this machine: pilots, error bounds, the tuner."""

@@ -23,6 +23,7 @@ from hpcsgd.tuning.pilots import (
     cost_of,
     draw_sample,
     loss_gaps,
+    on_first_rank,
 )
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,7 @@ def resolve_precision(
     if config.precision.recipe != AUTO:
         return config, {}
 
-    def choose() -> Any:
-        if world.rank:
-            return None
+    def choose() -> tuple[PrecisionConfig, dict[str, Any]]:
         earlier = earlier_run(config.run)
         if earlier is not None:
             tables, known = earlier
@@ -69,7 +68,7 @@ def resolve_precision(
         return chosen, {PRECISION_AUTO: found.as_dict()}
 
     # Its own on every rank: what is found on the way is added.
-    precision, said = deepcopy(world.exchange_objects(world.together(choose))[0])
+    precision, said = deepcopy(on_first_rank(world, choose))
     if said:
         found = said[PRECISION_AUTO]
         log.info(

@@ -145,7 +145,7 @@ class ExactExchange:
 
 @dataclass(frozen=True)
 class ExactPath:
-    """What exact SGD computes on its way."""
+    """All values of an exchange of exact SGD."""
 
     margins: Array  # z = Y w before, (m, K)
     scores: Array  # t, (m, K)

@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2, sqrt
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from hpcsgd.backends.base import (
     emulated,
     make_scaling,
 )
-from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.comm import communicator, messages
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
@@ -42,6 +41,7 @@ from hpcsgd.precision import FIELDS, RECIPES, Precision, PrecisionConfig
 from hpcsgd.products.base import ExchangeShape
 from hpcsgd.products.cost import ProductsConfig
 from hpcsgd.products.gram import Gram
+from hpcsgd.runs.machine import fastest_of
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import Session
 from hpcsgd.tuning.exact_exchange import ExactExchange
@@ -59,6 +59,7 @@ EXCHANGES = 48  # at least, in as many epochs as it takes
 MOST_MEMBERS = 4  # ranks that the pilot has: more would round no more
 DEFAULT_STEPS = 8  # where steps are left open
 # [run] of a pilot: ranks in this process, on a processor, behind no network.
+Value = TypeVar("Value")
 THREADS = RunSection(comm="threads", timeout=0.0)
 
 
@@ -78,7 +79,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Gap:
-    """What a precision does to the loss."""
+    """The change of the loss by a precision."""
 
     measured: float  # the largest (F − F_fp64) / |F_fp64| of the pilot, in size
     predicted: float  # for the run that was asked about
@@ -181,6 +182,13 @@ def _curve(result: Result) -> list[float]:
     return [float(record["loss"]) for record in result.history]
 
 
+def on_first_rank(world: Communicator, action: Callable[[], Value]) -> Value:
+    """Return on every rank what `action` returns on rank 0. Collective."""
+    own = world.together(lambda: None if world.rank else action())
+    first: Value = world.exchange_objects(own)[0]
+    return first
+
+
 def run_pilot(config: RunConfig, sample: Sample) -> Result:
     """Return the result of a silent run on thread ranks, one for each place of its
     grid.
@@ -238,7 +246,7 @@ EXACT = RECIPES["fp64"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an exchange made of the weights."""
+    """Weights and residuals after an exchange."""
 
     after: Array  # w⁺, (d, K), float64
     residuals: Array  # r, (m, K), float64
@@ -293,7 +301,7 @@ def _member(exchange: ExactExchange, precision: Precision, part: slice) -> Membe
     form = get_format(precision.matrix)
     if form.wants_scale and exchange.exponents is not None:
         backend.scaling = ColumnExponents(form, exchange.exponents, part)
-    if isinstance(backend, RoundedBackend) and backend.loss_scale is not None:
+    if backend.loss_scale is not None:
         backend.loss_scale = LossScale(exchange.loss_scale, is_fixed=True)
     matrix = backend.store(np.ascontiguousarray(exchange.rows[:, part]))
     count = np.arange(len(exchange.rows))
@@ -304,7 +312,7 @@ def _member(exchange: ExactExchange, precision: Precision, part: slice) -> Membe
 
 
 def _batch(exchange: ExactExchange, precision: Precision) -> StepBatch:
-    """What belongs to the rows, as a run holds it."""
+    """Return targets, weights and offsets of the rows, in the format of a run."""
     kind, c, offsets = precision.working, exchange.weights, exchange.offsets
     return StepBatch(
         exchange.targets.astype(kind),
@@ -333,7 +341,7 @@ def _products(
 def _messages(
     exchange: ExactExchange, precision: Precision, crew: list[Member]
 ) -> list[tuple[list[Array], str]]:
-    """What every member sends, and in which format: in one message or in two."""
+    """Return the messages, each with the parts of all members and its format."""
     summed, wire = precision.margin_sum, precision.gram_wire
     shape = (len(exchange.rows), exchange.before.shape[1])
     grams, margins = [], []
@@ -473,7 +481,7 @@ def _advanced(exchange: ExactExchange) -> Array:
 
 
 def scaled(exchange: ExactExchange, exponents: Array | None) -> ExactExchange:
-    """The same exchange, its columns stored times powers of two."""
+    """Return the exchange with its columns stored times powers of two."""
     return replace(exchange, exponents=exponents)
 
 
@@ -485,7 +493,7 @@ COPIES = 64 * 2**20  # bytes of rows that an exchange draws its own from: not of
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one exchange, one member."""
+    """Cost of one exchange of one member."""
 
     moved: dict[str, int]  # bytes by field: read or sent in its format
     sent: int  # bytes of the messages
@@ -518,7 +526,7 @@ def cost_of(
 
 
 def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
-    """What each field's format moves: rows from memory, words in messages.
+    """Return the bytes that each field moves: rows from memory, words in messages.
 
     0 for fields whose values never leave the processor.
     """
@@ -559,7 +567,7 @@ def _network_seconds(
 
 
 def _is_narrow(name: str) -> bool:
-    """Whether a sum in this format travels in pieces: two calls."""
+    """Return whether a sum in this format travels in pieces, by two calls."""
     return messages.is_narrow(get_format(name))
 
 
@@ -579,26 +587,20 @@ def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
     once = _once(exchange, precision, backend, matrix)
     rng = np.random.default_rng(0)
     draws = [rng.permutation(len(matrix))[: len(own)] for _ in range(REPEATS + 1)]
-    return float(min([once(rows) for rows in draws][1:]))
+    return fastest_of(lambda i: (once(draws[i]),), REPEATS)[0]
 
 
 def _once(
     exchange: ExactExchange, precision: Precision, backend: Any, matrix: Array
 ) -> Any:
     """Seconds of the arithmetic of one exchange on these rows of `matrix`."""
-    kind, blocks = precision.working, exchange.blocks
-    room = np.empty((blocks.rows, matrix.shape[1]), dtype=kind)
+    blocks, batch = exchange.blocks, _batch(exchange, precision)
+    room = np.empty((blocks.rows, matrix.shape[1]), dtype=precision.working)
     gram = np.empty(blocks.gram_words, get_format(precision.gram_wire).carrier)
     shape = (blocks.rows, exchange.before.shape[1])
     margins = np.empty(shape, get_format(precision.margin_sum).carrier)
     weights = backend.zeros((matrix.shape[1], shape[1]))
     plan = backend.prepare(exchange.unrolled, blocks)
-    weigh, add = exchange.weights, exchange.offsets
-    batch = StepBatch(
-        exchange.targets.astype(kind),
-        None if weigh is None else weigh.astype(kind),
-        None if add is None else add.astype(kind),
-    )
 
     def once(numbers: Array) -> float:
         began = perf_counter()

@@ -1,11 +1,13 @@
 """The tuner: products, steps, grid, recipe and batch for this machine."""
 
 import logging
+import math
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from math import inf, log
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -16,10 +18,11 @@ from hpcsgd.agreements import AUTO, settings_of
 from hpcsgd.backends import compiled_calls
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import GridConfig, RunConfig, rehearsal
-from hpcsgd.data.readers import RowReader, open_reader
+from hpcsgd.data.readers import RowReader, open_reader, row_words
 from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
 from hpcsgd.glm.unrolling import MOST_ROWS
-from hpcsgd.precision import PrecisionConfig
+from hpcsgd.precision import PrecisionConfig, make_precision
 from hpcsgd.products.base import may_clip, product_facts
 from hpcsgd.products.cost import (
     STEPS,
@@ -28,22 +31,36 @@ from hpcsgd.products.cost import (
     ProductsConfig,
     candidates,
 )
+from hpcsgd.runs.machine import (
+    NetworkFigures,
+    measure_machine,
+    measure_network,
+    measure_reading,
+    measured_hardware,
+    timed_rows,
+)
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.tuning.auto_precision import affordable
-from hpcsgd.tuning.machine import (
-    Figures,
-    MachineModels,
-    SumTimes,
-    machine_toml,
-    measure_figures,
-    measure_reading,
-    sampled_rows,
+from hpcsgd.tuning.cost_fit import MachineModels
+from hpcsgd.tuning.pilots import (
+    THREADS,
+    Sample,
+    draw_sample,
+    loss_gaps,
+    on_first_rank,
+    run_pilot,
 )
-from hpcsgd.tuning.pilots import THREADS, Sample, draw_sample, loss_gaps, run_pilot
-from hpcsgd.tuning.rehearsal import Burst, FirstRows, Stage, TimeBudget, TimedSetting
+from hpcsgd.tuning.timed_exchanges import (
+    Burst,
+    FirstRows,
+    Stage,
+    TimeBudget,
+    TimedSetting,
+)
 
 # What is asked of the tuner, and what of it is open.
 
+log = logging.getLogger(__name__)
 BATCHES = (8, 16, 32, 64, 128)  # where --batch auto leaves them open
 LEAST_SECONDS = 1.0
 KINDS = ("auto", "none", "average")  # that tune knows the times of
@@ -80,7 +97,7 @@ class TuningQuestion:
         self._check_kind()
 
     def _check_kind(self) -> None:
-        """Its model and its bursts are of products and of plain averages."""
+        """Refuse agreements whose times are neither modelled nor measured."""
         asked = self.config.agreement
         if asked.kind in KINDS:
             return
@@ -97,7 +114,7 @@ class TuningQuestion:
         )
 
     def reader(self) -> RowReader:
-        """Of all the data."""
+        """Open all the data."""
         return open_reader(Path(self.config.data.path))
 
     def grids(self, ranks: int) -> list[tuple[int, int]]:
@@ -111,7 +128,7 @@ class TuningQuestion:
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Of "auto", "32" or "8,16,32".
+    """Return the batches of "auto", "32" or "8,16,32".
 
     >>> parse_batches("32,8")
     (8, 32)
@@ -146,14 +163,13 @@ PROBED = (2, 6, 20, 48, 128)
 # The others have all of them, twice as many rows, to reach it; one that does not is
 # out.
 
-log_ = logging.getLogger(__name__)
 AT_ONCE = 8  # steps between two looks at the clock; they change nothing that is learnt
 EPOCHS = 6  # of a run; the loss is that of the first one after half of them
 
 
 @dataclass(frozen=True)
 class LearningSetting:
-    """What decides how much is learnt from a row."""
+    """Settings that decide how much is learnt from a row."""
 
     batch: int  # rows a step of one replica
     rate: float
@@ -162,7 +178,7 @@ class LearningSetting:
 
     @property
     def rows(self) -> int:
-        """Of all replicas, in one step."""
+        """Rows of all replicas in one step."""
         return self.batch * self.replicas
 
     def __str__(self) -> str:
@@ -219,7 +235,7 @@ def learn(
             said = (
                 "no time to try %d of %d batches, rates or grids; give more --seconds"
             )
-            log_.warning(said, len(ways) - number, len(ways))
+            log.warning(said, len(ways) - number, len(ways))
             break
         result = learning_run(config, sample, way)
         if not found:
@@ -264,7 +280,7 @@ def _part(above: float, below: float, goal: float) -> float:
     """How much of the way from `above` to `below` lies above the goal."""
     if below <= 0.0:
         return (above - goal) / (above - below)
-    return log(above / goal) / log(above / below) if above > below else 1.0
+    return math.log(above / goal) / math.log(above / below) if above > below else 1.0
 
 
 def _goal(result: Result) -> float:
@@ -288,6 +304,25 @@ OVERHEAD = 2.0  # times a burst, to put up what it is of
 ROUNDS = 3  # of bursts for a fit, in turns; the middle one counts
 AROUND = ("exchange", "step", "alone", "turn")
 WORD = 4  # bytes of a weight that replicas average
+WIDE = 4  # bytes of a value of the matrix; the Gram of fewer has a rate of its own
+
+
+@dataclass(frozen=True)
+class TimedRows:
+    """The first rows of the data, on which settings are timed."""
+
+    rows: int
+    total: int  # of all the data
+    reading: float  # bytes of float64 a second that a rank reads
+
+
+@dataclass(frozen=True)
+class GridFigures:
+    """Figures of the machine on one grid, in one recipe."""
+
+    machine: Machine  # each constant alone, before any fit
+    directions: tuple[NetworkFigures, ...]  # members, replicas
+    kernels: tuple[dict[str, Any], ...]  # each rate with the rows it was measured on
 
 
 @dataclass(frozen=True)
@@ -302,8 +337,18 @@ class Candidate:
     measured: float = 0.0  # the same; 0 = not yet
 
     @property
+    def place(self) -> tuple[tuple[int, int], str]:
+        """The grid and the recipe."""
+        return self.grid, self.recipe
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Kind of candidate that shares one ratio of measured to predicted seconds."""
+        return *self.place, self.setting.kind
+
+    @property
     def seconds(self) -> float:
-        """Of a step, as well as is known."""
+        """Seconds of a step: measured, or else predicted."""
         return self.measured or self.predicted
 
     @property
@@ -319,13 +364,13 @@ class CandidateGroup:
     grid: tuple[int, int]
     recipe: str
     stage: Stage
-    figures: Figures
+    figures: GridFigures
     model: MachineModels
     bursts: list[Burst] = field(default_factory=list)
 
     @property
     def comparison_machine(self) -> Machine:
-        """What another machine may be compared with.
+        """Figures that can be compared with another machine's.
 
         Rates are those of each kernel alone: a fit on one width of rows may lay what
         one of them takes upon another. What surrounds kernels shows in a fit alone.
@@ -398,7 +443,7 @@ class CandidateGroup:
     def _probes(
         self, question: TuningQuestion, batches: Sequence[int]
     ) -> list[TimedSetting]:
-        """Of every product that may be chosen: few and many steps, ends of batches."""
+        """Return settings to time of each product: few and many steps, end batches."""
         found: dict[str, list[TimedSetting]] = {}
         for batch in sorted({min(batches), max(batches)}):
             every = [replace(s, period=0) for s in self.settings(question, batch)]
@@ -431,8 +476,7 @@ def open_candidate_group(
     grid: tuple[int, int],
     recipe: str,
     world: Communicator,
-    rows: int,
-    reading: float,
+    sample: TimedRows,
     budget: TimeBudget,
     share: float,
 ) -> CandidateGroup:
@@ -440,14 +484,42 @@ def open_candidate_group(
     config, whole = on_grid(question.config, grid, recipe), question.reader()
 
     def reader(_: Communicator) -> RowReader:
-        return FirstRows(whole, rows, config.problem.family)
+        return FirstRows(whole, sample.rows, config.problem.family)
 
     stage = Stage(config, world, reader)
-    figures = measure_figures(stage, min(question.batches), reading, budget, share)
+    figures = measure_figures(stage, min(question.batches), budget, share)
     job = stage.job(whole.rows, config.schedule.epochs)
     return CandidateGroup(
         grid, recipe, stage, figures, MachineModels(job, figures.machine)
     )
+
+
+def measure_figures(
+    stage: Stage, batch: int, budget: TimeBudget, share: float
+) -> GridFigures:
+    """Measure both directions of the grid, and the rates of a rank.
+
+    Collective. The slowest ranks count, in each direction, so that all choose alike.
+    """
+    task, grid, world = stage.task, stage.opened.grid, stage.world
+    seconds = budget.until(share) / 4
+    directions = []
+    for name, group in (("members", grid.members), ("replicas", grid.replicas)):
+        own = measure_network(name, group, seconds=seconds)
+        everyone = world.exchange_objects(own)
+        directions.append(max(everyone, key=lambda network: network.latency))
+    batch = min(batch, stage.rows)
+    machine = measure_machine(task, batch, world, directions[0])
+    blocks, rows = timed_rows(task.shard, batch)
+    kernels = [
+        {"kernel": name, "rows": n, "columns": task.shard.width, "rate": rate}
+        for name, n, rate in (
+            ("read", rows, machine.read),
+            ("again", rows, machine.again),
+            ("gram", blocks.rows, machine.gram),
+        )
+    ]
+    return GridFigures(machine, tuple(directions), tuple(kernels))
 
 
 def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
@@ -461,12 +533,12 @@ def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
 
 # From what is open to what is settled: measure, predict, run the best, choose.
 
-logger = logging.getLogger(__name__)
 BEST = 5  # candidates that are run
 TURNS = 3  # of each of them
 LONGEST = 0.2  # seconds of a burst of a candidate
 ROOM_SECONDS = 2.0  # that the bursts of one grid and recipe need for a fit
 CLOSE = 1.15  # one that is expected within this of the best is run, too
+SAMPLE = 192 * 2**20  # bytes of float64 of all ranks: larger than a last-level cache
 MOST_RECIPES = 3  # that are timed, the cheapest of the good ones
 # What of the time is spent when each part ends.
 LEARNT, RECIPES, OPENED, FITTED, RUN = 0.2, 0.27, 0.37, 0.65, 0.88
@@ -474,40 +546,29 @@ LEARNT, RECIPES, OPENED, FITTED, RUN = 0.2, 0.27, 0.37, 0.65, 0.88
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What was found, and what it rests on."""
+    """The fastest settings, and what they rest on."""
 
     question: TuningQuestion
     ranks: int
-    chosen: Candidate
     best: tuple[Candidate, ...]  # that were run, the best first
     considered: int
     learnt: tuple[Learnt, ...]
     gaps: dict[str, float]  # recipe -> expected gap to fp64's loss
-    figures: dict[str, dict[str, Any]]  # grid and recipe -> what was measured there
-    rooms: dict[tuple[Any, ...], tuple[Machine, tuple[SumTimes, ...]]]
-    sampled: tuple[int, int]  # rows that were timed on, of all
+    groups: tuple[CandidateGroup, ...]
+    sample: TimedRows
     seconds: float  # that it took
+
+    @property
+    def chosen(self) -> Candidate:
+        """The fastest candidate."""
+        return self.best[0]
 
     def config(self) -> RunConfig:
         """The run with nothing left open."""
         best, config = self.chosen, self.question.config
-        setting, way = best.setting, best.learnt.way
-        settled = on_grid(config, best.grid, best.recipe)
-        return replace(
-            settled,
-            schedule=replace(
-                config.schedule,
-                batch=setting.batch,
-                steps=setting.steps,
-                period=setting.period or config.schedule.period,
-            ),
-            products=replace(
-                config.products,
-                kind=setting.product,
-                look_ahead="on" if setting.look_ahead else "off",
-            ),
-            rate=replace(config.rate, value=way.rate),
-        )
+        chosen = best.setting.applied_to(on_grid(config, best.grid, best.recipe))
+        rate = replace(config.rate, value=best.learnt.way.rate)
+        return replace(chosen, rate=rate)
 
 
 def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
@@ -516,50 +577,51 @@ def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
     budget = TimeBudget(world, question.seconds)
     reader = world.together(question.reader)
     try:
-        reading = measure_reading(reader, world)
-        most = min(max(question.batches) * 8, MOST_ROWS)
-        sampled = sampled_rows(reader, reading, budget.seconds / 10, most)
-        total = reader.rows
+        sample = rows_to_time(question, reader, world, budget.seconds / 10)
         learnt = _learn(question, reader, world, budget)
         gaps = _gaps(question, reader, world, budget)
     finally:
         reader.close()
-    rooms = _rooms(question, gaps, world, sampled, reading, budget)
+    groups = _open_groups(question, gaps, world, sample, budget)
     usable = [one for one in learnt if one.penalty < float("inf")]
     batches = sorted({one.way.batch for one in usable})
-    for number, room in enumerate(rooms, start=1):
-        ends = OPENED + (FITTED - OPENED) * number / len(rooms)
-        room.fit(question, batches, budget, ends)
-    every = [c for room in rooms for c in room.candidates(question, usable)]
+    for number, group in enumerate(groups, start=1):
+        ends = OPENED + (FITTED - OPENED) * number / len(groups)
+        group.fit(question, batches, budget, ends)
+    every = [c for group in groups for c in group.candidates(question, usable)]
     if not every:
         raise ConfigError(
-            f"{sampled} rows are fewer than one exchange needs;"
+            f"{sample.rows} rows are fewer than one exchange needs;"
             " use a smaller --batch or --steps"
         )
-    best = time_best_candidates(every, rooms, budget)
-    figures = {
-        f"{room.grid[0]}x{room.grid[1]} {room.recipe}": room.figures.as_dict()
-        | {"fitted": room.model.start.as_dict()}
-        for room in rooms
-    }
-    for room in rooms:
-        room.stage.close()
+    best = time_best_candidates(every, groups, budget)
+    for group in groups:
+        group.stage.close()
     return TuningResult(
         question=question,
         ranks=world.size,
-        chosen=best[0],
         best=tuple(best),
         considered=len(every),
         learnt=tuple(learnt),
         gaps=gaps,
-        figures=figures,
-        rooms={
-            (r.grid, r.recipe): (r.comparison_machine, r.figures.directions)
-            for r in rooms
-        },
-        sampled=(sampled, total),
+        groups=tuple(groups),
+        sample=sample,
         seconds=budget.spent,
     )
+
+
+def rows_to_time(
+    question: TuningQuestion, reader: RowReader, world: Communicator, seconds: float
+) -> TimedRows:
+    """Return how many rows settings are timed on. Collective.
+
+    They are enough to measure memory, and are read in about half of the seconds.
+    """
+    reading = measure_reading(reader, world)
+    least = min(max(question.batches) * 8, MOST_ROWS)
+    size = min(SAMPLE, int(seconds * reading / 2))
+    rows = min(max(size // (8 * row_words(reader)), least), reader.rows)
+    return TimedRows(rows, reader.rows, reading)
 
 
 def check_rate(config: RunConfig) -> None:
@@ -581,14 +643,11 @@ def _learn(
         return [Learnt(ways[0], 1.0)]
     seconds = budget.until(LEARNT)
 
-    def on_first() -> list[Learnt]:
-        if world.rank:
-            return []
+    def measure() -> list[Learnt]:
         seed, family = config.sampling.seed, config.problem.family
         return learn(config, draw_sample(reader, 1, seed, family), ways, seconds)
 
-    found: list[Learnt] = world.exchange_objects(world.together(on_first))[0]
-    return found
+    return on_first_rank(world, measure)
 
 
 def _gaps(
@@ -602,8 +661,6 @@ def _gaps(
     end = perf_counter() + budget.until(RECIPES) / 2  # read by rank 0 alone
 
     def measure() -> dict[str, float]:
-        if world.rank:
-            return {}
         steps = config.schedule.steps or 8
         batch = max(question.batches)
         asked = replace(config, schedule=replace(config.schedule, batch=batch))
@@ -620,16 +677,14 @@ def _gaps(
             found[name] = gaps[name].predicted
         return found
 
-    found: dict[str, float] = world.exchange_objects(world.together(measure))[0]
-    return found
+    return on_first_rank(world, measure)
 
 
-def _rooms(
+def _open_groups(
     question: TuningQuestion,
     gaps: dict[str, float],
     world: Communicator,
-    sampled: int,
-    reading: float,
+    sample: TimedRows,
     budget: TimeBudget,
 ) -> list[CandidateGroup]:
     """One for each grid and each recipe that is good enough, as time allows."""
@@ -642,28 +697,29 @@ def _rooms(
     most = max(int((FITTED - OPENED) * budget.seconds / ROOM_SECONDS), 1)
     if len(places) > most:
         said = "time for %d of %d grids and recipes; give more --seconds"
-        logger.warning(said, most, len(places), extra={"on_all_ranks": True})
+        log.warning(said, most, len(places), extra={"on_all_ranks": True})
     places = places[:most]
-    rooms: list[CandidateGroup] = []
+    groups: list[CandidateGroup] = []
     slowest = 0.0
     for grid, recipe in places:
         before = budget.until(FITTED)
-        if rooms and before <= slowest:
+        if groups and before <= slowest:
             said = "no time for %dx%d in %s; give more --seconds"
-            logger.warning(said, *grid, recipe, extra={"on_all_ranks": True})
+            log.warning(said, *grid, recipe, extra={"on_all_ranks": True})
             continue
-        ends = RECIPES + (OPENED - RECIPES) * (len(rooms) + 1) / len(places)
-        found = (question, grid, recipe, world, sampled, reading, budget, ends)
-        rooms.append(open_candidate_group(*found))
+        ends = RECIPES + (OPENED - RECIPES) * (len(groups) + 1) / len(places)
+        groups.append(
+            open_candidate_group(question, grid, recipe, world, sample, budget, ends)
+        )
         slowest = max(slowest, before - budget.until(FITTED))
-    return rooms
+    return groups
 
 
 PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")  # usually cheapest first
 
 
 def time_best_candidates(
-    every: Sequence[Candidate], rooms: Sequence[CandidateGroup], budget: TimeBudget
+    every: Sequence[Candidate], groups: Sequence[CandidateGroup], budget: TimeBudget
 ) -> list[Candidate]:
     """Time the candidates of the best scores, in turns; measured times may bring up
     others.
@@ -675,10 +731,10 @@ def time_best_candidates(
     wanted = sorted(every, key=lambda c: c.score)[:BEST]
     while wanted:
         known |= {candidate: [] for candidate in wanted}
-        _take_turns(known, wanted, rooms, budget, each)
+        _take_turns(known, wanted, groups, budget, each)
         for candidate in wanted:
             seen = median(known[candidate])
-            ratios[_kind(candidate)] = seen / candidate.predicted
+            ratios[candidate.kind] = seen / candidate.predicted
         best = min(_measured(c, times).score for c, times in known.items())
         ranked = sorted(every, key=lambda c: _corrected(c, ratios))[:BEST]
         wanted = [
@@ -693,7 +749,7 @@ def time_best_candidates(
 def _take_turns(
     known: dict[Candidate, list[float]],
     wanted: Sequence[Candidate],
-    rooms: Sequence[CandidateGroup],
+    groups: Sequence[CandidateGroup],
     budget: TimeBudget,
     each: float,
 ) -> None:
@@ -702,37 +758,29 @@ def _take_turns(
         for candidate in wanted:
             if turn and budget.until(RUN) <= 0.0:
                 break
-            room = next(r for r in rooms if (r.grid, r.recipe) == _place(candidate))
-            known[candidate].append(_step_seconds(candidate, room, each))
-    for room in rooms:
-        room.stage.forget()
+            group = next(g for g in groups if (g.grid, g.recipe) == candidate.place)
+            known[candidate].append(_step_seconds(candidate, group, each))
+    for group in groups:
+        group.stage.forget()
 
 
 def _measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
     return replace(candidate, measured=median(times))
 
 
-def _step_seconds(candidate: Candidate, room: CandidateGroup, each: float) -> float:
-    """Of a real run: its first epoch and its later ones, as many as are planned."""
-    setting, job = candidate.setting, room.model.job
-    burst = room.stage.burst(setting, each)
+def _step_seconds(candidate: Candidate, group: CandidateGroup, each: float) -> float:
+    """Return the seconds of a step over a run: of its first epoch and of later ones."""
+    setting, job = candidate.setting, group.model.job
+    burst = group.stage.burst(setting, each)
     if not product_facts(setting.product).keeps_batches:
         return burst.seconds / setting.steps
-    first, share = room.stage.first(setting), 1.0 / job.epochs
+    first, share = group.stage.first(setting), 1.0 / job.epochs
     return (share * first.seconds + (1 - share) * burst.seconds) / setting.steps
 
 
 def _corrected(candidate: Candidate, ratios: dict[tuple[Any, ...], float]) -> float:
-    """Its score, with what others of its kind took beside what was expected."""
-    return candidate.score * ratios.get(_kind(candidate), 1.0)
-
-
-def _kind(candidate: Candidate) -> tuple[Any, ...]:
-    return (*_place(candidate), candidate.setting.kind)
-
-
-def _place(candidate: Candidate) -> tuple[Any, ...]:
-    return candidate.grid, candidate.recipe
+    """Return the score, corrected by the measured ratio of its kind."""
+    return candidate.score * ratios.get(candidate.kind, 1.0)
 
 
 # A tuning as a document, as a configuration file, and in sentences.
@@ -750,16 +798,33 @@ def document(found: TuningResult) -> dict[str, Any]:
         "learning": [_learnt(one) for one in found.learnt],
         "recipes": found.gaps,
         "tolerance": found.question.config.precision.tolerance,
-        "figures": {f"{found.ranks} ranks {k}": v for k, v in found.figures.items()},
-        "rows_timed": found.sampled[0],
-        "rows": found.sampled[1],
+        "figures": {
+            f"{found.ranks} ranks {g.grid[0]}x{g.grid[1]} {g.recipe}": _figures(
+                g, found.sample
+            )
+            for g in found.groups
+        },
+        "rows_timed": found.sample.rows,
+        "rows": found.sample.total,
         "seconds": found.seconds,
         "kernels": compiled_calls.instructions() or "numpy",
         "processor": platform.machine(),
         "version": hpcsgd.__version__,
         "config": found.config().tables(),
         "toml": _toml(found),
-        "machine_toml": machine_toml(found.rooms, found.chosen.grid, found.ranks),
+        "machine_toml": _machine_toml(found),
+    }
+
+
+def _figures(group: CandidateGroup, sample: TimedRows) -> dict[str, Any]:
+    """Return the figures of a grid and recipe for the report."""
+    figures = group.figures
+    return {
+        "machine": figures.machine.as_dict(),
+        "directions": [network.as_dict() for network in figures.directions],
+        "kernels": list(figures.kernels),
+        "bytes_read_per_second": sample.reading,
+        "fitted": group.model.start.as_dict(),
     }
 
 
@@ -784,7 +849,7 @@ def row(one: Candidate, ranks: int) -> dict[str, Any]:
 
 
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of several numbers of ranks: the best of all, and all that was measured."""
+    """Return the best of several numbers of ranks, with all that was measured."""
     first = min(parts, key=lambda part: float(part["chosen"]["seconds_per_row"]))
     rows = [one for part in parts for one in part["best"]]
     figures = {k: v for part in parts for k, v in part["figures"].items()}
@@ -798,7 +863,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def explained(found: dict[str, Any], path: str | None) -> Iterator[str]:
-    """What was chosen, why, and what to do with it."""
+    """Yield sentences on the choice, its reasons, and the next command."""
     best = found["chosen"]
     yield (
         f"{best['product']} with s = {best['steps']} and batch {best['batch']} on a"
@@ -835,10 +900,30 @@ def _learnt(one: Learnt) -> dict[str, Any]:
 
 
 def _toml(found: TuningResult) -> str:
-    """What train takes, with a line on where it comes from."""
+    """Return the configuration for `train`, with a line on its origin."""
     best = found.chosen
     return (
         f"# hpcsgd tune on {found.ranks} ranks: a step was predicted to take"
         f" {1e6 * best.predicted:.1f} us and took {1e6 * best.measured:.1f}\n"
         f"{found.config().toml()}"
     )
+
+
+def _machine_toml(found: TuningResult) -> str:
+    """Return the machine file: rates of wide and of narrow rows on the chosen grid."""
+    groups = [g for g in found.groups if g.grid == found.chosen.grid]
+    wide = [g for g in groups if _word(g.recipe) >= WIDE] or groups
+    narrow = [g for g in groups if _word(g.recipe) < WIDE] or wide
+    directions = wide[0].figures.directions
+    kernels = compiled_calls.instructions() or "numpy"
+    return measured_hardware(
+        machine=wide[0].comparison_machine,
+        narrow=narrow[0].comparison_machine.gram,
+        network=next((d for d in directions if d.ranks > 1), directions[0]),
+        source=f"hpcsgd tune, {found.ranks} ranks, {os.cpu_count()} cores, {kernels}",
+    ).toml()
+
+
+def _word(recipe: str) -> int:
+    """Return the bytes of a stored value of the matrix."""
+    return int(get_format(make_precision(recipe).matrix).dtype.itemsize)

@@ -199,7 +199,10 @@ EXPORT void hpcsgd_stand(place *at, const void *matrix, int64_t stride,
             read_##KIND(plan, at, j, at->residuals + plan->starts[j]);                 \
             take_##KIND(plan, at, j);                                                  \
         }                                                                              \
-    }                                                                                  \
+    }
+
+/* Only dense rows are summed between two steps: of CSR rows each step is an exchange. */
+#define BETWEEN(KIND)                                                                  \
     EXPORT void hpcsgd_between_##KIND(const walk *plan, const place *at, int64_t j,    \
                                       const float *summed, float *out)                 \
     {                                                                                  \
@@ -218,3 +221,5 @@ WALK(csr_f32_i32, csr_rows)
 WALK(csr_f32_i64, csr_rows)
 WALK(csr_bf16_i32, csr_rows)
 WALK(csr_bf16_i64, csr_rows)
+BETWEEN(f32)
+BETWEEN(bf16)

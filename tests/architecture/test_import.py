@@ -70,10 +70,10 @@ def names_of_registries():
     from hpcsgd.glm import updates as rates
     from hpcsgd.products import cost
     from hpcsgd.runs import predict
+    from hpcsgd.runs.machine import known_machines
     from hpcsgd.solvers import coordinate, evaluation
     from hpcsgd.studies import plan, run
     from hpcsgd.studies.compare import LINE_UP
-    from hpcsgd.tuning.machine import known_machines
 
     return {
         "ADAPTIVE": glm.ADAPTIVE,

@@ -7,21 +7,24 @@ import sys
 import pytest
 
 from hpcsgd.cli import main
-from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.synthetic import write_synthetic
+from hpcsgd.runs.machine import parse_hardware
 from hpcsgd.tuning import tuner
-from hpcsgd.tuning.machine import parse_hardware
-from hpcsgd.tuning.rehearsal import LEAST, TimeBudget
+from hpcsgd.tuning.timed_exchanges import LEAST, TimeBudget
 from hpcsgd.tuning.tuner import (
     BATCHES,
     PROBED,
+    TimedRows,
     TuningQuestion,
     open_candidate_group,
     parse_batches,
     probing_steps,
 )
 from tests.helpers.launcher import launch_environment
+
+KERNELS = ("read", "again", "gram")  # whose rates are reported
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,8 @@ def test_two_ranks_choose_alike(data, tmp_path):
     said = world.exchange_objects([repr(one) for one in found.best])
     assert said[0] == said[1]
     assert found.chosen.grid == (1, 2) and found.considered > 10
-    members = found.rooms[((1, 2), "fp32")][1][0]
+    (group,) = (g for g in found.groups if g.recipe == "fp32")
+    members = group.figures.directions[0]
     assert members.latency > 1.5e-4, "the network is felt"
     # Behind such a network nobody sends a message in every step.
     assert found.chosen.setting.product != "direct"
@@ -213,24 +217,48 @@ def test_a_file_is_there_whole_or_not_at_all(data, tmp_path, monkeypatch):
 
 def test_time_that_is_over_is_not_spent():
     """By a clock of our own: a budget says what is left, and never less than none."""
-    now = iter([100.0, 101.0, 104.0, 109.0, 111.0])
+    now = iter([100.0, 101.0, 104.0, 111.0])
     budget = TimeBudget(SerialCommunicator(), 10.0, clock=lambda: next(now))
     assert budget.spent == 1.0
     assert budget.until(0.5) == 1.0  # of 5 seconds, 4 are gone
-    assert budget.left == 1.0 and budget.left == 0.0
+    assert budget.until(1.0) == 0.0
+
+
+def test_figures_of_a_grid_are_the_same_on_all_ranks(data):
+    """Members of one replica sum faster than those of another; all have to choose
+    alike.
+    """
+    config = RunConfig.parse({"data": {"path": str(data)}, "schedule": {"batch": 8}})
+    question, rows = TuningQuestion(config, (8,)), TimedRows(600, 600, 1e9)
+
+    def on_rank(world):
+        budget = TimeBudget(world, 2.0)
+        group = open_candidate_group(question, (2, 2), "fp32", world, rows, budget, 0.5)
+        group.stage.close()
+        return group.figures
+
+    first, *others = run_ranks(4, on_rank)
+    assert others == [first] * 3 and first.machine.latency > 0.0
 
 
 def test_a_fit_without_time_takes_one_burst_and_ends(data):
-    """The first of its probes, and none of the others, once; then it has a model."""
+    """The first of its probes, and none of the others, once; then it has a model. The
+    goal of the run is none of what is timed.
+    """
     config = RunConfig.parse(
-        {"data": {"path": str(data)}, "schedule": {"steps": "auto", "batch": 8}}
+        {
+            "data": {"path": str(data)},
+            "schedule": {"steps": "auto", "batch": 8},
+            "stop": {"on": "loss"},
+        }
     )
     question, world = TuningQuestion(config, (8,)), SerialCommunicator()
     over = TimeBudget(world, 1.0, clock=iter(range(0, 10**6, 10)).__next__)
-    room = open_candidate_group(question, (1, 1), "fp32", world, 600, 1e9, over, 0.5)
-    assert room.figures.kernels == ()
-    room.fit(question, [8], over, 0.9)
-    (burst,) = room.bursts
+    rows = TimedRows(600, 600, 1e9)
+    group = open_candidate_group(question, (1, 1), "fp32", world, rows, over, 0.5)
+    assert [rate["kernel"] for rate in group.figures.kernels] == [*KERNELS]
+    group.fit(question, [8], over, 0.9)
+    (burst,) = group.bursts
     assert burst.setting.product == "direct" and burst.exchanges >= LEAST
-    assert list(room.model.machines) == ["direct"]
-    room.stage.close()
+    assert list(group.model.machines) == ["direct"]
+    group.stage.close()

@@ -16,8 +16,8 @@ from hpcsgd.precision import FIELDS, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.cost import CACHE_BUDGET, Machine
 from hpcsgd.runs.choose import ASSUMED, BUDGET, EACH, NARROW, ON_CORES, STAGED
+from hpcsgd.runs.machine import load_hardware
 from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
-from hpcsgd.tuning.machine import load_hardware
 from tests.helpers.figures import figures_of, hold, part, tenths, text_of
 
 LEARN = Path(__file__).parents[2] / "docs" / "learn"

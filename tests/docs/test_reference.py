@@ -28,9 +28,9 @@ from hpcsgd.precision import RECIPES
 from hpcsgd.runs import checks
 from hpcsgd.runs.checkpoint import NAME as CHECKPOINT
 from hpcsgd.runs.folder import FILES
+from hpcsgd.runs.machine import KIND, LEVEL, RANK
 from hpcsgd.runs.result import Status
 from hpcsgd.settings import refuse
-from hpcsgd.tuning.machine import LEVEL, RANK
 from tests.helpers.codec_formulas import FORMULAS
 
 ROOT = Path(__file__).parents[2]
@@ -357,9 +357,9 @@ def test_keys_of_sites_and_machines_are_documented():
     for kind in (NodeResources, Limits, Launcher, Resources):
         for item in fields(kind):
             assert re.search(rf"\b{item.name}\b", site), f"{kind.__name__}.{item.name}"
-    assert {*(f"rank.{k}" for k in RANK), *(f"levels.{k}" for k in LEVEL)} <= (
-        in_backticks(machine)
-    )
+    keys = {"rank": RANK, "levels": LEVEL, "kinds.KIND": KIND}
+    names = {f"{table}.{key}" for table, own in keys.items() for key in own}
+    assert names <= in_backticks(machine)
 
 
 def test_versions_are_those_of_the_installation():

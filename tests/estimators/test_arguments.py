@@ -17,7 +17,7 @@ from sklearn.model_selection import GridSearchCV
 
 import hpcsgd
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.estimators.descriptions import described
+from hpcsgd.estimators.fit import described
 from hpcsgd.runs.defaults import FitArguments
 from tests.helpers.limits import HANG
 from tests.helpers.zoo import CHOOSING, NAMED, name_of, problem_for

@@ -7,9 +7,15 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.backends.cuda import gram, sequences
+from hpcsgd.backends.cuda.exchange import ExchangeKernels, put_csr
 from hpcsgd.backends.cuda.gram import CublasGram, GramChoice, WgmmaGram, bytes_asked
+from hpcsgd.backends.cuda.matrix import Order
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.sparse import Csr
 from hpcsgd.errors import ConfigError
+from hpcsgd.glm.families import Logistic
+from hpcsgd.glm.unrolling import blocks_of
+from hpcsgd.precision import RECIPES
 from hpcsgd.runs import gpu
 from hpcsgd.runs.gpu import device_need
 from tests.helpers.fake_cuda import Node
@@ -18,6 +24,7 @@ from tests.helpers.kernels.cublas_gram import case as cublas_case
 from tests.helpers.kernels.room import Counting
 from tests.helpers.kernels.runs import on_gpu
 from tests.helpers.kernels.wgmma_choice import case as wgmma_case
+from tests.helpers.sparse import as_csr, make_sparse
 
 PROBLEM = make_problem("logistic", n=400, d=37)
 SCHEDULE = {"batch": 32, "steps": 4, "epochs": 1}
@@ -63,6 +70,48 @@ def test_what_is_predicted_is_what_is_taken(
     assert bool(need.kept) == (kind not in ("gram", "direct"))
     few = 15_000  # columns of the rows of one exchange, and what blocks meet through
     assert 0.97 * taken - few <= need.total <= 1.03 * taken
+
+
+@pytest.mark.parametrize("kind", ["gram", "direct", "cached"])
+@pytest.mark.parametrize("recipe", ["fp32", "c"])
+def test_what_is_predicted_of_sparse_rows_is_what_is_taken(
+    devices, monkeypatch, kind, recipe
+):
+    left, given = devices
+    left.append(Counting(2**30, "GPU 0", Node()))
+    needs = []
+    noting = lambda *given: needs.append(device_need(*given)) or needs[-1]  # noqa: E731
+    monkeypatch.setattr(gpu, "device_need", noting)
+    stored, _ = make_sparse("logistic", n=112, d=3001, density=0.02)
+    config = on_gpu(
+        stored,
+        schedule=SCHEDULE,
+        precision={"recipe": recipe},
+        products={"kind": kind},
+        sampling={"mode": "shuffle-once"},
+    )
+    train_on(1, config, stored, weights=True, offset=True)
+    assert needs[0].total == pytest.approx(sum(given[0].asked), rel=0.01, abs=500)
+
+
+@pytest.mark.parametrize("sizes", [(320, 320, 320, 320), (64, 64), (7,)])
+def test_buffers_of_sparse_rows_are_not_those_of_dense_ones(sizes):
+    """Dense rows of 1280 x 600 have large tiles, and sums of parts."""
+    device, blocks = Counting(2**30), blocks_of(sizes)
+    rows = sum(sizes)
+    stored = as_csr(np.eye(rows, 600, dtype=np.float32))
+    host = Csr(stored.indptr, stored.indices, stored.data, 600)
+    matrix = put_csr(device, host, "fp32")
+    order = Order(device, *(np.ones((rows, 1)) for _ in range(3)))
+    device.asked.clear()
+    ExchangeKernels(device, matrix, order, blocks, Logistic(), RECIPES["fp32"])
+    shape = blocks, 600, 4, device.multiprocessors
+    sparse, dense = (
+        sum(size for _, size in ExchangeKernels.holds(*shape, is_sparse=is_sparse))
+        for is_sparse in (True, False)
+    )
+    assert sum(device.asked) == sparse + 4 * len(blocks.starts)
+    assert (sparse < dense) == (len(sizes) > 1)  # one batch has no Gram
 
 
 @pytest.mark.parametrize(

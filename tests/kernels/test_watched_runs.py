@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcsgd.backends.cuda.exchange import DeviceExchange
+from hpcsgd.backends.cuda.exchange import ExchangeKernels
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.runs import on_gpu
 
@@ -70,7 +70,7 @@ def test_a_gram_that_is_kept_is_looked_at(devices, ratios, members):
 @pytest.mark.parametrize("what", ["gram", "residuals"])
 def test_a_device_that_computes_wrongly_is_seen(devices, monkeypatch, what):
     """An entry of the Gram, or a residual, that is off by some percent."""
-    iterate = DeviceExchange.iterate
+    iterate = ExchangeKernels.iterate
 
     def wrong(self, intercept):
         stream = self.device.stream
@@ -81,7 +81,7 @@ def test_a_device_that_computes_wrongly_is_seen(devices, monkeypatch, what):
             held = self.residuals.held
             stream.put(lambda: np.multiply(held, 1.02, held))
 
-    monkeypatch.setattr(DeviceExchange, "iterate", wrong)
+    monkeypatch.setattr(ExchangeKernels, "iterate", wrong)
     problem = make_problem("logistic", n=101, d=37)
     found = train_on(2, watched(problem), problem)
     alarms = [event for event in found.events if event["event"] == "gap"]
@@ -90,7 +90,7 @@ def test_a_device_that_computes_wrongly_is_seen(devices, monkeypatch, what):
 
 def test_a_run_falls_back_on_the_device(devices, monkeypatch):
     """From bf16 to fp32 there, and the loss of the end is that of plain SGD."""
-    iterate = DeviceExchange.iterate
+    iterate = ExchangeKernels.iterate
 
     def wrong(self, intercept):
         if self.precision.matrix == "bf16":
@@ -98,7 +98,7 @@ def test_a_run_falls_back_on_the_device(devices, monkeypatch):
             self.device.stream.put(lambda: np.multiply(held, 1.2, held))
         iterate(self, intercept)
 
-    monkeypatch.setattr(DeviceExchange, "iterate", wrong)
+    monkeypatch.setattr(ExchangeKernels, "iterate", wrong)
     problem = make_problem("logistic", n=101, d=37)
     config = watched(problem, "c", run={"gap_every": 1, "fall_back": True})
     found = train_on(2, config, problem)

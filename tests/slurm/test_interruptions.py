@@ -10,7 +10,7 @@ STARTING = """
 import time
 from pathlib import Path
 from hpcsgd.comm import open_world
-from hpcsgd.runs.recovery import Signals
+from hpcsgd.runs.recovery import (Signals)
 
 world = open_world("mpi", timeout=100)
 world.max_flag(0)  # ranks of another node start only while these are inside MPI

@@ -24,7 +24,6 @@ from hpcsgd.studies.plots.charts import (
     make_scale,
     nice,
     number,
-    rows_of,
     unit_for,
     with_unit,
 )
@@ -367,7 +366,7 @@ def test_names_are_text_and_never_markup(chart):
 @pytest.mark.parametrize("chart", ALL, ids=["lines", "curves", "bars", "heat"])
 def test_tables_hold_the_numbers_exactly(chart):
     rows = list(csv.reader(io.StringIO(csv_text(chart))))
-    wanted = [["" if c is None else str(c) for c in row] for row in rows_of(chart)]
+    wanted = [["" if c is None else str(c) for c in row] for row in chart.table()]
     assert rows == wanted and len({len(row) for row in rows}) == 1
 
 

@@ -1,6 +1,5 @@
 """Steps and products that are left open: measured, said, kept by a run that goes on."""
 
-import json
 import math
 import threading
 
@@ -10,14 +9,13 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.config import RunConfig
+from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.cost import Machine
-from hpcsgd.runs import choose
-from hpcsgd.runs import choose as calibration
+from hpcsgd.runs import choose, machine
 from hpcsgd.runs.build import build
-from hpcsgd.runs.choose import MachineFile, MeasuredFigures, calibrate
+from hpcsgd.runs.machine import MachineFile, MeasuredFigures, measure_machine
 from hpcsgd.runs.progress import Callback, SlowerThanExpected
 from hpcsgd.solvers.callbacks import Request, View
 from tests.helpers.harness import (
@@ -63,7 +61,9 @@ def test_columns_with_exponents_are_measured(matrix):
 
     def measure(world):
         live = build(config, world, lambda _: reader, [], Clock())
-        return calibrate(live.task, 4, world), live.task.backend.scaling.exponents.shape
+        return measure_machine(
+            live.task, 4, world
+        ), live.task.backend.scaling.exponents.shape
 
     assert {shape for _, shape in run_ranks(2, measure)} == {(60,)}
 
@@ -80,32 +80,32 @@ def test_figures_are_the_same_on_all_members(kind, recipe, family):
     def measure(world):
         live = build(config, world, lambda _: reader, [], Clock())
         before = world.ledger.as_dict()["products"]
-        found = calibrate(live.task, 4, world)
+        found = measure_machine(live.task, 4, world)
         after = world.ledger.as_dict()
         return found, before, after
 
     found = run_ranks(3, measure)
-    assert len({machine for machine, _, _ in found}) == 1
-    machine, before, after = found[0]
-    assert all(math.isfinite(v) and v >= 0 for v in machine.as_dict().values())
-    assert min(machine.gram, machine.read, machine.again, machine.inner) > 0
+    assert len({figures for figures, _, _ in found}) == 1
+    figures, before, after = found[0]
+    assert all(math.isfinite(v) and v >= 0 for v in figures.as_dict().values())
+    assert min(figures.gram, figures.read, figures.again, figures.inner) > 0
     assert after["products"] == before and after["control"]["words"] > 0
 
 
 def test_a_machine_file_is_made_once_and_corrected(tmp_path, monkeypatch):
-    problem, path = make_problem("logistic"), tmp_path / "machine.json"
+    problem, path = make_problem("logistic"), tmp_path / "machine.toml"
     config = config_for(
         problem,
         schedule=OPEN,
         products={"kind": "auto", "machine": str(path)},
     )
     train_on(2, config, problem)
-    first = json.loads(path.read_text())
+    first = read_toml(path)["kinds"]
     (key,) = first
     assert "C2" in key and len(first[key]["corrections"]) == 1
-    monkeypatch.setattr(choose, "calibrate", None)  # to call it again would fail
+    monkeypatch.setattr(choose, "measure_machine", None)  # to call it again would fail
     train_on(2, config, problem)
-    again = json.loads(path.read_text())
+    again = read_toml(path)["kinds"]
     assert again[key]["machine"] == first[key]["machine"]
 
 
@@ -113,7 +113,9 @@ def test_long_runs_are_measured_and_reproducible_ones_never(monkeypatch):
     problem, asked = make_problem("logistic"), []
     monkeypatch.setattr(choose, "WORTH_MEASURING", 0.0)
     monkeypatch.setattr(
-        choose, "calibrate", lambda task, batch, world: asked.append(batch) or Machine()
+        choose,
+        "measure_machine",
+        lambda task, batch, world: asked.append(batch) or Machine(),
     )
     config = config_for(problem, schedule=OPEN, products={"kind": "auto"})
     train_on(2, config, problem)
@@ -132,15 +134,14 @@ def test_all_replicas_choose_alike(monkeypatch):
     """Also where their machines are not: a slow rank anywhere counts for all."""
     problem = make_problem("logistic")
     monkeypatch.setattr(choose, "WORTH_MEASURING", 0.0)
-    monkeypatch.setattr(calibration, "measure_network", lambda *_: (1e-9, 0.0))
+    free = machine.NetworkFigures("members", 2, 1e-9, 0.0)
+    monkeypatch.setattr(machine, "measure_network", lambda *_: free)
     slow = threading.local()
 
     def rates(task, batch):
-        quick = Machine(latency=0.0, per_byte=0.0, step=0.0, exchange=1.0).as_dict()
-        del quick["latency"], quick["per_byte"]
-        return quick | ({"step": 10.0} if slow.here else {})
+        return Machine(step=10.0 if slow.here else 0.0, exchange=1.0)
 
-    monkeypatch.setattr(calibration, "measure_rates", rates)
+    monkeypatch.setattr(machine, "measure_rates", rates)
     config = config_for(
         problem,
         schedule={"batch": 4, "steps": 4, "epochs": 2},
@@ -201,7 +202,7 @@ def test_the_api_takes_open_steps():
 
 def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
     """One rank with its steps given takes direct, however long the run will be."""
-    monkeypatch.setattr(choose, "calibrate", None)  # to call it would fail
+    monkeypatch.setattr(choose, "measure_machine", None)  # to call it would fail
     problem = make_problem("logistic", n=400, d=6)
     schedule = {"batch": 8, "steps": 4, "epochs": 10**7}
     config = config_for(problem, schedule=schedule, products={"kind": "auto"})
@@ -228,12 +229,12 @@ def test_a_wrong_machine_file_corrects_itself(tmp_path, monkeypatch):
     """Planted: messages for nothing, a Gram that takes for ever. The run that trusts it
     takes far longer than it said; the next run measures, and a third keeps that.
     """
-    problem, path = make_problem("logistic"), tmp_path / "machine.json"
+    problem, path = make_problem("logistic"), tmp_path / "machine.toml"
     config = config_for(
         problem, schedule=OPEN, products={"kind": "auto", "machine": str(path)}
     )
     train_on(2, config, problem)
-    (key,) = json.loads(path.read_text())
+    (key,) = read_toml(path)["kinds"]
     free = dict.fromkeys(("gram", "read", "again", "plain", "inner"), 1e30)
     free |= dict.fromkeys(("latency", "per_byte", "link", "exchange", "alone"), 0.0)
     wrong = Machine(**{**free, "step": 1e-9, "turn": 0.0})
@@ -250,7 +251,7 @@ def test_a_wrong_machine_file_corrects_itself(tmp_path, monkeypatch):
 
 def test_figures_that_are_a_little_wrong_are_corrected(tmp_path):
     """A product that was expected to take half of what it takes is not chosen twice."""
-    file = MachineFile(tmp_path / "machine.json")
+    file = MachineFile(tmp_path / "machine.toml")
     file.write("key", MeasuredFigures(Machine(), {"gram": 0.5}))
     config = RunConfig.parse({"products": {"machine": str(file.path)}})
     chosen = choose.RunChoice("gram", 8, False, seconds=1e-5, key="key")

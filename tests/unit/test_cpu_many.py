@@ -107,12 +107,12 @@ def test_products_by_tiles_are_those_of_float32(m, d, K):
     W = (rng.normal(size=(d, K)) * 10.0 ** rng.integers(-9, 9, (1, K))).astype("f4")
     R = rng.normal(size=(m, K)).astype("f4")
     out = np.full((m + 1, K), GUARD, dtype="f4")
-    compiled_calls.margins_tiles(matrix, rows, W, out[:m], workspace)
+    compiled_calls.margins_columns(matrix, rows, W, out[:m], workspace)
     size = np.abs(Y) @ np.abs(W)
     assert (np.abs(out[:m] - Y @ W) <= 2.0**-22 * size).all()
     assert (out[m] == GUARD).all()
     moved = np.vstack([W, np.full((1, K), GUARD, dtype="f4")])
-    compiled_calls.update_tiles(matrix, rows, R, moved[:d], workspace)
+    compiled_calls.update_columns(matrix, rows, R, moved[:d], workspace)
     size = np.abs(W) + np.abs(Y).T @ np.abs(R)
     assert (np.abs(moved[:d] - (W + Y.T @ R)) <= 2.0**-22 * size).all()
     assert (moved[d] == GUARD).all()
@@ -125,7 +125,7 @@ def test_a_float_is_the_sum_of_three_parts():
     matrix = encode(np.eye(d, dtype=np.float32), "bf16")
     W = np.random.default_rng(0).normal(size=(d, K)).astype("f4")
     out = np.empty_like(W)
-    compiled_calls.margins_tiles(
+    compiled_calls.margins_columns(
         matrix, np.arange(d), W, out, compiled_calls.KernelScratch()
     )
     np.testing.assert_array_equal(out, W)
@@ -136,7 +136,7 @@ def test_a_column_that_is_no_number_stays_alone():
     matrix, rows, Y = bf16_rows(40, 70)
     W, out = np.ones((70, 40), dtype="f4"), np.empty((40, 40), dtype="f4")
     W[3, 7], W[5, 20] = np.nan, np.inf
-    compiled_calls.margins_tiles(matrix, rows, W, out, compiled_calls.KernelScratch())
+    compiled_calls.margins_columns(matrix, rows, W, out, compiled_calls.KernelScratch())
     assert list(np.flatnonzero(~np.isfinite(out).all(axis=0))) == [7, 20]
 
 
@@ -155,7 +155,7 @@ def test_a_sweep_by_tiles_is_that_by_blas(update, product, monkeypatch):
         products={"kind": product},
     )
     calls = Spied()
-    for name in ("margins_tiles", "update_tiles"):
+    for name in ("margins_columns", "update_columns"):
         spy = calls.around(getattr(compiled_calls, name))
         monkeypatch.setattr(compiled_calls, name, spy)
     by_tiles = sweep_on(2, config, problem)

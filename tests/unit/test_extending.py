@@ -20,7 +20,7 @@ from hpcsgd.config import RunConfig, UpdateConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
 from hpcsgd.runs.checks import check_configuration
-from hpcsgd.runs.recovery import next_fallback_level
+from hpcsgd.runs.fall_back import next_fallback_level
 from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import BUCKET_LAWS, RUN_LAWS, Row, coded, on_all
 from tests.helpers.gradients import agreed, in_folder

@@ -15,8 +15,8 @@ from hpcsgd.glm.updates import EightBitArray
 from hpcsgd.precision import make_precision
 from hpcsgd.products import monitor
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore
+from hpcsgd.runs.fall_back import fewer_steps, next_fallback_level, widest_format
 from hpcsgd.runs.progress import Callback
-from hpcsgd.runs.recovery import fewer_steps, next_fallback_level, widest_format
 from hpcsgd.runs.result import Status, load_result
 from hpcsgd.solvers.callbacks import Request
 from hpcsgd.studies.verify.certificate import certify
@@ -301,6 +301,23 @@ class Ends(Callback):
 
     def on_exchange(self, view):
         return Request.PREEMPT if view.exchanges >= self.at else None
+
+
+def test_a_request_is_granted_after_a_fall_back(wrong):
+    """An alarm is graver than a request: the run falls back first, then it stops."""
+    problem, stopped = make_problem("logistic", n=N, d=D), []
+
+    class StopsOnce(Callback):
+        def on_exchange(self, view):
+            if view.exchanges == 3 and not stopped:
+                stopped.append(view.exchanges)
+                return Request.STOP
+            return None
+
+    result = train_on(1, settings(problem), problem, callbacks=[StopsOnce()])
+    assert result.events[1]["stopped"] == 3, "the alarm was heard with the request"
+    assert changes(result) == ["steps 8 -> 4"]
+    assert result.status is Status.STOPPED and result.exchanges == 1
 
 
 @pytest.mark.parametrize("said", [8, "auto"])

@@ -17,11 +17,11 @@ from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.estimators.fit import Shown
 from hpcsgd.runs import figures, progress
+from hpcsgd.runs.machine import load_hardware
 from hpcsgd.studies import Account, compare_methods, strong
 from hpcsgd.studies.account import AccountRow
 from hpcsgd.studies.predict import PredictedRun, predict
 from hpcsgd.studies.run import RunEnd
-from hpcsgd.tuning.machine import load_hardware
 
 EVIL = '</td></svg><script>alert("1")</script>&<b>\x00'
 X = np.random.default_rng(0).normal(size=(120, 3))

@@ -11,7 +11,7 @@ from sklearn import datasets
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError, ConvergenceWarning, DataError
-from hpcsgd.estimators.fit import Runs
+from hpcsgd.estimators.fit import with_bits_of_rank_0
 from hpcsgd.glm import get_family
 from hpcsgd.runs.progress import Callback
 from hpcsgd.solvers.callbacks import Request
@@ -363,6 +363,8 @@ def test_ways_of_sgd_are_taken_where_coordinates_have_none():
         ({"polish": True, "l1_ratio": 0.5}, "l1 and bounds bend it"),
         ({"polish": True, "hold_out": 0.1}, "hold_out ends before"),
         ({"bounds": 3.0}, "bounds must be a pair"),
+        ({"grid": 3}, "grid = 3 must be a pair"),
+        ({"grid": (1, 2, 3)}, "must be a pair of replicas and members"),
         ({"start": (1, 2, 3)}, "a pair of weights and intercept"),
         ({"start": np.zeros(7)}, r"weights of shape \(7, 1\)"),
         ({"start": np.full(3, np.nan)}, "not finite"),
@@ -422,8 +424,7 @@ def test_all_ranks_get_the_bits_of_rank_0():
             intercept=own.intercept + world.rank,
             loss=own.loss + world.rank,
         )
-        runs = Runs(world, None, None, (), None, tol=1e-5)
-        return own, runs.alike(moved)
+        return own, with_bits_of_rank_0(moved, world)
 
     for own, told in run_ranks(3, on_rank):
         assert told.weights_sha256 == own.weights_sha256

@@ -7,7 +7,7 @@ import pytest
 from hpcsgd.cli import main
 from hpcsgd.config import read_toml
 from hpcsgd.errors import ConfigError
-from hpcsgd.tuning.machine import (
+from hpcsgd.runs.machine import (
     FOLDER,
     MARKS,
     RANK,

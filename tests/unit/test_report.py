@@ -192,7 +192,7 @@ def test_a_sentence_says_what_it_rests_on():
     crowded = [line | {"cores": 1, "ranks": 4} for line in both]
     assert "more ranks than cores" in verdict(only_problem(*crowded))
     failed = one | {"status": "failed", "seconds": None}
-    assert "No run of it was finished" in verdict(only_problem(failed))
+    assert "No run has finished" in verdict(only_problem(failed))
 
 
 def test_weak_scaling_asks_for_no_common_loss():
@@ -354,7 +354,7 @@ def test_a_heat_map_of_one_grid_of_several_says_which(tmp_path):
     lines = over_steps_and_batches(grid=grids[0])
     lines += over_steps_and_batches(grid=grids[1])[:3]
     loss = maps_of(tmp_path, lines)["Final loss: CA-SGD, 2 ranks"]
-    assert "At the grid 1×2 alone; 1 more in the table." in loss.caption
+    assert "Only settings with the grid 1×2; 1 more in the table." in loss.caption
 
 
 def test_runs_of_other_networks_are_joined_by_no_line(tmp_path):
@@ -453,7 +453,7 @@ def test_no_headline_is_a_ratio_of_an_algorithm_to_itself():
     assert "is CA-SGD, 4 ranks: 1.00\u00a0s, against 3.00\u00a0s of SGD" in said
     alone = verdict(only_problem(fast, second, made_up("casgd", 1, 3.0)))
     assert "against" not in alone and "times)" not in alone
-    assert "All settings are of one algorithm" in alone
+    assert "All settings have the same algorithm" in alone
     assert "3.00 times as fast as that of the best run on one rank" in alone
     assert "an efficiency of 75 %" in alone
 
@@ -463,10 +463,10 @@ def test_the_names_of_settings_make_no_algorithms(tmp_path):
     for name, steps in (("first", 2), ("second", 4)):
         real_run("casgd", 2, steps).save(tmp_path / name)
     (part,) = make_report([tmp_path]).parts
-    assert "All settings are of one algorithm" in part.verdict
+    assert "All settings have the same algorithm" in part.verdict
     real_run("sgd", 2).save(tmp_path / "third")
     (part,) = make_report([tmp_path]).parts
-    assert "All settings are of one algorithm" not in part.verdict
+    assert "All settings have the same algorithm" not in part.verdict
 
 
 PHASES = {"gram": 0.2, "communicate": 0.1}
@@ -506,13 +506,13 @@ def test_where_time_went_leaves_out_no_method_of_one_number_of_ranks(tmp_path):
     ]
     ((chart,), _) = split_of(tmp_path, lines)
     assert len(chart.bars) == 3 and "CA-SGD" in chart.bars[-1].name
-    assert "its fastest setting on each number of ranks" in chart.caption
+    assert "fastest setting of each method on each number of ranks" in chart.caption
 
 
 def test_a_breakdown_of_one_rank_alone_is_absent_with_a_sentence(tmp_path):
     one = made_up("sgd", 1, 4.0, seconds_by_phase=PHASES)
     charts, notes = split_of(tmp_path, [one, made_up("sgd", 4, 2.0)])
-    assert charts == [] and "those on one rank alone" in notes[0]
+    assert charts == [] and "only runs on one rank have" in notes[0]
     charts, notes = split_of(tmp_path, [made_up("sgd", 4, 2.0)])
     assert charts == [] and "no run has recorded its parts" in notes[0]
     folder = write_study(tmp_path / "s", [one, made_up("sgd", 4, 2.0)])

@@ -119,7 +119,7 @@ def test_before_training_every_rank_of_a_step_leaves_by_itself(monkeypatch):
 
 BLOCKED = """
 import ctypes
-from hpcsgd.runs.recovery import Signals
+from hpcsgd.runs.recovery import (Signals)
 
 mutex = ctypes.create_string_buffer(64)
 lock = ctypes.CDLL(None).pthread_mutex_lock

@@ -10,6 +10,7 @@ import pytest
 from hpcsgd.cli import main
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.cost import Machine, seconds
+from hpcsgd.runs.machine import Hardware, NetworkLevel, Number, load_hardware
 from hpcsgd.studies.predict import (
     PredictedRun,
     grid_of,
@@ -18,7 +19,6 @@ from hpcsgd.studies.predict import (
     predict,
     sums_over,
 )
-from hpcsgd.tuning.machine import Hardware, NetworkLevel, Number, load_hardware
 
 FREE = {"gram": 1e30, "gram_narrow": 1e30, "read": 1e30, "again": 1e30}
 FREE |= {"plain": 1e30, "inner": 1e30, "link": 0.0, "exchange": 0.0}

@@ -66,6 +66,11 @@ def test_one_value_and_arrays_are_lists_too():
     assert config.sweep.l2 == (0.5,) and config.sweep.rate == (0.1, 0.2)
 
 
+def test_a_list_with_text_is_refused_by_its_name():
+    with pytest.raises(ConfigError, match="rate = 'fast' must be a number"):
+        with_sweep(RunConfig(), {"l2": 0.5, "rate": ["fast"]})
+
+
 def test_lists_go_through_toml():
     asked = {"sweep": {"l2": [0.0, 1e-5], "rate": [2], "folds": 3}}
     config = RunConfig.parse(asked)

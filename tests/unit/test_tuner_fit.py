@@ -15,14 +15,9 @@ from hpcsgd.products.cost import (
     seconds,
     terms,
 )
-from hpcsgd.tuning.machine import (
-    MachineModels,
-    TimeSample,
-    fit_line,
-    fit_machine,
-    line_through,
-)
-from hpcsgd.tuning.rehearsal import Burst, TimedSetting
+from hpcsgd.runs.machine import fit_line, line_through
+from hpcsgd.tuning.cost_fit import MachineModels, TimeSample, fit_machine
+from hpcsgd.tuning.timed_exchanges import Burst, TimedSetting
 
 TRUE = Machine(
     latency=3e-5,

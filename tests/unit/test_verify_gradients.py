@@ -178,7 +178,7 @@ def test_without_an_intercept_steps_of_a_codec_are_said_to_be_unchecked(tmp_path
     names, found = kinds(tmp_path, train(tmp_path, config, problem))
     steps = [c for c in found.checks if c.name.startswith("exchange")]
     assert len(steps) == 6 and {c.ok for c in steps} == {None}
-    assert all("travelled as topk" in c.why for c in steps)
+    assert all("sent as topk" in c.why for c in steps)
     assert all(names[check] for check in MADE)
 
 

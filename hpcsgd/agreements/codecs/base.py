@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -562,8 +562,8 @@ class Codec(ABC):
         """
         return {"dense_buckets": self.dense_exchanges}
 
-    def take_over(self, other: "Codec") -> None:  # noqa: B027
-        """Continue from a codec of this kind with other settings.
+    def take_over(self, other: Self) -> None:  # noqa: B027
+        """Continue from a codec of the same class with other settings.
 
         Parameters
         ----------
@@ -795,6 +795,7 @@ class Feedback(Codec):
     unbiased = False
     wants_feedback = False
     has_own_memory = True
+    in_steps = True
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec.bucket, codec.config)

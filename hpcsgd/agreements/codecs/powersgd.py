@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import ceil, isqrt
+from typing import Self
 
 import numpy as np
 
@@ -97,11 +98,10 @@ class PowerSgd(Codec):
         arrive = line.start_sum(np.ascontiguousarray(matrix @ guess))
         return lambda: self._finish(matrix, arrive(), line, moment)
 
-    def take_over(self, other: Codec) -> None:
-        """The columns of Q that another rank has followed."""
-        if not isinstance(other, PowerSgd) or self.shape != other.shape:
-            return
-        if self.is_worth_it and other.is_worth_it:
+    def take_over(self, other: Self) -> None:
+        """Take the columns of Q that a codec of another rank has followed."""
+        is_alike = self.shape == other.shape
+        if is_alike and self.is_worth_it and other.is_worth_it:
             both = slice(min(self.rank, other.rank))
             self.kept["guess"][:, both] = other.kept["guess"][:, both]
 

@@ -49,7 +49,7 @@ from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
-from hpcsgd.glm.updates import ColumnViews, LinearRule, Turn
+from hpcsgd.glm.updates import ColumnViews, Turn
 from hpcsgd.precision import Precision
 from hpcsgd.settings import setting
 
@@ -181,8 +181,8 @@ class OwnSteps(Gradient, ABC):
         """Where scores are read: w, or w + μv."""
         rule, weights = self.steps.rule, state.weights
         point: Array = weights[:, : self.columns]
-        if isinstance(rule, LinearRule) and rule.states > 1:
-            momentum = float(rule.update.probe()[1])
+        if rule.linear is not None and rule.states > 1:
+            momentum = float(rule.linear.probe()[1])
             point = point + weights.dtype.type(momentum) * weights[:, self.columns :]
         return point
 

@@ -93,26 +93,26 @@ class SliceLink:
 
 
 class Worker:
-    """One thread: what it is given is done in order; seconds, and those waited for."""
+    """One thread that does actions in order, and counts seconds of work and waits."""
 
     def __init__(self) -> None:
         self.seconds = self.waited = 0.0
         self._pool: ThreadPoolExecutor | None = None
 
     def give(self, action: Callable[[], None]) -> "Future[None]":
-        """Begin it, behind what was given before."""
+        """Start an action, behind those that were given before."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "hpcsgd-offload")
         return self._pool.submit(self._timed, action)
 
     def wait(self, future: "Future[None]") -> None:
-        """Until it is done; what it raised is raised here."""
+        """Wait until an action is done; raise what it has raised."""
         began = perf_counter()
         future.result()
         self.waited += perf_counter() - began
 
     def close(self) -> None:
-        """No more is given."""
+        """End the thread; no more actions are given."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -160,7 +160,7 @@ class OffloadSettings(SlicedSettings):
 
     @property
     def steps_late(self) -> bool:
-        """From an exchange on the host steps one exchange late."""
+        """Return whether the host steps one exchange late, from some exchange on."""
         return self.delay_after >= 0
 
 
@@ -182,16 +182,16 @@ class Offload(ShardedAgreement):
 
     @property
     def takes_at_once(self) -> bool:
-        """No gradient is kept whole but on a device, which has the memory."""
+        """Return whether no gradient is kept whole: a device has the memory for one."""
         return not self.inputs.memory.on_device
 
     @property
     def keeps_gradient_whole(self) -> bool:
-        """A device adds up all tiles in one launch."""
+        """Return whether all tiles are kept: a device adds them up in one launch."""
         return self.inputs.memory.on_device or super().keeps_gradient_whole
 
     def prepare(self, state: State) -> None:
-        """The host's weights, and its gradient: two where one is late."""
+        """Allocate the host's weights and its gradient, and one that is late."""
         super().prepare(state)
         self._memory = state.memory
         memory = self.inputs.memory
@@ -212,7 +212,7 @@ class Offload(ShardedAgreement):
         )
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """And from when on steps are late."""
+        """Return the plan, and the exchange from which on steps are late."""
         return {**super().plan_in_words(state), "delay": repr(self.delay)}
 
     def _sliced(self) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class Offload(ShardedAgreement):
         return super()._sliced()
 
     def start(self, state: State, exchanges: int) -> None:
-        """From the weights at hand, and the gradient that was late."""
+        """Start from the weights of the state, and from the gradient that is late."""
         if self.delay >= 0:
             log.info(
                 "from exchange %d on steps are one gradient late, and stable for rates"
@@ -236,11 +236,11 @@ class Offload(ShardedAgreement):
             self.late = self.steps.moment(exchanges - 1)
 
     def is_whole(self, exchanges: int) -> bool:
-        """Whether every gradient has been taken."""
+        """Return whether every gradient has been taken."""
         return self.late is None
 
     def _begin(self, number: int) -> None:
-        """Where a gradient is late, the host takes it while the device computes."""
+        """Start an exchange; the host takes a late gradient beside the device."""
         super()._begin(number)
         if self.late is not None:
             host, late = _Host(self.master, self._memory), self.late
@@ -249,7 +249,7 @@ class Offload(ShardedAgreement):
             self._under_way = self.worker.give(action)
 
     def _step(self, state: State, task: Task | None) -> None:
-        """The gradient goes down; what the host has stepped goes up."""
+        """Copy the gradient to the host, and the stepped weights to the device."""
         factor = 1.0 / float(self.scatter.tail.total()[-1])
         is_late, shapes = 0 <= self.delay <= self._moment.number, self.inputs.shapers
         if is_late or shapes:
@@ -283,7 +283,7 @@ class Offload(ShardedAgreement):
         self._step_intercept(state)
 
     def _step_late(self, state: State) -> None:
-        """The step of the gradient before; this one waits for the next exchange."""
+        """Take the step of the gradient before; this one waits for the next."""
         if self._under_way is not None:
             self.worker.wait(self._under_way)
             self._under_way = None
@@ -295,7 +295,7 @@ class Offload(ShardedAgreement):
         self.late = self._moment
 
     def _raise_all(self, state: State) -> None:
-        """The weights that the host has stepped, and the intercept with them."""
+        """Send the weights that the host has stepped, and step the intercept."""
         for cut in self.cuts:
             self._raise(state, cut)
         self.joining.wait(behind=0)
@@ -308,14 +308,14 @@ class Offload(ShardedAgreement):
             self.steps.take_intercept(state, late, self.late)
 
     def _fetch(self, number: int, cut: Cut) -> None:
-        """A slice of the gradient, into the memory of the host."""
+        """Copy a slice of the gradient to the host, and wait for it."""
         own = self.scatter.own(number, cut)
         self.link.down(own, self.incoming[cut.place])()
 
     def _raise(
         self, state: State, cut: Cut, stepped: "Future[None] | None" = None
     ) -> None:
-        """A slice of the weights, from the host to this device and to all replicas."""
+        """Send a slice of the weights from the host to this device and all replicas."""
         if stepped is not None:
             self.worker.wait(stepped)
         self.send_up(state, cut)
@@ -340,20 +340,20 @@ class Offload(ShardedAgreement):
         state.mark_written("weights")
 
     def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
-        """The step of all slices."""
+        """Step all slices."""
         for cut in self.cuts:
             self._apply_slice(host, cut, gradient[cut.place], 1.0, moment)
 
     def _apply_slice(
         self, host: "_Host", cut: Cut, gradient: Array, factor: float, moment: Moment
     ) -> None:
-        """As in every stage; the gradient is used up."""
+        """Step one slice, as every stage does; the gradient is used up."""
         own = host.weights[cut.place]
         kept = {name: host.memory[name][cut.place] for name in self._stepped()}
         self.steps.step_slice(WordRange(own, own, kept), gradient, factor, moment)
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """With the gradient that is late, on copies."""
+        """Return the state with the late gradient taken, on copies."""
         if self.late is None:
             return state
         names = self._sliced()
@@ -371,7 +371,7 @@ class Offload(ShardedAgreement):
         return seen
 
     def settle(self, state: State, exchanges: int) -> None:
-        """The last gradient is taken, too."""
+        """Take the last gradient, if it is late."""
         if self.late is None:
             return
         self.inputs.memory.settle()  # the last slices may still be on their way up
@@ -380,14 +380,14 @@ class Offload(ShardedAgreement):
         self.late = None
 
     def _check(self, state: State, exchanges: int) -> None:
-        """Where replicas were mended, the host takes over what they hold."""
+        """Compare replicas; the host takes over weights that were mended."""
         before = self.check.mended
         super()._check(state, exchanges)
         if self.check.mended != before:
             self.master[...] = self.cuts.of(state.weights)
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return what the report of a run contains."""
         worker = self.worker
         hidden = max(worker.seconds - worker.waited, 0.0)
         up, down = self.replicas.copied  # to be carried, where hosts do that
@@ -434,18 +434,18 @@ class Offload(ShardedAgreement):
         return 2 + int(shape.settings.delay_after >= 0)
 
     def release(self) -> None:
-        """The thread ends."""
+        """End the thread."""
         self.worker.close()
 
     def close(self) -> None:
-        """And groups, if there are some."""
+        """Close the groups of `Gradient`, and end the thread."""
         self.release()
         super().close()
 
 
 @dataclass(frozen=True)
 class _Host:
-    """What the host steps: its slices of w, and what is kept beside them."""
+    """The slices of w that the host steps, and what is kept beside them."""
 
     weights: Array
     memory: dict[str, Array]

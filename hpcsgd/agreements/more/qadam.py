@@ -23,9 +23,8 @@ from hpcsgd.agreements.base import (
     Requires,
     Supports,
 )
-from hpcsgd.agreements.buckets import PlainSender, Sender, Tile
+from hpcsgd.agreements.buckets import Sender, Tile
 from hpcsgd.agreements.gradient import Gradient, GradientInputs, sent_for_gradient
-from hpcsgd.agreements.hierarchical import ByLeaders
 from hpcsgd.backends.task import State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
@@ -115,10 +114,7 @@ class QAdam(Gradient):
         """The codec keeps what it keeps from the start."""
         super().prepare(state)
         self.coded: Sender = self.sender
-        self.plain: Sender = PlainSender(self.grid.replicas)
-        if isinstance(self.coded, ByLeaders):
-            groups = self.coded.groups
-            self.plain = ByLeaders(groups, PlainSender(groups.leaders))
+        self.plain: Sender = self.coded.uncoded()
         # One account of what was hidden.
         self.plain.overlap = self.coded.overlap
 

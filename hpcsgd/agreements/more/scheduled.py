@@ -41,7 +41,6 @@ from hpcsgd.backends.base import Rows
 from hpcsgd.backends.exchange import probed
 from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator, Pending
-from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
@@ -481,10 +480,10 @@ class Scheduled(Gradient):
         """Pieces start when there is credit, here earlier and there later: between them
         nothing else may be said on their communicator.
         """
-        if not isinstance(self.sender, PlainSender):
+        if not self.sender.sums_in_place:
             return EncodedTiles(self.sender, self.buffer)
         self.grid.meet()
-        self.own = duplicate(of_hosts(self.grid.replicas))
+        self.own = duplicate(self.grid.replicas.host_group)
         self.sender = PlainSender(self.own)
         return AsTheyAre(self.sender)
 

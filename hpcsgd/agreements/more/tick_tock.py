@@ -36,7 +36,6 @@ from hpcsgd.agreements.gradient import Gradient, sent_for_gradient, sent_in_plac
 from hpcsgd.backends.base import Rows
 from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.gpu import of_hosts
 from hpcsgd.comm.grid import duplicate
 from hpcsgd.comm.ledger import Ledger, Sent
 from hpcsgd.formats import Array
@@ -48,7 +47,7 @@ from hpcsgd.settings import setting
 
 @dataclass
 class Item:
-    """Tick (0) or tock (1)."""
+    """The buffer and the sender of the tick (0) or the tock (1)."""
 
     name: int
     buffer: Buffer
@@ -58,12 +57,12 @@ class Item:
     watchers: ClassVar[list[Callable[[str, int], None]]] = []
 
     def begin(self) -> None:
-        """Its batches are computed from now on."""
+        """Start an exchange with empty sums."""
         self.tell("computes")
         self.buffer.clear()
 
     def send(self, tile: Tile) -> None:
-        """A tile is there."""
+        """Send a tile, which is complete."""
         if tile is self.buffer.tiles[0]:
             self.sender.begin(self.buffer, Moment(0, 0, 1.0, 1.0))
         self.sender.send(self.buffer, tile)
@@ -71,13 +70,13 @@ class Item:
             self.tell("sent")
 
     def receive(self, tile: Tile) -> None:
-        """Wait for its sum; that of the first tile brings the tail."""
+        """Wait for the sum of a tile; that of the first brings the tail."""
         self.sender.wait()
         if tile is self.buffer.tiles[-1]:
             self.tell("arrived")
 
     def tell(self, event: str) -> None:
-        """To whoever wants to know."""
+        """Call all watchers with an event of this item."""
         for watch in self.watchers:
             watch(event, self.name)
 
@@ -85,8 +84,8 @@ class Item:
 def make_items(
     buffers: tuple[Buffer, Buffer], replicas: Communicator
 ) -> tuple[Item, Item]:
-    """Both, each with a duplicate of the communicator; called by all replicas."""
-    tick, tock = (PlainSender(duplicate(of_hosts(replicas))) for _ in buffers)
+    """Return both items, each with a communicator of its own. Collective."""
+    tick, tock = (PlainSender(duplicate(replicas.host_group)) for _ in buffers)
     return Item(0, buffers[0], tick), Item(1, buffers[1], tock)
 
 
@@ -123,12 +122,12 @@ class TickTockSettings(GradientSettings):
 
     @property
     def batches_together(self) -> int:
-        """Those of the tick and of the tock, where both are one step."""
+        """Return the batches of the tick and of the tock, where both are one step."""
         return self.accumulate * (2 if self.mode == "exact-sum" else 1)
 
     @property
     def steps_late(self) -> bool:
-        """A gradient travels while the next one is computed."""
+        """Return whether a gradient travels while the next one is computed."""
         return self.mode == "delayed"
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
@@ -157,7 +156,7 @@ class TickTock(Gradient):
         return AsOne if settings.mode == "exact-sum" and is_one else cls
 
     def prepare(self, state: State) -> None:
-        """Two buffers, and two communicators."""
+        """Allocate two buffers, and open two communicators."""
         super().prepare(state)
         buffers = self.buffer, self._make_buffer(state)
         self.grid.meet()
@@ -167,18 +166,18 @@ class TickTock(Gradient):
         self._seen = 0
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """An exchange of so many batches: the tick's, then the tock's."""
+        """Start an exchange of so many batches: the tick's, then the tock's."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
 
     @property
     def is_full(self) -> bool:
-        """That of either item."""
+        """Return whether the next batch completes the sums of its item."""
         return self._seen + 1 == self.half or self.is_last
 
     @property
     def sums(self) -> Buffer:
-        """The tick's, then the tock's."""
+        """Return the sums of the tick, then those of the tock."""
         return self.items[self._seen >= self.half].buffer
 
     def apply_update(
@@ -199,7 +198,7 @@ class TickTock(Gradient):
             self._step(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Where this replica had no rows: nothing, zero times, and the same step."""
+        """Take the same step without rows where this replica had none."""
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._say(self.items[0])
@@ -209,7 +208,7 @@ class TickTock(Gradient):
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run; transfers of both items together."""
+        """Return what the report contains, with the transfers of both items."""
         own = [item.sender.overlap.facts() for item in self.items]
         transfer, hidden = (
             sum(float(one[name]) for one in own)
@@ -224,7 +223,7 @@ class TickTock(Gradient):
         }
 
     def close(self) -> None:
-        """Both communicators, with all replicas."""
+        """Close both communicators. Collective."""
         is_alone = self.grid.replicas.size == 1
         for item in () if is_alone else getattr(self, "items", ()):
             item.sender.replicas.close()
@@ -273,13 +272,13 @@ class TickTock(Gradient):
             task.clock.start()  # what a sum takes is booked by the ledger
 
     def _say(self, item: Item) -> None:
-        """Nothing: it is as it began."""
+        """Send an empty item."""
         item.buffer.mark_empty()
         for tile in item.buffer:
             item.send(tile)
 
     def _step(self, state: State, task: Task | None) -> None:
-        """Both items' sums as one gradient, then the step of every other agreement."""
+        """Add the sums of both items, and step along them."""
         tick, tock = self.items
         for own, other in zip(tick.buffer, tock.buffer, strict=True):
             tick.receive(own)
@@ -291,7 +290,7 @@ class TickTock(Gradient):
     def _take_whole(
         self, state: State, gradient: Array, tail: Array, task: Task | None
     ) -> None:
-        """A step along a sum of gradients (destroyed), whose tail says of how many."""
+        """Step along a sum of gradients (destroyed); the count is in its tail."""
         if task is not None:
             task.clock.start()
         same, factor = self._same_on_members(tail), 1.0 / float(tail[-1])
@@ -306,7 +305,7 @@ class TickTock(Gradient):
 
 
 class AsOne(Gradient):
-    """Both halves at once, as ddp: where no half has anything to hide behind."""
+    """Both halves as one gradient, where no half can hide behind the other."""
 
     settings: ClassVar[type[AgreementSettings]] = TickTockSettings
     sums_on_devices: ClassVar[bool] = True
@@ -330,7 +329,7 @@ class LateTickTock(TickTock):
     """Items take turns, exchange by exchange."""
 
     def prepare(self, state: State) -> None:
-        """And room for what is late where a checkpoint is made."""
+        """Allocate also the gradient that is late where a checkpoint is made."""
         super().prepare(state)
         self._late: Item | None = None  # that travels
         state.remember(GRADIENT, self.columns)
@@ -346,7 +345,7 @@ class LateTickTock(TickTock):
             self._turn(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Where this replica had no rows: nothing, zero times, in its turn."""
+        """Take the same step without rows where this replica had none."""
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._say(self._own)
@@ -354,7 +353,7 @@ class LateTickTock(TickTock):
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
-        """What travels comes to rest in the state, and is applied in its turn."""
+        """Wait for the item under way, and store it in the state as late."""
         item, self._late = self._late, None
         if item is None:
             return
@@ -366,12 +365,12 @@ class LateTickTock(TickTock):
         tail[1] = item.buffer.tail[-1]
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Nothing is left out: the last gradient is applied."""
+        """Apply the last gradient at the end of a run."""
         self.arrive(state)
         self._apply_rested(state, exchanges)
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """What `settle` would give, with the state left as it is."""
+        """Return the state that `settle` would give; `state` stays as it is."""
         self.arrive(state)
         seen = state.host_state()
         intercept = None if seen.intercept is None else seen.intercept.copy()
@@ -386,23 +385,23 @@ class LateTickTock(TickTock):
         return copy
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """What is late is the same on all replicas."""
+        """Return True where codecs keep nothing: what is late is the same."""
         own = set(state.memory) - {GRADIENT, *self.steps.rule.state_names}
         return self.grid.replicas.size == 1 or not own
 
     @property
     def is_full(self) -> bool:
-        """An item is a whole exchange."""
+        """Return whether the next batch is the last of its exchange."""
         return self.is_last
 
     @property
     def sums(self) -> Buffer:
-        """Of the item whose turn it is."""
+        """Return the sums of the item whose turn it is."""
         return self._own.buffer
 
     @property
     def _own(self) -> Item:
-        """Of this exchange."""
+        """Return the item of this exchange."""
         return self.items[self._done % 2]
 
     def _begin(self, number: int) -> None:
@@ -411,7 +410,7 @@ class LateTickTock(TickTock):
         self._own.begin()
 
     def _turn(self, state: State, task: Task | None) -> None:
-        """The gradient of the exchange before; that of this one is late from now on."""
+        """Apply the gradient of the exchange before; that of this one is late now."""
         item, self._late = self._late, self._own
         if item is None:
             self._apply_rested(state, self._done)

@@ -120,6 +120,29 @@ class DenseProducts:
         self._tickets = device.zeros((max(tiles.count, 1),), np.uint32)
         self._plan_update(item)
 
+    @staticmethod
+    def bytes_of(
+        rows: int,
+        width: int,
+        item: int,
+        tiles: int,
+        side: int,
+        multiprocessors: int,
+        columns: int,
+    ) -> int:
+        """Return the bytes of the parts that the products of so many rows are sums of.
+
+        Rows have `width` values of `item` bytes, and weights so many `columns`.
+        """
+        count = max(tiles, 1)
+        splits = kernels.splits_of(count, width, side, item, multiprocessors)
+        plan = kernels.launch_of(
+            tiles, rows, width, tile=side, itemsize=item, splits=splits
+        )
+        update = kernels.update(rows, width, item)
+        parts = kernels.update_room(width, update) if columns == 1 else 0
+        return 4 * (plan.workspace + count + parts)
+
     def part(self, columns: slice) -> "DenseProducts":
         """Of some columns, which begin with a chunk of a row."""
         part = copy(self)
@@ -291,6 +314,11 @@ class SparseProducts:
         self._batches = sent(device, np.repeat(numbers, blocks.sizes))
         self._seen = np.int64(0), np.int64(0)  # all columns
 
+    @staticmethod
+    def bytes_of(rows: int) -> int:
+        """Return the bytes of the numbers of the batches that so many rows are in."""
+        return 4 * rows
+
     def part(self, columns: slice) -> "SparseProducts":
         """Of some columns, which rows are searched for."""
         part = copy(self)
@@ -415,13 +443,21 @@ class DeviceRecurrence:
         self._pitch = ()
 
 
-# One member's part of an exchange on a device: kernels, their buffers, in order.
+# The kernels beneath an exchange on a device, and their buffers.
 
 ONE_SCORE = Widths()
 
 
-class DeviceExchange:
-    """Exchanges of the sizes `blocks`: buffers stay, what is in them changes."""
+def side_of(rows: int, width: int, is_sparse: bool) -> int:
+    """Return the side of tiles: rows that store few values have no large ones."""
+    return kernels.SMALL if is_sparse else kernels.tile_for(rows, width)
+
+
+class ExchangeKernels:
+    """The kernels of exchanges of the sizes `blocks`, on buffers that stay.
+
+    `hpcsgd.backends.cuda.sequences.CudaExchange` calls them in the order of a product.
+    """
 
     def __init__(
         self,
@@ -437,33 +473,42 @@ class DeviceExchange:
         self.precision, self.widths = precision, widths
         self.sampled = DeviceSampled(device, order, blocks.rows)
         self.coefficients = DeviceCoefficients(device, blocks, matrix.scale)
-        self.tiles = GramTiles(device, blocks, self._side_of(matrix))
-        self.rows = self._products_of(matrix)
+        self.rows: Products
+        is_sparse = isinstance(matrix, DeviceCsr)
+        side = side_of(blocks.rows, matrix.width, is_sparse)
+        self.tiles = GramTiles(device, blocks, side)
+        if isinstance(matrix, DeviceCsr):
+            self.rows = SparseProducts(device, matrix, blocks, self.tiles, widths)
+        else:
+            self.rows = DenseProducts(device, matrix, blocks, self.tiles, widths)
         self.recurrence = DeviceRecurrence(device, blocks, family, self.tiles, widths)
         self._make_message()
         self._point = self._room_for_point()
 
     @staticmethod
     def holds(
-        blocks: Blocks, width: int, item: int, multiprocessors: int, columns: int = 1
+        blocks: Blocks,
+        width: int,
+        item: int,
+        multiprocessors: int,
+        columns: int = 1,
+        is_sparse: bool = False,
     ) -> Iterator[tuple[str, int]]:
         """Yield name and bytes of the buffers of exchanges of the sizes `blocks`.
 
         Rows have `width` values of `item` bytes, and weights so many `columns`.
         """
-        rows, side = blocks.rows, kernels.tile_for(blocks.rows, width)
+        rows, side = blocks.rows, side_of(blocks.rows, width, is_sparse)
         tiles, places = kernels.tiles_of(np.asarray(blocks.starts), side)
-        count = max(len(tiles), 1)
-        splits = kernels.splits_of(count, width, side, item, multiprocessors)
-        plan = kernels.launch_of(
-            len(tiles), rows, width, tile=side, itemsize=item, splits=splits
-        )
-        update = kernels.update(rows, width, item)
-        parts = kernels.update_room(width, update) if columns == 1 else 0
-        yield "message", 4 * (plan.result + rows * columns)
+        count = len(tiles)
+        yield "message", 4 * (count * side**2 + rows * columns)
         yield "sampled rows", bytes_of_order(rows)
         yield "map of tiles", 4 * (count + places.size)
-        yield "parts of sums", 4 * (plan.workspace + count + parts)
+        if is_sparse:
+            yield "batches of rows", SparseProducts.bytes_of(rows)
+        else:
+            sizes = rows, width, item, count, side, multiprocessors, columns
+            yield "parts of sums", DenseProducts.bytes_of(*sizes)
         yield "residuals and factors", 4 * 2 * rows * columns
 
     @property
@@ -514,18 +559,6 @@ class DeviceExchange:
         """weights ← weights carryᵀ + Yᵀ factors."""
         factors, carry = self.recurrence.factors, self.coefficients.carry
         self.rows.update(self.sampled.numbers, factors, carry, weights)
-
-    def _products_of(self, matrix: DeviceMatrix | DeviceCsr) -> Products:
-        sizes = self.blocks, self.tiles, self.widths
-        if isinstance(matrix, DeviceCsr):
-            return SparseProducts(self.device, matrix, *sizes)
-        return DenseProducts(self.device, matrix, *sizes)
-
-    def _side_of(self, matrix: DeviceMatrix | DeviceCsr) -> int:
-        """Of tiles: rows that store few values have no large ones."""
-        if isinstance(matrix, DeviceCsr):
-            return kernels.SMALL
-        return kernels.tile_for(self.blocks.rows, matrix.width)
 
     def _make_message(self) -> None:
         """One buffer for tiles and margins: what members sum."""

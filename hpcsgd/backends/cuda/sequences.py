@@ -11,8 +11,8 @@ from hpcsgd.backends.cuda.device import Device, GraphAction, LaunchGraph
 from hpcsgd.backends.cuda.exchange import (
     DenseProducts,
     DeviceCsr,
-    DeviceExchange,
     DeviceFusedSteps,
+    ExchangeKernels,
     Widths,
     has_fused_kernel,
     put_csr,
@@ -54,13 +54,23 @@ BF16 = "bf16"  # what transports round on the device
 
 
 class DeviceSums:
-    """array ← Σ over members, in place; there where that can be, else by the host.
+    """Sums of arrays over members, in place: on the device, or by way of the host.
 
-    Whoever sums an array sums it again and again: what that needs is kept with it.
+    An array is summed again and again: what its sum needs is kept with it.
+
+    Attributes
+    ----------
+    members : Communicator
+        The members of the replica.
+    device_members : DeviceCommunicator or None
+        The members, if arrays of devices travel between them; None if the host sends.
     """
 
     def __init__(self, task: Task, device: Device) -> None:
-        self.members = task.members
+        self.members = members = task.members
+        self.device_members: DeviceCommunicator | None = None
+        if isinstance(members, DeviceCommunicator):
+            self.device_members = members
         self.clock = task.clock
         self.device = device
         self._scratch = Scratch()
@@ -73,8 +83,8 @@ class DeviceSums:
             return
         if self._goes_wide(form):
             members.sum(array, PURPOSE)
-        elif form == BF16 and isinstance(members, DeviceCommunicator):
-            self._message(members, array).sum(PURPOSE)
+        elif form == BF16 and self.device_members is not None:
+            self._message(self.device_members, array).sum(PURPOSE)
         else:
             message = self._written(name, array, form)
             self._read(message.sum(PURPOSE), array)
@@ -87,43 +97,43 @@ class DeviceSums:
             return Pending(array)
         if self._goes_wide(form):
             return members.start_sum(array, PURPOSE)
-        if form == BF16 and isinstance(members, DeviceCommunicator):
-            return self._message(members, array).start(PURPOSE)
+        if form == BF16 and self.device_members is not None:
+            return self._message(self.device_members, array).start(PURPOSE)
         travelling = self._written(name, array, form, travels=True).start(PURPOSE)
         return Pending(array, lambda: self._read(travelling.wait(), array))
 
     def captures(self, *forms: str) -> bool:
-        """Whether sums in these formats may be part of a graph of the device."""
+        """Return whether sums in these formats may be part of a graph of the device."""
         if self.members.size == 1:
             return True
-        can = isinstance(self.members, DeviceCommunicator) and self.members.captures
-        return can and all(self._goes_wide(form) for form in forms)
+        captures = self.device_members is not None and self.device_members.captures
+        return captures and all(self._goes_wide(form) for form in forms)
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
-        """A graph of what `action` launches and queues, which has run once."""
+        """Return a graph of what `action` launches and queues, which has run once."""
         graph = self.device.capture(action)
-        if isinstance(self.members, DeviceCommunicator):
-            self.members.adopt(graph)
+        if self.device_members is not None:
+            self.device_members.adopt(graph)
         return graph
 
     def queue(self, array: Any) -> None:
-        """Its sum, into the graph that is being recorded; `captures` was asked."""
+        """Queue the sum of an array in the graph that is recorded, if `captures`."""
         if self.members.size > 1:
-            assert isinstance(self.members, DeviceCommunicator)
-            self.members.queue_sum(array)
+            assert self.device_members is not None
+            self.device_members.queue_sum(array)
 
     def replay(self, graph: LaunchGraph, arrays: Sequence[Any]) -> None:
         """Launch a graph that holds the sums of these arrays, in this order."""
         if self.members.size == 1:
             graph()
             return
-        assert isinstance(self.members, DeviceCommunicator)
-        self.members.replay(graph, arrays, PURPOSE)
+        assert self.device_members is not None
+        self.device_members.replay(graph, arrays, PURPOSE)
         self.clock.lap("communicate")
 
     def _goes_wide(self, form: str) -> bool:
-        """As it is, by a transport that knows arrays of the device."""
-        return isinstance(self.members, DeviceCommunicator) and get_format(form).is_wide
+        """Return whether arrays are summed as they are, on the device."""
+        return self.device_members is not None and get_format(form).is_wide
 
     def _message(self, members: DeviceCommunicator, array: Any) -> DeviceNarrowSum:
         kept = self._narrow.get(id(array))
@@ -292,7 +302,7 @@ class CudaExchange:
     group: Group
     state: State  # weights and intercept have copies on the device
 
-    def __init__(self, maker: "CudaExchanges", launches: DeviceExchange) -> None:
+    def __init__(self, maker: "CudaExchanges", launches: ExchangeKernels) -> None:
         self.maker, self.launches = maker, launches
         self.task, self.device, self.blocks = maker.task, maker.device, launches.blocks
         self._is_kept = False  # the buffer was kept: the next Gram goes to the spare
@@ -331,10 +341,11 @@ class CudaExchange:
 
         `is_stepped`: the launches advance a state.
         """
-        message, state = self.launches.message, self.state if is_stepped else None
-        if state is None:
+        message = self.launches.message
+        if not is_stepped:
             return (message,)
-        return message, state.on_device("weights"), state.on_device("intercept")
+        on_device = self.state.on_device
+        return message, on_device("weights"), on_device("intercept")
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
         """Return one message, unless its halves travel in different formats."""
@@ -534,10 +545,10 @@ class CudaRows:
 
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
         assert isinstance(maker.matrix, DeviceMatrix)  # sparse rows are refused
-        self.maker, self.keeps = maker, keeps
+        self.maker, self.keeps, self.own = maker, keeps, maker.matrix
         self.widths = tuple(part.stop - part.start for part in maker.task.shard.parts)
         self.pieces: dict[int, tuple[DeviceSampled, DeviceMemberRows]] = {}
-        self.matrix = self._room(maker.matrix, rows)
+        self.matrix = self._room(self.own, rows)
         self.order = maker.order
         self.numbers: Array = np.arange(rows, dtype=np.int64)
         self.is_here = np.zeros(rows, dtype=bool)
@@ -560,10 +571,9 @@ class CudaRows:
         """Return the buffers of so many rows on their way."""
         pieces = self.pieces.get(rows)
         if pieces is None:
-            maker, own = self.maker, self.maker.matrix
-            assert isinstance(own, DeviceMatrix)
+            maker = self.maker
             sampled = DeviceSampled(maker.device, maker.order, rows)
-            member = DeviceMemberRows(maker.device, own, rows, self.widths)
+            member = DeviceMemberRows(maker.device, self.own, rows, self.widths)
             pieces = self.pieces[rows] = sampled, member
         return pieces
 
@@ -596,13 +606,13 @@ class CudaGatheredSteps(CudaPlainSteps):
 
     def gather(self) -> None:
         """Gather the rows of all members; by the host where it alone sends."""
-        members, device = self.task.members, self.device
+        sums, device = self.maker.sums, self.device
         counts, packed, flat = self.pieces.counts, self.pieces.packed, self.pieces.flat
-        if isinstance(members, DeviceCommunicator):
-            members.gather(packed, counts, flat, PURPOSE)
+        if sums.device_members is not None:
+            sums.device_members.gather(packed, counts, flat, PURPOSE)
         else:
             out = np.empty(sum(counts), dtype=flat.dtype)
-            members.gather(device.fetch(packed), counts, out, PURPOSE)
+            sums.members.gather(device.fetch(packed), counts, out, PURPOSE)
             device.fill(flat, out)
         self.task.clock.lap("communicate")
 
@@ -639,9 +649,9 @@ class CudaExchanges:
         self.gram_asked, self.gram_kernel = gram_asked, ""
         self.sums = DeviceSums(task, device)
         self.scratch = Scratch()  # of the monitor, on the host
-        # A device outlives runs: whom it asks before it waits is for each of them.
-        carried = isinstance(task.members, DeviceCommunicator)
-        device.settle = task.members.settle if carried else device.wait  # type: ignore[attr-defined]
+        # A device outlives runs, and each run has members of its own to wait for.
+        members = self.sums.device_members
+        device.settle = device.wait if members is None else members.settle
         shard, form = task.shard, task.precision.matrix
         self.scale = scale_of(task)
         put: Any = put_csr if shard.is_sparse else put_matrix
@@ -719,10 +729,10 @@ class CudaExchanges:
         matrix: DeviceMatrix | DeviceCsr,
         order: Order,
         read: int,
-    ) -> DeviceExchange:
+    ) -> ExchangeKernels:
         """Return kernels and buffers of these sizes; `read` states make a margin."""
         task = self.task
-        return DeviceExchange(
+        return ExchangeKernels(
             self.device,
             matrix,
             order,
@@ -736,7 +746,7 @@ class CudaExchanges:
         """Return the columns of weights and scores; `read` states make a margin."""
         return Widths(self.task.columns, self.task.states, read)
 
-    def choose_kernel(self, launches: DeviceExchange) -> None:
+    def choose_kernel(self, launches: ExchangeKernels) -> None:
         """Choose who makes Grams of this size; the same on all members."""
         if not isinstance(launches.rows, DenseProducts):
             return

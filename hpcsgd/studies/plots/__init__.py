@@ -1,5 +1,5 @@
-"""Charts as values, as tables and as pictures.
+"""Charts as values, as CSV tables and as pictures.
 
-`charts` describes a chart, its axes and its numbers, and makes CSV of it; `svg` has
-matplotlib draw it as PNG or as SVG.
+`charts` describes a chart, its axes and its numbers, and writes its table; `svg` draws
+it with matplotlib, as SVG or PNG.
 """

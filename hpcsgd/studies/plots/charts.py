@@ -1,4 +1,4 @@
-"""Descriptions of charts: values, labels, scales."""
+"""Charts as values: series, labels, scales, and the table of each chart as CSV."""
 
 import csv
 import io
@@ -6,10 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, isfinite, log10, sqrt
 
-# What a chart is, before anybody draws it.
+# The description of a chart is independent of matplotlib, which draws it.
 
 Values = tuple[float, ...]
-MEASURED, CROWDED, EMULATED = "", "crowded", "emulated"  # how a point was measured
+Row = list[object]  # of the table of a chart
+# How a point was measured.
+MEASURED = ""
+CROWDED = "crowded"
+EMULATED = "emulated"
 MARKS = {
     CROWDED: "hollow: more ranks than cores",
     EMULATED: "ring with a dot: emulated",
@@ -18,19 +22,24 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """What is on it, in which unit, and how it is divided."""
+    """Title, unit and kind of one axis of a chart."""
 
     title: str
     unit: str = ""  # s, words, J, %: drawn with the prefix that fits
     log: bool = False
-    ticks: Values = ()  # these alone, where they are given
+    ticks: Values = ()  # the ticks; empty to choose them by the values
     from_zero: bool = False
-    shows_bars: bool = True  # False: bars of repeats may run out of it
+    shows_bars: bool = True  # whether the axis includes the bars of repeats
+
+    @property
+    def head(self) -> str:
+        """Title with the unit, for the head of a table."""
+        return _with_unit(self.title, self.unit)
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: its points, and how far repeats were apart."""
+    """One line of a chart: its points, and the range of the repeats of each."""
 
     name: str
     x: Values
@@ -38,18 +47,19 @@ class Series:
     low: Values = ()
     high: Values = ()
     marks: tuple[str, ...] = ()
-    look: int = 0  # one method has the same in all charts
+    look: int = 0  # number of its colour and marker, the same in all charts
 
     def mark(self, number: int) -> str:
-        """How a point was measured."""
+        """Return how a point was measured, a key of `MARKS` or ""."""
         return self.marks[number] if self.marks else MEASURED
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines over two axes; `ideal` is what is drawn thin behind them."""
+    """A chart of lines over two axes; `ideal` is a thin line behind the others."""
 
-    name: str  # of its files
+    draws_title = False
+    name: str  # name of its files
     title: str
     caption: str
     x: Axis
@@ -57,10 +67,21 @@ class Lines:
     series: tuple[Series, ...]
     ideal: Series | None = None
 
+    def table(self) -> list[Row]:
+        """Return the points as rows below a head."""
+        rows: list[Row] = [
+            ["series", self.x.head, self.y.head, "lowest", "highest", "mark"]
+        ]
+        for one in (*self.series, *([self.ideal] if self.ideal else [])):
+            for n, (x, y) in enumerate(zip(one.x, one.y, strict=True)):
+                ends: Row = [one.low[n], one.high[n]] if one.low else ["", ""]
+                rows.append([one.name, x, y, *ends, one.mark(n)])
+        return rows
+
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar made of parts, and how far repeats of the whole were apart."""
+    """One bar made of parts, and the range of the repeats of the whole."""
 
     name: str
     parts: Values
@@ -70,14 +91,15 @@ class Bar:
 
     @property
     def whole(self) -> float:
-        """The length of it."""
+        """Length of the bar."""
         return sum(self.parts)
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Lying bars, stacked of the parts that are named once."""
+    """A chart of horizontal bars, each a stack of the same parts."""
 
+    draws_title = False
     name: str
     title: str
     caption: str
@@ -85,11 +107,19 @@ class Bars:
     parts: tuple[str, ...]
     bars: tuple[Bar, ...]
 
+    def table(self) -> list[Row]:
+        """Return the bars as rows below a head."""
+        parts = [_with_unit(part, self.axis.unit) for part in self.parts]
+        rows: list[Row] = [["bar", *parts, "lowest", "highest", "mark"]]
+        rows += [[b.name, *b.parts, b.low, b.high, b.note] for b in self.bars]
+        return rows
+
 
 @dataclass(frozen=True)
 class Heat:
-    """A value for each pair; None where there is none."""
+    """A heat map: a value for each pair of a row and a column, or None."""
 
+    draws_title = True
     name: str
     title: str
     caption: str
@@ -102,14 +132,27 @@ class Heat:
 
     @property
     def values(self) -> list[float]:
-        """All that are there."""
+        """The finite values of all cells."""
         return [v for row in self.cells for v in row if v is not None and isfinite(v)]
+
+    def table(self) -> list[Row]:
+        """Return the cells with a value as rows below a head."""
+        rows: list[Row] = [[self.y, self.x, _with_unit("value", self.unit)]]
+        for row, line in zip(self.rows, self.cells, strict=True):
+            for column, value in zip(self.columns, line, strict=True):
+                if value is not None:
+                    rows.append([row, column, value])
+        return rows
 
 
 Chart = Lines | Bars | Heat
 
 
-# From values to places on an axis: ticks, prefixes, numbers as people write them.
+def _with_unit(title: str, unit: str) -> str:
+    return f"{title} [{unit}]" if unit else title
+
+
+# A scale maps values to places on an axis, and has ticks with labels.
 
 PREFIXES: dict[str, tuple[tuple[float, str], ...]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
@@ -125,26 +168,21 @@ PREFIXES: dict[str, tuple[tuple[float, str], ...]] = {
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number is divided by, and the word behind it."""
+    """A unit with its prefix: the divisor of a value, and the word after the number."""
 
     size: float = 1.0
     word: str = ""
 
 
 def unit_for(unit: str, values: Iterable[float]) -> Unit:
-    """The prefix with which the largest value reads best."""
+    """Return the largest unit that is not larger than the largest value."""
     largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
-    known = PREFIXES.get(unit)
-    if known is None:
-        return Unit(1.0, unit)
-    for size, word in known:
-        if largest >= size:
-            return Unit(size, word)
-    return Unit(*known[-1])
+    units = [Unit(size, word) for size, word in PREFIXES.get(unit, ((1.0, unit),))]
+    return next((one for one in units if largest >= one.size), units[-1])
 
 
 def unit_of(axis: Axis, values: Sequence[float]) -> Unit:
-    """Of a logarithmic axis the unit of its middle, else that of its end."""
+    """Return the unit of an axis: by its end, or by its middle if it is logarithmic."""
     shown = [v for v in values if isfinite(v) and (v > 0 or not axis.log)]
     if axis.log and shown:
         shown = [sqrt(min(shown) * max(shown))]
@@ -153,7 +191,7 @@ def unit_of(axis: Axis, values: Sequence[float]) -> Unit:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values low .. high onto places start .. stop; ticks are values."""
+    """A map from the values low to high to the places start to stop, with ticks."""
 
     low: float
     high: float
@@ -164,7 +202,7 @@ class Scale:
     unit: Unit
 
     def __call__(self, value: float) -> float:
-        """The place of a value."""
+        """Return the place of a value."""
         if self.log:
             share = log10(value / self.low) / log10(self.high / self.low)
         else:
@@ -172,14 +210,14 @@ class Scale:
         return self.start + share * (self.stop - self.start)
 
     def label(self, tick: float) -> str:
-        """A tick as it is written on the axis."""
+        """Return the label of a tick, a number in the unit of the axis."""
         return number(tick / self.unit.size)
 
 
 def make_scale(
     axis: Axis, values: Sequence[float], start: float, stop: float, most: int = 6
 ) -> Scale:
-    """The scale of an axis that shows all the values, with about `most` ticks."""
+    """Return the scale of an axis that includes all values, with about `most` ticks."""
     shown = [v for v in values if isfinite(v) and (v > 0 or not axis.log)]
     low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
     unit = unit_of(axis, shown)
@@ -211,18 +249,18 @@ def _logarithmic(axis: Axis, low: float, high: float, unit: Unit, most: int) -> 
     low, high = low / pad, high * pad
     if axis.ticks:
         return low, high, axis.ticks
-    found = [k * unit.size for k in log_ticks(low / unit.size, high / unit.size, most)]
-    return low, high, tuple(found)
+    ticks = [k * unit.size for k in log_ticks(low / unit.size, high / unit.size, most)]
+    return low, high, tuple(ticks)
 
 
 def nice(step: float) -> float:
-    """The next number of 1, 2, 2.5, 5 times a power of ten."""
+    """Round a step up to 1, 2, 2.5 or 5 times a power of ten."""
     power = 10.0 ** floor(log10(step)) if step > 0 else 1.0
     return next(k * power for k in (1, 2, 2.5, 5, 10) if k * power >= step * 0.999)
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Ticks between the two: decades, or decades divided, or every so many of them."""
+    """Return ticks of a logarithmic axis: divided decades, decades, or every k-th."""
     first, last = floor(log10(low)), ceil(log10(high))
     for every in (1, 2, 3, 5):
         tens = [10.0**k for k in range(first, last + 1) if k % every == 0]
@@ -236,16 +274,16 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def _linear_ticks(low: float, high: float, most: int) -> list[float]:
-    """Of a logarithmic axis that is so short that decades say nothing."""
+    """Return equidistant ticks, for a logarithmic axis shorter than a decade."""
     step = nice((high - low) / max(most - 1, 1))
-    found = [
+    ticks = [
         round(k * step, 12) for k in range(ceil(low / step), floor(high / step) + 1)
     ]
-    return [t for t in found if t > 0]
+    return [tick for tick in ticks if tick > 0]
 
 
 def number(value: float) -> str:
-    """A number as a person writes it: 0.05, 12.5, 4000, 2·10⁶.
+    """Format a number as a person writes it: 0.05, 12.5, 4000, 2·10⁶.
 
     >>> [number(v) for v in (0.05, 12.5, 4000.0, 2e6, 0.00002, 1e-5)]
     ['0.05', '12.5', '4000', '2·10⁶', '2·10⁻⁵', '10⁻⁵']
@@ -262,7 +300,7 @@ def number(value: float) -> str:
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """A measured number with so many digits, never in E notation.
+    """Format a measured number with `digits` digits, never in E notation.
 
     >>> [figures(v) for v in (0.0123456, 12.3456, 987.4)]
     ['0.0123', '12.3', '987']
@@ -275,7 +313,7 @@ def figures(value: float, digits: int = 3) -> str:
 
 
 def whole(value: float) -> str:
-    """A count, with thin spaces between thousands."""
+    """Format a count, with thin spaces between thousands."""
     return _minus(f"{value:,.0f}".replace(",", "\u202f"))
 
 
@@ -284,67 +322,24 @@ def _minus(text: str) -> str:
 
 
 def with_unit(value: float, unit: str, digits: int = 3) -> str:
-    """A measured number with the prefix that fits it: 3.21 ms."""
-    found = unit_for(unit, [value])
-    return f"{figures(value / found.size, digits)}\u00a0{found.word}".rstrip()
+    """Format a measured number with the prefix that fits it: 3.21 ms."""
+    best = unit_for(unit, [value])
+    return f"{figures(value / best.size, digits)}\u00a0{best.word}".rstrip()
 
 
-# The table behind a chart, as CSV.
-
-Row = list[object]
+# The table of a chart is a CSV file.
 
 
 def csv_text(chart: Chart) -> str:
-    """The numbers that are drawn, in units without prefix."""
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerows([safe(cell) for cell in row] for row in rows_of(chart))
-    return written.getvalue()
+    """Return the values of a chart as CSV, in units without prefix."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([safe(cell) for cell in row] for row in chart.table())
+    return text.getvalue()
 
 
 def safe(cell: object) -> object:
-    """Text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """Return a cell with an apostrophe before text that could be a formula."""
     if isinstance(cell, str) and cell.lstrip()[:1] in ("=", "+", "-", "@"):
         return f"'{cell}"
     return cell
-
-
-def rows_of(chart: Chart) -> list[Row]:
-    """The head and the rows."""
-    if isinstance(chart, Lines):
-        return _of_lines(chart)
-    if isinstance(chart, Bars):
-        return _of_bars(chart)
-    return _of_heat(chart)
-
-
-def _of_lines(chart: Lines) -> list[Row]:
-    x, y = (_head(axis.title, axis.unit) for axis in (chart.x, chart.y))
-    rows: list[Row] = [["series", x, y, "lowest", "highest", "mark"]]
-    for one in (*chart.series, *([chart.ideal] if chart.ideal else [])):
-        for n, (a, b) in enumerate(zip(one.x, one.y, strict=True)):
-            ends: Row = [one.low[n], one.high[n]] if one.low else ["", ""]
-            rows.append([one.name, a, b, *ends, one.mark(n)])
-    return rows
-
-
-def _of_bars(chart: Bars) -> list[Row]:
-    head = [_head(part, chart.axis.unit) for part in chart.parts]
-    rows: list[Row] = [["bar", *head, "lowest", "highest", "mark"]]
-    for bar in chart.bars:
-        ends: Row = [bar.low, bar.high]
-        rows.append([bar.name, *bar.parts, *ends, bar.note])
-    return rows
-
-
-def _of_heat(chart: Heat) -> list[Row]:
-    rows: list[Row] = [[chart.y, chart.x, _head("value", chart.unit)]]
-    for row, line in zip(chart.rows, chart.cells, strict=True):
-        for column, value in zip(chart.columns, line, strict=True):
-            if value is not None:
-                rows.append([row, column, value])
-    return rows
-
-
-def _head(title: str, unit: str) -> str:
-    return f"{title} [{unit}]" if unit else title

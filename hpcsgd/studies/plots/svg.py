@@ -27,14 +27,13 @@ from hpcsgd.studies.plots.charts import (
     with_unit,
 )
 
-# How lines and parts are told apart: by colour, and without any.
+# Lines and parts of bars differ in colour, and also in dashes, markers or hatches.
 #
-# Colours are those of Okabe and Ito, chosen for every kind of colour vision; dashes,
-# markers and hatches distinguish the same in grey. A page in dark mode replaces the
-# colours that `DARK` lists.
+# The colours are those of Okabe and Ito, for every kind of colour vision. A page in
+# dark mode replaces the colours that `DARK` lists.
 
 INK, FAINT, GRID, GROUND = "#1a1a1a", "#5a5a5a", "#dcdcdc", "#ffffff"
-BLACK, PALE = "#000000", "#f4f8fc"  # on coloured areas: the same in both modes
+BLACK, PALE = "#000000", "#f4f8fc"  # text on coloured areas, the same in both modes
 
 
 @dataclass(frozen=True)
@@ -104,19 +103,19 @@ def heat_colour(share: float) -> tuple[str, str]:
 
 
 def _luminance(colour: list[int]) -> float:
-    """Return how bright it is: 0 black, 1 white; light ink reads better below 0.18."""
+    """Return the luminance: 0 is black, 1 is white; below 0.18, light ink is better."""
     linear = [(c / 255) ** 2.2 for c in colour]
     weight_by_rows = zip((0.2126, 0.7152, 0.0722), linear, strict=True)
     return float(sum(a * b for a, b in weight_by_rows))
 
 
-# Colours of a page in dark mode.
+# A picture in a page takes its colours from the page, which may be in dark mode.
 
 COLOURS = re.compile("|".join(DARK))
 
 
 def themed(root: ElementTree.Element) -> ElementTree.Element:
-    """Let the page of a picture choose the colours that differ in dark mode."""
+    """Replace the colours that differ in dark mode by variables of the page."""
     for element in root.iter():
         colours = [element.attrib.pop(key, None) for key in ("fill", "stroke")]
         pairs = zip(("fill", "stroke"), colours, strict=True)
@@ -147,7 +146,8 @@ def svg(chart: Chart, in_page: bool = False) -> str:
 
     Raises
     ------
-    MissingPackage : where matplotlib is not installed
+    MissingPackage
+        If matplotlib is not installed.
     """
     file = BytesIO()
     with settings():
@@ -166,7 +166,7 @@ def png(chart: Chart, path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where on the picture the data are drawn, in points from the upper left."""
+    """The rectangle of the data in a picture, in points from the upper left corner."""
 
     left: float
     top: float
@@ -176,7 +176,7 @@ class Frame:
 
 @dataclass
 class Picture:
-    """A figure whose `paper` takes texts and lines at points from the upper left."""
+    """A figure, with axes for texts and lines in points from the upper left corner."""
 
     width: float
     height: float
@@ -216,13 +216,13 @@ class Picture:
         )
 
     def hint(self, kind: str, text: str = "", **data: str) -> str:
-        """Return the id of something that is drawn next, and is explained by this."""
+        """Return the id of the next thing to draw, whose explanation is `text`."""
         name = f"hint-{len(self.hints)}"
         self.hints[name] = Hint(kind, text, data)
         return name
 
     def width_of(self, text: str, size: float = SIZE, weight: str = "normal") -> float:
-        """Return how wide a text is, in points."""
+        """Return the width of a text in points."""
         look = {"fontsize": size, "fontweight": weight}
         written = self.paper.text(0, 0, clean(text), parse_math=False, **look)
         wide = written.get_window_extent().width
@@ -230,10 +230,10 @@ class Picture:
         return float(wide)
 
     def shortened(self, text: str, most: float, weight: str = "normal") -> str:
-        """Return as much of a text as fits, with an ellipsis where some does not."""
+        """Return a text that fits into a width, with an ellipsis if it is shortened."""
         if self.width_of(text, weight=weight) <= most:
             return text
-        # A name may be as long as a file: what cannot fit is not measured.
+        # A text may be very long, so that only its beginning is measured.
         text = text[: int(most)]
         while text and self.width_of(text + "…", weight=weight) > most:
             text = text[:-1]
@@ -253,7 +253,7 @@ def draw(chart: Chart) -> Picture:
 
 
 def _set_x(picture: Picture, axes: Any, frame: Frame, scale: Scale, axis: Axis) -> None:
-    """Numbers below the axes, less those that would touch the one before; the title."""
+    """Draw the title and the labels of the x axis, without labels that overlap."""
     labels, free = [], float("-inf")
     for tick in scale.ticks:
         label, place = scale.label(tick), scale(tick)
@@ -296,7 +296,7 @@ MANY = 14  # points of a line, above which only some carry their marker
 
 
 def _draw_lines(chart: Lines) -> Picture:
-    """Lines over two axes, with their names beside their ends."""
+    """Draw lines over two axes, with their names beside their ends."""
     width, height = LINES
     notes = [
         text
@@ -394,7 +394,7 @@ def _draw_marker(
     size: float = 8.0,
     hint: str | None = None,
 ) -> None:
-    """Filled as measured, hollow where ranks shared cores or were emulated."""
+    """Draw a marker: filled, or hollow if ranks shared cores or were emulated."""
     style = look(number)
     axes.plot(
         *([place[0]], [place[1]]),
@@ -414,7 +414,7 @@ def _draw_marker(
 
 
 def _marked(one: Series, number: int) -> Sequence[int]:
-    """Return which points have a marker; lines begin at other ones, and hide none."""
+    """Return the points with a marker; each line begins with another point."""
     count = len(one.x)
     if count <= MANY:
         return range(count)
@@ -429,7 +429,7 @@ def _value(axis: Axis, value: float) -> str:
 def _draw_spread(
     picture: Picture, axes: Any, one: Series, point: int, across: Scale, up: Scale
 ) -> None:
-    """A bar from the lowest to the highest repeat; the axes cut off what runs out."""
+    """Draw a bar from the lowest to the highest repeat, as far as the axes reach."""
     x, low, high = one.x[point], one.low[point], one.high[point]
     if not (_fits(x, across) and _fits(low, up) and _fits(high, up)) or low == high:
         return
@@ -446,7 +446,7 @@ def _draw_labels(
     across: Scale,
     up: Scale,
 ) -> None:
-    """Every name beside its line's end, pushed apart where two would touch."""
+    """Draw every name beside the end of its line, with space between names."""
     every = [*chart.series, *([chart.ideal] if chart.ideal else [])]
     ends = [_end(one, frame, across, up) for one in every]
     levels = spread([y for _, y in ends], frame.top + 4, frame.bottom - 4)
@@ -515,7 +515,7 @@ MOST_NAME, BEHIND = 210.0, 140.0  # room for names, and for lengths behind bars
 
 
 def _draw_bars(chart: Bars) -> Picture:
-    """Lying bars made of parts, their names on the left and their length behind."""
+    """Draw horizontal stacks of parts, with names before and lengths after them."""
     top = 34.0 if len(chart.parts) > 1 else 12.0
     bottom = top + ROW * len(chart.bars) + 4
     picture = Picture(BARS, bottom + 48)
@@ -548,7 +548,7 @@ def _draw_bars(chart: Bars) -> Picture:
 def _draw_part(
     picture: Picture, axes: Any, chart: Bars, part: int, scale: Scale
 ) -> Any:
-    """One part of every bar behind the parts before it; return one for the legend."""
+    """Draw one part of every bar after the parts before it; return the drawn part."""
     fill = FILLS[part % len(FILLS)]
     drawn = axes.barh(
         [number + 0.5 for number in range(len(chart.bars))],
@@ -586,7 +586,7 @@ def _draw_part(
 
 
 def _draw_whisker(axes: Any, low: float | None, high: float | None, row: int) -> None:
-    """From the shortest to the longest of the repeats, below the bar."""
+    """Draw a line from the shortest to the longest repeat below the bar."""
     if low is not None and high is not None and low != high:
         level = row + (ROW + THICK) / 2 / ROW + 0.1
         axes.plot(
@@ -621,7 +621,7 @@ CLEAR = 1.02  # largest over smallest
 
 
 def _draw_heat(chart: Heat) -> Picture:
-    """A value for each pair; the smallest has a thick frame."""
+    """Draw a cell for each value; the smallest has a thick frame."""
     unit = unit_for(chart.unit, chart.values)
     legend = "; ".join(
         [
@@ -657,7 +657,7 @@ def _draw_heat(chart: Heat) -> Picture:
 
 
 def _draw_cells(picture: Picture, axes: Any, chart: Heat, unit: Unit) -> None:
-    """Every cell with its value, and frames around what reads as the smallest."""
+    """Draw every cell with its value, and a frame around the smallest values."""
     # Losses differ less than times.
     digits = 3 if chart.unit else 4
     least = figures(min(chart.values, default=0.0) / unit.size, digits)
@@ -693,9 +693,10 @@ def _draw_cell(
 
 
 def _share(value: float, values: list[float]) -> float:
-    """Return 0 for the smallest, 1 for the largest; by ratios where all are positive.
+    """Return the place of a value in the colours: 0 is the smallest, 1 the largest.
 
-    Values that hardly differ look so: the whole range of colours begins at CLEAR.
+    Positive values are compared by their ratios. If the largest is less than CLEAR
+    times the smallest, only a part of the colours is used.
     """
     low, high = min(values), max(values)
     if high <= low:

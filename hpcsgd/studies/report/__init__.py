@@ -1,8 +1,7 @@
-"""Reports on studies, runs and comparisons: one page, and every figure as files.
+"""Reports on studies, runs and comparisons: an HTML page, and each figure as files.
 
-`point` and `reading` say what was measured, `groups` what belongs together, `verdict`
-what is best; `curves`, `scaling`, `bars` and `maps` make charts of it, `tables` tables,
-`contents` puts them in order, and `page` is the HTML.
+`points` reads runs and groups them into settings and problems, `charts` makes charts
+and the verdict of them, and `page` makes the tables and the page.
 """
 
 from hpcsgd.studies.report.page import Report, make_report, write_figures, write_page

@@ -1,4 +1,4 @@
-"""Charts of a report: bars, curves, heat maps, scaling."""
+"""Charts of a report: scaling, verdict, shares of time, energy, losses, heat maps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +19,14 @@ from hpcsgd.studies.plots.charts import (
 )
 from hpcsgd.studies.report.points import Problem, ReportPoint, RunSetting, Spread
 
-# Time, speed-up and efficiency over ranks, beside the ideal.
+# Charts of time, speed-up and efficiency over ranks, with the ideal.
 
-Line = tuple[str, list[RunSetting]]
-
-
+Line = tuple[str, list[RunSetting]]  # name of a curve, its settings by ranks
 EMULATED_NETWORK = " (emulated)"
 
 
 def scaling_charts(problem: Problem) -> list[Chart]:
-    """Nothing where no method was measured on two numbers of ranks."""
+    """Return the charts over ranks; none if no method ran on two numbers of ranks."""
     lines = lines_of(problem.settings)
     if not lines:
         return []
@@ -37,11 +35,11 @@ def scaling_charts(problem: Problem) -> list[Chart]:
         charts += [_efficiency(problem, lines)]
     else:
         charts += [_speed_ups(problem, lines), _efficiency(problem, lines)]
-    return [_looking_alike(chart, lines, problem.labels) for chart in charts]
+    return [_with_looks(chart, lines, problem.labels) for chart in charts]
 
 
-def _looking_alike(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines:
-    """Every method as it looks in the other charts; emulated, as none."""
+def _with_looks(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines:
+    """Give each method its look of the other charts, and emulated runs another one."""
     looks = [
         labels.index(line[-1].label) + len(labels) * bool(line[-1].first.emulated)
         for _, line in lines
@@ -51,17 +49,19 @@ def _looking_alike(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Li
 
 
 def lines_of(settings: Sequence[RunSetting]) -> list[Line]:
-    """Of each method the setting with the shortest epoch at each number of ranks.
+    """Return a line for each method: its fastest setting on each number of ranks.
 
-    Emulated and real runs are apart, but for where emulated ones begin: one rank alone
-    has no others to make up.
+    Emulated and real runs have lines of their own. The line of emulated runs begins
+    with the real run on one rank, because one rank emulates no others.
     """
-    found = _fastest_by_ranks(settings)
-    for name, by_width in found.items():
-        _begin_as_real(by_width, found.get(name.removesuffix(EMULATED_NETWORK), {}))
+    fastest = _fastest_by_ranks(settings)
+    for name, by_width in fastest.items():
+        real = fastest.get(name.removesuffix(EMULATED_NETWORK), {})
+        if 1 in real:
+            by_width.setdefault(1, real[1])
     return [
         (name, [by_width[width] for width in sorted(by_width)])
-        for name, by_width in found.items()
+        for name, by_width in fastest.items()
         if len(by_width) > 1
     ]
 
@@ -69,22 +69,14 @@ def lines_of(settings: Sequence[RunSetting]) -> list[Line]:
 def _fastest_by_ranks(
     settings: Sequence[RunSetting],
 ) -> dict[str, dict[int, RunSetting]]:
-    """Return of each method, on each number of ranks, that of the shortest epoch."""
-    found: dict[str, dict[int, RunSetting]] = {}
+    """Return the setting with the shortest epoch, by line and number of ranks."""
+    fastest: dict[str, dict[int, RunSetting]] = {}
     for setting in settings:
         name = setting.label + EMULATED_NETWORK * bool(setting.first.emulated)
-        best = found.setdefault(name, {}).get(setting.width)
+        best = fastest.setdefault(name, {}).get(setting.width)
         if best is None or setting.per_epoch.median < best.per_epoch.median:
-            found[name][setting.width] = setting
-    return found
-
-
-def _begin_as_real(
-    by_width: dict[int, RunSetting], real: dict[int, RunSetting]
-) -> None:
-    """Give emulated settings the one rank that is the same for both."""
-    if 1 in real:
-        by_width.setdefault(1, real[1])
+            fastest[name][setting.width] = setting
+    return fastest
 
 
 def _widths(lines: Sequence[Line]) -> tuple[float, ...]:
@@ -141,8 +133,9 @@ def _efficiency(problem: Problem, lines: Sequence[Line]) -> Lines:
     weak = ", where the rows grow with the ranks" if problem.is_weak else ""
 
     def percent(setting: RunSetting) -> Spread:
-        found, share = ratios[id(setting)], 100.0 / setting.width
-        return Spread(share * found.median, share * found.low, share * found.high)
+        ratio = ratios[id(setting)]
+        share = 100.0 / setting.width
+        return Spread(share * ratio.median, share * ratio.low, share * ratio.high)
 
     return Lines(
         name="efficiency",
@@ -160,14 +153,14 @@ def _efficiency(problem: Problem, lines: Sequence[Line]) -> Lines:
 def _speed_up_of(
     problem: Problem, lines: Sequence[Line]
 ) -> tuple[str, dict[int, Spread]]:
-    """Return what speed-ups are held to, in words, and the speed-up of each setting.
+    """Return the baseline of speed-ups in words, and the speed-up of each setting.
 
-    They are held to the best run on one rank. Where a setting has none of its batch,
-    all are held to the fewest ranks of their own line.
+    The baseline is the best run on one rank. If one of the settings has no such run
+    with its batch, the baseline of all is the fewest ranks of their own line.
     """
-    found = {id(s): problem.speed_up(s) for _, line in lines for s in line}
-    known = {key: spread for key, spread in found.items() if spread is not None}
-    if len(known) == len(found):
+    speed_ups = {id(s): problem.speed_up(s) for _, line in lines for s in line}
+    known = {key: spread for key, spread in speed_ups.items() if spread is not None}
+    if len(known) == len(speed_ups):
         return "of the best run on one rank (any method, the same batch)", known
     for _, line in lines:
         first = line[0]
@@ -195,34 +188,33 @@ def _scaling_series(
     )
 
 
-# Which setting is best, in one sentence, and what the sentence rests on.
+# The verdict says in a sentence which setting is best, and how sure that is.
 
-ENOUGH = 3  # repeats from which a spread says something
+ENOUGH = 3  # the fewest repeats whose range means something
 
 
 @dataclass(frozen=True)
 class TimeToLoss:
-    """A setting, and the seconds that it took to the common loss."""
+    """A setting, and the seconds until it reached the common loss."""
 
     setting: RunSetting
     seconds: Spread
 
 
 def common_loss(settings: Sequence[RunSetting]) -> float | None:
-    """The lowest loss that every run of every setting reaches."""
+    """Return the lowest loss that every run of every setting reaches."""
     bests = [_best(point) for s in settings for point in s.points]
-    known = [best for best in bests if best is not None]
-    return max(known) if known else None
+    return max((best for best in bests if best is not None), default=None)
 
 
 def _best(point: ReportPoint) -> float | None:
-    """The lowest loss after the first exchange; None where there is none."""
+    """Return the lowest loss after the first exchange; None without a loss."""
     losses = [r["loss"] for r in point.history if "loss" in r and r.get("exchanges", 1)]
     return min(losses, default=None)
 
 
 def learnt_nothing(setting: RunSetting) -> bool:
-    """Return whether a run of it has no loss below the one that it began with."""
+    """Return whether a run of the setting never had a loss below its first one."""
     return any(_never_fell(point) for point in setting.points)
 
 
@@ -233,7 +225,7 @@ def _never_fell(point: ReportPoint) -> bool:
 
 
 def time_to(point: ReportPoint, loss: float) -> float | None:
-    """Seconds at the first loss that is as low; no value between two is made up."""
+    """Return the seconds of the first record with this loss or less, or None."""
     for record in point.history:
         if record.get("loss", float("inf")) <= loss and "seconds" in record:
             return record["seconds"]
@@ -241,9 +233,10 @@ def time_to(point: ReportPoint, loss: float) -> float | None:
 
 
 def ranking(settings: Sequence[RunSetting]) -> tuple[float, list[TimeToLoss]] | None:
-    """The common loss, and who reached it, fastest first; None where nobody has one.
+    """Return the common loss and the settings that reached it, the fastest first.
 
-    Settings with a run that never came below where it began are in neither.
+    Settings that have learnt nothing do not count. The result is None if no setting has
+    a loss.
     """
     learnt = [
         s
@@ -253,33 +246,38 @@ def ranking(settings: Sequence[RunSetting]) -> tuple[float, list[TimeToLoss]] | 
     loss = common_loss(learnt)
     if loss is None:
         return None
-    found = []
+    reached = []
     for setting in learnt:
         seconds = setting.over(lambda point: time_to(point, loss))
         if seconds is not None:
-            found.append(TimeToLoss(setting, seconds))
-    return loss, sorted(found, key=lambda reached: reached.seconds.median)
+            reached.append(TimeToLoss(setting, seconds))
+    return loss, sorted(reached, key=lambda one: one.seconds.median)
 
 
 def fastest_of_each(settings: Sequence[RunSetting]) -> list[RunSetting]:
-    """Of every method the setting that is first at the common loss; of one, all."""
+    """Return the setting of each method that reaches the common loss first.
+
+    Without a common loss, the shortest epoch counts. If there is only one method, all
+    its settings are returned in this order.
+    """
     ranked = ranking(settings)
     order = [r.setting for r in ranked[1]] if ranked else []
     rest = sorted(settings, key=lambda s: s.per_epoch.median)
     if len({s.label for s in settings}) == 1:
-        known = {id(setting) for setting in order}
-        return order + [setting for setting in rest if id(setting) not in known]
-    chosen: dict[str, RunSetting] = {}
+        in_order = {id(setting) for setting in order}
+        return order + [setting for setting in rest if id(setting) not in in_order]
+    fastest: dict[str, RunSetting] = {}
     for setting in [*order, *rest]:
-        chosen.setdefault(setting.label, setting)
-    return list(chosen.values())
+        fastest.setdefault(setting.label, setting)
+    return list(fastest.values())
 
 
 def verdict(problem: Problem) -> str:
-    """One sentence, or two: which is best, by how much, and how sure that is."""
-    settings, ranked = problem.settings, ranking(problem.settings)
+    """Return sentences on the best setting, its lead, and how sure that is."""
+    settings = problem.settings
+    ranked = ranking(settings)
     if not settings:
-        return "No run of it was finished, so there is nothing to choose from."
+        return "No run has finished, so there is nothing to compare."
     if problem.is_weak:
         return _of_weak(settings)
     if ranked is None or not ranked[1]:
@@ -293,22 +291,22 @@ def verdict(problem: Problem) -> str:
         )
     best = order[0]
     rival = next((r for r in order if _algorithm(r) != _algorithm(best)), None)
-    said = (
+    text = (
         f"Fastest to the loss {figures(loss, 4)}, the lowest that all {len(order)}"
         f" settings reach, is {_name(best, settings)}: {_seconds(best)}"
     )
     if rival is None:
-        said += ". All settings are of one algorithm, so it is held to no other."
+        text += ". All settings have the same algorithm, so there is no comparison."
+        doubt = _doubt_of_times(best, settings)
     else:
         times = rival.seconds.median / best.seconds.median if best.seconds.median else 1
-        said += (
+        text += (
             f", against {_seconds(rival)} of {_name(rival, settings)}"
             f" ({figures(times)} times)."
         )
-    sure = _how_sure(best, rival) if rival else _how_sure_alone(best, settings)
-    return (
-        " ".join(filter(None, (said, _over_one_rank(problem, best), sure))) + left_out
-    )
+        doubt = _doubt_of_order(best, rival)
+    sentences = (text, _over_one_rank(problem, best), doubt)
+    return " ".join(filter(None, sentences)) + left_out
 
 
 def _algorithm(reached: TimeToLoss) -> str:
@@ -316,7 +314,7 @@ def _algorithm(reached: TimeToLoss) -> str:
 
 
 def _over_one_rank(problem: Problem, best: TimeToLoss) -> str:
-    """Return the sentence on what more ranks than one were good for."""
+    """Return the sentence on the speed-up over one rank, or ""."""
     speed_up = problem.speed_up(best.setting)
     efficiency = problem.efficiency(best.setting)
     if best.setting.width == 1 or speed_up is None or efficiency is None:
@@ -328,7 +326,7 @@ def _over_one_rank(problem: Problem, best: TimeToLoss) -> str:
 
 
 def _left_out(settings: Sequence[RunSetting]) -> str:
-    """Return the sentence on settings whose loss never fell, behind the others."""
+    """Return the sentence on settings whose loss never fell, or ""."""
     names = [s.named(settings) for s in settings if learnt_nothing(s)]
     if not names:
         return ""
@@ -339,16 +337,16 @@ def _left_out(settings: Sequence[RunSetting]) -> str:
 
 
 def _of_weak(settings: Sequence[RunSetting]) -> str:
-    """Whose time grows least, where the rows grow with the ranks."""
-    said = "The rows grow with the ranks, so no loss is common to all settings."
+    """Return the verdict of weak scaling: the method whose time grows least."""
+    text = "The rows grow with the ranks, so no loss is common to all settings."
     ends = [(line[0], line[-1]) for _, line in lines_of(settings)]
     if not ends:
-        return f"{said} No method was measured on two numbers of ranks yet."
+        return f"{text} No method was measured on two numbers of ranks yet."
     first, last = min(ends, key=lambda pair: _growth(*pair))
     times = [with_unit(s.per_epoch.median, "s") for s in (first, last)]
     ideal = figures(100 / _growth(first, last), 2)
     return (
-        f"{said} The time of an epoch grows least with {last.label}: from {times[0]} on"
+        f"{text} The time of an epoch grows least with {last.label}: from {times[0]} on"
         f" {_ranks_of_verdict(first)} to {times[1]} on {_ranks_of_verdict(last)},"
         f" {ideal} % of the ideal."
     )
@@ -363,7 +361,7 @@ def _ranks_of_verdict(setting: RunSetting) -> str:
 
 
 def _without_loss(settings: Sequence[RunSetting]) -> str:
-    """Emulated runs learn nothing; their steps have times all the same."""
+    """Return the verdict on runs without a loss: emulated runs have times only."""
     if any(learnt_nothing(s) for s in settings):
         return f"No setting ended below where it began.{_left_out(settings)}"
     if len(settings) < 2:
@@ -376,22 +374,22 @@ def _without_loss(settings: Sequence[RunSetting]) -> str:
     )
 
 
-def _how_sure(best: TimeToLoss, rival: TimeToLoss) -> str:
-    """What stands against the sentence before."""
-    doubt = _how_sure_alone(best, [best.setting, rival.setting])
+def _doubt_of_order(best: TimeToLoss, rival: TimeToLoss) -> str:
+    """Return the sentence on why the order of two settings is not sure, or ""."""
+    doubt = _doubt_of_times(best, [best.setting, rival.setting])
     if not doubt and rival.seconds.low <= best.seconds.high:
         return "Their repeats overlap: the order of these two may be chance."
     return doubt
 
 
-def _how_sure_alone(best: TimeToLoss, settings: Sequence[RunSetting]) -> str:
-    """What stands against the times: too few cores, or too few repeats."""
+def _doubt_of_times(best: TimeToLoss, settings: Sequence[RunSetting]) -> str:
+    """Return the sentence on too few cores or too few repeats, or ""."""
     if best.setting.mark:
         return "It ran with more ranks than cores, so its times say little."
     fewest = min(len(setting.points) for setting in settings)
     if fewest < ENOUGH:
         runs = "one run" if fewest == 1 else f"{fewest} runs"
-        return f"That rests on {runs} of a setting: repeat it to know how sure it is."
+        return f"That rests on {runs} of a setting: repeat it to know how sure that is."
     return ""
 
 
@@ -403,7 +401,7 @@ def _name(reached: TimeToLoss, settings: Sequence[RunSetting]) -> str:
     return reached.setting.named(settings)
 
 
-# Where the time went, and the energy.
+# Charts of the parts of the time, and of the energy.
 
 MOST = 16  # bars of one chart
 PARTS = ("compute", "network", "I/O", "Python")
@@ -412,29 +410,31 @@ NOTES = {CROWDED: "> cores", EMULATED: "emulated"}
 
 @dataclass(frozen=True)
 class Selection:
-    """The settings that bars show, and the sentence that says which they are."""
+    """The settings of a chart of bars, and a sentence on how they were selected."""
 
     settings: tuple[RunSetting, ...]
     sentence: str = ""
 
 
 def select_settings(problem: Problem) -> Selection:
-    """Return all settings where they are few, else of each method its fastest ones.
+    """Return the settings of a chart of bars, at most `MOST`.
 
-    On each number of ranks; where these are many, too, on the most ranks that all
-    methods have.
+    If there are more, they are the fastest setting of each method on each number of
+    ranks. If these are too many, they are the fastest setting of each method on the
+    largest number of ranks that all methods have.
     """
-    settings, sentence = list(problem.settings), ""
+    settings = list(problem.settings)
+    sentence = ""
     if len(settings) > MOST:
         fastest = _fastest_by_ranks(settings)
         settings = [s for by_ranks in fastest.values() for s in by_ranks.values()]
-        sentence = " Of each method its fastest setting on each number of ranks."
+        sentence = " The fastest setting of each method on each number of ranks."
     if len(settings) > MOST:
         settings = _on_most_ranks(problem.settings)
         width = settings[0].width
         settings = fastest_of_each(settings)[:MOST]
         ranks = "one rank" if width == 1 else f"{width} ranks"
-        sentence = f" Of each method its fastest setting on {ranks}, the most that all"
+        sentence = f" The fastest setting of each method on {ranks}, the most that all"
         sentence += " methods have."
     order = list(dict.fromkeys(s.label for s in settings))
     ordered = sorted(settings, key=lambda s: (order.index(s.label), s.width))
@@ -442,7 +442,7 @@ def select_settings(problem: Problem) -> Selection:
 
 
 def _on_most_ranks(settings: Sequence[RunSetting]) -> list[RunSetting]:
-    """Return those on the most ranks that all methods have; else on the most of any."""
+    """Return the settings on the most ranks that all methods have, or that any has."""
     by_label: dict[str, set[int]] = {}
     for setting in settings:
         by_label.setdefault(setting.label, set()).add(setting.width)
@@ -455,7 +455,7 @@ NO_SPLIT = "Where the time of an epoch went is not drawn: "
 
 
 def split_chart(problem: Problem) -> list[Chart]:
-    """The parts of an epoch, stacked, for each setting."""
+    """Return the chart of the parts of an epoch, a stack of bars for each setting."""
     selection = select_settings(problem) if problem.settings else Selection(())
     settings = [s for s in selection.settings if s.middle.phases]
     if missing_split(problem):
@@ -466,11 +466,11 @@ def split_chart(problem: Problem) -> list[Chart]:
         Bars(
             name="time-split",
             title="Where the time of an epoch went",
-            caption="Median seconds of one epoch, shared out as on rank 0 of the middle"
-            " run: compute (products, recurrence, update), network (sums and"
-            " agreements, waiting for others included), I/O (rows gathered from memory"
-            " or from the file), Python (drawing rows, and all between). Thin bars:"
-            f" shortest to longest repeat.{selection.sentence}{note}",
+            caption="Median seconds of one epoch, divided as on rank 0 in the run of"
+            " median time: compute (products, recurrence, update), network (sums and"
+            " agreements, including waiting times), I/O (rows read from memory or from"
+            " the file), Python (sampling, and everything else). Thin bars: shortest to"
+            f" longest repeat.{selection.sentence}{note}",
             axis=Axis("time of an epoch", "s"),
             parts=PARTS,
             bars=tuple(_split(s, settings) for s in settings),
@@ -479,38 +479,38 @@ def split_chart(problem: Problem) -> list[Chart]:
 
 
 def missing_split(problem: Problem) -> str:
-    """Return why the parts of an epoch are not drawn; nothing where they are."""
+    """Return why the parts of an epoch are not drawn, or "" if they are."""
     if not problem.settings:
         return f"{NO_SPLIT}no run ended."
     settings = select_settings(problem).settings
-    known = [s for s in settings if s.middle.phases]
-    if not known:
+    recorded = [s for s in settings if s.middle.phases]
+    if not recorded:
         return f"{NO_SPLIT}no run has recorded its parts."
-    if max(s.width for s in settings) > max(s.width for s in known) == 1:
+    if max(s.width for s in settings) > max(s.width for s in recorded) == 1:
         return (
-            f"{NO_SPLIT}of these runs those on one rank alone have recorded its parts,"
-            " and they say nothing of those on more."
+            f"{NO_SPLIT}only runs on one rank have recorded its parts, and they say"
+            " nothing about runs on more ranks."
         )
     return ""
 
 
 def _split(setting: RunSetting, others: Sequence[RunSetting]) -> Bar:
-    run, spread = setting.middle, setting.per_epoch
-    split = run.split()
-    # Of an even number of runs none has the median time: its shares are shown.
+    spread = setting.per_epoch
+    split = setting.middle.split()
+    # In an even number of runs none has the median time, so the shares are scaled.
     parts = tuple(spread.median * part / sum(split) for part in split)
     name = setting.named(others)
     return Bar(name, parts, spread.low, spread.high, _note(setting, name))
 
 
 def _note(setting: RunSetting, name: str) -> str:
-    """How it was measured, unless its name says so."""
+    """Return the note on how a setting was measured, unless its name has it."""
     note = NOTES.get(setting.mark, "")
     return "" if note and note in name else note
 
 
 def energy_chart(problem: Problem) -> list[Chart]:
-    """Joules of a run, where they are known."""
+    """Return the chart of the joules of a run; none if no run has measured them."""
     if not problem.settings:
         return []
     selection = select_settings(problem)
@@ -522,9 +522,9 @@ def energy_chart(problem: Problem) -> list[Chart]:
         Bars(
             name="energy",
             title="Energy to solution",
-            caption="Joules of one run over all its nodes, counted by"
-            f" {' and '.join(sorted(sources)).upper() or 'the machine'}, evaluations"
-            " left out; medians, thin bars from the smallest to the largest repeat."
+            caption="Joules of one run over all its nodes, measured by"
+            f" {' and '.join(sorted(sources)).upper() or 'the machine'}, without"
+            " evaluations; medians, thin bars from the smallest to the largest repeat."
             f"{selection.sentence}",
             axis=Axis("energy of a run", "J"),
             parts=("energy",),
@@ -534,18 +534,18 @@ def energy_chart(problem: Problem) -> list[Chart]:
 
 
 def _energy(setting: RunSetting, others: Sequence[RunSetting]) -> Bar:
-    found = setting.over(lambda point: point.joules)
-    assert found is not None
+    joules = setting.over(lambda point: point.joules)
+    assert joules is not None
     name = setting.named(others)
-    return Bar(name, (found.median,), found.low, found.high, _note(setting, name))
+    return Bar(name, (joules.median,), joules.low, joules.high, _note(setting, name))
 
 
-# The loss, against what it costs: time, steps, words.
+# Charts of the loss over its cost: time, steps, words.
 
 MOST_CURVES = 6  # curves of one chart
 FASTEST = (
-    " Of each method its fastest setting (of one method alone, the fastest ones), on"
-    " the largest number of ranks that all have."
+    " The fastest setting of each method (or the fastest settings of the only method),"
+    " on the largest number of ranks that all methods have."
 )
 APART = 20.0  # how many times one line may be longer before the axis is logarithmic
 Record = Mapping[str, float]
@@ -573,7 +573,7 @@ KINDS: tuple[
 
 
 def loss_curves(problem: Problem) -> list[Lines]:
-    """A chart for each kind of cost that is known."""
+    """Return a chart of the loss for each cost that the runs have recorded."""
     settings = [s for s in chosen(problem) if len(s.middle.history) > 1]
     if problem.is_weak or not settings:
         return []
@@ -582,7 +582,11 @@ def loss_curves(problem: Problem) -> list[Lines]:
 
 
 def chosen(problem: Problem) -> list[RunSetting]:
-    """All where they are few; else the fastest of each method, on as many ranks."""
+    """Return the settings of the loss curves, at most `MOST_CURVES`.
+
+    If there are more, they are the fastest setting of each method on the largest number
+    of ranks that all methods have.
+    """
     real = [s for s in problem.settings if not s.first.emulated]
     if len(real) > MOST_CURVES:
         widths = [{s.width for s in real if s.label == one} for one in problem.labels]
@@ -594,10 +598,15 @@ def chosen(problem: Problem) -> list[RunSetting]:
 
 
 def words_at(point: ReportPoint, record: Record) -> float | None:
-    """What was sent until then; older results know the sum alone."""
+    """Return the words that rank 0 had sent at a record.
+
+    Records of earlier versions have no words: those of the whole run are divided in
+    proportion to the exchanges.
+    """
     if "words" in record:
         return record["words"]
-    total, last = point.traffic("words"), point.history[-1].get("exchanges", 0.0)
+    total = point.traffic("words")
+    last = point.history[-1].get("exchanges", 0.0)
     if total is None or not last:
         return None
     return total * record.get("exchanges", 0.0) / last
@@ -633,7 +642,7 @@ def _chart(
         x=Axis(title, unit, log=log_x, from_zero=not log_x),
         y=Axis("loss on all rows", log=log_y),
         series=tuple(
-            _series(said, _shown(points, log_x), look) for said, points, look in lines
+            _series(label, _shown(points, log_x), look) for label, points, look in lines
         ),
     )
 
@@ -644,7 +653,7 @@ def _series(name: str, points: Sequence[tuple[float, float]], look: int) -> Seri
 
 
 def _looks(problem: Problem, settings: Sequence[RunSetting]) -> list[int]:
-    """That of the method, unless one method has several lines."""
+    """Return the looks of the methods, or a look for each line of the same method."""
     if len({s.label for s in settings}) < len(settings):
         return list(range(len(settings)))
     return [problem.labels.index(s.label) for s in settings]
@@ -655,55 +664,55 @@ def _is_estimate(name: str, settings: Sequence[RunSetting]) -> str:
     if name != "words" or all("words" in record for record in records):
         return ""
     return (
-        " Words between start and end are in proportion to the exchanges: these results"
-        " do not hold them."
+        " Words between start and end are in proportion to the exchanges, because these"
+        " results do not contain them."
     )
 
 
 def _points(
     point: ReportPoint, cost: Callable[[ReportPoint, Record], float | None]
 ) -> list[tuple[float, float]]:
-    found = [(cost(point, r), r.get("loss")) for r in point.history]
-    known = [(x, y) for x, y in found if x is not None and y is not None]
-    # The loss that a resumed run takes again stands where the first one stood.
-    return known[:1] + [b for a, b in pairwise(known) if b != a]
+    pairs = [(cost(point, r), r.get("loss")) for r in point.history]
+    points = [(x, y) for x, y in pairs if x is not None and y is not None]
+    # A resumed run evaluates the loss of its checkpoint again, at the same cost.
+    return points[:1] + [b for a, b in pairwise(points) if b != a]
 
 
 def _is_wide(ends: Sequence[float]) -> bool:
-    """Whether the longest line would squeeze the shortest into the axis."""
-    known = [end for end in ends if end > 0]
-    return bool(known) and max(known) / min(known) > APART
+    """Return whether the longest line is much longer than the shortest."""
+    positive = [end for end in ends if end > 0]
+    return bool(positive) and max(positive) / min(positive) > APART
 
 
 def _shown(
     points: Sequence[tuple[float, float]], log: bool
 ) -> Sequence[tuple[float, float]]:
-    """A logarithmic axis has no 0."""
+    """Return the points that an axis can show: a logarithmic axis has no 0."""
     return [p for p in points if p[0] > 0] if log else points
 
 
-# Heat maps: over s and b, and over grids R x C.
+# Heat maps over s and b, and over grids R x C.
 
-FEWEST = 3  # cells from which a map says more than a table
+FEWEST = 3  # the fewest cells of a map
 
 
 @dataclass(frozen=True)
 class MapAxes:
-    """What a kind of map has on its axes, and what its cells hold equal."""
+    """A kind of heat map: its axes, and the settings that all its cells share."""
 
-    kind: str  # of the file's name
+    kind: str  # part of the file's name
     x: str
     y: str
     pair: Callable[[RunSetting], tuple[int, int]]  # (row, column)
-    # Every facet has a map of its own; its title begins with the first parts, `named`.
+    # Each facet has a map of its own, and the first `named` words begin its title.
     facet: Callable[[RunSetting], tuple[str, ...]]
     named: int
-    # Of its values the one with the most cells is drawn, and the caption names it.
+    # The map shows the settings with the most frequent value, which its caption names.
     filter: Callable[[RunSetting], str]
 
 
 def _facet(setting: RunSetting) -> tuple[str, ...]:
-    """Return what never differs within a map, in words."""
+    """Return the settings that are the same in all cells of a map, in words."""
     p = setting.first
     epochs = f"{p.epochs:g} epoch{'' if p.epochs == 1 else 's'}"
     emulated = "emulated" if p.emulated else ""
@@ -737,9 +746,9 @@ MAPS = (
 
 
 def heat_maps(problem: Problem) -> list[Chart]:
-    """Time of a step and loss, for each method where two things were varied.
+    """Return maps of the time of a step and of the loss, for each method.
 
-    The settings of a map differ in what is on its axes, and in nothing else.
+    The cells of a map differ only in the settings on its axes.
     """
     if problem.is_weak:
         return []
@@ -757,7 +766,7 @@ def heat_maps(problem: Problem) -> list[Chart]:
 def _facet_name(
     facet: tuple[str, ...], facets: Sequence[tuple[str, ...]], named: int
 ) -> str:
-    """Return the first parts, and of the others those that its method's facets vary."""
+    """Return the words of a facet: the first ones, and those in which facets differ."""
     same = [other for other in facets if other[0] == facet[0]]
     varied = [
         part
@@ -770,20 +779,23 @@ def _facet_name(
 def _maps(
     axes: MapAxes, settings: Sequence[RunSetting], name: str, number: int
 ) -> list[Chart]:
-    """Return the maps of time and loss of the value that was measured most."""
+    """Return the maps of time and loss for the most frequent value of the filter."""
     groups: dict[str, list[RunSetting]] = {}
     for setting in settings:
         groups.setdefault(axes.filter(setting), []).append(setting)
     value, group = max(groups.items(), key=lambda item: len(item[1]))
     pairs = {axes.pair(setting) for setting in group}
-    rows, columns = {r for r, _ in pairs}, {c for _, c in pairs}
+    rows = {r for r, _ in pairs}
+    columns = {c for _, c in pairs}
     if len(pairs) < FEWEST or min(len(rows), len(columns)) < 2:
         return []
     epochs = group[0].first.epochs
     passes = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
     others = len(groups) - 1
-    alone = f" At {value} alone; {others} more in the table." if others else ""
-    found = (
+    alone = (
+        f" Only settings with {value}; {others} more in the table." if others else ""
+    )
+    maps = (
         _map(
             axes,
             group,
@@ -805,7 +817,7 @@ def _maps(
             unit="",
         ),
     )
-    return [chart for chart in found if chart is not None]
+    return [chart for chart in maps if chart is not None]
 
 
 def _map(
@@ -821,9 +833,14 @@ def _map(
     cells = {pair: value for pair, value in values.items() if value is not None}
     if len(cells) < FEWEST:
         return None
-    rows, columns = sorted({r for r, _ in cells}), sorted({c for _, c in cells})
+    rows = sorted({r for r, _ in cells})
+    columns = sorted({c for _, c in cells})
     return Heat(
-        *(name, title, caption, axes.x, axes.y),
+        name,
+        title,
+        caption,
+        axes.x,
+        axes.y,
         columns=tuple(str(c) for c in columns),
         rows=tuple(str(r) for r in rows),
         cells=tuple(tuple(cells.get((r, c)) for c in columns) for r in rows),

@@ -1,4 +1,4 @@
-"""The page of a report: contents, tables, style."""
+"""The HTML page of a report: its contents, tables and style."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,6 @@ from hpcsgd.studies.plots.charts import (
     CROWDED,
     EMULATED,
     Chart,
-    Heat,
     csv_text,
     figures,
     whole,
@@ -43,14 +42,14 @@ from hpcsgd.studies.report.points import (
 
 log = logging.getLogger(__name__)
 
-# The tables: settings, messages against their formula, machines, what failed.
+# Tables of a report: settings, traffic and its formula, machines, failed runs.
 
 NONE = "–"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Text in cells; the first `texts` columns are words, the others figures."""
+    """A table of text; the first `texts` columns are words, the others numbers."""
 
     name: str
     title: str
@@ -71,12 +70,12 @@ ALWAYS = ("vs 1 rank", "efficiency")
 
 
 def settings_table(problem: Problem) -> Table | None:
-    """One row for each setting; columns that no run fills are left out."""
+    """Return a row for each setting, without the columns that are empty for all."""
     if not problem.settings:
         return None
     settings = sorted(problem.settings, key=lambda s: (s.label, s.width))
     rows = [_setting(problem, s) for s in settings]
-    known = [
+    filled = [
         k
         for k, name in enumerate(HEAD)
         if name in ALWAYS or any(row[k] != NONE for row in rows)
@@ -84,24 +83,27 @@ def settings_table(problem: Problem) -> Table | None:
     return Table(
         name="settings",
         title="Settings",
-        caption="Medians of the repeats; a range is from the shortest to the longest."
-        " b is the batch of all replicas together, s the steps of an exchange. vs 1"
-        " rank is the epoch of the best run on one rank with that batch, of any method,"
-        f" over the epoch, and efficiency is that over the ranks; {NONE} where there is"
-        " no such run."
-        " † emulated: one rank did the work of one of so many. ‡ more ranks than cores."
+        caption="Times are medians of the repeats; a range is from the shortest to the"
+        " longest. b is the batch of all replicas together, s the steps of an exchange."
+        " vs 1 rank is the speed-up of an epoch over the best run of any method on one"
+        " rank with the same batch; efficiency is this speed-up divided by the ranks;"
+        f" {NONE}: there is no such run."
+        " † emulated: one rank did the work of one of several. ‡ more ranks than cores."
         " § the machine was busy: load above half of its cores in the minute before a"
         " run.",
-        head=tuple(HEAD[k] for k in known),
-        rows=tuple(tuple(row[k] for k in known) for row in rows),
-        texts=sum(k < TEXTS for k in known),
+        head=tuple(HEAD[k] for k in filled),
+        rows=tuple(tuple(row[k] for k in filled) for row in rows),
+        texts=sum(k < TEXTS for k in filled),
     )
 
 
 def _setting(problem: Problem, s: RunSetting) -> tuple[str, ...]:
-    p, run = s.first, s.middle
-    speed_up, efficiency = problem.speed_up(s), problem.efficiency(s)
-    loss, energy = s.over(lambda point: point.loss), s.over(lambda point: point.joules)
+    p = s.first
+    run = s.middle
+    speed_up = problem.speed_up(s)
+    efficiency = problem.efficiency(s)
+    loss = s.over(lambda point: point.loss)
+    energy = s.over(lambda point: point.joules)
     marks = {EMULATED: " †", CROWDED: " ‡"}.get(s.mark, "") + " §" * s.was_busy
     return (
         *(s.label + marks, p.product or NONE, p.recipe or NONE, p.network or NONE),
@@ -128,13 +130,14 @@ def _count(value: float | None) -> str:
 
 
 def traffic_table(problem: Problem) -> Table | None:
-    """What rank 0 sent beside what the formula says; what differs is marked."""
-    runs = [_to_show(s) for s in problem.settings]
-    names = [s.named(problem.settings) for s in problem.settings]
-    known = [(n, r) for n, r in zip(names, runs, strict=True) if r.expected]
-    if not known:
+    """Return calls and words of rank 0 and of the formula; differences are marked."""
+    rows = []
+    for setting in problem.settings:
+        run = _run_to_show(setting)
+        if run.expected:
+            rows.append(_traffic(setting.named(problem.settings), run))
+    if not rows:
         return None
-    rows = [_traffic(name, run) for name, run in known]
     marked = {
         (number, column)
         for number, row in enumerate(rows)
@@ -144,9 +147,9 @@ def traffic_table(problem: Problem) -> Table | None:
     return Table(
         name="traffic",
         title="Messages and words against their formula",
-        caption="Of rank 0, for products and agreements; the formula knows the"
-        " configuration alone. = is exact for all runs of the setting; of one with a"
-        " difference, that run is shown, and marked.",
+        caption="Calls and words of rank 0 for products and agreements, beside a"
+        " formula of the configuration alone. = means that all runs of the setting"
+        " agree with the formula; otherwise a run that differs is shown, and marked.",
         head=(
             *("setting", "calls", "by formula", "difference"),
             *("words", "by formula", "difference"),
@@ -156,8 +159,8 @@ def traffic_table(problem: Problem) -> Table | None:
     )
 
 
-def _to_show(setting: RunSetting) -> ReportPoint:
-    """The first run that does not keep to its formula, else the middle one."""
+def _run_to_show(setting: RunSetting) -> ReportPoint:
+    """Return the first run that differs from its formula, or that of median time."""
     return next((p for p in setting.points if _differs(p)), setting.middle)
 
 
@@ -188,7 +191,7 @@ def _difference(measured: float | None, formula: float | None) -> str:
 
 
 def failed_table(problem: Problem) -> Table | None:
-    """What was not finished, and why."""
+    """Return the runs that failed, with the reasons."""
     if not problem.failed:
         return None
     return Table(
@@ -205,14 +208,14 @@ def failed_table(problem: Problem) -> Table | None:
 
 
 def saved_table(problem: Problem) -> Table | None:
-    """What was preempted or interrupted, and goes on."""
+    """Return the runs that were preempted or interrupted."""
     if not problem.saved:
         return None
     return Table(
         name="preempted",
         title="Runs that were preempted",
-        caption="They were saved before their end, and go on with --resume. They are in"
-        " no figure and in no other table.",
+        caption="They were saved before their end, and --resume continues them. They"
+        " are in no figure and in no other table.",
         head=("run", "ended"),
         rows=tuple((p.key or p.label, p.status) for p in problem.saved),
         texts=2,
@@ -253,9 +256,9 @@ def weights_table(problem: Problem) -> Table | None:
     return Table(
         name="weights",
         title="Largest weights",
-        caption="Of the model of least loss, largest first, beside the same weights of"
-        " the other models. Columns that were not scaled alike have weights of other"
-        " units.",
+        caption="The largest weights of the model with the smallest loss, beside the"
+        " same weights of the other models. Weights of columns that were scaled in"
+        " different ways have different units.",
         head=("column", *(("class",) if by_class else ()), *shown),
         rows=tuple(rows),
         texts=2 if by_class else 1,
@@ -275,7 +278,7 @@ def _model_of(point: ReportPoint) -> Result | None:
 
 
 def machine_table(points: Sequence[ReportPoint]) -> Table:
-    """Where all of it ran, with what."""
+    """Return the machines, the software versions and the load of all runs."""
     rows = [
         ("machine", _all(p.host for p in points)),
         ("processor", _all(p.processor for p in points)),
@@ -293,7 +296,7 @@ def machine_table(points: Sequence[ReportPoint]) -> Table:
     return Table(
         name="machine",
         title="Machine and versions",
-        caption="As the runs said themselves; – is what none of them says.",
+        caption="As the runs have recorded it; – if no run has recorded it.",
         head=("fact", "value"),
         rows=tuple(rows),
         texts=2,
@@ -305,37 +308,38 @@ def _all(values: Iterable[str]) -> str:
 
 
 def _ends(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return NONE
-    low, high = figures(min(known), 2), figures(max(known), 2)
+    low = figures(min(numbers), 2)
+    high = figures(max(numbers), 2)
     return low if low == high else f"{low} … {high}"
 
 
 def _busy(point: ReportPoint) -> float | None:
-    """CPU seconds over those that its ranks could have had; below 1 some waited."""
+    """Return CPU seconds over seconds of the ranks; below 1 ranks waited for a core."""
     if not point.cpu or not point.wall:
         return None
     return point.cpu / (point.wall * point.ranks)
 
 
-# What a report holds: of each problem a verdict, charts and tables.
+# A report has a verdict, charts and tables for each problem.
 
 
 @dataclass(frozen=True)
 class ProblemPart:
-    """All about one problem."""
+    """The part of a report on one problem."""
 
     problem: Problem
     verdict: str
     charts: tuple[Chart, ...]
     tables: tuple[Table, ...]
-    notes: tuple[str, ...] = ()  # sentences on figures that are absent
+    notes: tuple[str, ...] = ()  # sentences on figures that are left out
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that the page says."""
+    """The contents of the page."""
 
     title: str
     lead: str
@@ -345,21 +349,22 @@ class Report:
 
     @property
     def charts(self) -> list[Chart]:
-        """Of all parts."""
+        """The charts of all parts."""
         return [chart for part in self.parts for chart in part.charts]
 
     def as_dict(self) -> dict[str, Any]:
-        """What a program wants of it."""
-        said: Any = finite({"parts": [_said(part) for part in self.parts]})
-        return dict(said)
+        """Return the results as a JSON object."""
+        document: Any = finite({"parts": [_document(part) for part in self.parts]})
+        return dict(document)
 
 
 def make_report(folders: Sequence[str | Path]) -> Report:
-    """The report on all runs in these folders.
+    """Return the report on all runs in some folders.
 
     Parameters
     ----------
-    folders : of studies, of runs, of comparisons
+    folders : sequence of path-like
+        Folders of studies, of comparisons or of runs.
     """
     points = read_folders([Path(folder) for folder in folders])
     problems = problems_of(points)
@@ -387,7 +392,7 @@ def _part(problem: Problem, number: int, count: int) -> ProblemPart:
         *energy_chart(problem),
         *heat_maps(problem),
     ]
-    if count > 1:  # files of one folder and marks of one page have names of their own
+    if count > 1:  # the files and the anchors of several problems need different names
         charts = [replace(c, name=f"{c.name}-of-{number}") for c in charts]
     tables = [
         *(settings_table(problem), traffic_table(problem)),
@@ -403,7 +408,7 @@ def _part(problem: Problem, number: int, count: int) -> ProblemPart:
     )
 
 
-def _said(part: ProblemPart) -> dict[str, Any]:
+def _document(part: ProblemPart) -> dict[str, Any]:
     return {
         "problem": part.problem.title,
         "verdict": part.verdict,
@@ -420,8 +425,11 @@ def _said(part: ProblemPart) -> dict[str, Any]:
 
 
 def _figures(setting: RunSetting, problem: Problem) -> dict[str, Any]:
-    first, time, run = setting.first, setting.per_epoch, setting.middle
-    energy, speed_up = setting.over(_joules), problem.speed_up(setting)
+    first = setting.first
+    time = setting.per_epoch
+    run = setting.middle
+    energy = setting.over(lambda point: point.joules)
+    speed_up = problem.speed_up(setting)
     return {
         "name": setting.named(problem.settings),
         "method": setting.label,
@@ -446,11 +454,7 @@ def _figures(setting: RunSetting, problem: Problem) -> dict[str, Any]:
     }
 
 
-def _joules(point: ReportPoint) -> float | None:
-    return point.joules
-
-
-# How the page looks: on a screen, light or dark as readers prefer, and on paper.
+# The style of the page: on a screen, light or dark as the reader prefers, and on paper.
 
 CSS = f"""
 :root {{ color-scheme: light; --ink: {INK}; --soft: #555; --rule: #d8d8d8;
@@ -518,7 +522,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .84rem; }
 """
 
 
-# The report as one HTML page that needs nothing else: no network, no script.
+# The report is one HTML page that needs no network and no script.
 
 LONG = 48  # characters from which a cell may break into lines
 
@@ -536,7 +540,7 @@ def page(report: Report) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Pages that ask for nothing: a browser tells whoever breaks that.
+        # The browser refuses to load anything from outside, and reports an attempt.
         '<meta http-equiv="Content-Security-Policy"'
         " content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{escape(report.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
@@ -547,19 +551,19 @@ def page(report: Report) -> str:
     )
 
 
-def escape(said: str) -> str:
-    """Text of anybody as HTML."""
-    return _escape(clean(said), quote=True)
+def escape(text: str) -> str:
+    """Return any text as HTML."""
+    return _escape(clean(text), quote=True)
 
 
 def capitalized(missing: MissingPackage) -> str:
-    """Return what is missing as a sentence that stands alone."""
+    """Return the message of an error with a capital letter."""
     text = str(missing)
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def _page_part(part: ProblemPart, with_title: bool, figures: str) -> str:
-    """One problem: what is best, the figures, the tables."""
+    """Return one problem as HTML: verdict, figures, tables."""
     title = part.problem.title if with_title else "Result"
     return (
         f"<section><h2>{escape(title)}</h2>\n"
@@ -573,15 +577,15 @@ def _page_part(part: ProblemPart, with_title: bool, figures: str) -> str:
 
 
 def _page_figures(part: ProblemPart) -> str:
-    """Curves and bars, then maps."""
-    curves = [c for c in part.charts if not isinstance(c, Heat)]
-    maps = [c for c in part.charts if isinstance(c, Heat)]
+    """Return the figures of a problem as HTML: curves and bars, then heat maps."""
+    curves = [chart for chart in part.charts if not chart.draws_title]
+    maps = [chart for chart in part.charts if chart.draws_title]
     return _in_rows(curves, "figures") + _in_rows(maps, "maps")
 
 
-def _unbroken(said: str) -> str:
-    """A sentence whose words with hyphens stay on one line."""
-    words = (escape(word) for word in said.split(" "))
+def _unbroken(sentence: str) -> str:
+    """Return a sentence as HTML in which words with hyphens stay on one line."""
+    words = (escape(word) for word in sentence.split(" "))
     return " ".join(f"<span>{w}</span>" if "-" in w else w for w in words)
 
 
@@ -591,8 +595,7 @@ def _in_rows(charts: Sequence[Chart], kind: str) -> str:
 
 
 def _figure(chart: Chart) -> str:
-    # What says its title itself needs none above it.
-    title = "" if isinstance(chart, Heat) else f"<h3>{escape(chart.title)}</h3>"
+    title = "" if chart.draws_title else f"<h3>{escape(chart.title)}</h3>"
     kind = type(chart).__name__.lower()
     return (
         f'<figure id="{escape(chart.name)}" class="{kind}">{title}'
@@ -652,7 +655,8 @@ def write_page(report: Report, path: str | Path) -> Path:
 
 def write_figures(report: Report, folder: str | Path) -> list[Path]:
     """Write every figure as .csv and, with matplotlib, as .svg and .png."""
-    folder, written = Path(folder), []
+    folder = Path(folder)
+    written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for chart in report.charts:

@@ -1,4 +1,4 @@
-"""Points of a report: read from documents, grouped by setting."""
+"""Runs of a report: read from files, grouped into settings and problems."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ from hpcsgd.studies.folder import SAVED, expected_traffic
 from hpcsgd.studies.plan import folder_name
 from hpcsgd.studies.plots.charts import CROWDED, EMULATED, MEASURED
 
-# One run of a study, as the report sees it, whatever file it came from.
+# A point of a report is one run, of a study, of a comparison or of `train`.
 
 GOOD = ("finished", "completed", "converged", "stopped", WORSE)
 METHODS = {
@@ -33,19 +33,19 @@ PYTHON = ("sample",)
 
 @dataclass(frozen=True)
 class ReportPoint:
-    """What was measured once; None where nobody knows."""
+    """Settings and measurements of one run; None for a value that its file lacks."""
 
-    label: str  # of the method, or the setting's own name
-    algorithm: str  # what it is whatever its label, as "casgd"
+    label: str  # name of the method, or of the setting
+    algorithm: str  # name of the method, whatever the label is, as "casgd"
     study: str
     key: str
-    where: str  # the folder it was read from
+    where: str  # the folder from which the run was read
     ranks: int
-    emulated: int
+    emulated: int  # ranks that the one started rank stands for, or 0
     replicas: int
     members: int
-    batch: int  # of all replicas together
-    steps: int
+    batch: int  # rows of a step, over all replicas
+    steps: int  # SGD steps between two messages
     product: str
     recipe: str
     data: str
@@ -75,37 +75,36 @@ class ReportPoint:
     oversubscribed: bool = False
     load: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    model: str = ""  # the folder that holds its weights
+    model: str = ""  # the run folder with the weights, or ""
 
     @property
     def is_good(self) -> bool:
-        """Whether its figures are those of a whole run."""
+        """Whether the run has reached its end."""
         return self.status in GOOD and self.seconds is not None and self.seconds > 0
 
     @property
     def is_saved(self) -> bool:
-        """Whether it was preempted or interrupted, and is to be resumed."""
+        """Whether the run was preempted or interrupted, so that it can be resumed."""
         return self.status in SAVED
 
     @property
     def width(self) -> int:
-        """Ranks that it stands for."""
+        """Number of ranks, including emulated ones."""
         return self.emulated or self.ranks
 
     @property
     def is_crowded(self) -> bool:
-        """More ranks than cores: they waited for each other, not for a network."""
+        """Whether there were more ranks than cores, so that ranks waited for a core."""
         return self.oversubscribed or bool(self.cores) and self.ranks > self.cores
 
     def traffic(self, figure: str) -> int | None:
-        """Calls or words of rank 0, for products and agreements."""
+        """Return calls or words of rank 0 for products and agreements."""
         if not self.ledger:
             return None
-        said = [self.ledger.get(purpose, {}).get(figure, 0) for purpose in TRAINING]
-        return int(sum(said))
+        return int(sum(self.ledger.get(p, {}).get(figure, 0) for p in TRAINING))
 
     def split(self) -> tuple[float, float, float, float]:
-        """Seconds of compute, network, input and output, and what is left: Python."""
+        """Return the seconds of arithmetic, network, input, and Python (the rest)."""
         total = self.seconds or 0.0
         agreement = float(self.ledger.get("agreement", {}).get("seconds", 0.0))
         network = _sum(self.phases, NETWORK) + agreement
@@ -120,8 +119,9 @@ def _sum(phases: Mapping[str, float], names: tuple[str, ...]) -> float:
 
 
 def read_point(line: Mapping[str, Any], where: str, label: str = "") -> ReportPoint:
-    """The point of one line of points.jsonl; what has another type is not known."""
-    grid, energy = _table(line, "grid"), _table(line, "energy")
+    """Return the point of one line of points.jsonl, without values of a wrong type."""
+    grid = _table(line, "grid")
+    energy = _table(line, "energy")
     ranks = max(_count(line, "ranks"), 1)
     method = _word(line, "method")
     return ReportPoint(
@@ -152,7 +152,11 @@ def read_point(line: Mapping[str, Any], where: str, label: str = "") -> ReportPo
         wall=_number(line, "seconds_wall"),
         cpu=_number(line, "cpu_seconds"),
         phases=_numbers(_table(line, "seconds_by_phase")),
-        ledger={k: _numbers(v) for k, v in _table(line, "ledger").items() if _is(v)},
+        ledger={
+            purpose: _numbers(entry)
+            for purpose, entry in _table(line, "ledger").items()
+            if isinstance(entry, Mapping)
+        },
         expected=_numbers(_table(line, "expected")) or None,
         history=_history(line),
         joules=_number(energy, "joules"),
@@ -171,31 +175,25 @@ def read_point(line: Mapping[str, Any], where: str, label: str = "") -> ReportPo
 
 
 def _history(line: Mapping[str, Any]) -> tuple[Mapping[str, float], ...]:
-    found = line.get("history")
-    records = found if isinstance(found, list) else []
-    return tuple(_numbers(record) for record in records if _is(record))
+    history = line.get("history")
+    records = history if isinstance(history, list) else []
+    return tuple(_numbers(record) for record in records if isinstance(record, Mapping))
 
 
 def _load(line: Mapping[str, Any]) -> float | None:
-    """Of the last minute before it began."""
-    found = line.get("load")
-    if isinstance(found, list) and found:
-        return _finite(found[0])
-    return _finite(found)
-
-
-def _is(value: Any) -> bool:
-    return isinstance(value, Mapping)
+    """Return the load of the machine in the last minute before the run."""
+    load = line.get("load")
+    return _finite(load[0] if isinstance(load, list) and load else load)
 
 
 def _table(line: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = line.get(key)
-    return found if isinstance(found, Mapping) else {}
+    table = line.get(key)
+    return table if isinstance(table, Mapping) else {}
 
 
 def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
-    found = {str(key): _finite(value) for key, value in table.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    numbers = {str(key): _finite(value) for key, value in table.items()}
+    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def _number(line: Mapping[str, Any], key: str) -> float | None:
@@ -203,7 +201,7 @@ def _number(line: Mapping[str, Any], key: str) -> float | None:
 
 
 def _finite(value: Any) -> float | None:
-    """A number, or None for anything else: NaN, text, true."""
+    """Return a finite number, or None for any other value: NaN, text, true."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e300 and isfinite(value) else None
@@ -214,18 +212,18 @@ def _count(line: Mapping[str, Any], key: str) -> int:
 
 
 def _word(line: Mapping[str, Any], key: str) -> str:
-    found = line.get(key)
-    return plain(found) if isinstance(found, str) else ""
+    word = line.get(key)
+    return plain(word) if isinstance(word, str) else ""
 
 
-def plain(said: str) -> str:
-    """Without what moves a terminal's cursor or turns its text around."""
-    return "".join(c if c.isprintable() else " " for c in said)
+def plain(text: str) -> str:
+    """Return a text without characters that control a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
-# Points gathered: repeats into settings, settings into problems.
+# Repeats form a setting, and settings on the same data form a problem.
 
-BUSY = 0.5  # load for each core, before the run began, from which others worked too
+BUSY = 0.5  # load of each core before the run, above which the machine was busy
 
 
 @dataclass(frozen=True)
@@ -238,59 +236,59 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of those that are known."""
-    known = [value for value in values if value is not None]
-    if not known:
+    """Return median and range of the values that are not None; None without any."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return None
-    return Spread(statistics.median(known), min(known), max(known))
+    return Spread(statistics.median(numbers), min(numbers), max(numbers))
 
 
 @dataclass(frozen=True)
 class RunSetting:
-    """One way to train, and all good runs of it."""
+    """All successful runs with the same settings; only their seeds may differ."""
 
     points: tuple[ReportPoint, ...]
 
     @property
     def first(self) -> ReportPoint:
-        """What all of them share."""
+        """The first run, whose settings are those of all runs."""
         return self.points[0]
 
     @property
     def label(self) -> str:
-        """The method's name."""
+        """Name of the method or of the setting."""
         return self.first.label
 
     @property
     def width(self) -> int:
-        """Ranks that it stands for."""
+        """Number of ranks, including emulated ones."""
         return self.first.width
 
     @property
     def mark(self) -> str:
-        """Whether it was measured as it would run."""
+        """How the setting was measured: emulated, crowded, or "" for as it runs."""
         if self.first.emulated:
             return EMULATED
         return CROWDED if any(p.is_crowded for p in self.points) else MEASURED
 
     @property
     def was_busy(self) -> bool:
-        """Whether others used the machine when a run of it began."""
+        """Whether other processes used the machine when one of the runs began."""
         return any(
             p.load is not None and p.cores and p.load / p.cores > BUSY
             for p in self.points
         )
 
     def over(self, figure: Callable[[ReportPoint], float | None]) -> Spread | None:
-        """Median and ends of any figure of its runs."""
+        """Return median and range of a figure of the runs."""
         return spread(figure(point) for point in self.points)
 
     @property
     def per_epoch(self) -> Spread:
         """Seconds of one pass over the rows."""
-        found = self.over(lambda p: (p.seconds or 0.0) / p.epochs)
-        assert found is not None
-        return found
+        seconds = self.over(lambda p: (p.seconds or 0.0) / p.epochs)
+        assert seconds is not None
+        return seconds
 
     @property
     def per_step(self) -> Spread | None:
@@ -307,30 +305,30 @@ class RunSetting:
 
     @property
     def is_one_rank(self) -> bool:
-        """Whether one rank did all the work, and none was emulated."""
+        """Whether one rank did all the work, without emulated ranks."""
         return self.width == 1 and not self.first.emulated
 
     def named(self, others: Sequence["RunSetting"]) -> str:
-        """The name that tells it from the others: as short as it can be."""
+        """Return the shortest name that no other setting has."""
         return _shortest(self.first, [other.first for other in others])
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The settings of one task on one machine and network, and what failed of it."""
+    """The runs of one task on one machine and network: settings, and other runs."""
 
     data: str
-    rows: int  # 0 where they grow with the ranks
+    rows: int  # 0 if the rows grow with the ranks
     columns: int
     settings: tuple[RunSetting, ...]
     failed: tuple[ReportPoint, ...]
-    saved: tuple[ReportPoint, ...] = ()  # preempted or interrupted, to be resumed
+    saved: tuple[ReportPoint, ...] = ()  # preempted or interrupted runs
     network: str = ""
-    machine: str = ""  # named where the report has several
+    machine: str = ""  # empty if all runs of the report are from one machine
 
     @property
     def labels(self) -> list[str]:
-        """The methods, in the order in which they came."""
+        """Names of the methods, in the order of the runs."""
         return list(dict.fromkeys(setting.label for setting in self.settings))
 
     @property
@@ -340,7 +338,7 @@ class Problem:
 
     @property
     def title(self) -> str:
-        """What it is called."""
+        """Title of the problem: data, size, network, machine."""
         if self.is_weak:
             parts = ["weak scaling", self.data, f"{self.columns} columns"]
         else:
@@ -350,20 +348,21 @@ class Problem:
         return ", ".join(part for part in parts if part) or "runs"
 
     def one_rank(self, setting: RunSetting) -> RunSetting | None:
-        """Return the fastest setting of one rank that has the batch of `setting`.
+        """Return the fastest setting on one rank with the batch of `setting`.
 
-        Where the batch grows with the rows and the ranks, the batch of each rank.
+        In weak scaling, it may also have the batch of one rank of `setting`.
         """
         batches = {setting.first.batch}
         if self.is_weak and setting.first.batch % setting.width == 0:
             batches.add(setting.first.batch // setting.width)
-        found = [s for s in self.settings if s.is_one_rank and s.first.batch in batches]
-        return min(found, key=lambda s: s.per_epoch.median, default=None)
+        bases = [s for s in self.settings if s.is_one_rank and s.first.batch in batches]
+        return min(bases, key=lambda s: s.per_epoch.median, default=None)
 
     def speed_up(self, setting: RunSetting) -> Spread | None:
-        """Return how many times faster an epoch is than the best one of one rank.
+        """Return the speed-up of an epoch over the best epoch on one rank.
 
-        Rows that grow with the ranks count as often; None without a run on one rank.
+        In weak scaling, it is multiplied by the ranks, as the rows are. The result is
+        None without a run on one rank.
         """
         base = self.one_rank(setting)
         if base is None:
@@ -373,31 +372,31 @@ class Problem:
         return Spread(*(work * seconds / t for t in (time.median, time.high, time.low)))
 
     def efficiency(self, setting: RunSetting) -> float | None:
-        """Return the speed-up against one rank, over the ranks."""
-        found = self.speed_up(setting)
-        return None if found is None else found.median / setting.width
+        """Return the speed-up over one rank, divided by the ranks."""
+        speed_up = self.speed_up(setting)
+        return None if speed_up is None else speed_up.median / setting.width
 
 
 def problems_of(points: Sequence[ReportPoint]) -> list[Problem]:
-    """Points apart by what they solve, and by the network and machine they ran on."""
+    """Return the problems of runs: one for each task, network and machine."""
     machines = _machines(points)
-    found: dict[tuple[object, ...], list[ReportPoint]] = {}
+    groups: dict[tuple[object, ...], list[ReportPoint]] = {}
     for point in points:
         task = (*_task(point), point.network, machines[point.host, point.processor])
-        found.setdefault(task, []).append(point)
-    _take_in_failed(found)
-    several = len({task[-1] for task in found}) > 1
+        groups.setdefault(task, []).append(point)
+    _merge_failed(groups)
+    several = len({task[-1] for task in groups}) > 1
     return [
         _problem(group, str(task[-1]) if several else "")
-        for task, group in found.items()
+        for task, group in groups.items()
     ]
 
 
 def _machines(points: Sequence[ReportPoint]) -> dict[tuple[str, str], str]:
-    """Return the machine of each (host, processor): its processor, or its hosts.
+    """Return the name of the machine of each pair (host, processor).
 
-    A host whose processor one run names has it in all runs. Of other hosts those whose
-    names differ in digits alone are nodes of one machine.
+    The name is the processor, also if only another run on the same host has recorded
+    it. Without a processor, the name is the common part of the names of the hosts.
     """
     processors = {p.host: p.processor for p in points if p.host and p.processor}
     return {
@@ -407,17 +406,17 @@ def _machines(points: Sequence[ReportPoint]) -> dict[tuple[str, str], str]:
 
 
 def nodes_of(host: str) -> str:
-    """Return what the nodes of one machine are called: "nidN" for "nid001234"."""
+    """Return the common name of the nodes of a machine: "nidN" for "nid001234"."""
     return re.sub(r"\d+", "N", host)
 
 
-def _take_in_failed(found: dict[tuple[object, ...], list[ReportPoint]]) -> None:
-    """A run that failed before it saw its data belongs to those of its folder."""
-    for key in [key for key, group in found.items() if not _any_good(group)]:
-        where = {point.where for point in found[key]}
-        for other, group in found.items():
+def _merge_failed(groups: dict[tuple[object, ...], list[ReportPoint]]) -> None:
+    """Move runs that failed before they read data to the group of their folder."""
+    for key in [key for key, group in groups.items() if not _any_good(group)]:
+        where = {point.where for point in groups[key]}
+        for other, group in groups.items():
             if other != key and where & {point.where for point in group}:
-                group += found.pop(key)
+                group += groups.pop(key)
                 break
 
 
@@ -437,15 +436,15 @@ def _problem(points: Sequence[ReportPoint], machine: str) -> Problem:
     for point in points:
         if point.is_good:
             settings.setdefault(_identity(point), []).append(point)
-    known = next((p for p in points if p.is_good), points[0])
+    first = next((p for p in points if p.is_good), points[0])
     return Problem(
-        data=Path(known.data).name,
-        rows=0 if known.study == "weak" else known.rows,
-        columns=known.columns,
+        data=Path(first.data).name,
+        rows=0 if first.study == "weak" else first.rows,
+        columns=first.columns,
         settings=tuple(RunSetting(tuple(group)) for group in settings.values()),
         failed=tuple(p for p in points if not p.is_good and not p.is_saved),
         saved=tuple(point for point in points if point.is_saved),
-        network=known.network,
+        network=first.network,
         machine=machine,
     )
 
@@ -471,9 +470,9 @@ PARTS: tuple[Callable[[ReportPoint], str], ...] = (
 
 
 def _shortest(point: ReportPoint, others: Sequence[ReportPoint]) -> str:
-    """The label, and of the parts only those in which settings of that label differ."""
+    """Return the label, and the parts in which settings of this label differ."""
     same = [other for other in others if other.label == point.label]
-    parts = [said(point) for said in PARTS if len({said(other) for other in same}) > 1]
+    parts = [part(point) for part in PARTS if len({part(other) for other in same}) > 1]
     if len({other.width for other in others}) > 1 and PARTS[0](point) not in parts:
         parts.insert(0, PARTS[0](point))
     if f"{point.replicas}×{point.members}" in parts:
@@ -482,26 +481,30 @@ def _shortest(point: ReportPoint, others: Sequence[ReportPoint]) -> str:
             shape = (other.replicas, other.members)
             widths.setdefault(other.width, set()).add(shape)
         if all(len(shapes) == 1 for shapes in widths.values()):
-            parts.remove(f"{point.replicas}×{point.members}")  # ranks say it
+            # Every number of ranks has one grid, so that the ranks name it.
+            parts.remove(f"{point.replicas}×{point.members}")
     return ", ".join([point.label, *(part for part in parts if part)])
 
 
-# The points of studies, of plain run folders and of comparisons.
+# Points are read from the folders of studies, of comparisons and of runs.
 
-POINTS, RESULT, COMPARE = "points.jsonl", "result.json", "compare.json"
+POINTS = "points.jsonl"
+RESULT = "result.json"
+COMPARE = "compare.json"
 log = logging.getLogger(__name__)
 
 
 def read_folders(folders: Sequence[Path]) -> list[ReportPoint]:
-    """All points of all folders, in the order of the folders."""
+    """Return the points of all folders, in the order of the folders."""
     points = [point for folder in folders for point in read_folder(folder)]
     if not points:
-        raise DataError(f"{_all(folders)} holds no run yet that ended; start one there")
+        names = ", ".join(str(folder) for folder in folders)
+        raise DataError(f"{names} holds no run yet that ended; start one there")
     return points
 
 
 def read_folder(folder: Path) -> list[ReportPoint]:
-    """The points of a study, of a comparison, of a run, or of runs below it."""
+    """Return the points of a study, a comparison, a run, or a folder of run folders."""
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; name those of studies or runs")
     if (folder / POINTS).exists():
@@ -520,7 +523,7 @@ def read_folder(folder: Path) -> list[ReportPoint]:
 
 
 def _of_study(folder: Path) -> Iterator[ReportPoint]:
-    """The newest line of every key, in the order in which keys came first."""
+    """Yield the newest line of every key, in the order of the first lines."""
     newest: dict[str, Mapping[str, Any]] = {}
     for number, text in enumerate(_lines(folder / POINTS), 1):
         line = _parsed(text)
@@ -533,25 +536,29 @@ def _of_study(folder: Path) -> Iterator[ReportPoint]:
 
 
 def _parsed(text: str) -> Mapping[str, Any] | None:
-    """The object of one line; None for half a line, or anything else."""
+    """Return the object of one line; None for half a line or another value."""
     try:
-        found = parse_json(text)
+        line = parse_json(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return line if isinstance(line, dict) else None
 
 
 def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
-    """A point for every repeat of every setting; its run folder says more."""
+    """Yield a point for every repeat of every setting, from its run folder if possible.
+
+    Without its run folder, a repeat has the figures of compare.json.
+    """
     document = _document(folder / COMPARE)
     for row in document.get("settings", []):
         if not isinstance(row, dict):
             continue
-        name, times = str(row.get("name", "")), row.get("seconds_of_repeats") or []
+        name = str(row.get("name", ""))
+        times = row.get("seconds_of_repeats") or []
         for number, seconds in enumerate(times, 1):
-            own = folder / f"{folder_name(name)}-{number}"
-            line = _run_of_repeat(own, seconds)
-            model = "" if line is None else str(own)
+            run_folder = folder / f"{folder_name(name)}-{number}"
+            line = _line_of_repeat(run_folder, seconds)
+            model = "" if line is None else str(run_folder)
             if line is None:
                 line = _as_line(row) | {"ranks": document.get("ranks")}
                 line |= {"seconds": seconds}
@@ -559,8 +566,8 @@ def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
             yield replace(point, model=model)
 
 
-def _run_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
-    """The run's own account, where it is still that of this comparison."""
+def _line_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
+    """Return the line of a run folder; None if a later run has written into it."""
     try:
         own_folder(folder.parent, folder.name)
     except OSError as error:
@@ -579,10 +586,12 @@ def _of_run(folder: Path) -> ReportPoint:
 
 
 def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of result.json or a row of compare.json as a line of a study."""
-    config = _table_text(document, "config")
-    schedule, grid = _table_text(config, "schedule"), _table_text(config, "grid")
-    run, source = _table_text(config, "run"), _table_text(document, "source")
+    """Return result.json, or a row of compare.json, as the line of a study."""
+    config = _table(document, "config")
+    schedule = _table(config, "schedule")
+    grid = _table(config, "grid")
+    run = _table(config, "run")
+    source = _table(document, "source")
     seconds = document.get("seconds_total", document.get("seconds"))
     ahead = " look-ahead" if document.get("look_ahead") is True else ""
     return {
@@ -593,35 +602,36 @@ def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:
         "key": str(run.get("out") or ""),
         "status": document.get("status"),
         "error": document.get("advice"),
-        "data": Path(str(_table_text(config, "data").get("path") or "")).name,
+        "data": Path(str(_table(config, "data").get("path") or "")).name,
         "rows": document.get("rows", source.get("rows")),
         "columns": document.get("columns"),
         "batch": _batch(document, schedule, grid),
         "steps": _steps(document, grid),
         "product": f"{document.get('products', '')}{ahead}",
-        "recipe": _table_text(config, "precision").get("recipe"),
+        "recipe": _table(config, "precision").get("recipe"),
         "network": run.get("network"),
         "expected": _expected(document),
-        "seed": _table_text(config, "sampling").get("seed"),
+        "seed": _table(config, "sampling").get("seed"),
         "epochs": schedule.get("epochs"),
         "seconds": seconds,
         **{name: document.get(name) for name in SAME},
     }
 
 
-SAME = (  # named alike in results and in points
+SAME = (  # keys that results and points share
     *("iterations", "loss", "seconds_wall", "seconds_by_phase", "ledger", "history"),
     *("energy", "versions", "transport", "host", "processor", "cores"),
 )
 
 
 def _algorithm(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return what a run is whatever it is called: a study's method, and its rule.
+    """Return the method of a run and its update rule, from its configuration.
 
     Every product but `direct` computes the steps of CA-SGD.
     """
-    grid = _table_text(document, "grid") or _table_text(config, "grid")
-    agreement, rule = _table_text(config, "agreement"), _table_text(config, "update")
+    grid = _table(document, "grid") or _table(config, "grid")
+    agreement = _table(config, "agreement")
+    rule = _table(config, "update")
     if agreement.get("method"):
         name = str(agreement["method"])
     elif grid.get("replicas", 1) != 1:
@@ -639,43 +649,41 @@ AGREEMENT = ("kind", "codec")
 def _batch(
     document: Mapping[str, Any], schedule: Mapping[str, Any], grid: Mapping[str, Any]
 ) -> Any:
-    """Of all replicas; configurations hold that of one."""
-    for place in (document, _table_text(document, "schedule")):
-        if "global_batch" in place:
-            return place["global_batch"]
-    own, replicas = schedule.get("batch"), grid.get("replicas")
-    return own * replicas if isinstance(own, int) and isinstance(replicas, int) else own
+    """Return the global batch; a configuration has the batch of one replica."""
+    for table in (document, _table(document, "schedule")):
+        if "global_batch" in table:
+            return table["global_batch"]
+    batch = schedule.get("batch")
+    replicas = grid.get("replicas")
+    if isinstance(batch, int) and isinstance(replicas, int):
+        return batch * replicas
+    return batch
 
 
 def _steps(document: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
-    """Between two messages; s only lightens the loop of a sum in every step."""
-    replicas = _table_text(document, "grid").get("replicas", grid.get("replicas"))
+    """Return the SGD steps between two messages; 1 for a sum in every step."""
+    replicas = _table(document, "grid").get("replicas", grid.get("replicas"))
     if document.get("products") == "direct" and replicas == 1:
         return 1
-    return _table_text(document, "schedule").get("steps", document.get("steps"))
+    return _table(document, "schedule").get("steps", document.get("steps"))
 
 
 def _expected(document: Mapping[str, Any]) -> dict[str, int] | None:
-    """By formula; None for a document that is older than the formula, or no run's."""
+    """Return the expected traffic; None if the document lacks what it depends on."""
     try:
         return expected_traffic(document)
     except (AttributeError, KeyError, TypeError, ValueError, HpcsgdError):
         return None
 
 
-def _table_text(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
 def _document(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json("\n".join(_lines(path)))
+        document = parse_json("\n".join(_lines(path)))
     except ValueError as error:
         raise DataError(f"{path} is no JSON ({error}); make it again") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise DataError(f"{path} holds no document of a run; make it again")
-    return found
+    return document
 
 
 def _lines(path: Path) -> list[str]:
@@ -685,7 +693,3 @@ def _lines(path: Path) -> list[str]:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); make it readable"
         ) from error
-
-
-def _all(folders: Sequence[Path]) -> str:
-    return ", ".join(str(folder) for folder in folders)

@@ -1,4 +1,4 @@
-"""A certificate of a run that a reviewer can make again."""
+"""Certificates of finished runs, which a reviewer can make again."""
 
 from hpcsgd.studies.verify.certificate import Certificate, certify
 

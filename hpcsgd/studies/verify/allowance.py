@@ -1,4 +1,4 @@
-"""What an exchange may differ from its replay by: a bound of its arithmetic."""
+"""Bounds on the difference of an exchange from its replay in longdouble."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,10 +12,10 @@ from hpcsgd.formats import Array, get_format, round_through
 from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.precision import FIELDS, Precision
 
-# One exchange of a run, and one step of SGD from the textbook, in longdouble.
+# One step of SGD from the textbook, in longdouble.
 #
-# Neither the updates nor the products of the package are used here, so that an error
-# there cannot hide itself.
+# This module uses neither the updates nor the products of the package, so that it finds
+# errors in them.
 
 L = np.longdouble
 PARTS = ("w", "v", "b", "bv")
@@ -24,7 +24,7 @@ Point = dict[str, NDArray[Any]]  # w and v (d, K), b and bv (K,)
 
 @dataclass(frozen=True)
 class RecordedExchange:
-    """What one exchange worked on, as the run stored it, and in which arithmetic."""
+    """Rows, rates and settings of one exchange, as the run stored them."""
 
     family: Family
     rows: Array  # (m, d), longdouble as the three that follow
@@ -40,12 +40,12 @@ class RecordedExchange:
     clip: float  # scores beyond it are clipped by families with an exponential
     precision: Precision
     in_steps: bool  # scores are summed in every step, and there is no Gram
-    members: int  # whose parts of a score are summed
-    replicas: int  # whose gradients are summed
+    members: int  # ranks that sum their parts of a score
+    replicas: int  # replicas that sum their gradients
 
 
 def look(exchange: RecordedExchange, at: Array, speed: Array) -> Array:
-    """Return where the gradient is taken."""
+    """Return the point at which the gradient is evaluated."""
     ahead = exchange.update == "nesterov-classic"
     return at + L(exchange.momentum) * speed if ahead else at
 
@@ -53,7 +53,7 @@ def look(exchange: RecordedExchange, at: Array, speed: Array) -> Array:
 def update(
     exchange: RecordedExchange, w: Array, v: Array, g: Array, rate: Any
 ) -> tuple[Array, Array]:
-    """Return weights and momentum after one step: the textbook, one line each."""
+    """Return weights and momentum after one step, as in a textbook."""
     mu = L(exchange.momentum)
     if exchange.update == "sgd":
         return w - rate * g, v
@@ -76,13 +76,13 @@ def step(
 
 
 def target_size(family: Family, y: Array) -> Array:
-    """Return about the size of the two numbers that a residual is the difference of."""
+    """Return the size of the two terms whose difference is a residual."""
     real = family.targets in ("real", "counts", "positive")
     return np.maximum(np.abs(y), 1) if real else np.ones_like(y)
 
 
 def residual(family: Family, t: Array, y: Array, clip: float) -> Array:
-    """Return ∂ℓ/∂t in longdouble, or in float64 where the family has nothing wider."""
+    """Return ∂ℓ/∂t in longdouble, or in float64 if the family has nothing wider."""
     if not np.isfinite(family.curvature):
         t = np.clip(t, -clip, clip)
     try:
@@ -97,59 +97,59 @@ def clip_of(dtype: Any) -> float:
     return exp_bound(np.dtype(dtype))
 
 
-# How far the arithmetic of a run may carry an exchange from its replay: a bound.
+# A bound on the distance of the run from the replay, by the rounding errors of the run.
 #
 # Let ŵ_j be the weights of the run, δ_j = ŵ_j − w_j, h = η/b, ρ = 1 − ηλ. In step j the
-# run computes scores that are off by e_j beside Y_j δ_j, residuals that are off by σ_j
-# beside those of its scores, gradients off by γ_j, and rounds what it keeps, ω_j. With
-# 0 ≤ D ≤ l the slopes of the residuals (mean value theorem), plain SGD obeys
+# scores have an error Y_j δ_j + e_j, the residuals have an error σ_j beside that of the
+# scores, the gradient has an error γ_j, and storing the weights has an error ω_j. With
+# slopes 0 ≤ D ≤ l of the residuals (mean value theorem), plain SGD obeys
 #
 #     ‖δ_{j+1}‖ ≤ max(ρ, |ρ − h l ‖Y_j‖²|) ‖δ_j‖ + h ‖Y_j‖ E_j + η ‖γ_j‖ + ‖ω_j‖,
 #     E_j = ‖l e_j‖ + ‖σ_j‖,
 #
-# the intercept being one more column of ones, which is not penalised: 1 for the first
-# ρ. Up to `MOST` scores `ErrorPropagation` follows every error through all steps, to
-# first order. Longer exchanges with momentum are followed step by step: C_ji and F_i
-# are what a unit in the gradient of step i makes of the point of step j and of the end,
-# and
+# where the intercept is one more column of ones that has no penalty: the first ρ is 1.
+# For at most `MOST` scores, `ErrorPropagation` follows every error through all steps,
+# to first order. Longer exchanges with momentum are followed step by step: with C_ji
+# and F_i, the response of the point of step j and of the end to a unit in the gradient
+# of step i,
 #
 #     R_j ≤ E_j + l (‖Y_j‖ Σ_{i<j} |C_ji| (‖Y_i‖ R_i / b_i + ‖γ_i‖) + ...),
 #     ‖δ_s‖ ≤ Σ_i |F_i| (‖Y_i‖ R_i / b_i + ‖γ_i‖) + ....
 #
-# The errors themselves are those of sums in any order (N. J. Higham, Accuracy and
-# Stability of Numerical Algorithms, 2002, section 3.1), γ_k(u) = k u / (1 − k u), k the
-# additions of a sum, u of the format of the field:
+# The errors are those of sums in any order (N. J. Higham, Accuracy and Stability of
+# Numerical Algorithms, 2002, section 3.1), γ_k(u) = k u / (1 − k u), with k additions
+# in a sum and the unit roundoff u of the format of the field:
 #
 #     margin_sum    γ_k |Y| |w|, k the stored values of a member's part, and members
-#     gram_sum      γ_k |Y_j| Σ_{i<j} |C_ji| |Y_i|ᵀ|r_i| / b_i, where there is a Gram
-#     gram_wire     in the same k; what travels in few bits is replayed as it did
+#     gram_sum      γ_k |Y_j| Σ_{i<j} |C_ji| |Y_i|ᵀ|r_i| / b_i, with a Gram matrix only
+#     gram_wire     included in k; the replay rounds a Gram matrix of few bits itself
 #     inner         γ_k Σ |C_ji| |G_ji| |r_i| / b_i, k the rows before; γ_8 of the score
 #     residual      u |t| in scores, u (6 |μ| + |r|) in residuals, twice u |c r|
 #     gradient_sum  γ_k |Y|ᵀ|r|, k the rows and the replicas
-#     weights       2 u |w⁺|; γ_k (|w| + |w⁺| + |Δw|) where sums begin with the weights
+#     weights       2 u |w⁺|; γ_k (|w| + |w⁺| + |Δw|) if sums begin with the weights
 #
-# Only the slopes of Poisson and gamma have no bound: theirs are taken within `ROOM` of
-# the replayed scores, and where scores may be off by more there is no allowance at all.
+# The slopes of Poisson and gamma are not bounded. Their bound is that within `ROOM` of
+# the replayed scores; if scores may have a larger error, the tolerance is infinite.
 
-MOST = 2048  # scores of an exchange up to which its feedback is followed as a matrix
-SMALL = 512  # rows or columns up to which a spectral norm is computed
-ROOM = 0.5  # how far a score may be off where the slope of the residual has no bound
-LIBRARY = 6  # roundoffs that the exponential of a library and a quotient may cost
+MOST = 2048  # the most scores of an exchange whose errors are followed as a matrix
+SMALL = 512  # the most rows or columns of a matrix whose spectral norm is computed
+ROOM = 0.5  # the largest error of a score of a family whose slopes are not bounded
+LIBRARY = 6  # roundoffs of the exponential of a library and of a quotient
 FEW = 8  # roundings of a number beside those of its sum: factors, conversions, ends
 
 
 class Allowance:
-    """Bounds on the distance of the run from the replay, followed step by step."""
+    """The tolerance of an exchange, accumulated step by step."""
 
     def __init__(
         self, exchange: RecordedExchange, start: Point, choices: tuple[bool, ...] = ()
     ) -> None:
         self.exchange = exchange
         self.start = start
-        # Of the margins that may have been stored as either of two numbers: how many
-        # there are, and the larger one or not for the first of them.
-        self.doubtful = 0
-        self.choices = choices
+        self.doubtful = (
+            0  # margins that the run may have stored as either of two numbers
+        )
+        self.choices = choices  # for the first of them, whether the larger one is used
         self.rows: Array = exchange.rows.astype(np.float64)
         starts = np.cumsum((0, *exchange.sizes))
         self.batches = [slice(a, b) for a, b in pairwise(starts)]
@@ -167,15 +167,15 @@ class Allowance:
         self.norms = [_norm(self.rows[batch]) for batch in self.batches]
         self.of_weights = Response(exchange, exchange.l2)
         self.of_intercept = Response(exchange, 0.0)
-        # What reaches the gradient, the weights and the momentum in every step.
+        # Errors of the gradient, the weights and the momentum in every step.
         self.kicks = np.zeros((3, len(exchange.sizes)))
         self.intercept_kicks = np.zeros((3, len(exchange.sizes)))
-        self.joint = 0.0  # of plain SGD: how far (w, b) are off by now
+        self.joint = 0.0  # for plain SGD: the error of (w, b) so far
         self.pulls: list[Array] = []  # |Y_i|ᵀ|r_i| / b_i of every step
         self.signed: list[Array] = []  # r_i / b_i
         self.errors: list[float] = []  # E_i
         self.steepest: list[float] = []  # l_i
-        # A margin that is rounded where it is summed anew forgets what w is off by.
+        # A margin that is summed anew and rounded no longer has the error of w.
         low = self.unit["margin"] > self.unit["margin_sum"]
         self.forgets = exchange.in_steps and low
         size = len(self.rows) * start["w"].shape[1]
@@ -188,12 +188,14 @@ class Allowance:
             self.stored = None if exchange.in_steps else self._store_states()
 
     def margins(self, j: int, at: Array) -> tuple[Array, Array]:
-        """Return the margins of step j as the run has them, and how far they are off.
+        """Return the margins of step j as the run has them, and their errors.
 
         Parameters
         ----------
-        j : the step, from 0
-        at : (d, K), where its gradient is taken
+        j : int
+            The step, from 0.
+        at : array of shape (d, K)
+            The point at which its gradient is evaluated.
         """
         batch = self.batches[j]
         exact = self.exchange.rows[batch] @ at
@@ -220,15 +222,20 @@ class Allowance:
         off: Array,
         residuals: Array,
     ) -> None:
-        """Follow step j: `scores` are t and its part that is no margin.
+        """Add the errors of step j.
 
         Parameters
         ----------
-        j : the step, from 0
-        before, after : the replayed points around it
-        scores : (b, K) each
-        off : (b, K), how far the margins are off
-        residuals : (b, K), those of the replay, sample weights included
+        j : int
+            The step, from 0.
+        before, after : mapping
+            The replayed points before and after the step.
+        scores : pair of arrays of shape (b, K)
+            The scores t, and the part of t that is not the margin.
+        off : array of shape (b, K)
+            Errors of the margins.
+        residuals : array of shape (b, K)
+            Residuals of the replay, times the sample weights.
         """
         of, batch, unit = self.exchange, self.batches[j], self.unit
         t, shift = (np.abs(_wide(s)) for s in scores)
@@ -251,24 +258,23 @@ class Allowance:
             self.linear.add(j, scores[0])
 
     def bounds(self, end: Point) -> dict[str, float]:
-        """Return the largest distance from the replay that the formats explain.
-
-        Parameters
-        ----------
-        end : where the replay ends
-        """
-        found = dict(zip(PARTS, self._bounds(), strict=True))
+        """Return the tolerance of each part of the state at the end of the replay."""
+        bounds = dict(zip(PARTS, self._bounds(), strict=True))
         if self.stored is not None:
             for k, name in enumerate(("w", "v")):
-                found[name] += self._of_sums(k, end[name])
-        return {n: float(b) if np.isfinite(b) else np.inf for n, b in found.items()}
+                bounds[name] += self._of_sums(k, end[name])
+        return {n: float(b) if np.isfinite(b) else np.inf for n, b in bounds.items()}
 
-    # ------------------------------------------------------------ what is rounded
+    # ------------------------------------------------------------ rounding errors
 
     def _store_states(self) -> tuple[list[Array], list[Array]]:
-        """Margins of weights and momentum at the start: stored − exact, and radius."""
+        """Return stored − exact of the margins at the start, and the errors of it.
+
+        The margins are those of the weights and of the momentum.
+        """
         whole = slice(0, len(self.rows))
-        shifts, radii = [], []
+        shifts = []
+        radii = []
         for name in ("w", "v"):
             exact = self.exchange.rows @ self.start[name].astype(L)
             size = self._summed(whole, _wide(self.start[name]))
@@ -278,14 +284,14 @@ class Allowance:
         return shifts, radii
 
     def _summed(self, batch: slice, at: Array) -> Array:
-        """How far sums of Y at may be off."""
+        """Return the errors of the sums Y `at`."""
         name = self.exchange.precision.margin_sum
         size = np.abs(self.rows[batch]) @ np.abs(at)
         factor = gamma(self.words[batch], self.unit["margin_sum"])
         return factor * (size + self._least(name, size))
 
     def _least(self, name: str, size: Array) -> float:
-        """What counts as a rounded number at least: underflow is part of the bound."""
+        """Return the smallest size in the bound of a rounding, for underflow."""
         form = get_format(name)
         if not form.wants_scale:
             return 0.0
@@ -321,7 +327,7 @@ class Allowance:
         return stored, radius
 
     def _of_gram(self, j: int) -> Array:
-        """How far the correction of step j is off: sums of G, its wire, its use."""
+        """Return the error of step j's correction, from sums, wire and use of G."""
         batch, unit = self.batches[j], self.unit
         if not j:
             return np.zeros((batch.stop - batch.start, 1))
@@ -341,10 +347,10 @@ class Allowance:
         return np.asarray(used + summed * (np.abs(self.rows[batch]) @ pulls))
 
     def _of_wire(self, j: int) -> tuple[Array, Array]:
-        """What G of few bits makes of the scores of step j, and how far that is off.
+        """Return the change of step j's scores by a G of few bits, and its error.
 
-        Every part is rounded, their sum again; both are known where an interval that
-        holds what was computed is rounded to one number.
+        The part of each member is rounded, and so is their sum. The rounded number is
+        known if all numbers in the interval of its error are rounded to it.
         """
         batch, name = self.batches[j], self.exchange.precision.gram_wire
         low = high = exact = np.zeros((1, 1))
@@ -372,7 +378,7 @@ class Allowance:
         return shift.astype(L), np.where(is_known, 0.0, radius) @ np.abs(r)
 
     def _slopes(self, j: int, t: Array, e: Array) -> Array:
-        """Bounds on the slopes of the residuals, (b, 1)."""
+        """Return bounds on the slopes of the residuals, of shape (b, 1)."""
         family, batch = self.exchange.family, self.batches[j]
         if np.isfinite(family.curvature):
             return np.full((len(t), 1), family.curvature)
@@ -387,10 +393,10 @@ class Allowance:
         bounded = np.where(e + reach <= ROOM, steepest, np.inf)
         return np.asarray(bounded.max(axis=1, keepdims=True))
 
-    # ------------------------------------------------------------ where it leads
+    # ------------------------------------------------------------ propagation
 
     def _drift(self, j: int) -> tuple[float, float]:
-        """How far weights and intercept may be off where step j takes its gradient."""
+        """Return the errors of weights and intercept before the gradient of step j."""
         if self.is_joint:
             return self.joint, self.joint
         w = np.sum(np.abs(self.of_weights.look[:, j, :j]) * self.kicks[:, :j])
@@ -399,12 +405,12 @@ class Allowance:
 
     @property
     def is_joint(self) -> bool:
-        """Whether weights and intercept are followed as one vector: plain SGD."""
+        """Whether the errors of weights and intercept form one vector (plain SGD)."""
         plain = self.exchange.update == "sgd"
         return plain and self.linear is None and not self.forgets
 
     def _move(self, j: int, before: Point, after: Point) -> None:
-        """Carry the errors of step j into the points behind it."""
+        """Add the errors of step j to those of the points after it."""
         of, batch, unit = self.exchange, self.batches[j], self.unit
         rate, b = float(of.rates[j]), batch.stop - batch.start
         count, error, slope = b + of.replicas + FEW, self.errors[j], self.steepest[j]
@@ -442,7 +448,7 @@ class Allowance:
             self.intercept_kicks[:, j] = (whole / np.sqrt(b) + shift, shift, shift)
 
     def _kept(self, before: Array, after: Array, pull: Array, count: int) -> float:
-        """What rounding makes of weights or momentum in a step that is taken alone."""
+        """Return the rounding error of weights or momentum in a single step."""
         if self.exchange.update == "sgd" and not before.any() and not after.any():
             return 0.0
         sizes = np.abs(_wide(before)) + np.abs(_wide(after)) + pull
@@ -450,14 +456,14 @@ class Allowance:
         return float(summed + self._rounded(after))
 
     def _rounded(self, after: Array) -> float:
-        """What is lost where weights are stored, at random or to the nearest."""
+        """Return the error of storing weights, for random or nearest rounding."""
         form = get_format(self.exchange.precision.weights)
         size = np.abs(_wide(after))
         size = np.where(size > 0, np.maximum(size, 2.0**form.least), 0.0)
         return float(2 * form.unit_roundoff * np.linalg.norm(size))
 
     def _of_sums(self, state: int, after: Array) -> float:
-        """What sums over all steps at once, and their addition to the state, lose."""
+        """Return the error of a sum over all steps and of its addition to the state."""
         of, count = self.exchange, len(self.rows) + FEW
         gains = np.abs(self.of_weights.end[0, state])
         pull = sum(f * p for f, p in zip(gains, self.pulls, strict=True))
@@ -472,7 +478,7 @@ class Allowance:
         return float(summed + self._rounded(after))
 
     def _bounds(self) -> list[float]:
-        """How far w, v, b and bv are off at the end by what the steps brought."""
+        """Return the errors of w, v, b and bv at the end, from those of all steps."""
         if self.is_joint:
             return [self.joint, 0.0, self.joint, 0.0]
         w = np.einsum("ksi,ki->s", np.abs(self.of_weights.end), self.kicks)
@@ -484,15 +490,15 @@ class Allowance:
 
 
 class ErrorPropagation:
-    """What errors of the residuals make of the end, through all steps behind them.
+    """The effect of errors of the residuals on the end of the exchange.
 
     With ρ_j the error of the residuals of step j, e and σ as above, D_j the slopes,
 
         ρ_j = D_j ( e_j + Σ_{i<j} (C_ji G_ji + C°_ji) ρ_i / b_i ) + σ_j,
 
-    so that ρ = T u, u_j = D_j e_j + σ_j, and δw = B u, B = Σ_i F_i Y_iᵀ T_i / b_i: no
-    more than Σ_j ‖B_j‖ ‖u_j‖. C° and the sums of ρ are the intercept's. First order: D
-    is taken on the replayed path.
+    so that ρ = T u, u_j = D_j e_j + σ_j, and δw = B u, B = Σ_i F_i Y_iᵀ T_i / b_i, with
+    ‖δw‖ ≤ Σ_j ‖B_j‖ ‖u_j‖. C° and the sums of ρ belong to the intercept. The bound is
+    of first order, because D is evaluated at the replayed scores.
     """
 
     def __init__(self, allowance: Allowance) -> None:
@@ -502,7 +508,7 @@ class ErrorPropagation:
         self.turned = np.zeros((rows, columns, rows * columns))  # T
 
     def add(self, j: int, scores: Array) -> None:
-        """Follow step j, whose replayed scores are (b, K)."""
+        """Add step j with its replayed scores, of shape (b, K)."""
         of, exchange = self.of, self.of.exchange
         batch = of.batches[j]
         first, last = batch.start * self.columns, batch.stop * self.columns
@@ -522,7 +528,7 @@ class ErrorPropagation:
         self.turned[batch, :, :first] = slopes @ fed
 
     def _slopes(self, batch: slice, t: Array) -> Array:
-        """∂r/∂t of every row, (b, K, K), sample weights included."""
+        """Return ∂r/∂t of every row times its weight, of shape (b, K, K)."""
         exchange, step = self.of.exchange, 2.0**-17
         y, c = _wide(exchange.targets[batch]), _wide(exchange.weights[batch])
         found = []
@@ -558,10 +564,10 @@ class ErrorPropagation:
 
 
 class Response:
-    """What a unit somewhere makes of the steps behind it.
+    """The linear response of all later steps to a unit of error.
 
-    Somewhere: the gradient of step i, the weights or the momentum behind it; or weights
-    and momentum at the start.
+    The error is in the gradient of step i, in the weights or the momentum after it, or
+    in the weights or the momentum at the start.
     """
 
     def __init__(self, exchange: RecordedExchange, l2: float) -> None:
@@ -591,7 +597,7 @@ def gamma(count: Array | float, unit: float) -> Array:
 
 
 def _wide(values: Array) -> Array:
-    """A copy in float64."""
+    """Return a copy in float64."""
     return np.array(values, dtype=np.float64)
 
 
@@ -600,7 +606,7 @@ def _size(values: Array) -> float:
 
 
 def _norm(rows: Array) -> float:
-    """‖Y‖₂, or the least of two bounds on it where it takes long."""
+    """Return ‖Y‖₂, or the smaller of two bounds on it for a large matrix."""
     if min(rows.shape) <= SMALL:
         square = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
         return float(np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0)))

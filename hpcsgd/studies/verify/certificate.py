@@ -1,4 +1,4 @@
-"""Certificates of finished runs."""
+"""Certify a finished run: its model, data, traffic, exchanges and loss."""
 
 import json
 import shlex
@@ -40,15 +40,16 @@ from hpcsgd.studies.verify.replay import (
     open_source,
 )
 
-# The objective on all rows in longdouble, and how far float64 may be from it.
+# The objective on all rows is evaluated in longdouble and compared with the loss of the
+# run, which is float64.
 #
-# Float64 errs by u on every product of a score, every score and every loss:
-# |δF| ≤ u mean c (|ℓ| + |r| (|x|·|w| + |t|)) + u penalty, to first order; 64 times that
-# is allowed, which covers the depth of the sums.
+# Float64 has a relative error of u in every product of a score, every score and every
+# loss: |δF| ≤ u mean c (|ℓ| + |r| (|x|·|w| + |t|)) + u penalty, to first order. The
+# tolerance is 64 times this bound, which covers the depth of the sums.
 
 L = np.longdouble
 UNIT = 2.0**-53
-SAFETY = 64  # times the error of one rounding: sums round in every term
+SAFETY = 64  # the tolerance in units of one rounding, because sums round in every term
 
 
 def recompute(
@@ -59,7 +60,10 @@ def recompute(
     l2: float,
     l1: float = 0.0,
 ) -> tuple[float, float]:
-    """The loss of the model w (d, K), intercept (K,); and the tolerance on it."""
+    """Return the loss of a model and its tolerance.
+
+    The weights have shape (d, K), the intercept has shape (K,).
+    """
     sums = np.zeros(3, dtype=L)
     for rows, X in source.blocks():
         sums += _block(source, family, rows, X, weights, intercept)
@@ -72,25 +76,26 @@ def recompute(
 def _block(
     source: RecordedSource, family: Family, rows: slice, X: Array, w: Array, b: Array
 ) -> Array:
-    """Σ c ℓ, Σ c (size of its error in units of roundoff), Σ c."""
+    """Return Σ c ℓ, Σ c (error of ℓ in units of roundoff) and Σ c of some rows."""
     clip = clip_of(np.float64)
-    given = source.given
-    y, c = given.targets[rows].astype(L), given.weights[rows].astype(L)
-    shift = b.astype(L) + given.offsets[rows]
+    sides = source.given
+    y = sides.targets[rows].astype(L)
+    c = sides.weights[rows].astype(L)
+    shift = b.astype(L) + sides.offsets[rows]
     t = X.astype(L) @ w.astype(L) + shift
     losses = _losses(family, t, y, clip)
     scale = target_size(family, y)
     reach = np.abs(X).astype(np.float64) @ np.abs(w) + np.abs(shift) + np.abs(t)
     slope = np.abs(residual(family, t, y, clip)) * (reach + scale)
-    terms = slope + np.abs(t) * scale  # what cancels inside ℓ is of this size
+    terms = slope + np.abs(t) * scale  # the size of terms that cancel inside ℓ
     size = np.abs(losses) + terms.sum(axis=1, keepdims=True)
     return np.array([(c * losses).sum(), (c * size).sum(), c.sum()], dtype=L)
 
 
 def _losses(family: Family, t: Array, y: Array, clip: float) -> Array:
-    """ℓ(t, y) in longdouble, or in float64 where the family has nothing wider."""
+    """Return ℓ(t, y) in longdouble, or in float64 if the family has nothing wider."""
     if not np.isfinite(family.curvature) and (np.abs(t) > clip).any():
-        # Clipped scores: the bound of float64 is part of what the run reported.
+        # The run has clipped these scores to the range of float64.
         return family.loss(t.astype(np.float64), y.astype(np.float64)).astype(L)
     try:
         return np.asarray(family.loss(t.copy(), y), dtype=L)
@@ -98,17 +103,27 @@ def _losses(family: Family, t: Array, y: Array, clip: float) -> Array:
         return family.loss(t.astype(np.float64), y.astype(np.float64)).astype(L)
 
 
-# All checks of a run, put together into one file that can be made again.
+# All checks of a run go into one file. The same command makes the same file again.
 
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class VerifiedItem:
-    """One thing looked at.
+    """The result of one check.
 
-    `ok` is None where it could not be looked at, or where `undecided`: where what was
-    seen would hold for a wrong run, too. `why` says which, and what would help.
+    Attributes
+    ----------
+    name : str
+        Name of the check.
+    ok : bool or None
+        Whether the check holds; None if it was not possible or is undecided.
+    figures : dict
+        The numbers that were compared.
+    why : str
+        Why `ok` is None, and how to decide the check.
+    undecided : bool
+        Whether a wrong run could pass the check, too.
     """
 
     name: str
@@ -120,28 +135,28 @@ class VerifiedItem:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was checked, with its figures."""
+    """The checks of a run, and the facts by which they can be repeated."""
 
     facts: Figures
     checks: list[VerifiedItem]
 
     @property
     def failed(self) -> list[str]:
-        """The names of the checks that do not hold."""
+        """Names of the checks that do not hold."""
         return [check.name for check in self.checks if check.ok is False]
 
     @property
     def undecided(self) -> list[str]:
-        """The names of the checks that a wrong run would have passed, too."""
+        """Names of the checks that a wrong run could pass, too."""
         return [check.name for check in self.checks if check.undecided]
 
     @property
     def ok(self) -> bool:
-        """True where nothing that was checked fails, and nothing is undecided."""
+        """Whether no check fails and no check is undecided."""
         return not self.failed and not self.undecided
 
     def json(self) -> str:
-        """One document, the same bytes for the same run, k and seed."""
+        """Return the JSON document: the same bytes for the same run, k and seed."""
         checks = [asdict(check) for check in self.checks]
         skipped = [
             check.name
@@ -170,15 +185,21 @@ def certify(
 
     Parameters
     ----------
-    folder : the run folder
-    exchanges : k, how many of the recorded exchanges are replayed
-    seed : which ones
-    data : the data file, where it is not at the place that the run read it from
-    reader : the data, instead of a file
+    folder : path-like
+        The run folder.
+    exchanges : int, default=3
+        The number k of recorded exchanges to replay.
+    seed : int, default=0
+        Seed of the choice of these exchanges.
+    data : str, optional
+        The data file. Without it, it is the path from which the run read its data.
+    reader : RowReader, optional
+        The data, instead of a file.
 
     Returns
     -------
     Certificate
+        One item for each check.
     """
     scene = open_recorded_run(Path(folder))
     reader = reader or open_reader(_data_file(scene, data))
@@ -186,15 +207,15 @@ def certify(
         checks = list(_checks(scene, reader, exchanges, seed))
     finally:
         reader.close()
-    found = Certificate(_facts(scene, folder, exchanges, seed, data), checks)
+    certificate = Certificate(_facts(scene, folder, exchanges, seed, data), checks)
     try:
-        write_text(scene.folder / CERTIFICATE, found.json() + "\n")
+        write_text(scene.folder / CERTIFICATE, certificate.json() + "\n")
     except OSError as error:
         raise DataError(
             f"{scene.folder / CERTIFICATE} cannot be written ({error.strerror});"
             " make room or change its permissions"
         ) from error
-    return found
+    return certificate
 
 
 def _data_file(scene: RecordedRun, data: str | None) -> Path:
@@ -236,11 +257,11 @@ def _checks(
         )
     data = _data(scene, reader, source)
     yield data
-    counted = _traffic(scene, source if data.ok else None)
-    yield counted
-    if counted.ok is not None and "agreement" not in counted.figures["expected"]:
+    sent = _traffic(scene, source if data.ok else None)
+    yield sent
+    if sent.ok is not None and "agreement" not in sent.figures["expected"]:
         codec = scene.config.agreement.codec
-        why = f"how many bytes {codec} sends is decided while it runs"
+        why = f"the bytes that {codec} sends depend on the run, and no formula has them"
         yield VerifiedItem("traffic of agreement", None, {}, why)
     numbers = _chosen(scene, count, seed)
     if source is None or not data.ok:
@@ -252,29 +273,28 @@ def _checks(
         yield _exchange(scene, source, number)
     if not numbers:
         yield VerifiedItem(
-            "exchanges", None, {}, "the run recorded none before it ended"
+            "exchanges", None, {}, "the run recorded no exchange before it ended"
         )
     yield _loss(scene, source)
 
 
 def _chosen(scene: RecordedRun, count: int, seed: int) -> list[int]:
-    """k of the recorded exchanges."""
-    known = sorted(scene.recording.states)
-    drawn = np.random.default_rng(seed).permutation(len(known))[:count]
-    return sorted(known[i] for i in drawn)
+    """Return the numbers of `count` random recorded exchanges."""
+    numbers = sorted(scene.recording.states)
+    drawn = np.random.default_rng(seed).permutation(len(numbers))[:count]
+    return sorted(numbers[i] for i in drawn)
 
 
 def _model(scene: RecordedRun) -> VerifiedItem:
-    """The model in result.h5 is the one that result.json speaks of."""
+    """Check that result.h5 has the model whose checksum is in result.json."""
     path = scene.folder / "result.json"
     try:
-        said = parse_json(read_entry_text(path))["weights_sha256"]
+        recorded = parse_json(read_entry_text(path))["weights_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read; take a whole copy") from error
-    found = scene.result.weights_sha256
-    return VerifiedItem(
-        "model", said == found, {"result.h5": found, "result.json": said}
-    )
+    actual = scene.result.weights_sha256
+    figures = {"result.h5": actual, "result.json": recorded}
+    return VerifiedItem("model", recorded == actual, figures)
 
 
 def _data(
@@ -286,33 +306,33 @@ def _data(
 
 
 def _traffic(scene: RecordedRun, source: RecordedSource | None) -> VerifiedItem:
-    """The ledger against the formulas, to the byte."""
+    """Check that the ledger has the calls, words and bytes of the formulas."""
     shape = scene.shape
-    gathers = product_facts(scene.result.report["products"]).holds_all_columns
-    if gathers and scene.result.report.get("sparse"):
+    report = scene.result.report
+    gathers = product_facts(report["products"]).holds_all_columns
+    if gathers and report.get("sparse"):
         if source is None or not is_sparse(source.reader):
-            return VerifiedItem(
-                "traffic", None, {}, "sparse rows are counted in their data"
-            )
+            why = "the traffic of sparse rows depends on the data"
+            return VerifiedItem("traffic", None, {}, why)
         shape = scene.counting(source)
-    legs, report = scene.recording.legs, scene.result.report
+    legs = scene.recording.legs
     if any(event["event"] == "fall-back" for event in scene.result.events):
         why = "the run fell back, and the formulas know the last settings alone"
         return VerifiedItem("traffic", None, {}, why)
     gap = plan.gap_in(legs, scene.result.exchanges, report["resumes"])
     if gap:
         return VerifiedItem("traffic", None, {}, gap)
-    asked = scene.config.agreement.kind
+    kind = scene.config.agreement.kind
     if plan.kind_of(scene.config.agreement) is None:
-        why = f"there is no formula for what agreement = {asked!r} sends"
+        why = f"there is no formula for what agreement = {kind!r} sends"
         return VerifiedItem("traffic", None, {}, why)
     expected = plan.expected(shape, legs)
-    found = {
+    ledger = {
         purpose: {key: scene.result.ledger.get(purpose, {}).get(key) for key in entry}
         for purpose, entry in expected.items()
     }
-    figures = {"expected": expected, "ledger": found}
-    return VerifiedItem("traffic", expected == found, figures)
+    figures = {"expected": expected, "ledger": ledger}
+    return VerifiedItem("traffic", expected == ledger, figures)
 
 
 def _exchange(scene: RecordedRun, source: RecordedSource, number: int) -> VerifiedItem:
@@ -321,22 +341,22 @@ def _exchange(scene: RecordedRun, source: RecordedSource, number: int) -> Verifi
     parts = scene.replayed
     if not parts:
         codec = scene.config.agreement.codec
-        why = f"gradients travelled as {codec}, which a replay in other bits is not"
+        why = f"gradients were sent as {codec}, which a replay cannot repeat exactly"
         return VerifiedItem(f"exchange {number}", None, {}, why)
-    found = compare(exchange, before, after, parts)
+    difference = compare(exchange, before, after, parts)
     figures = {
         "number": number,
         "steps": len(exchange.sizes),
         "rows": len(exchange.rows),
-        "part": found.part,
-        "deviation": found.deviation,
-        "tolerance": found.tolerance,
+        "part": difference.part,
+        "deviation": difference.deviation,
+        "tolerance": difference.tolerance,
     }
     if parts != PARTS:
         figures["replayed"] = list(parts)
-    if found.is_decided:
-        return VerifiedItem(f"exchange {number}", found.is_within, figures)
-    why = _undecided(exchange, before, parts, found)
+    if difference.is_decided:
+        return VerifiedItem(f"exchange {number}", difference.is_within, figures)
+    why = _undecided(exchange, before, parts, difference)
     return VerifiedItem(f"exchange {number}", None, figures, why, undecided=True)
 
 
@@ -344,32 +364,30 @@ def _undecided(
     exchange: RecordedExchange,
     before: Point,
     parts: tuple[str, ...],
-    found: ReplayDifference,
+    difference: ReplayDifference,
 ) -> str:
-    """Why an exchange decides nothing, and which one would."""
-    share = f"{found.tolerance:.2g} of a step"
-    allowed = share if np.isfinite(found.tolerance) else "any distance"
-    said = (
-        f"deviation {found.deviation:.1e}, and the formats of the run allow {allowed},"
-        f" more than {DECISIVE:g}: a wrong step could pass"
+    """Return why an exchange is undecided, and which settings would decide it."""
+    share = f"{difference.tolerance:.2g} of a step"
+    allowed = share if np.isfinite(difference.tolerance) else "any distance"
+    why = (
+        f"deviation {difference.deviation:.1e}, and the formats of the run allow"
+        f" {allowed}, more than {DECISIVE:g}: a wrong step could pass"
     )
     setting = deciding(exchange, before, parts)
     if not setting:
-        return f"{said}; so small a step cannot be decided in any format"
-    return f"{said}; record an exchange with {setting} to decide"
+        return f"{why}; so small a step cannot be decided in any format"
+    return f"{why}; record an exchange with {setting} to decide"
 
 
 def _loss(scene: RecordedRun, source: RecordedSource) -> VerifiedItem:
     result = scene.result
     if not result.status.is_finished and result.status.value != "diverged":
-        # Of such a run the loss is that of an earlier evaluation.
-        return VerifiedItem(
-            "loss", None, {}, f"a run {result.status.value} takes no last loss"
-        )
+        # The loss in the result of such a run is older than its weights.
+        why = f"a run with status {result.status.value} has no loss of its last weights"
+        return VerifiedItem("loss", None, {}, why)
     w, b = scene.model()
     problem = scene.config.problem
-    found = recompute(source, scene.family, w, b, problem.l2, problem.l1)
-    now, allowed = found
+    now, allowed = recompute(source, scene.family, w, b, problem.l2, problem.l1)
     deviation = abs(now - result.loss)
     figures = {
         "reported": result.loss,

@@ -1,4 +1,4 @@
-"""Recorded exchanges, replayed in longdouble."""
+"""Replay recorded exchanges in longdouble and compare the results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -41,43 +41,48 @@ from hpcsgd.studies.verify.allowance import (
     step,
 )
 
-# Plain mini-batch SGD in longdouble, step by step: what an exchange must equal.
+# An exchange must equal plain mini-batch SGD, which is replayed in longdouble.
 #
-# Rows are those that the run stored. Margins are rounded where the run stored them low
-# (recipe `c`): the run computed a z within ε of the exact one, and stored fl(z). Where
-# fl(z − ε) = fl(z + ε) that is known, in whatever order the run summed, and the replay
-# goes on with it; elsewhere it goes on with z, and the distance to the farther of the
-# two is allowed. What else is allowed is counted in `allowance.py`. Where a
-# few such margins leave an exchange undecided, it is replayed with one of the two and
-# with the other: whatever a right run stored is among them.
+# The replay uses the rows as the run stored them. If the run stored margins in few bits
+# (recipe `c`), the replay rounds them, too: the run computed a z within ε of the exact
+# margin and stored fl(z). If fl(z − ε) = fl(z + ε), this number is known, in whatever
+# order the run summed, and the replay uses it. Otherwise the margin is doubtful: the
+# replay uses z, and the tolerance includes the distance to the farther of the two
+# numbers. `allowance.py` computes the rest of the tolerance. If a few doubtful margins
+# leave an exchange undecided, it is replayed with each of the two numbers; one of these
+# replays has the numbers that a correct run stored.
 #
-# An exchange is decided where no more than `DECISIVE` of a step is allowed: a result
-# that is wrong by more than that cannot pass.
+# An exchange is decided if its tolerance is at most `DECISIVE` of a step: a result with
+# a larger error cannot pass.
 
-GRADIENT = "gradient"  # the one agreement on gradients whose steps are replayed
-DECISIVE = 1 / 50  # of a step: what may be allowed where an exchange is decided
-CHOSEN = 5  # doubtful margins of which both numbers are tried
+GRADIENT = "gradient"  # the only agreement on gradients whose steps are replayed
+DECISIVE = 1 / 50  # the largest tolerance of a decided exchange, in steps
+CHOSEN = 5  # the most doubtful margins of which both numbers are tried
 GROUPS = {"w": ("w", "b"), "b": ("w", "b"), "v": ("v", "bv"), "bv": ("v", "bv")}
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Where an exchange ends, and what of it the formats leave open."""
+    """The state at the end of a replayed exchange, and its tolerances."""
 
     end: Point
-    allowed: dict[str, float]  # how far a run may be from each part of `end`
-    doubtful: int  # margins that may have been stored as either of two numbers
+    allowed: dict[str, float]  # the tolerance of each part of `end`
+    doubtful: int  # margins that the run may have stored as either of two numbers
 
 
 def replay(
     exchange: RecordedExchange, start: Point, choices: tuple[bool, ...] = ()
 ) -> Replay:
-    """Return the replay of all steps.
+    """Replay all steps of an exchange.
 
     Parameters
     ----------
-    exchange, start : what the run worked on
-    choices : of the first doubtful margins, whether the larger number is taken
+    exchange : RecordedExchange
+        Rows, rates and settings of the exchange.
+    start : mapping
+        The state before it.
+    choices : tuple of bool
+        For each of the first doubtful margins, whether the larger number is used.
     """
     with np.errstate(all="ignore"):
         allowance = Allowance(exchange, start, choices)
@@ -101,7 +106,7 @@ def replay(
 
 @dataclass(frozen=True)
 class ReplayDifference:
-    """Both relative to the step taken, of the part where they are closest."""
+    """Deviation and tolerance of one part of the state, relative to the step."""
 
     part: str
     deviation: float
@@ -109,22 +114,22 @@ class ReplayDifference:
 
     @property
     def is_within(self) -> bool:
-        """Whether the formats explain the deviation; one that is no number is not."""
+        """Whether the deviation is within the tolerance; nan is not."""
         return self.deviation <= self.tolerance
 
     @property
     def is_decided(self) -> bool:
-        """Whether a result that is wrong would have been seen."""
+        """Whether the result is wrong, or a wrong result could not have passed."""
         return not self.is_within or self.tolerance <= DECISIVE
 
 
 def compare(
     exchange: RecordedExchange, start: Point, end: Point, parts: tuple[str, ...] = PARTS
 ) -> ReplayDifference:
-    """Return the distance of what the run had at the end from the replay.
+    """Return the difference of a run's state `end` to the replay.
 
-    Of several parts the one that is wrong; where none is, one that is not decided; else
-    the one that is off by most of what is allowed.
+    It is that of the worst part: a wrong part, or else an undecided one, or else the
+    part with the largest ratio of deviation to tolerance.
     """
     first = _compare(start, end, replay(exchange, start), parts)
     if first.is_decided:
@@ -135,48 +140,51 @@ def compare(
 def _search(
     exchange: RecordedExchange, start: Point, end: Point, parts: tuple[str, ...]
 ) -> ReplayDifference | None:
-    """The replay that meets the run, where margins were stored one way or the other.
+    """Try both numbers of the doubtful margins, and return the replay of the run.
 
-    Every choice is one that the format leaves to the run. None of them explains a run
-    that is wrong: then the closest one is returned. None where there are too many.
+    A format allows the run either number, so a correct run equals one of the replays.
+    If none of them explains the run, the closest one is returned. The result is None if
+    there are too many doubtful margins.
     """
     waiting: list[tuple[bool, ...]] = [()]
     failed: list[ReplayDifference] = []
     while waiting:
         choices = waiting.pop()
-        one = replay(exchange, start, choices)
-        met = _compare(start, end, one, parts)
-        if not met.is_within:
-            failed.append(met)
-        elif met.is_decided:
-            return met
-        elif len(choices) < min(one.doubtful, CHOSEN):
+        candidate = replay(exchange, start, choices)
+        difference = _compare(start, end, candidate, parts)
+        if not difference.is_within:
+            failed.append(difference)
+        elif difference.is_decided:
+            return difference
+        elif len(choices) < min(candidate.doubtful, CHOSEN):
             waiting += [(*choices, False), (*choices, True)]
         else:
             return None
-    return min(failed, key=lambda one: one.deviation)
+    return min(failed, key=lambda difference: difference.deviation)
 
 
 def _compare(
-    start: Point, end: Point, one: Replay, parts: tuple[str, ...]
+    start: Point, end: Point, exact: Replay, parts: tuple[str, ...]
 ) -> ReplayDifference:
-    exact, allowed = one.end, one.allowed
-    there = [name for name in parts if exact[name].any() or end[name].any()]
-    found = []
-    for name in there:
-        group = [n for n in GROUPS[name] if n in there]
-        taken = hypot(*(_norm(exact[n] - start[n]) for n in group)) or 1.0
-        deviation = _norm(end[name].astype(L) - exact[name])
-        found.append(ReplayDifference(name, deviation / taken, allowed[name] / taken))
-    return max(found, key=_order, default=ReplayDifference("w", 0.0, 0.0))
+    used = [name for name in parts if exact.end[name].any() or end[name].any()]
+    differences = []
+    for name in used:
+        group = [n for n in GROUPS[name] if n in used]
+        length = hypot(*(_norm(exact.end[n] - start[n]) for n in group)) or 1.0
+        deviation = _norm(end[name].astype(L) - exact.end[name])
+        tolerance = exact.allowed[name]
+        differences.append(
+            ReplayDifference(name, deviation / length, tolerance / length)
+        )
+    return max(differences, key=_order, default=ReplayDifference("w", 0.0, 0.0))
 
 
-def _order(found: ReplayDifference) -> tuple[bool, bool, float]:
-    """What is wrong comes first, then what is not decided, then what is close."""
-    if not np.isfinite(found.deviation):
+def _order(difference: ReplayDifference) -> tuple[bool, bool, float]:
+    """Return a sort key: wrong parts are largest, then undecided, then close ones."""
+    if not np.isfinite(difference.deviation):
         return True, True, np.inf
-    share = found.deviation / max(found.tolerance, np.finfo(float).tiny)
-    return not found.is_within, not found.is_decided, share
+    share = difference.deviation / max(difference.tolerance, np.finfo(float).tiny)
+    return not difference.is_within, not difference.is_decided, share
 
 
 def _norm(values: Array) -> float:
@@ -186,7 +194,7 @@ def _norm(values: Array) -> float:
 def deciding(exchange: RecordedExchange, start: Point, parts: tuple[str, ...]) -> str:
     """Return the setting with which an exchange like this one would be decided.
 
-    One field in float32 where that is enough, else a whole recipe; nothing where
+    It sets one field to float32 if that is enough, or else a whole recipe. It is "" if
     float64 is not enough.
     """
     now = exchange.precision
@@ -200,8 +208,8 @@ def deciding(exchange: RecordedExchange, start: Point, parts: tuple[str, ...]) -
         if any(_unit(now, name) > _unit(wider, name) for name in FIELDS[1:]):
             candidates[f"--precision {recipe}"] = wider
     for words, precision in candidates.items():
-        one = replay(replace(exchange, precision=precision), start)
-        if _compare(start, one.end, one, parts).is_decided:
+        candidate = replay(replace(exchange, precision=precision), start)
+        if _compare(start, candidate.end, candidate, parts).is_decided:
             return words
     return ""
 
@@ -210,50 +218,51 @@ def _unit(precision: Precision, field: str) -> float:
     return get_format(getattr(precision, field)).unit_roundoff
 
 
-# The data of a run, read once more by one process.
+# One process reads the data of a run again.
 
 WHOLE = FoldSplit()
 
 
 @dataclass(frozen=True)
 class Sides:
-    """What belongs to the rows, as it was given: a loss is that of the data."""
+    """Targets, weights and offsets of the rows, in float64."""
 
     targets: Array  # (n, 1), encoded for the family
     weights: Array  # (n, 1), mean 1; ones where there are none
     offsets: Array  # (n, 1)
 
     def rounded(self, dtype: Any) -> "Sides":
-        """As steps have it that compute in `dtype`."""
+        """Return the columns as steps in `dtype` use them."""
         columns = (self.targets, self.weights, self.offsets)
         return Sides(*(column.astype(dtype) for column in columns))
 
 
 @dataclass(frozen=True)
 class RecordedSource:
-    """Rows as they are in the file, and columns as the run stored them."""
+    """The data of a run, and the formats in which the run stored them."""
 
     reader: RowReader
     precision: Precision
-    given: Sides
+    given: Sides  # as in the data file
     scale: str = "column"  # [precision] scale
 
     @cached_property
     def stored(self) -> Sides:
-        """What steps take."""
+        """Targets, weights and offsets as the run stored them."""
         return self.given.rounded(self.precision.working)
 
     def rows(self, numbers: Array) -> Array:
-        """These rows of X in longdouble, rounded as the run rounded them."""
+        """Return these rows of X in longdouble, rounded as the run rounded them."""
         whole = slice(0, self.reader.cols)
-        # One read a run of neighbours, and every row once: files like neither more.
-        wanted, place = np.unique(numbers, return_inverse=True)
-        cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
+        # Each row is read once, and neighbours are read together.
+        ordered, place = np.unique(numbers, return_inverse=True)
+        cuts = np.flatnonzero(np.diff(ordered) != 1) + 1
         parts = [
             self.reader.read(slice(int(p[0]), int(p[-1]) + 1), whole)
-            for p in np.split(wanted, cuts)
+            for p in np.split(ordered, cuts)
         ]
-        name, scaling = self.precision.matrix, self._scaling
+        name = self.precision.matrix
+        scaling = self._scaling
         values = np.concatenate(parts)
         stored = encode(values if scaling is None else scaling.up(values), name)
         widened = decode(stored, name, self.precision.working)
@@ -263,8 +272,9 @@ class RecordedSource:
 
     @cached_property
     def _scaling(self) -> ColumnExponents | None:
-        """Formats with few exponents have one for each column, or one for all."""
-        form, whole = get_format(self.precision.matrix), slice(0, self.reader.cols)
+        """Exponents of the columns in a format of a small range; None in others."""
+        form = get_format(self.precision.matrix)
+        whole = slice(0, self.reader.cols)
         if not form.wants_scale:
             return None
         peaks = column_peaks(self.reader, slice(0, self.reader.rows), whole)
@@ -272,14 +282,14 @@ class RecordedSource:
         return make_scaling(form, peaks, whole, "global" if is_one else self.scale)
 
     def blocks(self) -> Any:
-        """(slice, X) over all rows."""
+        """Yield all rows as pairs of a slice and its X."""
         step = max(CHUNK_BYTES // (16 * self.reader.cols), 1)
         for start in range(0, self.reader.rows, step):
             rows = slice(start, min(start + step, self.reader.rows))
             yield rows, self.reader.read(rows, slice(0, self.reader.cols))
 
     def lengths(self, columns: int) -> Array:
-        """Stored values of every row of a sparse matrix in its first columns."""
+        """Return the number of stored values of each sparse row in some columns."""
         return np.concatenate([p.lengths for _, p in self._pieces(columns)])
 
     def _pieces(self, columns: int) -> Iterator[tuple[int, Csr]]:
@@ -287,18 +297,19 @@ class RecordedSource:
         return sparse_pieces(self.reader, rows, cols, CHUNK_BYTES)
 
     def fingerprint(self) -> str:
-        """Of every value, as training takes it."""
-        seen, every = Fingerprint(weigh), slice(0, self.reader.rows)
+        """Return the fingerprint of all values, as training computes it."""
+        fingerprint = Fingerprint(weigh)
+        every = slice(0, self.reader.rows)
         if is_sparse(self.reader):
             for start, piece in self._pieces(self.reader.cols):
-                seen.add_sparse(piece, start, 0)
+                fingerprint.add_sparse(piece, start, 0)
         else:
             for rows, X in self.blocks():
-                seen.add(X, rows.start, 0)
+                fingerprint.add(X, rows.start, 0)
         columns = (self.reader.targets, self.reader.sample_weight, self.reader.offset)
         for number, column in enumerate(columns):
-            seen.add_column(number, column(every), 0)
-        return seen.total(self.reader.rows, self.reader.cols, lambda own: [own])
+            fingerprint.add_column(number, column(every), 0)
+        return fingerprint.total(self.reader.rows, self.reader.cols, lambda own: [own])
 
 
 def open_source(
@@ -308,12 +319,13 @@ def open_source(
     split: FoldSplit = WHOLE,
     scale: str = "column",
 ) -> RecordedSource:
-    """The columns of the whole data, encoded as a run does."""
+    """Return the whole data with targets and weights encoded as in a run."""
     every = slice(0, reader.rows)
     encoded, _ = encode_targets(
         reader.targets(every), family.targets, 0, lambda own: [own]
     )
-    c, o = reader.sample_weight(every), reader.offset(every)
+    c = reader.sample_weight(every)
+    o = reader.offset(every)
     c = np.ones(reader.rows) if c is None else c
     if not split.is_whole:
         c = c * ~split.kept_apart(every)[:, 0]
@@ -323,11 +335,11 @@ def open_source(
     return RecordedSource(reader, precision, given, scale)
 
 
-# The order of rows as docs/reference/runs.md defines it, written down a second time.
+# docs/reference/runs.md defines the order of rows; this is a second implementation.
 
 
 def order_of(sampling: Any, rows: int, replica: int, epoch: int) -> Array:
-    """The local rows of a replica that holds so many, in one epoch."""
+    """Return the order of the local rows of a replica in one epoch."""
     key = 0 if sampling.mode == "shuffle-once" else epoch + 1
     rng = np.random.default_rng((sampling.seed, replica, key))
     if sampling.mode == "replacement":
@@ -339,7 +351,7 @@ def order_of(sampling: Any, rows: int, replica: int, epoch: int) -> Array:
 
 
 def _by_windows(rng: np.random.Generator, rows: int, block: int, window: int) -> Array:
-    """Blocks in random order, the rows of each window of them shuffled."""
+    """Return blocks in random order, with the rows of each window shuffled."""
     blocks = np.split(np.arange(rows), range(block, rows, block))
     order = rng.permutation(len(blocks))
     windows = np.split(order, range(window, len(order), window))
@@ -348,15 +360,15 @@ def _by_windows(rng: np.random.Generator, rows: int, block: int, window: int) ->
     )
 
 
-# What all replicas together work on in an exchange of agreed gradients.
+# Replicas that share gradients take one step together in an exchange.
 #
-# Which rows a replica takes is a function of seed, epoch and replica: one process reads
-# those of all, and replays the one step that they take together, Σ_p s_p / Σ_p n_p.
+# The rows of a replica are a function of seed, epoch and replica, so that one process
+# can read the rows of all replicas and replay their common step, Σ_p s_p / Σ_p n_p.
 
 
 @dataclass(frozen=True)
 class Union:
-    """Of a run whose replicas take one step together in every exchange."""
+    """The rows and rates of all replicas of a run that share gradients."""
 
     config: RunConfig
     rows: int  # of the data
@@ -364,23 +376,24 @@ class Union:
 
     @property
     def each(self) -> int:
-        """Exchanges of an epoch, those of the largest replica."""
+        """Exchanges of an epoch: those of the largest replica."""
         return len(self._batches(0))
 
     def taken(self, number: int) -> Array:
-        """The rows of exchange `number`, from 0, of all replicas in turn."""
+        """Return the rows of exchange `number`, from 0, replica by replica."""
         epoch, index = divmod(number, self.each)
         parts = [self._of(replica, epoch, index) for replica in range(self.replicas)]
         return np.concatenate(parts)
 
     def rates(self, number: int) -> Array:
-        """That of the exchange: a step is one, of however many batches."""
+        """Return the rate of the one step of an exchange."""
         epochs = self.config.schedule.epochs
         return make_rate(self.config.rate, epochs * self.each, epochs).at(number, 1)
 
     def _of(self, replica: int, epoch: int, index: int) -> Array:
-        """None of a replica that has used up its rows."""
-        batches, part = self._batches(replica), self._part(replica)
+        """Return the rows of one replica; none after its last batch of the epoch."""
+        batches = self._batches(replica)
+        part = self._part(replica)
         first = sum(batches[:index])
         local = order_of(self.config.sampling, part.stop - part.start, replica, epoch)
         taken: Array = (
@@ -389,22 +402,23 @@ class Union:
         return taken
 
     def _batches(self, replica: int) -> list[int]:
-        """Rows of each exchange of an epoch: batches that travel together are one."""
-        part, schedule = self._part(replica), self.config.schedule
-        together = self.config.agreement.accumulate
-        sizes = plan_groups(part.stop - part.start, schedule.batch, together)
+        """Return the number of rows of each exchange of an epoch, over its batches."""
+        part = self._part(replica)
+        batch = self.config.schedule.batch
+        accumulate = self.config.agreement.accumulate
+        sizes = plan_groups(part.stop - part.start, batch, accumulate)
         return [sum(group) for group in sizes]
 
     def _part(self, replica: int) -> slice:
         return split_range(self.rows, self.replicas, replica)
 
 
-# What a finished run worked on: read from its folder, its configuration, its data.
+# A finished run is read from its folder.
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run folder, read."""
+    """The result, recording and settings of a run folder."""
 
     folder: Path
     result: Result
@@ -415,8 +429,9 @@ class RecordedRun:
 
     @property
     def shape(self) -> TrafficShape:
-        """What the words of the run depend on."""
-        report, update = self.result.report, self.config.update.kind
+        """Everything that the traffic of the run depends on."""
+        report = self.result.report
+        update = self.config.update.kind
         return TrafficShape(
             schedule=self.config.schedule,
             precision=self.precision,
@@ -434,15 +449,16 @@ class RecordedRun:
         )
 
     def model(self) -> tuple[Array, Array]:
-        """w (d, K) and the intercept (K,), zero where there is none."""
+        """Return the weights (d, K) and the intercept (K,), zero without one."""
         w = self.result.weights
         w = w.reshape(len(w), -1)
         b = self.result.intercept
         return w, np.zeros(w.shape[1]) if b is None else np.reshape(b, w.shape[1])
 
     def exchange(self, number: int, source: RecordedSource) -> RecordedExchange:
-        """The rows, rates and settings of exchange `number`, from 1."""
-        config, update = self.config, self.config.update
+        """Return rows, rates and settings of exchange `number`, from 1."""
+        config = self.config
+        update = config.update
         rows, sizes, rates = self._steps(number - 1)
         leg = self._leg(number)
         gathers = product_facts(leg["product"]).holds_all_columns
@@ -467,25 +483,25 @@ class RecordedRun:
         )
 
     def _leg(self, number: int) -> dict[str, Any]:
-        """The part of the run, from a start to its end, that took exchange `number`."""
+        """Return the leg (from a start or a resume to its end) with an exchange."""
         legs = self.recording.legs
         return next((leg for leg in legs if number <= leg["last"]), legs[-1])
 
     @property
     def agrees_on_gradients(self) -> bool:
-        """Whether all replicas take one step together."""
+        """Whether all replicas take one step together in an exchange."""
         return self.config.agreement.kind == GRADIENT
 
     @property
     def replayed(self) -> tuple[str, ...]:
-        """What of an exchange can be: what codecs made of the weights' part cannot."""
+        """Parts of the state that can be replayed: a codec excludes the weights."""
         is_exact = self.config.agreement.codec == "identity" or self.shape.replicas == 1
         if self.agrees_on_gradients and not is_exact:
             return ("b", "bv") if self.shape.intercept else ()
         return PARTS
 
     def _steps(self, number: int) -> tuple[Array, tuple[int, ...], Array]:
-        """Rows, batch sizes and rates of exchange `number`, from 0."""
+        """Return rows, batch sizes and rates of exchange `number`, from 0."""
         shape = self.shape
         if self.agrees_on_gradients:
             union = Union(self.config, shape.rows, shape.replicas)
@@ -496,30 +512,31 @@ class RecordedRun:
         return self._rows(number), groups[index], self._rates(epoch, index)
 
     def counting(self, source: RecordedSource) -> TrafficShape:
-        """The shape of a run on sparse rows, which knows how many values they store."""
-        known: dict[int, Array] = {}
+        """Return the shape of a run on sparse rows, with their stored values."""
+        lengths: dict[int, Array] = {}
 
         def stored(number: int, columns: int) -> int:
-            if columns not in known:
-                known[columns] = source.lengths(columns)
-            return int(known[columns][self._rows(number)].sum())
+            if columns not in lengths:
+                lengths[columns] = source.lengths(columns)
+            return int(lengths[columns][self._rows(number)].sum())
 
         return replace(self.shape, stored=stored)
 
     def _rows(self, number: int) -> Array:
-        """The rows of exchange `number` of replica 0, from 0."""
+        """Return the rows of exchange `number`, from 0, of replica 0."""
         groups = self.shape.groups()
         epoch, index = divmod(number, len(groups))
         first = sum(map(sum, groups[:index]))
         return self._order(epoch)[first : first + sum(groups[index])]
 
     def points(self, number: int) -> tuple[Point, Point]:
-        """The recorded state before and after exchange `number`."""
-        found, K = self.recording.states[number], self.result.report["classes"]
-        return _point(found, "before", K), _point(found, "after", K)
+        """Return the recorded states before and after exchange `number`."""
+        state = self.recording.states[number]
+        classes = self.result.report["classes"]
+        return _point(state, "before", classes), _point(state, "after", classes)
 
     def _order(self, epoch: int) -> Array:
-        """The local rows of replica 0."""
+        """Return the order of the rows of replica 0 in an epoch."""
         rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
         return order_of(self.config.sampling, rows, 0, epoch)
 
@@ -551,15 +568,16 @@ def open_recorded_run(folder: Path) -> RecordedRun:
 
 
 def _check_replayable(folder: Path, result: Result) -> None:
-    """Refuse what has no recording, and steps that are not those of plain SGD."""
-    update, kind = result.config["update"], result.config["agreement"]["kind"]
+    """Refuse a run without a recording, and steps that are not those of plain SGD."""
+    update = result.config["update"]
+    kind = result.config["agreement"]["kind"]
     shares_gradients = agreement_in(result.config).shares_gradients
     is_recorded = (folder / NAME).exists()
     for is_wrong, why in (
         (
             update["kind"] == COORDINATE,
-            "is of a coordinate form, and verify replays SGD; what it found has its gap"
-            " in the history, and hpcsgd evaluate takes the loss again",
+            "is of a coordinate form, and verify replays SGD; its history has the"
+            " optimality gap, and hpcsgd evaluate computes the loss again",
         ),
         (
             update.get("clip", "none") != "none",
@@ -569,7 +587,7 @@ def _check_replayable(folder: Path, result: Result) -> None:
         (
             update["kind"] in ADAPTIVE,
             f"is of {update['kind']}, and verify replays plain SGD; hpcsgd evaluate"
-            " takes its loss again",
+            " computes its loss again",
         ),
         (
             update["kind"] == "svrg",
@@ -584,7 +602,7 @@ def _check_replayable(folder: Path, result: Result) -> None:
         (
             shares_gradients and kind != GRADIENT and not is_recorded,
             f"is of --agreement {kind}, whose steps are not recorded; hpcsgd evaluate"
-            " takes its loss again",
+            " computes its loss again",
         ),
         (
             not is_recorded,
@@ -597,12 +615,12 @@ def _check_replayable(folder: Path, result: Result) -> None:
 
 
 def _check_report(scene: RecordedRun) -> None:
-    """Refuse a result of an older package, or a recording of another run."""
-    report, said = scene.result.report, scene.recording.facts
-    wanted = {"rows", "columns", "classes", "grid", "data_fingerprint", "resumes"}
-    if not wanted <= set(report):
+    """Refuse the result of an older version, and a recording of another run."""
+    report = scene.result.report
+    needed = {"rows", "columns", "classes", "grid", "data_fingerprint", "resumes"}
+    if not needed <= set(report):
         raise DataError(f"{scene.folder} was written by another hpcsgd; train it again")
-    if said["fingerprint"] != report["data_fingerprint"]:
+    if scene.recording.facts["fingerprint"] != report["data_fingerprint"]:
         raise DataError(
             f"{scene.folder / NAME} belongs to a run on other data; train it again"
         )
@@ -616,10 +634,10 @@ def _check_report(scene: RecordedRun) -> None:
             )
 
 
-def _point(found: dict[str, Array], moment: str, classes: int) -> Point:
-    weights = found[f"weights_{moment}"]
+def _point(state: dict[str, Array], moment: str, classes: int) -> Point:
+    weights = state[f"weights_{moment}"]
     none: Array = np.zeros((1, classes))
-    intercept: Any = found.get(f"intercept_{moment}", none)
+    intercept: Any = state.get(f"intercept_{moment}", none)
     speed = weights[:, classes:]
     return {
         "w": weights[:, :classes],

@@ -39,7 +39,7 @@ FIRST = {"cached": "gram", "gather-once": "gather"}  # what the first epoch is l
 
 @dataclass(frozen=True, order=True)
 class TimedSetting:
-    """What a step's time depends on, on one grid and in one precision."""
+    """Settings that the time of a step depends on, on one grid in one precision."""
 
     product: str
     steps: int
@@ -49,13 +49,31 @@ class TimedSetting:
 
     @property
     def rows(self) -> int:
-        """Of an exchange, m."""
+        """Rows of an exchange, m."""
         return self.steps * self.batch
 
     @property
     def kind(self) -> str:
-        """The product, look-ahead said."""
+        """The product, with a word on whether it looks ahead."""
         return self.product + (" ahead" if self.look_ahead else "")
+
+    def applied_to(self, config: RunConfig) -> RunConfig:
+        """Return `config` with this setting."""
+        schedule, products = config.schedule, config.products
+        return replace(
+            config,
+            schedule=replace(
+                schedule,
+                batch=self.batch,
+                steps=self.steps,
+                period=self.period or schedule.period,
+            ),
+            products=replace(
+                products,
+                kind=self.product,
+                look_ahead="on" if self.look_ahead else "off",
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -90,11 +108,11 @@ class Stage:
         self.world = self.opened.grid.world
         self.first_epoch = FIRST_EPOCH  # seconds
         self._task: Task | None = None
-        self._runs: dict[TimedSetting, _Rehearsal] = {}
+        self._runs: dict[TimedSetting, _TimedRun] = {}
 
     @property
     def rows(self) -> int:
-        """Of a replica, at least."""
+        """Rows of a replica, at least."""
         return self.opened.loaded.shard.total_rows // self.opened.grid.replicas.size
 
     @property
@@ -105,21 +123,21 @@ class Stage:
         return self._task
 
     def job(self, rows: int, epochs: int) -> CostInputs:
-        """What the cost model is told, of a run on so many rows in all."""
+        """Return the inputs of the cost model for a run on `rows` rows in all."""
         opened, schedule = self.opened, self.config.schedule
         config = replace(self.config, schedule=replace(schedule, epochs=epochs))
         job = job_of(config, opened.words, self.task, opened.loaded)
         return replace(job, rows=max(rows // opened.grid.replicas.size, 1))
 
     def fits(self, setting: TimedSetting) -> bool:
-        """Whether an epoch of what is here has exchanges of this size."""
+        """Return whether an epoch of the sample has exchanges of this size."""
         return setting.rows <= self.rows
 
     def burst(self, setting: TimedSetting, seconds: float) -> Burst:
         """About so many seconds of it; of a product that keeps, of later epochs."""
         later = product_facts(setting.product).keeps_batches
         if setting not in self._runs:
-            self._runs[setting] = _Rehearsal(self._live(setting), setting)
+            self._runs[setting] = _TimedRun(self._live(setting), setting)
             if later:
                 self._touch(setting)
         return Burst(setting, later, *self._runs[setting].run(seconds))
@@ -149,19 +167,8 @@ class Stage:
         self.opened.grid.close()
 
     def _live(self, setting: TimedSetting) -> AssembledRun:
-        schedule = replace(
-            self.config.schedule,
-            batch=setting.batch,
-            steps=setting.steps,
-            period=setting.period or EPOCHS,
-            epochs=EPOCHS,
-        )
-        products = replace(
-            self.config.products,
-            kind=setting.product,
-            look_ahead="on" if setting.look_ahead else "off",
-        )
-        config = replace(self.config, schedule=schedule, products=products)
+        endless = replace(self.config.schedule, period=EPOCHS, epochs=EPOCHS)
+        config = setting.applied_to(replace(self.config, schedule=endless))
         opened = self.opened
         if product_facts(setting.product).keeps_batches:
             opened = replace(opened, loaded=self._fewer(setting))
@@ -191,8 +198,8 @@ class Stage:
         )
 
 
-class _Rehearsal:
-    """A run that is stopped and goes on."""
+class _TimedRun:
+    """A run of a setting, which is stopped after a burst and resumed for the next."""
 
     def __init__(self, live: AssembledRun, setting: TimedSetting) -> None:
         self.live = live
@@ -209,11 +216,11 @@ class _Rehearsal:
         return count, self.each
 
     def finish(self) -> None:
-        """Nothing is under way any more."""
+        """Finish messages that are still under way."""
         self.live.product.finish()
 
     def _wake(self) -> None:
-        """What happens once: a first epoch, if it keeps; memory touched, if not."""
+        """Run a first epoch if the product keeps, else touch its memory once."""
         live = self.live
         live.warm_up()
         view = live.view
@@ -264,11 +271,6 @@ class TimeBudget:
         own = self.clock() - self.began
         said: float = self.world.exchange_objects(own)[0]
         return said
-
-    @property
-    def left(self) -> float:
-        """Seconds until the end, or 0."""
-        return max(self.seconds - self.spent, 0.0)
 
     def until(self, share: float) -> float:
         """Seconds until so much of the whole is spent, or 0."""

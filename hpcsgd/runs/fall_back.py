@@ -1,0 +1,268 @@
+"""What a run falls back to: good states, and settings that are more careful."""
+
+import logging
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcsgd.backends.task import State
+from hpcsgd.config import RunConfig
+from hpcsgd.data.sampling import plan_groups
+from hpcsgd.data.shard import split_range
+from hpcsgd.formats import get_format, wider
+from hpcsgd.precision import Precision
+from hpcsgd.products.base import product_facts
+from hpcsgd.products.observers import Observer
+from hpcsgd.runs.checkpoint import REQUESTED
+from hpcsgd.solvers.callbacks import View
+from hpcsgd.solvers.evaluation import Evaluation
+from hpcsgd.solvers.snapshot import Snapshot
+
+# More careful settings, one rung at a time: what a run falls back to.
+#
+# First fewer steps in an exchange, until there is one; then wider formats, field by
+# field. Every rung can be taken once, so there are not many.
+
+RAISED = ("inner", "gram_wire", "margin", "matrix")  # in this order
+NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
+
+
+@dataclass(frozen=True)
+class FallbackLevel:
+    """One change."""
+
+    config: RunConfig
+    key: str  # schedule.steps or precision.FIELD
+    before: int | str
+    after: int | str
+
+    @property
+    def text(self) -> str:
+        """What changes, in short."""
+        name = self.key.split(".")[1]
+        return f"{name} {self.before} -> {self.after}"
+
+
+def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None:
+    """Return the next fallback level, None at the last one; `config` has its steps
+    decided.
+    """
+    schedule, recurs = config.schedule, product_facts(product).has_recurrence
+    if recurs and schedule.steps > 1:
+        fewer = fewer_steps(schedule.steps)
+        changed = replace(config, schedule=replace(schedule, steps=fewer))
+        return FallbackLevel(changed, "schedule.steps", schedule.steps, fewer)
+    precision = config.precision.resolve()
+    widest = widest_format(precision)
+    for name in RAISED:
+        before = getattr(precision, name)
+        is_used = recurs or name not in NOT_OF_GRAMS
+        if is_used and wider(before, widest) != before:
+            raised: dict[str, Any] = {name: widest}
+            section = replace(config.precision, **raised)
+            changed = replace(config, precision=section)
+            return FallbackLevel(changed, f"precision.{name}", before, widest)
+    return None
+
+
+def fewer_steps(steps: int) -> int:
+    """The largest divisor of s that is at most s/2: groups begin where they began."""
+    return max(n for n in range(1, steps // 2 + 1) if steps % n == 0)
+
+
+def widest_format(precision: Precision) -> str:
+    """That of the arithmetic, fp32 at least."""
+    known = {*precision.arithmetic, "fp32"}
+    return min(known, key=lambda name: get_format(name).unit_roundoff)
+
+
+def convert_checkpoint(
+    checkpoint: Snapshot, before: RunConfig, after: RunConfig
+) -> Snapshot:
+    """Return the checkpoint as one of a run with the settings `after`.
+
+    Exchange k of s steps is exchange k·s/s' of s' steps; what is counted in exchanges
+    stays a count of exchanges.
+    """
+    document = deepcopy(checkpoint.document)
+    s, fewer = before.schedule.steps, after.schedule.steps
+    epochs, rest = divmod(document["exchanges"], document["exchanges_per_epoch"])
+    largest = split_range(document["rows"], document["replicas"], 0).stop
+    each = len(plan_groups(largest, after.schedule.batch, fewer))
+    document |= {
+        "exchanges": epochs * each + rest * s // fewer,
+        "exchanges_per_epoch": each,
+        "config": after.tables(),
+        # It is the same leg: `restore` counts one more.
+        "resumes": document["resumes"] - 1,
+    }
+    measured = document["evaluation"]["measured_at"]
+    same = measured == checkpoint.exchanges
+    document["evaluation"]["measured_at"] = document["exchanges"] if same else -1
+    return Snapshot(document, checkpoint.arrays)
+
+
+def apply_recorded_fallback(
+    config: RunConfig, document: Mapping[str, Any]
+) -> RunConfig:
+    """Return `config` with what the run of a checkpoint fell back to, where both
+    request the same.
+
+    Whoever asks for something else than that run did gets what is asked for.
+    """
+    then = document.get(REQUESTED)
+    if not then:
+        return config
+    now, fell = config.tables(), document["config"]
+    tables = {name: dict(now[name]) for name in ("schedule", "precision")}
+    kept = ("recipe", *RAISED)
+    for name, key in (("schedule", "steps"), *(("precision", f) for f in kept)):
+        if now[name].get(key) == then[name].get(key) and key in fell.get(name, {}):
+            tables[name][key] = fell[name][key]
+    merged = RunConfig.parse(now | tables)
+    return replace(config, schedule=merged.schedule, precision=merged.precision)
+
+
+# Copies of the state at moments when all was well: what a run falls back to.
+#
+# The gap monitor's verdict on an exchange comes with the next one, and all ranks hear
+# of it when they look up. A copy is made where a look at the recurrence is begun, on
+# all ranks after the same exchange, and counts from the next time they all look up and
+# nobody has found anything.
+
+
+class GoodStates(Observer):
+    """Keeps at most four copies: checked, being checked (two), and with a good loss."""
+
+    def __init__(self, every: int, view: View, evaluation: Evaluation) -> None:
+        self.every = every  # exchanges between looks at the recurrence; 0 = none
+        self.view = view
+        self.evaluation = evaluation
+        self.checked: Snapshot | None = None  # no alarm until then
+        self.measured: Snapshot | None = None  # a good loss, or where the run began
+        self.candidates: list[Snapshot] = []
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Keep where the run begins, or goes on from: both are good states."""
+        self.checked = self.measured = _snapshot(state, self.view)
+
+    def after_exchange(self, state: State, number: int) -> None:
+        """Keep the state where a look at the recurrence is begun."""
+        if self.every and number % self.every == 0:
+            self.candidates.append(_snapshot(state, self.view))
+
+    def after_poll(self, number: int) -> None:
+        """Count what was kept before exchange `number` as checked."""
+        known = [kept for kept in self.candidates if kept.exchanges < number]
+        if known:
+            self.checked = known[-1]
+            self.candidates = [k for k in self.candidates if k.exchanges >= number]
+
+    def after_evaluation(self, state: State, view: View) -> None:
+        """Keep the state if the loss was good."""
+        if self.evaluation.is_good:
+            self.measured = _snapshot(state, view)
+
+    def put_back(self, state: State, view: View, has_gap: bool) -> bool:
+        """Put back the last state that was checked or, without a gap, the last one with
+        a good loss; return whether there is one.
+
+        A loss may be good in spite of a gap, and what grows may be without a gap.
+        Seconds are not taken back.
+        """
+        good = self.checked if has_gap else self.measured
+        if good is None:
+            return False
+        good.put_into(state)
+        view.exchanges = good.exchanges
+        view.epoch = good.document["epoch"]
+        view.loss = good.document["loss"]
+        del view.history[good.document["evaluations"] :]
+        return True
+
+
+def _snapshot(state: State, view: View) -> Snapshot:
+    """Copy this rank's part of the state, and note where the run stands."""
+    where = {
+        "exchanges": view.exchanges,
+        "epoch": view.epoch,
+        "loss": view.loss,
+        "evaluations": len(view.history),
+    }
+    return Snapshot.of(state, where)
+
+
+# What happened to a run besides its losses: alarms, and what was done about them.
+
+log = logging.getLogger(__name__)
+ONCE = {"on_all_ranks": True}  # all ranks note the same events
+Event = dict[str, Any]
+
+
+def note(view: View, event: str, text: str, **facts: Any) -> Event:
+    """Add it to the history of the run, and warn."""
+    found = {
+        "kind": "event",
+        "event": event,
+        "exchange": view.exchanges,
+        # Between which losses it stands in the history.
+        "evaluations": len(view.history),
+        "text": text,
+        **facts,
+    }
+    view.events.append(found)
+    log.warning("%s", text, extra=ONCE)
+    return found
+
+
+def alarm_text(alarm: dict[str, Any]) -> str:
+    """What the monitor found, as a sentence."""
+    what = {
+        "scores": "the scores of the recurrence are off from fresh products",
+        "residuals": "residuals are off from those of their scores",
+    }[alarm["of"]]
+    return (
+        f"exchange {alarm['exchange']}: {what} by {alarm['gap']:.3g}, and rounding"
+        f" explains {alarm['tolerance']:.3g}"
+    )
+
+
+Cause = dict[str, Any] | None  # an alarm, or a divergence
+
+
+def fallback_event(
+    view: View, rung: FallbackLevel, cause: Cause, stopped: int, there: int
+) -> Event:
+    """Return the event of a fall-back: its cause, from where, to where, and what is
+    changed.
+
+    `stopped` counts exchanges as before, `there` as from now on.
+    """
+    reason, why, figures = _reason(cause)
+    text = (
+        f"fell back after exchange {stopped} ({why}): goes on after exchange"
+        f" {view.exchanges} with {rung.text}"
+    )
+    if there != view.exchanges:
+        text += f", which is now exchange {there}"
+    return note(
+        view,
+        "fall-back",
+        text,
+        change=rung.text,
+        key=rung.key,
+        before=rung.before,
+        after=rung.after,
+        reason=reason,
+        stopped=stopped,
+        now=there,
+        **figures,
+    )
+
+
+def _reason(cause: Cause) -> tuple[str, str, dict[str, float]]:
+    """In a word, in a phrase, in figures."""
+    if cause is None:
+        return "diverged", "weights or a loss without bound", {}
+    return "gap", "a gap", {key: cause[key] for key in ("gap", "tolerance")}

@@ -1,0 +1,804 @@
+"""What this machine can do: its figures, their file, and their measurement.
+
+Automatic choices, `hpcsgd tune` and `hpcsgd study predict` take figures from here.
+"""
+
+import copy
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from math import ceil, inf, log2
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from hpcsgd.backends.base import Rows, StepSequence
+from hpcsgd.backends.exchange import HostExchanges, batch_of
+from hpcsgd.backends.task import Group, State, Task
+from hpcsgd.comm import communicator
+from hpcsgd.comm.communicator import Communicator, Workspace
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.config import read_toml
+from hpcsgd.data.readers import RowReader, is_sparse, row_words
+from hpcsgd.data.shard import Shard, take
+from hpcsgd.errors import ConfigError, did_you_mean
+from hpcsgd.files import parse_json, toml_literal, write_text
+from hpcsgd.formats import Array
+from hpcsgd.glm import make_update
+from hpcsgd.glm.unrolling import Blocks, uniform_blocks
+from hpcsgd.products.base import Planner
+from hpcsgd.products.cost import RATES, Machine, machine_from
+from hpcsgd.products.direct import take_each_step
+from hpcsgd.products.gram import Gram
+
+# A machine file: what one rank can do, and the levels of the network between ranks.
+#
+# Figures of a whole machine stand as { value, mark, source }: "measured" on such a
+# machine, or "stated" by whom the source names. Predictions take them. Figures of one
+# kind of run stand in [kinds]: automatic choices measure them where there are none,
+# and correct them by what a run took.
+
+log = logging.getLogger(__name__)
+FOLDER = Path(__file__).parents[1] / "machines"
+MARKS = ("measured", "stated")
+# What a rank can do, network aside, by the names of the cost model.
+RANK = (
+    *("gram", "gram_narrow", "read", "again", "plain", "inner"),
+    *("link", "exchange", "step", "alone", "turn"),
+)
+LEVEL = ("latency", "bandwidth")
+SUM = ("base",)
+KIND = ("machine", "corrections")
+LEAST_PER_BYTE = 1e-13  # seconds of a byte: less is too short to measure
+MOST_CORRECTION = 4.0  # one beyond this is an accident, and no property of a machine
+
+
+@dataclass(frozen=True)
+class Number:
+    """A figure, and where it comes from."""
+
+    value: float
+    mark: str  # measured, or stated
+    source: str
+
+    def toml(self) -> str:
+        """Return the figure as a machine file has it."""
+        source = toml_literal(self.source)
+        return f'{{ value = {self.value!r}, mark = "{self.mark}", source = {source} }}'
+
+
+@dataclass(frozen=True)
+class NetworkLevel:
+    """A level of the network: NVLink, PCIe, shared memory, a fabric."""
+
+    name: str
+    ranks: int  # that reach each other on it, or on a nearer one; 0 = all there are
+    latency: Number  # seconds of one hop
+    bandwidth: Number  # bytes a second of one rank
+
+
+@dataclass(frozen=True)
+class MeasuredFigures:
+    """Figures of one kind of run, and the corrections that runs of it have made."""
+
+    machine: Machine
+    # product -> seconds a step took, over those that the model predicted
+    corrections: dict[str, float] = field(default_factory=dict)
+
+    def corrected(self, product: str, ratio: float) -> "MeasuredFigures":
+        """Return figures corrected half-way to a measured ratio: one run is noisy."""
+        before = self.corrections.get(product, 1.0)
+        after = before * (1 + ratio) / 2
+        after = min(max(after, 1 / MOST_CORRECTION), MOST_CORRECTION)
+        return replace(self, corrections={**self.corrections, product: after})
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Figures of a machine, whatever its number of ranks."""
+
+    name: str
+    about: str
+    rank: dict[str, Number]  # empty where only kinds of runs were measured
+    levels: tuple[NetworkLevel, ...]  # from the nearest to the farthest
+    base: Number | None = None  # seconds of a sum before its first hop: sums as NCCL's
+    kinds: Mapping[str, MeasuredFigures] = field(default_factory=dict)
+
+    def numbers(self) -> Iterator[tuple[str, Number]]:
+        """Yield each figure of the machine with its name."""
+        yield from ((f"rank.{name}", number) for name, number in self.rank.items())
+        if self.base is not None:
+            yield "sum.base", self.base
+        for level in self.levels:
+            yield f"{level.name}.latency", level.latency
+            yield f"{level.name}.bandwidth", level.bandwidth
+
+    def machine(self, narrow: bool = False) -> Machine:
+        """Return the figures of one rank alone; `narrow`: of a matrix of 16 bits or
+        fewer.
+        """
+        values = {name: number.value for name, number in self.rank.items()}
+        fast = values.pop("gram_narrow")
+        values["gram"] = fast if narrow else values["gram"]
+        return Machine(latency=0.0, per_byte=0.0, **values)
+
+    def spans(self, ranks: int) -> list[tuple[NetworkLevel, int]]:
+        """Return the levels that `ranks` ranks need, each with how many it joins."""
+        needed, inside = [], 1
+        for level in self.levels:
+            reach = min(level.ranks or ranks, ranks)
+            parts = ceil(reach / inside)
+            if parts > 1:
+                needed.append((level, parts))
+            inside = max(reach, inside)
+        if inside < ranks:
+            raise ConfigError(
+                f"{self.name}: {ranks} ranks are more than the {inside} that its"
+                " levels join; ask for fewer, or add a level"
+            )
+        return needed
+
+    def toml(self) -> str:
+        """Return the machine file with these figures."""
+        lines = [f"name = {toml_literal(self.name)}"]
+        lines += [f"about = {toml_literal(self.about)}"]
+        if self.rank:
+            lines += ["", "[rank]"]
+            lines += [f"{name} = {number.toml()}" for name, number in self.rank.items()]
+        if self.base is not None:
+            lines += ["", "[sum]", f"base = {self.base.toml()}"]
+        for level in self.levels:
+            lines += ["", "[[levels]]", f"name = {toml_literal(level.name)}"]
+            lines += [f"ranks = {level.ranks}", f"latency = {level.latency.toml()}"]
+            lines += [f"bandwidth = {level.bandwidth.toml()}"]
+        if self.kinds or not self.rank:
+            lines += ["", "[kinds]"]
+        for kind, known in sorted(self.kinds.items()):
+            lines += ["", f"[kinds.{toml_literal(kind)}]"]
+            lines += [f"machine = {_inline(known.machine.as_dict())}"]
+            lines += [f"corrections = {_inline(known.corrections)}"]
+        return "\n".join(lines) + "\n"
+
+
+def _inline(values: Mapping[str, float]) -> str:
+    """Return a TOML table in one line."""
+    pairs = (f"{toml_literal(k)} = {float(v)!r}" for k, v in values.items())
+    return f"{{ {', '.join(pairs)} }}"
+
+
+def known_machines() -> list[str]:
+    """Return the names of the machine files that come with this package."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_hardware(name: str) -> Hardware:
+    """Return the figures in a machine file, by its path or by its name in this package.
+
+    A file that has figures of kinds of runs only predicts by those of the first kind.
+    """
+    path = Path(name)
+    shipped = FOLDER / f"{name}.toml"
+    if not path.is_file() and "/" not in name and shipped.is_file():
+        path = shipped
+    if not path.is_file():
+        raise ConfigError(
+            f"--machine {name}: no such file, and no machine of this name"
+            f"{did_you_mean(name, known_machines())}; known:"
+            f" {', '.join(known_machines())}"
+        )
+    hardware = parse_hardware(_tables(path), str(path))
+    if hardware.rank:
+        return hardware
+    if not hardware.kinds:
+        raise ConfigError(f"{path}: a [rank] and [[levels]] are needed; write them")
+    kind, known = next(iter(hardware.kinds.items()))
+    members = re.search(r" C(\d+) ", kind)
+    network = NetworkFigures(
+        name="members",
+        ranks=int(members[1]) if members else 1,
+        latency=known.machine.latency,
+        per_byte=known.machine.per_byte,
+    )
+    source = f"hpcsgd train --machine: {kind}"
+    measured = measured_hardware(known.machine, known.machine.gram, network, source)
+    return replace(measured, name=hardware.name)
+
+
+def _tables(path: Path) -> Mapping[str, Any]:
+    """Return the tables of a machine file; earlier versions wrote [kinds] as JSON."""
+    try:
+        return read_toml(path)
+    except ConfigError:
+        with suppress(OSError, ValueError):
+            kinds = parse_json(path.read_text())
+            if isinstance(kinds, dict):
+                return {"name": path.stem, "kinds": kinds}
+        raise
+
+
+def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
+    """Return the figures in the tables of a machine file.
+
+    Every figure is needed, each with its mark and source, and no other is known. A file
+    with figures of kinds of runs needs none of the whole machine.
+    """
+    _only(place, tables, ("name", "about", "rank", "sum", "levels", "kinds"))
+    rank, levels = tables.get("rank"), tables.get("levels", [])
+    sums, kinds = tables.get("sum"), tables.get("kinds")
+    has_rank = isinstance(rank, Mapping) or (rank is None and kinds is not None)
+    if not has_rank or not isinstance(levels, list):
+        raise ConfigError(f"{place}: a [rank] and [[levels]] are needed; write them")
+    _only(f"{place} [rank]", rank or {}, RANK)
+    if sums is not None:
+        if not isinstance(sums, Mapping):
+            raise ConfigError(f"{place}: sum = {sums!r} must be a table; write [sum]")
+        _only(f"{place} [sum]", sums, SUM)
+    figures = {} if rank is None else {key: rank.get(key) for key in RANK}
+    return Hardware(
+        name=str(tables.get("name", place)),
+        about=str(tables.get("about", "")),
+        rank={k: _number(f"{place} [rank] {k}", given) for k, given in figures.items()},
+        levels=tuple(_level(place, table) for table in levels),
+        base=None if sums is None else _number(f"{place} [sum] base", sums.get("base")),
+        kinds=_kinds(place, {} if kinds is None else kinds),
+    )
+
+
+def _level(place: str, table: Any) -> NetworkLevel:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{place}: [[levels]] are tables; write them so")
+    _only(f"{place} [[levels]]", table, ("name", "ranks", *LEVEL))
+    ranks, where = table.get("ranks"), f"{place} [[levels]] {table.get('name')}"
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 0:
+        raise ConfigError(f"{where}: ranks = {ranks!r} must be a whole number, 0 = all")
+    numbers = {key: _number(f"{where} {key}", table.get(key)) for key in LEVEL}
+    return NetworkLevel(name=str(table.get("name")), ranks=ranks, **numbers)
+
+
+def _number(place: str, given: Any) -> Number:
+    """Return a figure that has a mark and a source."""
+    if not isinstance(given, Mapping) or set(given) != {"value", "mark", "source"}:
+        raise ConfigError(
+            f"{place}: write {{ value = ..., mark = 'measured' or 'stated',"
+            " source = '...' }"
+        )
+    value, mark, source = given["value"], given["mark"], given["source"]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_rate = place.split()[-1] in (*RATES, "gram_narrow", "bandwidth")
+    if not is_number or not 0 <= value < inf or (is_rate and not value):
+        least = "positive" if is_rate else "at least 0"
+        raise ConfigError(f"{place} = {value!r} must be finite and {least}")
+    if mark not in MARKS or not str(source).strip():
+        raise ConfigError(
+            f"{place}: mark = {mark!r} must be one of {', '.join(MARKS)},"
+            " and source must say whose figure it is"
+        )
+    return Number(float(value), mark, str(source))
+
+
+def _kinds(place: str, table: Any) -> dict[str, MeasuredFigures]:
+    """Return the figures of each kind of run."""
+    try:
+        return {
+            str(kind): MeasuredFigures(
+                machine=machine_from(entry["machine"]),
+                corrections={k: float(v) for k, v in entry["corrections"].items()},
+            )
+            for kind, entry in table.items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{place} [kinds]: each needs {' and '.join(KIND)} with all figures"
+            f" ({error!r}); remove the kind, and a run measures it"
+        ) from error
+
+
+def _only(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        hint = did_you_mean(str(unknown[0]), known)
+        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {list(known)}")
+
+
+class MachineFile:
+    """The machine file of `[products] machine`. Ranks other than 0 leave it alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, kind: str) -> MeasuredFigures | None:
+        """Return the figures of a kind of run, None where there are none."""
+        return self._load().kinds.get(kind)
+
+    def write(self, kind: str, known: MeasuredFigures | None) -> None:
+        """Write or, for None, remove the figures of a kind; others stay as they are.
+
+        A file that cannot be written costs a warning, and no run.
+        """
+        hardware = self._load()
+        kinds = {k: v for k, v in hardware.kinds.items() if k != kind}
+        if known is not None:
+            kinds[kind] = known
+        try:
+            write_text(self.path, replace(hardware, kinds=kinds).toml())
+        except OSError as error:
+            log.warning("%s cannot be written: %s; the run goes on", self.path, error)
+
+    def correct(
+        self, kind: str, product: str, ratio: float, sure: bool = False
+    ) -> None:
+        """Correct the prediction for a product by the ratio that a run has measured.
+
+        Where a run was long enough to be `sure`, figures that are off by more than any
+        noise are of another machine, or of another load: they are removed, and the next
+        run measures them.
+        """
+        known = self.read(kind)
+        if known is None:
+            return
+        if sure and not 1 / MOST_CORRECTION <= ratio <= MOST_CORRECTION:
+            log.info(
+                "%s: off by a factor of %.2g, forgotten: %s", self.path, ratio, kind
+            )
+            self.write(kind, None)
+            return
+        self.write(kind, known.corrected(product, ratio))
+
+    def _load(self) -> Hardware:
+        if not self.path.exists():
+            return Hardware(self.path.stem, "measured by hpcsgd train", {}, ())
+        try:
+            return parse_hardware(_tables(self.path), str(self.path))
+        except ConfigError as error:
+            raise ConfigError(
+                f"[products] machine = {str(self.path)!r} is no file of figures"
+                f" ({error}); remove it, and it will be made anew"
+            ) from error
+
+
+def measured_hardware(
+    machine: Machine, narrow: float, network: "NetworkFigures", source: str
+) -> Hardware:
+    """Return measured figures as those of a machine with one level between its ranks.
+
+    `narrow` is the rate of the Gram of 16-bit rows.
+    """
+
+    def number(value: float) -> Number:
+        return Number(value, "measured", source)
+
+    figures = machine.as_dict() | {"gram_narrow": narrow}
+    level = NetworkLevel(
+        name="between ranks",
+        ranks=0,
+        latency=number(network.latency_of_hop),
+        bandwidth=number(1.0 / max(network.per_byte, LEAST_PER_BYTE)),
+    )
+    return Hardware(
+        name="measured here",
+        about=source,
+        rank={name: number(figures[name]) for name in RANK},
+        levels=(level,) if network.ranks > 1 else (),
+    )
+
+
+# The network: sums of several sizes, and a line through their times.
+
+WARM_SUMS = 2
+LEAST_SUMS = 3  # of a size, where time is short
+# (words, sums of so many at most): for `tune`, which has seconds for them. The first
+# two tell α and β apart, where there is time for no more.
+SUMS = tuple((words, 60) for words in (8, 2**15, 512, 64, 4096, 2**18))
+LONG = (2**16, 5)  # for automatic choices, beside sums of one batch
+SHORT_SUMS = 20
+
+
+@dataclass(frozen=True)
+class NetworkFigures:
+    """Figures of sums among the ranks of one direction of the grid."""
+
+    name: str  # members, or replicas
+    ranks: int
+    latency: float  # α, seconds of a sum of next to nothing
+    per_byte: float  # β, seconds of a byte on the wire, 2(p−1)/p of the payload
+    sizes: tuple[int, ...] = ()  # bytes of the payloads
+    times: tuple[float, ...] = ()  # seconds of each
+
+    @property
+    def latency_of_hop(self) -> float:
+        """Seconds of one hop of a sum, which is a tree of them."""
+        return self.latency / max(ceil(log2(self.ranks)), 1)
+
+    @property
+    def worst(self) -> float:
+        """The largest relative distance of a time from the line."""
+        line = [self.seconds(size) for size in self.sizes]
+        pairs = zip(line, self.times, strict=True)
+        return max((abs(a / b - 1.0) for a, b in pairs), default=0.0)
+
+    def seconds(self, payload: float) -> float:
+        """Return the seconds of a sum of `payload` bytes, by the line."""
+        moved = communicator.sum_bytes(int(payload), self.ranks)
+        return self.latency + self.per_byte * moved
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures for a report."""
+        return asdict(self) | {"worst": self.worst}
+
+
+def measure_network(
+    name: str,
+    group: Communicator,
+    sums: Sequence[tuple[int, int]] = SUMS,
+    dtype: Any = np.float32,
+    seconds: float = inf,
+) -> NetworkFigures:
+    """Return α and β of sums over `group`, with all that surrounds them. Collective.
+
+    Sizes after the second are left out where those before have used up the seconds.
+    """
+    if group.size == 1:
+        return NetworkFigures(name, 1, 0.0, 0.0)
+    sizes: list[int] = []
+    times: list[float] = []
+    left = seconds
+    for words, most in sums:
+        if len(sizes) >= 2 and left <= 0.0:
+            break
+        workspace = group.workspace(words, dtype)
+        one, all_of_them = _time_sums(workspace, group, most, seconds / len(sums))
+        sizes.append(words * np.dtype(dtype).itemsize)
+        times.append(one)
+        left -= all_of_them
+    return line_through(name, group.size, sizes, times)
+
+
+def line_through(
+    name: str, ranks: int, sizes: Sequence[int], times: Sequence[float]
+) -> NetworkFigures:
+    """Return α and β of sums of these sizes that took these times."""
+    moved = [communicator.sum_bytes(size, ranks) for size in sizes]
+    latency, per_byte = fit_line(moved, times)
+    return NetworkFigures(name, ranks, latency, per_byte, tuple(sizes), tuple(times))
+
+
+def fit_line(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
+    """Return (α, β) of times α + β · size, by least squares of relative errors.
+
+    Neither is negative: where the best line has a negative part, that part is 0.
+    """
+    x, y = np.asarray(sizes, float), np.asarray(times, float)
+    unit = max(float(x.max()), 1.0)
+    rows = np.stack([1.0 / y, x / unit / y], axis=1)
+    line = np.linalg.lstsq(rows, np.ones(len(y)), rcond=None)[0]
+    if line.min() < 0.0:
+        # One column alone: α of level times, or β of a line through 0.
+        alone = np.diag(rows.sum(axis=0) / np.square(rows).sum(axis=0))
+        errors = [np.linalg.norm(rows @ part - 1.0) for part in alone]
+        line = alone[int(np.argmin(errors))]
+    return float(line[0]), float(line[1]) / unit
+
+
+def _time_sums(
+    workspace: Workspace, group: Communicator, most: int, seconds: float
+) -> tuple[float, float]:
+    """Return the median seconds of one sum, and the seconds of all, on every rank."""
+    began = perf_counter()
+
+    def send() -> float:
+        workspace.array[...] = 0
+        at = perf_counter()
+        workspace.sum("control")
+        return perf_counter() - at
+
+    first = max(group.exchange_objects(min(send() for _ in range(WARM_SUMS))))
+    count = int(min(max(seconds / max(first, 1e-9), LEAST_SUMS), most))
+    median = _median([send() for _ in range(count)])
+    everyone = group.exchange_objects((median, perf_counter() - began))
+    return max(a for a, _ in everyone), max(b for _, b in everyone)
+
+
+# Tasks as they are timed: of one member alone, on few rows and columns.
+
+SOME = 4096  # rows of what is as good as no data
+FEW = 8  # columns of it
+
+
+def task_alone(task: Task) -> Task:
+    """Return the task for one member, with one column of weights and no momentum."""
+    return Task(
+        shard=task.shard,
+        backend=task.backend,
+        members=SerialCommunicator(),
+        family=task.family,
+        precision=task.precision,
+        columns=task.columns,
+        states=1,
+        probe=np.ones(1),
+        clock=Clock(),
+        models=task.models,
+    )
+
+
+def of_few_columns(task: Task) -> Task:
+    """Return the task on some rows with a few columns; sparse rows stay as they are.
+
+    They are copied: kernels take rows that lie as in a shard of so few columns.
+    """
+    shard, scaling = task.shard, task.backend.scaling
+    if shard.is_sparse or shard.width <= FEW:
+        return task
+    few, rows = slice(0, FEW), np.arange(min(SOME, shard.height))
+    narrow = replace(
+        shard,
+        matrix=np.ascontiguousarray(shard.matrix[: len(rows), few]),  # type: ignore[index]
+        targets=shard.targets[: len(rows)],
+        weights=take(shard.weights, rows),
+        offsets=take(shard.offsets, rows),
+        columns=few,
+        parts=(few,),
+    )
+    backend = copy.copy(task.backend)
+    if scaling is not None:
+        own = scaling.exponents[scaling.own][few]
+        backend.scaling = replace(scaling, exponents=own, own=few)
+    return replace(task, shard=narrow, backend=backend)
+
+
+# What one rank computes, measured on the data at hand in well under two seconds.
+#
+# Every rank measures the same things in the same order, so that the sums in between
+# meet; the slowest of them counts, since ranks wait for each other.
+
+STEPS = 8  # of what is timed
+PASS = 2**20  # bytes of rows that passes are timed on, where there are as many
+REPEATS = 5
+PASSES = 9  # over rows: tens of microseconds each
+
+
+def measure_machine(
+    task: Task, batch: int, world: Communicator, members: NetworkFigures | None = None
+) -> Machine:
+    """Return the figures of the slowest rank of the world. Collective.
+
+    Of the world, not of the members alone: all replicas have to choose alike. `members`
+    are the figures of the network between members, where they were measured before.
+    """
+    if members is None:
+        sums = ((batch, SHORT_SUMS), LONG)
+        members = measure_network("members", task.members, sums, task.margin_dtype)
+    own = replace(
+        measure_rates(task, batch),
+        latency=members.latency,
+        per_byte=members.per_byte,
+    )
+    everyone: list[Machine] = world.exchange_objects(own)
+    return reduce(Machine.slowest, everyone)
+
+
+def measure_rates(task: Task, batch: int) -> Machine:
+    """Return the figures of this rank alone, as if its messages took no time."""
+    plain = task_alone(task)
+    blocks, rows = timed_rows(task.shard, batch)
+    size = rows * task.shard.width * value_bytes(task.shard)
+    draw, of_gram = _draws(plain, rows), _draws(plain, blocks.rows)
+    read, again = fastest_of(lambda i: time_passes(plain, draw(i)))
+    (steps,) = fastest_of(lambda i: _steps(plain, draw(i), batch))
+    steps = min(steps, read + again)
+    (gram,) = fastest_of(lambda i: time_gram(plain, of_gram(i), blocks))
+    exchange, step = _overheads(plain, batch)
+    inner, link = _recurrence(plain, blocks)
+    return Machine(
+        latency=0.0,
+        per_byte=0.0,
+        gram=max(blocks.gram_words, 1) * task.shard.width / gram,
+        read=size / read,
+        again=size / again,
+        plain=size / max(steps - rows * link, steps / 4),
+        inner=max(blocks.gram_words, 1) / inner,
+        link=link,
+        exchange=exchange,
+        step=step,
+    )
+
+
+def timed_rows(shard: Shard, batch: int) -> tuple[Blocks, int]:
+    """Return the blocks that a Gram is timed on, and the rows that passes are."""
+    blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
+    # Enough of narrow rows for a call of microseconds to be nothing beside them.
+    fits = int(PASS / (shard.width * value_bytes(shard)))
+    return blocks, max(blocks.rows, min(shard.height, fits))
+
+
+def _draws(task: Task, rows: int) -> Callable[[int], Array]:
+    """Return what gives other rows, in no order, for each number of a repetition."""
+    order = np.random.default_rng(0).permutation(task.shard.height)
+    return lambda i: np.roll(order, -i * rows)[:rows]
+
+
+def time_passes(task: Task, rows: Array) -> tuple[float, float]:
+    """Return the seconds of scores on rows from memory, and of the update after it."""
+    shard, backend = task.shard, task.backend
+    weights = backend.zeros((shard.width, task.columns))
+    margins = np.empty((len(rows), task.columns), dtype=task.margin_dtype)
+    residuals = np.zeros((len(rows), task.columns), dtype=_inner(task))
+    plan, room = _group(task, rows, (len(rows),)).plan, _room(task, len(rows))
+    began = perf_counter()
+    sampled: Rows = backend.gather(*shard.at(rows), room)
+    backend.scores(sampled, weights, margins)
+    read = perf_counter()
+    backend.apply_update(weights, sampled, residuals, plan)
+    return read - began, perf_counter() - read
+
+
+def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
+    """Return the seconds of plain steps on rows from memory; inf if no call has all."""
+    sizes = [batch] * (len(rows) // batch)
+    sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []
+    group, belongs = _group(task, rows, tuple(sizes)), batch_of(task, rows)
+    weights = task.backend.zeros((task.shard.width, task.columns))
+    sampled = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
+    known = (group.blocks, group.coefficients.plain, task.family, belongs, None)
+    began = perf_counter()
+    found = task.backend.fused_steps(weights, StepSequence(sampled, *known))
+    return (float("inf") if found is None else perf_counter() - began,)
+
+
+def time_gram(task: Task, rows: Array, blocks: Blocks) -> tuple[float]:
+    """Return the seconds of the Gram of these rows."""
+    packed = np.ones(blocks.gram_words, dtype=_inner(task))  # touched
+    sampled: Rows = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
+    began = perf_counter()
+    task.backend.strict_gram(sampled, blocks, packed)
+    return (perf_counter() - began,)
+
+
+def _room(task: Task, rows: int) -> Array | None:
+    """Return memory for a copy of sampled rows, written once, as in a run."""
+    if task.shard.is_sparse:
+        return None
+    room = np.empty((rows, task.shard.width), dtype=task.precision.working)
+    room.fill(0)
+    return room
+
+
+def fastest_of(
+    sample: Callable[[int], tuple[float, ...]], repeats: int = PASSES
+) -> tuple[float, ...]:
+    """Return the shortest of each of the times of a sample, after one to warm up.
+
+    What others do on the machine only ever adds, and hits one rate more than another:
+    the shortest times say what products take beside each other.
+    """
+    sample(0)
+    samples = [sample(i) for i in range(1, repeats + 1)]
+    return tuple(max(min(values), 1e-9) for values in zip(*samples, strict=True))
+
+
+def _recurrence(task: Task, blocks: Blocks) -> tuple[float, float]:
+    """Return the seconds of the recurrence beyond its links, and of a row's link."""
+    whole = _residuals(task, blocks)
+    links = _residuals(task, uniform_blocks(blocks.rows, 1))
+    return max(whole - links, 1e-9), links / blocks.rows
+
+
+def _residuals(task: Task, blocks: Blocks) -> float:
+    rows = np.arange(blocks.rows) % task.shard.height
+    group, batch = _group(task, rows, blocks.sizes), batch_of(task, rows)
+    margins = np.zeros((blocks.rows, task.columns), dtype=task.margin_dtype)
+    packed = np.zeros(blocks.gram_words, dtype=_inner(task))
+    return _seconds(
+        lambda: task.backend.corrected_residuals(
+            margins, packed, group.plan, task.family, batch, None
+        ),
+        REPEATS,
+    )
+
+
+def _overheads(task: Task, batch: int) -> tuple[float, float]:
+    """Return the seconds around an exchange, and around a plain step with a message.
+
+    The data are so few that arithmetic takes no time beside them.
+    """
+    task = of_few_columns(task)
+    shard = task.shard
+    few = min(4, batch, shard.height)
+    steps = max(min(STEPS, shard.height // few), 1)
+    weights = task.backend.zeros((shard.width, task.columns))
+    state = State(weights=weights, intercept=None)
+    product = Gram(task, HostExchanges(task))
+    rows = np.arange(few * steps, dtype=np.int64)
+    group = _group(task, rows, (few,) * steps)
+    exchange = _seconds(lambda: product.advance(state, group, None), REPEATS)
+    one, many = (_seconds(_stepping(task, few, n), REPEATS) for n in (1, steps))
+    # What surrounds all steps together is in the first of them, and counted above.
+    return exchange, max((many - one) / max(steps - 1, 1), many / steps / 4)
+
+
+def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
+    """Return what takes `steps` plain steps of a few rows, without messages."""
+    rows, exchanges = np.arange(few * steps, dtype=np.int64), HostExchanges(task)
+    group = _group(task, rows, (few,) * steps)
+    weights = task.backend.zeros((task.shard.width, task.columns))
+    state = State(weights=weights, intercept=None)
+    margins = np.empty(few * task.columns, dtype=task.margin_dtype)
+    x = exchanges.plain(group.blocks)
+
+    def step_by_step() -> None:
+        x.load(group)
+        x.attach(state)
+        x.sample()
+        by_kernel = task.backend.pipelined_steps(weights, x.step_sequence())
+        if by_kernel is None:
+            take_each_step(exchanges, x)
+            return
+        by_kernel[0](-1, None, margins)
+        for j in range(steps):
+            by_kernel[0](j, margins, margins)
+
+    return step_by_step
+
+
+def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:
+    """Return steps of length 0: what is timed changes no weights."""
+    update = make_update("sgd", 0.0)
+    planner = Planner(update, 0.0, lambda _, count: np.zeros(count), task.backend)
+    return planner.group(0, 0, rows, sizes, 0)
+
+
+def _inner(task: Task) -> Any:
+    """Return the dtype that residuals are computed in."""
+    return task.no_gram.dtype
+
+
+def value_bytes(shard: Shard) -> float:
+    """Return the bytes of a stored value; of sparse rows, the mean over columns."""
+    if shard.is_sparse:
+        matrix: Any = shard.matrix
+        held = matrix.data.nbytes + matrix.indices.nbytes
+        return float(max(held / (shard.height * shard.width), 1e-9))
+    return float(shard.matrix.dtype.itemsize)
+
+
+def _seconds(action: Callable[[], Any], repeats: int) -> float:
+    """Return the median seconds of `action`, after one that wakes everything."""
+    action()
+    times = []
+    for _ in range(repeats):
+        began = perf_counter()
+        action()
+        times.append(perf_counter() - began)
+    return _median(times)
+
+
+def _median(times: Sequence[float]) -> float:
+    from statistics import median  # with decimals and fractions: not for all runs
+
+    return float(median(times))
+
+
+# The file of the rows.
+
+PIECE = 16 * 2**20  # bytes read to see how fast that is
+
+
+def measure_reading(reader: RowReader, world: Communicator) -> float:
+    """Return the bytes of float64 a second of the slowest rank. Collective.
+
+    All ranks read at once.
+    """
+    each = 8 * row_words(reader)
+    rows, every = min(max(PIECE // each, 1), reader.rows), slice(0, reader.cols)
+    began = perf_counter()
+    if is_sparse(reader):
+        reader.read_csr(slice(0, rows), every)
+    else:
+        reader.read(slice(0, rows), every)
+    own = rows * each / max(perf_counter() - began, 1e-9)
+    return float(min(world.exchange_objects(own)))

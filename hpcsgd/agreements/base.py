@@ -930,54 +930,53 @@ def register(name: str, kind: type[Agreement]) -> None:
     AGREEMENTS[name] = kind
 
 
-# All ranks hold the same plan, or none of them begins.
+# Facts that decide what is sent have to be the same on all ranks.
 #
-# Ranks that were told different things wait for each other in different messages, for
-# ever. So what decides the messages is said once, before the first of them, as a hash:
-# its MIN and MAX over all ranks are equal where all are alike, at two words of control.
-# Only where they differ is the plan itself exchanged, and what differs is named.
+# Ranks with different settings would wait for each other in different messages, for
+# ever. So these facts are compared once, before the first message, by a hash: its
+# minimum and maximum over all ranks are equal where all facts are, at two words of
+# control. Only where they differ are the facts exchanged, and the first one that
+# differs is named.
 
-Plan = Mapping[str, str]  # what is said -> how it is said to people
+SharedFacts = Mapping[str, str]  # name -> value, in words
 
 
-def check_same(world: Communicator, said: Plan) -> None:
-    """Refused alike by all ranks where one says something else."""
-    if differs(world, said):
-        everybody = world.exchange_objects(dict(said))
+def check_same(world: Communicator, facts: SharedFacts) -> None:
+    """Refuse on all ranks facts that are not the same on all of them. Collective."""
+    if differs(world, facts):
+        everybody = world.exchange_objects(dict(facts))
         raise alike(_difference(everybody, "rank"))
 
 
-def check_plan(grid: Grid, said: Plan) -> None:
-    """The same for replicas, whose members hold columns of their own."""
+def check_plan(grid: Grid, facts: SharedFacts) -> None:
+    """Refuse facts that differ between replicas; members have their own. Collective."""
     if grid.replicas.size == 1:
         return
-    if not grid.world.max_flag(int(differs(grid.replicas, said))):
+    if not grid.world.max_flag(int(differs(grid.replicas, facts))):
         return
-    everybody = grid.world.exchange_objects((grid.member, dict(said)))
+    everybody = grid.world.exchange_objects((grid.member, dict(facts)))
     columns = [[s for m, s in everybody if m == own] for own, _ in everybody]
     found = next(same for same in columns if any(s != same[0] for s in same))
     raise alike(_difference(found, "replica"))
 
 
-def differs(group: Communicator, said: Plan) -> bool:
-    """Whether the hash has two values in this group."""
+def differs(group: Communicator, facts: SharedFacts) -> bool:
+    """Return whether ranks of this group have different facts. Collective."""
     if group.size == 1:
         return False
-    own = hash_of(said)
+    own = hash_of(facts)
     largest, least = group.max_flag(own), -group.max_flag(-own)
     return largest != least
 
 
-def hash_of(said: Plan) -> int:
-    """The same in every process, whatever the order in which things are said."""
-    return zlib.crc32(json.dumps(dict(said), sort_keys=True).encode())
+def hash_of(facts: SharedFacts) -> int:
+    """Return a hash that is the same in every process and for every order of names."""
+    return zlib.crc32(json.dumps(dict(facts), sort_keys=True).encode())
 
 
 def alike(sentence: str) -> ConfigError:
-    """An error that all ranks raise."""
-    error = ConfigError(sentence)
-    error.on_all_ranks = True
-    return error
+    """Return an error that all ranks raise."""
+    return ConfigError(sentence, on_all_ranks=True)
 
 
 def _difference(everybody: list[dict[str, Any]], who: str) -> str:

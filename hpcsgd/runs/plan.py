@@ -8,36 +8,21 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from hpcsgd.agreements.averaging import FedAvg, client_count, draw
-from hpcsgd.agreements.base import (
-    Agreement,
-    AgreementSettings,
-    AgreementShape,
-    get_agreement,
-)
-from hpcsgd.agreements.buckets import bucket_count
-from hpcsgd.agreements.codecs import CodecConfig, get_codec, remembers_errors
+from hpcsgd.agreements.codecs import get_codec, remembers_errors
 from hpcsgd.agreements.codecs.base import SETTINGS as REGIMES
-from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.task import NO_MONITOR
 from hpcsgd.comm import choose
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import TRAINING, SentWords, totals
+from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.config import FOREIGN, RunConfig, is_in, is_read, value_of
 from hpcsgd.config import get_method as method_called
 from hpcsgd.data.readers import RowReader
-from hpcsgd.data.sampling import plan_groups
-from hpcsgd.data.shard import split_range
 from hpcsgd.data.stream import Unheld
 from hpcsgd.files import format_bytes, toml_literal
-from hpcsgd.formats import get_format
 from hpcsgd.glm.mirror_maps import usual_power
-from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import FIELDS, Precision
-from hpcsgd.products import get_product
-from hpcsgd.products.base import ExchangeMessage, ExchangeShape, product_facts
 from hpcsgd.products.cost import look_ahead_reason
 from hpcsgd.runs.assembled_run import AssembledRun, RunChoice, steps_in
 from hpcsgd.runs.auto_rate import rate_reason
@@ -46,6 +31,7 @@ from hpcsgd.runs.choose import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.memory import GIB, predict, streamed, system_limits
 from hpcsgd.runs.result import finite
+from hpcsgd.runs.traffic import TrafficShape, expected, why_uncounted
 from hpcsgd.solvers.coordinate import COORDINATE
 
 # What a run will do, printed by `hpcsgd train --plan`.
@@ -498,8 +484,7 @@ def plan_run(
     bytes that this process held before the run was assembled. The other arguments are
     those of `plan_settings`.
     """
-    backend = live.task.backend
-    scale = backend.loss_scale if isinstance(backend, RoundedBackend) else None
+    scale = live.task.backend.loss_scale
     exchanges = getattr(live.product, "exchanges", None)
     facts = PlanFacts(
         config=live.config,
@@ -646,294 +631,3 @@ def _takes(live: AssembledRun, exchanges: int) -> PlannedTime:
         training=chosen.seconds * steps,
         figures=figures,
     )
-
-
-# The traffic of rank 0 follows from the configuration alone.
-#
-# Each product has a formula for the messages of an exchange, and each agreement has one
-# for the messages after an exchange. This module sums them over the exchanges of a run.
-#
-# The recurrence monitor checks every `gap_every`-th exchange. The exchange after it
-# sends more words with its margins: as many as the largest batch of the checked
-# exchange has rows, and at least two. A leg is the part of a run from a start or a
-# resume to its end. Legs are counted one by one, because look-ahead, cached and
-# gather-once send some messages again after a resume.
-
-Leg = dict[str, Any]
-Count = dict[str, dict[str, int]]
-
-
-@dataclass(frozen=True)
-class TrafficShape:
-    """Everything that the traffic of a run depends on."""
-
-    schedule: Schedule
-    precision: Precision
-    rows: int
-    columns: int
-    classes: int
-    states: int
-    intercept: bool
-    replicas: int
-    settings: AgreementSettings
-    codec: CodecConfig = CodecConfig()
-    mirror: str = ""  # the mirror map of any-batch rounds
-    seed: int = 0
-    sparse: bool = False
-    alignment: int = 1  # columns that the state of an update rule keeps together
-    tiles: int = 0  # tiles of slices, if a device has chosen their number
-    tile_columns: int = 1  # columns of a tile of weights on disk
-    # For sparse rows: (exchange from 0, columns) -> stored values in these columns.
-    stored: Callable[[int, int], int] | None = None
-
-    @property
-    def own_rows(self) -> int:
-        """Rows of replica 0, which has the most rows."""
-        return int(split_range(self.rows, self.replicas, 0).stop)
-
-    @property
-    def together(self) -> int:
-        """Batches of an exchange of gradients; 1 for other agreements."""
-        settings = self.settings
-        return settings.batches_together if settings.shares_gradients else 1
-
-    @property
-    def is_at_once(self) -> bool:
-        """Whether products see the batches of an exchange of gradients as one batch."""
-        return self.settings.on_disk or self.settings.zero_stage > 1
-
-    def groups(self) -> list[tuple[int, ...]]:
-        """Return the batch sizes of each exchange of an epoch, as products see them."""
-        if self.is_at_once:
-            return plan_groups(self.own_rows, self.schedule.batch * self.together, 1)
-        return plan_groups(self.own_rows, self.schedule.batch, self.schedule.steps)
-
-    def each(self) -> int:
-        """Return the number of exchanges of an epoch, as agreements see them."""
-        if not self.settings.shares_gradients:
-            return len(self.groups())
-        return -(-self.own_rows // (self.schedule.batch * self.together))
-
-    def trains(self, number: int) -> bool:
-        """Return whether replica 0 takes part in exchange `number`, from 0."""
-        settings: Any = self.settings
-        if get_agreement(settings.averaging_kind) is not FedAvg:
-            return True
-        count = client_count(self.replicas, settings.fraction)
-        place = number // self.schedule.period
-        return 0 in draw(self.seed, place, self.replicas, count)
-
-    def local_columns(self, leg: Leg) -> int:
-        """Return the number of columns of the weights of rank 0."""
-        if product_facts(leg["product"]).holds_all_columns:
-            return self.columns
-        return int(split_range(self.columns, leg["members"], 0).stop)
-
-    def buckets(self, columns: int, itemsize: int) -> int:
-        """Return the number of messages of a gradient; one for sparse rows."""
-        if self.replicas == 1 or (self.sparse and not self.settings.slices):
-            return 1
-        cap = self.settings.bucket
-        return self.tiles or bucket_count(columns, self.classes, itemsize, cap)
-
-    def agreement(self, leg: Leg) -> AgreementShape:
-        """Return everything that the messages of an agreement depend on."""
-        # Weights are sent in the format of arithmetic, also if they are stored in less.
-        itemsize = get_format(self.precision.weights).carrier.itemsize
-        columns = self.local_columns(leg)
-        return AgreementShape(
-            settings=self.settings,
-            replicas=self.replicas,
-            members=leg["members"],
-            local_columns=columns,
-            classes=self.classes,
-            intercept=self.intercept,
-            states=self.states,
-            itemsize=itemsize,
-            reproducible=leg["reproducible"],
-            period=self.schedule.period,
-            each=self.each(),
-            rows=self.own_rows,
-            batch=self.schedule.batch,
-            seed=self.seed,
-            circles=tuple(leg.get("circles", ())),
-            buckets=self.buckets(columns, itemsize),
-            alignment=self.alignment,
-            tile_columns=self.tile_columns,
-            flagged=get_format(self.precision.residual).wants_scale,
-            codec=self.codec,
-            mirror=self.mirror,
-        )
-
-
-def kind_of(settings: AgreementSettings) -> type[Agreement] | None:
-    """Return the agreement of a run; None if it has no formula for its messages."""
-    kind = get_agreement(settings.kind)
-    # A formula that a user's class inherits is the formula of another agreement.
-    is_own = kind.__module__.startswith("hpcsgd.") or "messages" in vars(kind)
-    return kind if is_own else None
-
-
-def expected(shape: TrafficShape, legs: list[Leg]) -> Count:
-    """Return calls, words and bytes of a whole run, by purpose.
-
-    The purpose "agreement" is left out if the data or the time decide what it sends.
-    For codecs, only bytes are exact.
-    """
-    products = [s for leg in legs for s in _products(shape, leg, leg is legs[-1])]
-    counts = {"products": totals(products)}
-    by_leg = [_agreement(shape, leg, leg is legs[-1]) for leg in legs]
-    agreements = [messages for messages in by_leg if messages is not None]
-    if len(agreements) == len(by_leg):
-        counts["agreement"] = totals(s for messages in agreements for s in messages)
-    return counts
-
-
-def why_uncounted(shape: TrafficShape, leg: Leg, update: Mapping[str, Any]) -> str:
-    """Return why the sizes of a run do not decide what it sends; "" where they do.
-
-    Norms of gradients and their means need sums beside those of products and
-    agreements, and so does SVRG. In rounds of a fixed time, members agree on the number
-    of steps. `update` is the section [update].
-    """
-    members, settings = leg["members"], shape.settings
-    gathers = product_facts(leg["product"]).holds_all_columns
-    if shape.sparse and members > 1 and (gathers or shape.replicas > 1):
-        return "members store different numbers of values"
-    shapes_gradients = (
-        update["clip"] in ("norm", "percentile")
-        or update["normalise"]
-        or update["centre"] == "columns"
-    )
-    if shapes_gradients and (members > 1 or settings.slices):
-        return "changes of a mean gradient need sums of their own"
-    if update["kind"] == "svrg":
-        return "snapshots of svrg need sums of their own"
-    if settings.takes_rounds and members > 1:
-        return "members agree on the steps of each round"
-    return ""
-
-
-def gap_in(legs: list[Leg], exchanges: int, resumes: int) -> str:
-    """Return why the traffic of this run cannot be counted, or ""."""
-    if len(legs) != resumes + 1:
-        return f"the run was started {resumes + 1} times and recorded {len(legs)} times"
-    edges = [0, *(leg["last"] for leg in legs[:-1])]
-    if edges != [leg["first"] for leg in legs] or legs[-1]["last"] != exchanges:
-        return "a part of the run left no record"
-    return ""
-
-
-def _agreement(shape: TrafficShape, leg: Leg, at_end: bool) -> list[SentWords] | None:
-    """Return the messages of agreements in one leg; None if there is no formula.
-
-    With `at_end`, those after the last exchange of the run are included.
-    """
-    kind = kind_of(shape.settings)
-    if kind is None:
-        return None
-    if shape.replicas == 1 and not shape.settings.asks_members:
-        return []
-    sizes = shape.agreement(leg)
-    messages: list[SentWords] = []
-    for number in range(leg["first"] + 1, leg["last"] + 1):
-        sent = kind.messages(sizes, number)
-        if sent is None:
-            return None
-        messages += sent
-    if at_end:
-        messages += kind.last_messages(sizes, leg["last"])
-    return messages
-
-
-def _products(shape: TrafficShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:
-    """Yield the messages of products in one leg, in the batches that products see."""
-    if leg["members"] == 1:
-        return
-    leg = _by_batches(shape, leg)
-    groups = shape.groups()
-    product = get_product(leg["product"], leg["look_ahead"])
-    seen: set[int] = set()
-    last = _before(shape, leg["first"])
-    for number in range(leg["first"], leg["last"]):
-        if not shape.trains(number):
-            continue
-        before = last
-        last = number
-        epoch, index = divmod(number, len(groups))
-        sizes = ExchangeShape(
-            sizes=groups[index],
-            scores=shape.classes,
-            states=shape.states,
-            local_columns=_member_columns(shape, leg),
-            stored=_stored(shape, leg, number),
-            one_message=shape.precision.one_message,
-            monitor_words=_monitored(leg, groups, before, _before(shape, before)),
-            epoch=epoch,
-            is_kept=index in seen,
-        )
-        seen.add(index)
-        for message in product.messages(sizes):
-            yield from _sent(shape, leg, message)
-    is_partial = leg["first"] < leg["last"] < leg["planned"]
-    ends = (leg["last"] - 1, leg["last"])
-    if leg["look_ahead"] and is_partial and all(shape.trains(n) for n in ends):
-        gram = ExchangeShape(groups[leg["last"] % len(groups)]).gram
-        posted = list(_sent(shape, leg, gram))
-        # The look-ahead has started the next sum. A narrow sum has a second message, a
-        # gather at the wait for it. The last leg counts this message. A leg before it
-        # has saved its counts when it waits.
-        is_narrow = get_format(shape.precision.gram_wire).dtype.itemsize < 4
-        yield from posted[:1] if is_narrow and not at_end else posted
-
-
-def _member_columns(shape: TrafficShape, leg: Leg) -> int:
-    """Return the number of columns of the rows of member 0."""
-    return int(split_range(shape.columns, leg["members"], 0).stop)
-
-
-def _stored(shape: TrafficShape, leg: Leg, number: int) -> int | None:
-    """Return the stored values of an exchange of sparse rows, else None."""
-    if shape.stored is None:
-        return None
-    return shape.stored(number, _member_columns(shape, leg))
-
-
-def _sent(
-    shape: TrafficShape, leg: Leg, message: ExchangeMessage
-) -> Iterator[SentWords]:
-    return message.sent(shape.precision, leg["members"], leg["reproducible"])
-
-
-def _by_batches(shape: TrafficShape, leg: Leg) -> Leg:
-    """Return the leg with exchanges numbered as products see them, batch by batch."""
-    if not shape.settings.shares_gradients:
-        return leg
-    batches = len(shape.groups())
-    each = shape.each()
-    together = 1 if shape.is_at_once else shape.together
-
-    def place(exchange: int) -> int:
-        epoch, rest = divmod(exchange, each)
-        return epoch * batches + min(rest * together, batches)
-
-    return {**leg, **{key: place(leg[key]) for key in ("first", "last", "planned")}}
-
-
-def _before(shape: TrafficShape, first: int) -> int:
-    """Return the last exchange before `first` in which replica 0 took part, or -1."""
-    numbers = (n for n in range(first - 1, -1, -1) if shape.trains(n))
-    return next(numbers, -1)
-
-
-def _monitored(
-    leg: Leg, groups: list[tuple[int, ...]], before: int, earlier: int
-) -> int:
-    """Return the words of the monitor in an exchange, which checks `before`.
-
-    `earlier` is the exchange before that one.
-    """
-    every = leg.get("gap_every", 0)
-    if not every or before < 0 or (before + 1) // every == (earlier + 1) // every:
-        return 0
-    return max(*groups[before % len(groups)], 2)

@@ -47,9 +47,9 @@ from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
-from hpcsgd.runs.plan import TrafficShape, expected, why_uncounted
 from hpcsgd.runs.report import processor
 from hpcsgd.runs.result import finite
+from hpcsgd.runs.traffic import TrafficShape, expected, why_uncounted
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
 
 # A study on disk has its plan, one line for each run, and a folder for each run.

@@ -4,7 +4,7 @@ import pytest
 
 from hpcsgd.config import METHODS
 from hpcsgd.precision import Precision
-from hpcsgd.runs.plan import TrafficShape, expected
+from hpcsgd.runs.traffic import TrafficShape, expected
 from tests.helpers.contracts.codec import ROWS as CODEC_ROWS
 from tests.helpers.contracts.codec import sections_of
 from tests.helpers.harness import config_for, train_on

@@ -18,7 +18,7 @@ from hpcsgd.files import parse_json, read_entry_text, write_text
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family
 from hpcsgd.products.base import product_facts
-from hpcsgd.runs import plan
+from hpcsgd.runs import traffic
 from hpcsgd.runs.folder import CERTIFICATE
 from hpcsgd.runs.result import finite
 from hpcsgd.studies.verify.allowance import (
@@ -319,14 +319,14 @@ def _traffic(scene: RecordedRun, source: RecordedSource | None) -> VerifiedItem:
     if any(event["event"] == "fall-back" for event in scene.result.events):
         why = "the run fell back, and the formulas know the last settings alone"
         return VerifiedItem("traffic", None, {}, why)
-    gap = plan.gap_in(legs, scene.result.exchanges, report["resumes"])
+    gap = traffic.gap_in(legs, scene.result.exchanges, report["resumes"])
     if gap:
         return VerifiedItem("traffic", None, {}, gap)
     kind = scene.config.agreement.kind
-    if plan.kind_of(scene.config.agreement) is None:
+    if traffic.kind_of(scene.config.agreement) is None:
         why = f"there is no formula for what agreement = {kind!r} sends"
         return VerifiedItem("traffic", None, {}, why)
-    expected = plan.expected(shape, legs)
+    expected = traffic.expected(shape, legs)
     ledger = {
         purpose: {key: scene.result.ledger.get(purpose, {}).get(key) for key in entry}
         for purpose, entry in expected.items()

@@ -25,9 +25,9 @@ from hpcsgd.glm.families import Family
 from hpcsgd.glm.updates import make_rate
 from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.products.base import product_facts
-from hpcsgd.runs.plan import TrafficShape
 from hpcsgd.runs.recording import NAME, Recording, read_recording
 from hpcsgd.runs.result import Result, load_result
+from hpcsgd.runs.traffic import TrafficShape
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.studies.verify.allowance import (
     PARTS,

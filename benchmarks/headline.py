@@ -77,12 +77,12 @@ def _conditions(document: Figures) -> str:
     cells = [cell for cells in figures["problems"].values() for cell in cells.values()]
     loads = [cell["load"] for cell in cells]
     return (
-        f"The measured runs train on {asked['rows']} rows with batches of"
+        f"The runs of `bench_headline` train on {asked['rows']} rows with batches of"
         f" {asked['batch']} for {asked['epochs']} epochs in one order of rows"
-        " (shuffle-once), on two MPI ranks of one thread with emulated networks, on"
-        f" {machine['cores']} cores of {machine['model']}"
-        f" ({', '.join(machine['features'])}). All measured times are"
-        f" medians of {asked['repeats']} alternating runs, at a load average of"
+        " (shuffle-once), on two MPI ranks of one thread with emulated networks. The"
+        f" runs of `bench_headline` use {machine['cores']} cores of {machine['model']}"
+        f" ({', '.join(machine['features'])}). All times of `bench_headline`"
+        f" are medians of {asked['repeats']} alternating runs, at a load average of"
         f" {min(loads):.1f} to {max(loads):.1f}"
         " (`benchmarks/results/bench_headline.json`)."
     )

@@ -131,7 +131,10 @@ def products():
         for rows in (*lan, *hpc)
         for product in ("gram", "cached", "gather-once")
     ]
-    yield (f"The final losses of plain SGD and CA-SGD agree within {max(gaps):.3f} %.")
+    yield (
+        "In the runs of the bar chart, the final losses of plain SGD and CA-SGD agree"
+        f" within {max(gaps):.3f} %."
+    )
     of = document["configuration"]
     assert (of["batch"], of["epochs"], of["repeats"]) == (32, 10, 5)
     yield f"with {of['rows']:,} rows, batches of 32 and ten epochs"

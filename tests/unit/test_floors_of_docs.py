@@ -19,8 +19,9 @@ def own_rates():
         assert all(loss < shape["first"] for _, loss, _ in runs)
         assert {status for *_, status in runs} == {"completed"}
     yield (
-        "With each learning rate in the table, the final loss of Adam, Adagrad and"
-        " normalised gradients is below the loss before training (column `at first`)."
+        "With each learning rate in the table of losses, the final loss of Adam,"
+        " Adagrad and normalised gradients is below the loss before training (column"
+        " `at first`)."
     )
 
 

@@ -560,10 +560,10 @@ class Descent:
         self._steps: Iterator[tuple[int, int, int]] = iter(())
 
     def clear_alarm(self) -> None:
-        """There is no monitor: gaps are certified."""
+        """Do nothing: there is no monitor, since gaps are certified."""
 
     def begin(self, state: CoordinatePoint, done: int) -> None:
-        """Begin: forms are not gone on with after a checkpoint."""
+        """Do nothing: a form writes no checkpoint to continue from."""
 
     def advance(
         self, state: CoordinatePoint, number: int, view: View
@@ -581,7 +581,7 @@ class Descent:
         return state
 
     def agree(self, state: CoordinatePoint, number: int) -> None:
-        """Ranks have agreed: every exchange gives all of them the same steps."""
+        """Do nothing: every exchange gives all ranks the same steps."""
 
     def finish(self, state: CoordinatePoint, done: int) -> None:
         """Make the point of an epoch that broke off whole."""
@@ -646,7 +646,6 @@ class CertifiedEvaluation:
     """Takes loss, gradient and gap of a coordinate form for the training loop."""
 
     has_minimum = True
-    is_good = True  # descent does not diverge; a loss that is not finite is reported
 
     def __init__(self, ready: OpenedForm) -> None:
         self.ready = ready

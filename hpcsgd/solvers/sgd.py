@@ -25,9 +25,12 @@ class SgdSolver:
         self.agreement = agreement
         self.clock = clock
         self.monitor = monitor  # of the recurrence
-        self.groups_after = groups_after  # those of the run, after an exchange
-        self.group: Group | None = None  # of the next exchange; None: no rows
-        self.last_group: Group | None = None  # of the last one; None: no steps
+        # Exchange -> the groups of all exchanges after it; None: no rows are left.
+        self.groups_after = groups_after
+        self.group: Group | None = None  # of the next exchange; None: it has no rows
+        self.last_group: Group | None = (
+            None  # of the last exchange; None: it took no steps
+        )
         self._groups: Iterator[Group | None] = iter(())
 
     def begin(self, state: State, done: int) -> None:

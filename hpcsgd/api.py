@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,10 +19,9 @@ from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import FIT, RunConfig, check_read
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError, ConvergenceWarning
+from hpcsgd.precision import AUTO
 from hpcsgd.runs.advice import suppress_repeated_logs
-from hpcsgd.runs.assembled_run import RunChoice
-from hpcsgd.runs.checks import emulate_network, grid_reason, resolve_grid
-from hpcsgd.runs.choose import RESUMED
+from hpcsgd.runs.checks import grid_reason, resolve_grid
 from hpcsgd.runs.coordinate import CoordinateRun, open_form
 from hpcsgd.runs.defaults import (
     defaults_reason,
@@ -32,15 +30,17 @@ from hpcsgd.runs.defaults import (
     resolve_defaults,
 )
 from hpcsgd.runs.memory import process_bytes
+from hpcsgd.runs.opened_run import emulate_network
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.resume import recorded_settings
-from hpcsgd.runs.session import Session, Start
+from hpcsgd.runs.resume import apply_recorded_fallback, find_recorded_run
+from hpcsgd.runs.session import RunSettings, Session, Start
+from hpcsgd.runs.settle import RESUMED, RunChoice
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.tuning.auto_precision import recipe_reason, resolve_precision
 
 if TYPE_CHECKING:  # a run that trains needs none of it
-    from hpcsgd.runs.plan import Plan
+    from hpcsgd.runs.plan import PlanReport
 
 log = logging.getLogger(__name__)
 GRID = ("grid.replicas", "grid.members")
@@ -152,16 +152,16 @@ def run_training(
     callbacks: list[Callback] | None = None,
 ) -> Result:
     """Do what `train` does, without a warning: the caller reads `advice`."""
-    began = time.perf_counter()
+    setup = Clock()
     request = named_settings(config)
     is_wide = has_wide_values(X)
     # What is wrong in the settings is refused before ranks meet.
-    settings = _settings_alone(request, is_wide)
-    reader = open_data(settings, X, y, sample_weight, offset)
-    run = settings.run
+    alone = _settings_alone(request, is_wide)
+    reader = open_data(alone, X, y, sample_weight, offset)
+    run = alone.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    settings = _settings_on(comm, request, is_wide, settings)
-    result, ranks = run_at_stable_rate(comm, settings, reader, callbacks, began=began)
+    settings = settings_on(comm, request, is_wide, alone)
+    result, ranks = run_at_stable_rate(comm, settings, reader, callbacks, setup=setup)
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
         ranks.close()
@@ -176,14 +176,20 @@ def _settings_alone(request: NamedSettings, is_wide: bool) -> RunConfig:
     return settings
 
 
-def _settings_on(
+def settings_on(
     world: Communicator, request: NamedSettings, is_wide: bool, alone: RunConfig
-) -> RunConfig:
-    """Return the settings on all ranks, with the rate of a run that resumes."""
+) -> RunSettings:
+    """Return the settings on all ranks; a run that resumes keeps its rate. Collective.
+
+    `alone` are the settings on one rank.
+    """
     if alone.run.defaults != FIT or isinstance(request, RunConfig):
-        return alone
-    saved = recorded_settings(alone.run, world)
-    return resolve_defaults(request, is_wide, world.size, saved)
+        return RunSettings(alone)
+    recorded = find_recorded_run(alone.run, world)
+    saved = None if recorded is None else recorded.requested
+    config = resolve_defaults(request, is_wide, world.size, saved)
+    reasons = {} if config.rate == alone.rate else {"rate.value": RESUMED}
+    return RunSettings(config, recorded, reasons=reasons)
 
 
 @one_thread()
@@ -192,7 +198,7 @@ def plan_training(
     X: Any = None,
     y: ArrayLike | None = None,
     world: Communicator | None = None,
-) -> Plan:
+) -> PlanReport:
     """Return the plan of a run of `train`, which trains nothing. Collective.
 
     Rows are read, and everything that the run would choose is chosen. No run folder is
@@ -203,43 +209,26 @@ def plan_training(
     process = process_bytes()
     request = named_settings(config)
     is_wide = has_wide_values(X)
-    settings = _settings_alone(request, is_wide)
-    reader = open_data(settings, X, y, None, None)
-    run = settings.run
+    alone = _settings_alone(request, is_wide)
+    reader = open_data(alone, X, y, None, None)
+    run = alone.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    with_rate = _settings_on(comm, request, is_wide, settings)
-    session = open_session(comm, with_rate, reader)
+    session = open_session(comm, settings_on(comm, request, is_wide, alone), reader)
     named: Mapping[str, Mapping[str, Any]]
     if isinstance(request, RunConfig):
-        before, named, why = settings, request.tables(), ""
+        before, named, why = alone, request.tables(), ""
     else:
         before, named = resolve_defaults(request, is_wide, comm.size), request
         why = defaults_reason(request)
-    reasons = _reasons(before, with_rate, session) | {"run.defaults": why}
+    reasons = {**session.settings.reasons, "run.defaults": why}
     if isinstance(session, CoordinateRun):
         plan = _plan_of_form(session, named, before, reasons)
     else:
         with session.assembled() as live:
-            if session.config.rate != with_rate.rate:  # a fall-back had another one
-                reasons["rate.value"] = RESUMED
             plan = plan_run(live, reader, named, before, reasons, process)
     if world is None:
         comm.close()
     return plan
-
-
-def _reasons(
-    before: RunConfig, with_rate: RunConfig, session: Session
-) -> dict[str, str]:
-    """Return why settings are chosen before the data are loaded."""
-    reasons: dict[str, str] = {}
-    if with_rate.rate != before.rate:
-        reasons["rate.value"] = RESUMED
-    if session.config.grid != before.grid:
-        reasons |= dict.fromkeys(GRID, grid_reason(before))
-    if session.config.precision != before.precision:
-        reasons["precision.recipe"] = recipe_reason(session.notes)
-    return reasons
 
 
 def _plan_of_form(
@@ -247,7 +236,7 @@ def _plan_of_form(
     named: Mapping[str, Mapping[str, Any]],
     before: RunConfig,
     reasons: dict[str, str],
-) -> Plan:
+) -> PlanReport:
     """Return the plan of a coordinate descent. Collective."""
     from hpcsgd.runs.plan import PlanFacts, plan_form
 
@@ -289,23 +278,23 @@ def parse_settings(config: Config | None) -> RunConfig:
 
 def run_at_stable_rate(
     world: Communicator,
-    config: RunConfig,
+    settings: RunSettings,
     reader: Callable[[Communicator], RowReader],
     callbacks: list[Callback] | None = None,
     start: Start | None = None,
-    began: float | None = None,
+    setup: Clock | None = None,
 ) -> tuple[Result, Communicator]:
     """Run, and with the defaults of `fit` again where its rate was too high.
 
     Collective. A rate that is named stays what it is, and so does any rate of a run
     with the defaults of SGD. Returns the result and the ranks that are left.
     """
-    session = open_session(world, config, reader, callbacks, start, began)
-    if config.run.defaults != FIT:
+    session = open_session(world, settings, reader, callbacks, start, setup)
+    if settings.config.run.defaults != FIT:
         return session.run(), session.world
     with suppress_repeated_logs():
         result, tries = session.run(), 1
-        is_open = config.rate.is_open
+        is_open = settings.config.rate.is_open
         while is_open and result.status is Status.DIVERGED and tries < TRIES:
             rate = result.config["rate"]["value"] * SLOWER
             log.warning(
@@ -313,13 +302,14 @@ def run_at_stable_rate(
                 *(result.config["rate"]["value"], rate),
                 extra={"on_all_ranks": True},
             )
-            config = replace(
-                config,
-                rate=replace(config.rate, value=rate),
-                run=replace(config.run, resume="no"),
+            slower = replace(
+                settings.config,
+                rate=replace(settings.config.rate, value=rate),
+                run=replace(settings.config.run, resume="no"),
             )
             callbacks = list(session.callbacks)
-            session = open_session(session.world, config, reader, callbacks, start)
+            again = RunSettings(slower)
+            session = open_session(session.world, again, reader, callbacks, start)
             result, tries = session.run(), tries + 1
     result.report["rates_tried"] = tries
     return result, session.world
@@ -327,23 +317,47 @@ def run_at_stable_rate(
 
 def open_session(
     world: Communicator,
-    config: RunConfig,
+    settings: RunSettings,
     reader: Callable[[Communicator], RowReader],
     callbacks: list[Callback] | None = None,
     start: Start | None = None,
-    began: float | None = None,
+    setup: Clock | None = None,
 ) -> Session:
-    """A run on the ranks of `world` with what `reader` opens there, ready to go."""
-    began, setup = began or time.perf_counter(), Clock()
-    if start is None and config.run.defaults == FIT:
+    """Return a run on the ranks of `world`, ready to train. Collective.
+
+    Its grid, its recipe and the settings of a recorded fall-back are decided here;
+    `reader` opens its rows.
+    """
+    setup = setup or Clock()
+    setup.start()
+    if start is None and settings.config.run.defaults == FIT:
         start = Start()
-    config = resolve_grid(config, world.size)
+    ready = settle_opening(settings, world, reader)
+    is_coordinate = ready.config.update.kind == COORDINATE
+    kind = CoordinateRun if is_coordinate else Session
+    return kind(ready, world, reader, callbacks or [], start, setup)
+
+
+def settle_opening(
+    settings: RunSettings,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+) -> RunSettings:
+    """Return the settings with all that rows are opened by decided. Collective."""
+    config, reasons = settings.config, dict(settings.reasons)
     if config.update.kind == COORDINATE:
-        return CoordinateRun(
-            config, world, reader, callbacks or [], began, setup, start=start
-        )
-    config, notes = resolve_precision(config, world, reader)
-    return Session(config, world, reader, callbacks or [], began, setup, notes, start)
+        return settings
+    recorded = settings.recorded or find_recorded_run(config.run, world)
+    config = resolve_grid(config, world.size)
+    if config.grid != settings.config.grid:
+        reasons |= dict.fromkeys(GRID, grid_reason(settings.config))
+    notes: Mapping[str, Any] = {}
+    if config.precision.recipe == AUTO:
+        config, notes = resolve_precision(config, world, reader, recorded)
+        reasons["precision.recipe"] = recipe_reason(notes)
+    if recorded is not None:
+        config = apply_recorded_fallback(config, recorded)
+    return RunSettings(config, recorded, notes, reasons)
 
 
 def open_data(
@@ -455,7 +469,7 @@ def tick_tock(
 
         def fit(turns: Turns) -> Result:
             twins[own].ledger.gives_way = lambda: turns.yield_turn(own)
-            return open_session(twins[own], config, readers[own]).run()
+            return open_session(twins[own], RunSettings(config), readers[own]).run()
 
         return fit
 

@@ -183,7 +183,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._last = perf_counter()
+        self.began = self._last = perf_counter()
 
     def start(self) -> None:
         """Forget the time since the last lap; it belongs to no phase."""

@@ -33,7 +33,7 @@ from hpcsgd.runs.advice import OF_FIT, judge_fit
 from hpcsgd.runs.defaults import RACE, FitArguments, FitFacts, grid_on
 from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result
-from hpcsgd.runs.session import Start, settings_of
+from hpcsgd.runs.session import RunSettings, Start, settings_of
 from hpcsgd.solvers.callbacks import Callback, View
 
 P = ParamSpec("P")
@@ -415,7 +415,7 @@ def run_fit(
         if is_shown and world.rank == 0:
             observers.append(Shown())
         result, _ = run_at_stable_rate(
-            world, settings, data.open_reader, observers, begin
+            world, RunSettings(settings), data.open_reader, observers, begin
         )
         if data.names is not None:
             result.report["feature_names"] = data.names

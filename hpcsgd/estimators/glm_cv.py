@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -13,7 +12,6 @@ from sklearn.model_selection import check_cv
 
 from hpcsgd.api import SLOWER, TRIES
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.ledger import Clock
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
@@ -24,7 +22,7 @@ from hpcsgd.estimators.inputs import FitRows, open_data
 from hpcsgd.estimators.sweep import Sweep, with_sweep
 from hpcsgd.formats import Array
 from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, overlay_tables
-from hpcsgd.runs.session import Session
+from hpcsgd.runs.session import RunSettings, Session
 from hpcsgd.solvers.evaluation import StopConfig
 
 # Folds of a cross-validation, as scikit-learn's splitters say them or by number.
@@ -181,13 +179,11 @@ def fit_many(
     data = data.with_facts(labels=rows.labels, fold_of=folds.whole)
     for _ in range(TRIES):
         session = Session(
-            config,
+            RunSettings(config),
             world,
             data.open_reader,
             [],
-            time.perf_counter(),
-            Clock(),
-            start=None if start is None else make_start(start),
+            None if start is None else make_start(start),
         )
         sweep = Sweep(session.run())
         if np.isfinite(sweep.mean_held).any() or not config.rate.is_open:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hpcsgd.api import Config, open_data, parse_settings
+from hpcsgd.api import Config, open_data, open_session, parse_settings
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.backends.task import State
 from hpcsgd.comm import open_world
@@ -31,13 +30,14 @@ from hpcsgd.files import own_folder, write_text
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Models, SweepModel
 from hpcsgd.precision import AUTO
-from hpcsgd.runs.assembled_run import AssembledRun, Earlier
-from hpcsgd.runs.auto_rate import resolve_rate
-from hpcsgd.runs.build import OpenedRun, assemble_run, open_all
+from hpcsgd.runs.assembled_run import AssembledRun
+from hpcsgd.runs.auto_rate import find_steepness, rate_of
+from hpcsgd.runs.build import assemble_run
 from hpcsgd.runs.checks import check_configuration, resolve_grid
 from hpcsgd.runs.defaults import to_number
 from hpcsgd.runs.figures import COLOURS, html, new_axes, to_frame
 from hpcsgd.runs.folder import SWEEP
+from hpcsgd.runs.opened_run import OpenedRun, open_run
 from hpcsgd.runs.result import (
     WORSE,
     Result,
@@ -49,7 +49,8 @@ from hpcsgd.runs.result import (
     traffic_text,
     work_text,
 )
-from hpcsgd.runs.session import Session
+from hpcsgd.runs.session import RunSettings
+from hpcsgd.runs.settle import Earlier
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import AverageConfig, is_good
 
@@ -565,7 +566,7 @@ def sweep(
     >>> found.models[found.best].l2
     0.0001
     """
-    began, setup = time.perf_counter(), Clock()
+    setup = Clock()
     config = parse_settings(config)
     asked = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
     config = with_sweep(config, asked)
@@ -573,8 +574,7 @@ def sweep(
     reader = open_data(config, X, y, sample_weight, offset)
     run = config.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    config = resolve_grid(config, comm.size)
-    session = Session(config, comm, reader, callbacks or [], began, setup)
+    session = open_session(comm, RunSettings(config), reader, callbacks, setup=setup)
     found = Sweep(session.run())
     if config.run.out and "unsaved" not in found.outcome.report:
         ranks, out = session.world, Path(config.run.out)
@@ -700,10 +700,16 @@ def race_on(
     """The same on ranks and rows that are at hand; called by all of them together."""
     _check(config)
     with _counted_apart(world):
-        opened = open_all(_for_race(config), world, reader, Clock())
+        opened = open_run(_for_race(config), world, reader, Clock())
         try:
             around = rates or _around(config, opened)
-            found = replace(_for_race(config), sweep=SweepConfig(rate=around))
+            trial = _for_race(config)
+            # The rates are those of the sweep: none is looked for in the data.
+            found = replace(
+                trial,
+                sweep=SweepConfig(rate=around),
+                rate=replace(trial.rate, value=1.0, per_batch=0),
+            )
             return _Race(found, opened, share).run()
         finally:
             opened.grid.close()
@@ -720,8 +726,9 @@ def _check(config: RunConfig) -> None:
 
 def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
     """Powers of two around the rate of the run; around that of the data where open."""
-    found = opened.words, opened.grid, opened.loaded
-    middle = resolve_rate(config, found[1], found[2], found[0].family).rate.value
+    family = opened.words.family
+    steepness = find_steepness(config, opened.grid, opened.loaded, family)
+    middle = rate_of(config, steepness).value
     return tuple(middle * 2.0**k for k in range(-4, WAYS - 4))
 
 

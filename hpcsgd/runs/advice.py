@@ -16,7 +16,7 @@ from hpcsgd.errors import DataError
 from hpcsgd.files import DECIMAL, format_bytes
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.auto_rate import ignores_length, resolve_rate
+from hpcsgd.runs.auto_rate import find_steepness, ignores_length, rate_of
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.solvers.full_passes import ENDLESS, NO_MINIMUM, gap_limit, open_rows
 from hpcsgd.solvers.lbfgs import StopReason, null_excess
@@ -335,11 +335,12 @@ def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
         return []
     is_open = replace(config.rate, value=0.0, per_batch=0)
     try:
-        asked = replace(config, rate=is_open)
-        found = resolve_rate(asked, live.grid, live.loaded, live.task.family)
+        open_config = replace(config, rate=is_open)
+        family = live.task.family
+        steepness = find_steepness(open_config, live.grid, live.loaded, family)
     except DataError:
         return []  # the squares of the rows overflow: the columns are to be scaled
-    rate, usual = config.rate.value, found.rate.value
+    rate, usual = config.rate.value, rate_of(open_config, steepness).value
     is_other = usual > OTHER * rate if is_stalled else rate > OTHER * usual
     if not is_other:
         return []

@@ -1,6 +1,6 @@
 """The agreement of a run, made from its configuration."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from hpcsgd.agreements.shaping import (
     Shaper,
     ToLengthOne,
 )
-from hpcsgd.backends.base import Backend, ColumnDraws, LossScale, make_loss_scale
+from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator
@@ -32,16 +32,16 @@ from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.shard import lengths, split_range
 from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import Array, get_format
+from hpcsgd.formats import Array
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
 from hpcsgd.glm.updates import Rule, make_rate
-from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Product
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
-from hpcsgd.runs.assembled_run import Feed, ResolvedNames, RoundFeed
+from hpcsgd.runs.feed import Feed, RoundFeed
 from hpcsgd.runs.gpu import BY_HOST
 from hpcsgd.runs.load import LoadedRows
+from hpcsgd.runs.opened_run import OpenedRun
 
 if TYPE_CHECKING:
     from hpcsgd.agreements.more.anybatch import AnyBatchInputs, RoundClock
@@ -198,29 +198,11 @@ def infinity_place(
 # The gradient agreement of a run, put together.
 
 
-def feed_config(config: RunConfig) -> RunConfig:
-    """Return the settings that rows are dealt by: batches that travel together are a
-    group.
-    """
-    if not config.agreement.shares_gradients:
-        return config
-    schedule = replace(config.schedule, steps=config.agreement.batches_together)
-    return replace(config, schedule=schedule)
-
-
 def make_gradient(
-    config: RunConfig,
-    words: ResolvedNames,
-    grid: Grid,
-    loaded: LoadedRows,
-    task: Task,
-    feed: Feed,
-    device: "Device | None" = None,
+    config: RunConfig, opened: OpenedRun, task: Task, feed: Feed
 ) -> Gradient:
-    """The agreement, which opens its buckets when it sees the state.
-
-    `device`: who sums gradients, where that is not the host.
-    """
+    """Return the agreement on gradients, which opens its buckets with the state."""
+    grid, loaded, device = opened.grid, opened.loaded, opened.device
     each, shard = feed.exchanges_per_epoch, loaded.shard
     epochs = config.schedule.epochs
     rate = make_rate(config.rate, epochs * each, epochs)
@@ -234,11 +216,11 @@ def make_gradient(
 
     replicas = grid.replicas.size
     most = split_range(shard.total_rows, replicas, 0).stop
-    named: Any = get_agreement(words.agreement)
+    named: Any = get_agreement(opened.words.agreement)
     kind: type[Gradient] = named.variant(
         config.agreement, replicas, most, config.schedule.batch
     )
-    rule = make_rule(config.update, words.update)
+    rule = make_rule(config.update, opened.words.update)
     inputs = GradientInputs(
         steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
         backend=task.backend,
@@ -342,30 +324,3 @@ def _sums_on_device(
     plain = asked.codec == "identity" and asked.hierarchical == "off"
     carries = isinstance(replicas, DeviceCommunicator) and replicas.kind != BY_HOST
     return plain and feedback != "on" and carries
-
-
-# What a configuration says of rounding, besides the nine formats.
-
-
-@dataclass(frozen=True)
-class DrawPlace:
-    """Where a rank is, for draws that its members share."""
-
-    seed: tuple[int, int]  # of the run, and the replica
-    own: slice
-    columns: int  # of the data
-
-
-def cast(backend: Backend, config: PrecisionConfig, place: DrawPlace) -> None:
-    """Tell the backend how weights are rounded and residuals scaled."""
-    weights = get_format(backend.precision.weights)
-    draws = config.rounding == "stochastic"
-    if draws and weights.is_wide:
-        raise ConfigError(
-            f"[precision] rounding = 'stochastic' does nothing for weights in"
-            f" {weights.name}; set weights to a narrow format, as bf16"
-        )
-    if draws:
-        backend.dice = ColumnDraws(*place.seed, place.own, place.columns)
-    if backend.loss_scale is not None:
-        backend.loss_scale = make_loss_scale(config.loss_scale)

@@ -1,217 +1,81 @@
-"""A run that is put together: its parts, its choices, its batches."""
+"""A run that is assembled: ready to train, and what can be asked of it."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hpcsgd.agreements.base import Agreement
-from hpcsgd.backends.base import Backend
 from hpcsgd.backends.task import NO_MONITOR, Group, State, Task
-from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
-from hpcsgd.data.shard import split_range
 from hpcsgd.data.stream import Unheld
-from hpcsgd.glm.families import Family
-from hpcsgd.glm.updates import LinearUpdate, make_rate
-from hpcsgd.precision import Precision
-from hpcsgd.products.base import Planner, Product
-from hpcsgd.products.cost import Choice
-from hpcsgd.products.direct import Stream, TiledProduct
+from hpcsgd.products.base import Product
+from hpcsgd.products.direct import TiledProduct
 from hpcsgd.runs.checkpoint import Capture, Saver
+from hpcsgd.runs.feed import Feed
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import Training, TrainingLoop
+from hpcsgd.runs.opened_run import OpenedRun, ResolvedNames
+from hpcsgd.runs.settle import Plan, RunChoice
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.sgd import SgdSolver
 from hpcsgd.solvers.snapshot import Snapshot
 
-# The groups of a whole run, in order: sampling, rates and plans put together.
+
+class PlannedRun:
+    """A run that is planned and opened, by the names that its users ask for."""
+
+    plan: Plan
+    opened: OpenedRun
+
+    @property
+    def config(self) -> RunConfig:
+        """Return the settings that run."""
+        return self.plan.config
+
+    @property
+    def words(self) -> ResolvedNames:
+        """Return what the names of the settings stand for."""
+        return self.opened.words
+
+    @property
+    def grid(self) -> Grid:
+        """Return the grid of ranks."""
+        return self.opened.grid
+
+    @property
+    def loaded(self) -> LoadedRows:
+        """Return the rows of this rank."""
+        return self.opened.loaded
+
+    @property
+    def chosen(self) -> RunChoice:
+        """Return the product that runs, and its expected time."""
+        return self.plan.choice
+
+    @property
+    def product_name(self) -> str:
+        """Return the name of the product that runs."""
+        return self.chosen.product
+
+    @property
+    def look_ahead(self) -> bool:
+        """Return whether its Gram travels ahead of use."""
+        return self.chosen.look_ahead
 
 
 @dataclass(frozen=True)
-class Feed:
-    """What one replica works through, epoch after epoch."""
-
-    sampler: Sampler
-    planner: Planner
-    plans: list[tuple[int, ...]]  # batch sizes of each exchange of an epoch
-    exchanges_per_epoch: int  # of the replica with most rows
-    epochs: int
-    follow: Callable[[int, int, int], None] | None = None  # told what comes next
-    one_step: bool = False  # the batches of an exchange are one step together
-
-    def groups(self, done: int = 0) -> Iterator[Group | None]:
-        """The groups after exchange `done`; None where this replica has no more rows.
-
-        The sequence depends on seed, epoch and replica alone, never on s, the product
-        or C: every member agrees on it without a message.
-        """
-        begun, skip = divmod(done, self.exchanges_per_epoch)
-        for epoch in range(begun, self.epochs):
-            yield from self._epoch(epoch, skip)
-            skip = 0
-
-    def progress(self, done: int) -> tuple[int, int]:
-        """Steps and rows behind this replica after exchange `done` of the run."""
-        epochs, rest = divmod(done, self.exchanges_per_epoch)
-        begun = self.plans[:rest]
-        count = len if self.one_step else steps_in
-        steps = epochs * count(self.plans) + count(begun)
-        return steps, epochs * rows_in(self.plans) + rows_in(begun)
-
-    def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
-        order = self.sampler.order(epoch)
-        first, step = 0, epoch * steps_in(self.plans)
-        for index, sizes in enumerate(self.plans):
-            if index < skip:
-                first, step = first + sum(sizes), step + len(sizes)
-                continue
-            rows = order[first : first + sum(sizes)]
-            if self.follow is not None:
-                self.follow(epoch, first, len(rows))
-            yield self.planner.group(index, epoch, rows, sizes, step, order, first)
-            first, step = first + len(rows), step + len(sizes)
-        done = max(skip, len(self.plans))
-        yield from [None] * (self.exchanges_per_epoch - done)
-
-
-@dataclass(frozen=True)
-class RoundFeed(Feed):
-    """Rounds that take what they get to of a stream, which goes on in the next one."""
-
-    stream: Stream | None = None
-
-    def progress(self, done: int) -> tuple[int, int]:
-        """Rounds are steps; the stream knows its rows."""
-        stream = self.stream
-        return done, stream.rows_in(0, stream.taken) if stream is not None else 0
-
-    def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
-        for index in range(skip, self.exchanges_per_epoch):
-            if not self.plans:
-                yield None
-                continue
-            nothing = np.empty(0, dtype=np.int64)
-            yield self.planner.group(index, epoch, nothing, self.plans[0], 0)
-
-
-def make_feed(
-    config: RunConfig,
-    planner: Planner,
-    rows: int,
-    replicas: int,
-    replica: int,
-    follow: Callable[[int, int, int], None] | None,
-) -> Feed:
-    """The feed of `replica`; `rows` are those of the whole data."""
-    schedule, sampling = config.schedule, config.sampling
-    part = split_range(rows, replicas, replica)
-    largest = split_range(rows, replicas, 0)
-    height = part.stop - part.start
-    feed = Feed(
-        sampler=make_sampler(sampling, height, replica),
-        planner=planner,
-        plans=plan_groups(height, schedule.batch, schedule.steps),
-        exchanges_per_epoch=len(
-            plan_groups(largest.stop, schedule.batch, schedule.steps)
-        ),
-        epochs=schedule.epochs,
-        follow=follow,
-        one_step=config.agreement.shares_gradients,
-    )
-    if not config.agreement.takes_rounds:
-        return feed
-    chunks = [size for (size,) in plan_groups(height, schedule.batch, 1)]
-    return RoundFeed(**vars(feed), stream=Stream(feed.sampler, planner, chunks))
-
-
-def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
-    """Return what gives the rate of the last step of exchange k = 1, 2, ... of a run.
-
-    `rows` are those of the largest replica. Models of a sweep have rates in one
-    proportion: theirs is that of `[rate] value`, or of 1 where it names none.
-    """
-    schedule, value = config.schedule, config.rate.value or 1.0
-    plans = plan_groups(rows, schedule.batch, schedule.steps)
-    each = steps_in(plans)
-    rate = make_rate(replace(config.rate, value=value), schedule.epochs * each)
-
-    def after(exchanges: int) -> float:
-        epoch, index = divmod(exchanges - 1, len(plans))
-        steps = epoch * each + steps_in(plans[: index + 1])
-        return float(rate.at(steps - 1, 1)[0])
-
-    return after
-
-
-def steps_in(plans: list[tuple[int, ...]]) -> int:
-    """SGD steps of an epoch."""
-    return sum(len(sizes) for sizes in plans)
-
-
-def rows_in(plans: list[tuple[int, ...]]) -> int:
-    """Rows of an epoch."""
-    return sum(sum(sizes) for sizes in plans)
-
-
-# What the training of a run is put together from.
-
-
-@dataclass(frozen=True)
-class ResolvedNames:
-    """The concrete things behind the names."""
-
-    world: Communicator  # behind the network that was asked for
-    members: int
-    family: Family
-    precision: Precision
-    backend: Backend
-    update: LinearUpdate
-    agreement: str
-    latency: float  # seconds a message takes at least, as far as is known
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """What the run that goes on had chosen."""
-
-    product: str
-    steps: int
-    look_ahead: bool
-    members: int
-
-
-@dataclass(frozen=True)
-class RunChoice:
-    """What will run, and what a step of it is expected to take."""
-
-    product: str
-    steps: int
-    look_ahead: bool
-    seconds: float = 0.0  # of a step, by the model; 0 = it was not asked
-    key: str = ""  # under which the machine file knows this kind of run
-    rival: Choice | None = None  # the best of the other products
-    reasons: Mapping[str, str] = field(default_factory=dict)  # of settings left open
-    figures: str = ""  # of the machine behind `seconds`: measured, assumed, or a file
-
-
-@dataclass(frozen=True)
-class Parts:
+class Parts(PlannedRun):
     """What is there before the training loop is."""
 
-    config: RunConfig
-    words: ResolvedNames
-    grid: Grid
-    loaded: LoadedRows
+    plan: Plan
+    opened: OpenedRun
     task: Task
     product: Product
-    product_name: str
-    look_ahead: bool
     feed: Feed
     columns: Columns
     undo: list[Callable[[], None]]  # what closes the groups that were opened
@@ -223,15 +87,13 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class AssembledRun:
+class AssembledRun(PlannedRun):
     """A run ready to go."""
 
-    config: RunConfig
-    grid: Grid
-    loaded: LoadedRows
+    plan: Plan
+    opened: OpenedRun
     task: Task
     solver: SgdSolver
-    chosen: RunChoice
     feed: Feed
     columns: Columns
     capture: Capture
@@ -267,16 +129,6 @@ class AssembledRun:
     def saver(self) -> Saver:
         """Return what writes checkpoints."""
         return self.loop.saver
-
-    @property
-    def product_name(self) -> str:
-        """Of the product that runs."""
-        return self.chosen.product
-
-    @property
-    def look_ahead(self) -> bool:
-        """Whether its Gram travels ahead of use."""
-        return self.chosen.look_ahead
 
     def restore(self, checkpoint: Snapshot) -> None:
         """Restore the state of a checkpoint."""

@@ -28,6 +28,7 @@ from hpcsgd.errors import DataError
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.glm.families import Family
+from hpcsgd.glm.updates import RateConfig
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.solvers.objective import block_rows
 
@@ -39,22 +40,21 @@ BOLDER = "; rate.norm = 'batches' takes the L of sampled batches, which is small
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
 
-def resolve_rate(
-    config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
-) -> RunConfig:
-    """Return `config` with the rate that its data require, the same on all ranks."""
-    if config.rate.per_batch:
-        return _scaled(config, _steepness(config, grid, loaded, family))
-    if not config.rate.is_open:
-        return config
-    steepness = _steepness(config, grid, loaded, family)
+def rate_of(config: RunConfig, steepness: float | None) -> RateConfig:
+    """Return the rate that runs, from the curvature L that `find_steepness` gives."""
+    rate = config.rate
+    if steepness is None:
+        return rate
+    if rate.per_batch:
+        return replace(rate, value=_scaled_rate(config, steepness), per_batch=0)
     slowed = _slowed(config) / growth(config)
-    value = rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
-    return replace(config, rate=replace(config.rate, value=value))
+    return replace(
+        rate, value=rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
+    )
 
 
 def rate_reason(config: RunConfig) -> str:
-    """Return how `resolve_rate` finds the rate of `config`."""
+    """Return how `rate_of` finds the rate of `config`."""
     if config.rate.per_batch:
         rows = f"from {config.rate.per_batch} to {rows_of_step(config)} rows a step"
         return f"scaled {rows}, and at most 2/L"
@@ -86,8 +86,10 @@ def growth(config: RunConfig) -> int:
     return agreement.batches_together // agreement.batches_of_first_step
 
 
-def _scaled(config: RunConfig, steepness: float) -> RunConfig:
-    """The linear rule: k times the rows, k times the rate; but never above 2/L.
+def _scaled_rate(config: RunConfig, steepness: float) -> float:
+    """Return the rate of the linear rule: k times the rows, k times the rate.
+
+    It is never above 2/L.
 
     L is the larger of what single rows have, or of sampled batches (`norm`), and never
     a mean of it: a batch that one epoch meets once may be the one that diverges.
@@ -108,14 +110,19 @@ def _scaled(config: RunConfig, steepness: float) -> RunConfig:
             "" if rate.norm == "batches" else BOLDER,
             extra={"on_all_ranks": True},
         )
-    settled = replace(rate, value=min(asked, most), per_batch=0)
-    return replace(config, rate=settled)
+    return min(asked, most)
 
 
-def _steepness(
+def find_steepness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
-) -> float:
-    """L, from the rows and the penalty."""
+) -> float | None:
+    """Return the largest curvature L of F along a step. Collective.
+
+    It is that of the rows and of the penalty together; None where the rate of `config`
+    does not depend on it.
+    """
+    if not (config.rate.per_batch or config.rate.is_open):
+        return None
     # Of several models the one with the largest penalty bends most.
     l2 = max(config.sweep.l2, default=config.problem.l2)
     with np.errstate(over="ignore", invalid="ignore"):

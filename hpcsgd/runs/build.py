@@ -1,61 +1,40 @@
-"""From a configuration to a run that is ready, the only place of concrete classes."""
+"""Assembling a run: from its plan and what was opened to its live objects.
+
+This is the only place that names the concrete classes of a run. What is wrong is found
+here, on all ranks together, before the first exchange.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcsgd.agreements.gradient import Gradient
-from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.base import Backend
 from hpcsgd.backends.exchange import HostExchanges
-from hpcsgd.backends.task import NO_MONITOR, Clip, NoMonitor, State, Task
+from hpcsgd.backends.task import NO_MONITOR, NoMonitor, State, Task
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import Grid, close_on_agreed_error
+from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import RunConfig, split_of
+from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
-from hpcsgd.data.sampling import make_sampler, plan_groups
-from hpcsgd.data.stream import Route, StreamedMatrix
-from hpcsgd.errors import ConfigError
-from hpcsgd.formats import get_format
-from hpcsgd.glm.families import for_models
+from hpcsgd.data.sampling import plan_groups
 from hpcsgd.products import get_product
-from hpcsgd.products.base import Planner, Product, make_clip, product_facts
+from hpcsgd.products.base import Planner, Product, product_facts
 from hpcsgd.products.direct import TiledProduct
 from hpcsgd.products.monitor import GapMonitor
 from hpcsgd.products.observers import Observers
-from hpcsgd.runs.agreements import (
-    DrawPlace,
-    cast,
-    feed_config,
-    make_gradient,
-    wrap_in_exchanges,
-)
-from hpcsgd.runs.assembled_run import (
-    AssembledRun,
-    Earlier,
-    Feed,
-    Parts,
-    ResolvedNames,
-    make_feed,
-    steps_in,
-)
-from hpcsgd.runs.auto_rate import resolve_rate
-from hpcsgd.runs.checks import many_models, rates_of, resolve_names, resolve_steps
-from hpcsgd.runs.choose import choose_run
-from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu, open_gpu
-from hpcsgd.runs.load import LoadedRows, load
+from hpcsgd.runs.agreements import make_gradient, wrap_in_exchanges
+from hpcsgd.runs.assembled_run import AssembledRun, Parts
+from hpcsgd.runs.feed import Feed, make_feed, rates_of, steps_in, steps_together
+from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu
 from hpcsgd.runs.make_training import make_training
-from hpcsgd.runs.memory import check_memory
-from hpcsgd.runs.resume import earlier_choice
+from hpcsgd.runs.opened_run import OpenedRun, make_task, open_run
+from hpcsgd.runs.settle import Earlier, Plan, find_facts, settle
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import Columns
-from hpcsgd.solvers.snapshot import Snapshot
 
-if TYPE_CHECKING:  # a run without a GPU needs none of these
-    from hpcsgd.backends.cuda.device import Device
+if TYPE_CHECKING:  # a run without a GPU needs none of it
     from hpcsgd.backends.cuda.sequences import CudaExchanges
 
 # Where a run begins: its first state, on the host or on its device.
@@ -102,57 +81,44 @@ def _holder(product: Product) -> "CudaExchanges | None":
 
 
 def assemble(
-    config: RunConfig,
-    words: ResolvedNames,
-    grid: Grid,
-    loaded: LoadedRows,
+    plan: Plan,
+    opened: OpenedRun,
     callbacks: list[Callback],
-    earlier: Earlier | None = None,
-    device: "Device | None" = None,
-    undo: list[Callable[[], None]] | None = None,
+    undo: list[Callable[[], None]],
 ) -> AssembledRun:
-    """Everything from what is named and what was loaded.
+    """Return the run of a plan on what was opened.
 
-    `earlier` is what a run that goes on had chosen, `device` the GPU that it is for;
-    what closes the groups that were opened on the way goes into `undo`.
+    What closes the groups that are opened on the way goes into `undo`.
     """
-    config = resolve_steps(config)
-    task = _task(config, words, grid, loaded)
-    chosen = choose_run(config, words, task, loaded, earlier)
-    schedule = replace(config.schedule, steps=chosen.steps)
-    config = replace(config, schedule=schedule)
-    name, look_ahead = chosen.product, chosen.look_ahead
-    feed = _feed(feed_config(config), words, task, grid, loaded)
+    config, device = plan.config, opened.device
+    name, look_ahead = plan.choice.product, plan.choice.look_ahead
+    task = make_task(config, opened)
+    feed = _feed(config, opened, task)
     # A look holds residuals against their scores, not against two of them.
     watched = NO_MONITOR if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
     if config.agreement.shares_gradients:
-        gradient = make_gradient(config, words, grid, loaded, task, feed, device)
+        gradient = make_gradient(config, opened, task, feed)
         task = replace(task, gradient=gradient)
         if device is None:
             product = _sharing(config, name, task, gradient)
         else:
-            one = make_gradient_on_gpu(task, feed, grid, device, gradient)
+            one = make_gradient_on_gpu(task, feed, opened.grid, device, gradient)
             product = wrap_in_exchanges(
                 one, gradient, config.agreement.batches_together
             )
     elif device is None:
         product = _product(name, look_ahead, task)
     else:
-        product = make_on_gpu(config, name, look_ahead, task, feed, grid, device)
-    columns = Columns(grid, loaded.shard.parts, product.holds_all_columns)
-    parts = Parts(
-        *(config, words, grid, loaded, task, product, name, look_ahead, feed, columns),
-        undo=[] if undo is None else undo,
-    )
+        product = make_on_gpu(config, name, look_ahead, task, feed, opened.grid, device)
+    columns = Columns(opened.grid, opened.loaded.shard.parts, product.holds_all_columns)
+    parts = Parts(plan, opened, task, product, feed, columns, undo)
     capture, solver, training = make_training(parts, callbacks)
     return AssembledRun(
-        config=config,
-        grid=grid,
-        loaded=loaded,
+        plan=plan,
+        opened=opened,
         task=task,
         solver=solver,
-        chosen=chosen,
         feed=feed,
         columns=columns,
         capture=capture,
@@ -161,48 +127,6 @@ def assemble(
             config, task, product, columns, solver.agreement, training.loop.observers
         ),
     )
-
-
-def _task(
-    config: RunConfig, words: ResolvedNames, grid: Grid, loaded: LoadedRows
-) -> Task:
-    shard, backend = loaded.shard, words.backend
-    models = many_models(config, loaded.columns)
-    columns = loaded.columns if models is None else models.columns
-    family: Any = words.family
-    if models is not None:
-        family = for_models(words.family, len(models), loaded.columns)
-    seed = (config.sampling.seed, grid.replica)
-    place = DrawPlace(seed, shard.columns, shard.total_columns)
-    cast(backend, config.precision, place)
-    return Task(
-        shard=shard,
-        backend=backend,
-        members=grid.members,
-        family=family,
-        precision=words.precision,
-        columns=columns,
-        states=words.update.states,
-        probe=words.update.probe(),
-        clock=Clock(),
-        clip=_clip(config, backend),
-        anchored=words.update.is_anchored,
-        models=models,
-    )
-
-
-def _clip(config: RunConfig, backend: Backend) -> Clip | None:
-    update = config.update
-    clip = make_clip(update.clip, update.limit)
-    if config.agreement.shares_gradients:
-        return None  # that of all replicas together is clipped, where they agree
-    weights = get_format(backend.precision.weights)
-    if clip is not None and not weights.is_wide:
-        raise ConfigError(
-            f"[update] clip = {update.clip!r} is not offered for weights in"
-            f" {weights.name}; use --set precision.weights=fp32"
-        )
-    return clip
 
 
 def _monitor(config: RunConfig, name: str, feed: Feed) -> NoMonitor:
@@ -228,34 +152,15 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
     return kind(task, HostExchanges(task))
 
 
-def _feed(
-    config: RunConfig, words: ResolvedNames, task: Task, grid: Grid, loaded: LoadedRows
-) -> Feed:
-    schedule, rows = config.schedule, loaded.shard.total_rows
-    own = plan_groups(loaded.shard.height, schedule.batch, schedule.steps)
+def _feed(config: RunConfig, opened: OpenedRun, task: Task) -> Feed:
+    schedule, shard = config.schedule, opened.loaded.shard
+    own = plan_groups(shard.height, schedule.batch, steps_together(config))
     epochs = schedule.epochs
     rates = rates_of(config.rate, task.models, epochs * steps_in(own), epochs)
-    l2, backend = config.problem.l2, words.backend
-    planner = Planner(words.update, l2, rates, backend, task.models)
-    matrix = loaded.shard.matrix
-    follow = matrix.follow if isinstance(matrix, StreamedMatrix) else None
-    return make_feed(config, planner, rows, grid.replicas.size, grid.replica, follow)
-
-
-# RunConfig to live objects: the only place that names concrete classes.
-#
-# Everything that can be wrong is found here, on all ranks together, before the
-# first exchange.
-
-
-@dataclass(frozen=True)
-class OpenedRun:
-    """What is there before anything is chosen: names looked up, ranks, data."""
-
-    words: ResolvedNames
-    grid: Grid
-    loaded: LoadedRows
-    device: "Device | None"
+    planner = Planner(
+        opened.words.update, config.problem.l2, rates, opened.words.backend, task.models
+    )
+    return make_feed(config, planner, shard, opened.grid)
 
 
 def build(
@@ -264,16 +169,15 @@ def build(
     reader: Callable[[Communicator], RowReader],
     callbacks: list[Callback],
     setup: Clock,
-    known: Snapshot | None = None,
+    earlier: Earlier | None = None,
 ) -> AssembledRun:
-    """Everything a run needs; errors are raised on all ranks alike.
+    """Open a run, settle its plan and assemble it. Collective.
 
-    `known` is the checkpoint that survivors of a failure go on from.
+    `earlier` is what the run that goes on had chosen. Errors are raised on all ranks
+    alike.
     """
-    opened = open_all(config, world, reader, setup)
+    opened = open_run(config, world, reader, setup)
     with close_on_agreed_error(opened.grid.close):
-        config = resolve_rate(config, opened.grid, opened.loaded, opened.words.family)
-        earlier = earlier_choice(config, opened.grid.world, known)
         live = assemble_run(config, opened, callbacks, earlier)
     setup.lap("build")
     return live
@@ -285,86 +189,19 @@ def assemble_run(
     callbacks: list[Callback],
     earlier: Earlier | None = None,
 ) -> AssembledRun:
-    """Assemble a run from what was opened. Collective."""
-    found = opened.words, opened.grid, opened.loaded
+    """Settle the plan of a run on what was opened, and assemble it. Collective.
+
+    `earlier` is what the run that goes on had chosen.
+    """
     undo: list[Callable[[], None]] = []
-    device = opened.device
 
     def close() -> None:
         for one in undo:
             one()
 
+    def work() -> AssembledRun:
+        plan = settle(config, find_facts(config, opened, earlier))
+        return assemble(plan, opened, callbacks, undo)
+
     with close_on_agreed_error(close):
-        return opened.grid.world.together(
-            lambda: assemble(config, *found, callbacks, earlier, device, undo)
-        )
-
-
-def open_all(
-    config: RunConfig,
-    world: Communicator,
-    reader: Callable[[Communicator], RowReader],
-    setup: Clock,
-) -> OpenedRun:
-    """The grid of ranks, each with its block of the data."""
-    own = world.together(compiled_calls.instructions)
-    compiled_calls.settle(world.exchange_objects(own))
-    _use_threads(config.run.threads, world)
-    device, world = open_gpu(config, world)
-    words = world.together(lambda: resolve_names(config, world))
-    grid = Grid(words.world, config.grid.replicas, words.members)
-    with close_on_agreed_error(grid.close):
-        loaded = _loaded(config, words, grid, reader, setup)
-    return OpenedRun(words, grid, loaded, device)
-
-
-def _loaded(
-    config: RunConfig,
-    words: ResolvedNames,
-    grid: Grid,
-    reader: Callable[[Communicator], RowReader],
-    setup: Clock,
-) -> LoadedRows:
-    """This rank's block of what the reader opens."""
-    opened = grid.world.together(lambda: reader(grid.world))
-    streams = check_memory(
-        grid, opened, config, words.precision, words.update.states * config.sweep.count
-    )
-    setup.lap("open")
-    stays = streams or getattr(opened, "is_there", False)
-    route = _router(config, grid.replica) if stays else None
-    loaded = load(
-        grid,
-        opened,
-        words.family,
-        words.backend,
-        words.precision,
-        route,
-        config.data.partition,
-        config.precision.scale,
-        split_of(config.sweep, config.sampling),
-        config.agreement.on_disk,
-    )
-    setup.lap("read")
-    return loaded
-
-
-def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
-    """The way through the rows of a replica, once their number is known.
-
-    None where a GPU holds them all, or where they are read by tiles.
-    """
-    if config.run.device == "cuda" or config.agreement.on_disk:
-        return lambda rows: None
-    return lambda rows: Route(
-        make_sampler(config.sampling, rows, replica), config.schedule.epochs
-    )
-
-
-def _use_threads(count: int, world: Communicator) -> None:
-    """In the kernels that all ranks have settled on."""
-    compiled_calls.use(count)
-    if count > 1:
-        compiled_calls.warn(
-            count, world.exchange_objects(compiled_calls.place()), world.rank
-        )
+        return opened.world.together(work)

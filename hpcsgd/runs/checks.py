@@ -10,16 +10,7 @@ import numpy as np
 from hpcsgd.agreements.codecs import get_codec, make_codec
 from hpcsgd.agreements.codecs.base import Bucket
 from hpcsgd.agreements.hierarchical import check_groups
-from hpcsgd.backends import make_backend
 from hpcsgd.backends.base import Backend
-from hpcsgd.backends.compiled_calls import SOFTMAX
-from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.grid import check_size
-from hpcsgd.comm.network_model import (
-    DelayedCommunicator,
-    EmulatedCommunicator,
-    parse_network,
-)
 from hpcsgd.config import (
     GridConfig,
     RunConfig,
@@ -28,16 +19,12 @@ from hpcsgd.config import (
     value_of,
 )
 from hpcsgd.errors import ConfigError, either, nearest
-from hpcsgd.formats import Array, get_format
-from hpcsgd.glm import get_family, make_update
-from hpcsgd.glm.families import Family
-from hpcsgd.glm.penalties import STEP, Models, Penalty, ProblemConfig
-from hpcsgd.glm.updates import RateConfig, make_rate
+from hpcsgd.formats import get_format
+from hpcsgd.glm.penalties import STEP, Penalty, ProblemConfig
 from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products import get_product
 from hpcsgd.products.base import product_facts
 from hpcsgd.products.observers import Observer, Proximal
-from hpcsgd.runs.assembled_run import ResolvedNames
 from hpcsgd.runs.auto_rate import ignores_length
 from hpcsgd.settings import refuse
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -193,10 +180,30 @@ def refusals(config: RunConfig) -> Iterator[str]:
         return
     yield from _of_steps(config)
     yield from _of_svrg(config)
-    if config.products.kind != "auto":
-        yield from _raised_by(lambda: get_product(config.products.kind))
+    yield from _of_products(config)
     yield from _of_agreement(config, config.precision.resolve())
     yield from _of_sweep(config)
+
+
+def _of_products(config: RunConfig) -> Iterator[str]:
+    """Yield why the product, or its open steps, do not go with the other settings."""
+    name, mode = config.products.kind, config.sampling.mode
+    if name != AUTO:
+        yield from _raised_by(lambda: get_product(name))
+    facts = product_facts(name)
+    if facts.keeps_batches and mode != "shuffle-once":
+        yield (
+            f"[products] kind = {name!r} needs batches that come again and [sampling]"
+            f" mode = {mode!r} draws new ones; use mode = 'shuffle-once',"
+            f" or kind = {'gather' if facts.holds_all_columns else 'gram'!r}"
+        )
+    is_open = not config.schedule.steps and not takes_one_step(config)
+    shares_gradients = config.agreement.shares_gradients
+    if is_open and config.grid.replicas > 1 and not shares_gradients:
+        yield (
+            "--steps auto would change what is learnt here: replicas average every"
+            " --period exchanges of s steps; choose --steps, or one replica"
+        )
 
 
 def _raised_by(call: Callable[[], Any]) -> Iterator[str]:
@@ -332,21 +339,6 @@ def _of_gradients(
     )
 
 
-def _family(config: RunConfig) -> Family:
-    """Return the family of a run; refuse one of the caller's own on a GPU."""
-    family = get_family(config.problem.family)
-    if config.run.device != "cuda":
-        return family
-    from hpcsgd.backends.cuda import kernels
-
-    if family.name not in (*kernels.FAMILIES, SOFTMAX):
-        raise ConfigError(
-            f"the family {family.name!r} has no kernels for a GPU, which has those of"
-            f" {', '.join((*kernels.FAMILIES, SOFTMAX))}; use --device cpu"
-        )
-    return family
-
-
 # What a run says before it begins, of settings that do nothing and of its grid.
 
 log = logging.getLogger(__name__)
@@ -403,14 +395,7 @@ def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
     )
 
 
-# Several models in one run: which they are, and what they cannot be trained with.
-
-
-def many_models(config: RunConfig, scores: int) -> Models | None:
-    """Those of `[sweep]`, with so many scores a row; None where there is one model."""
-    if not config.sweep.is_many:
-        return None
-    return config.sweep.models(config.problem.l2, config.rate.value, scores)
+# Several models in one run: what they cannot be trained with.
 
 
 def _of_sweep(config: RunConfig) -> Iterator[str]:
@@ -447,17 +432,6 @@ def _of_sweep(config: RunConfig) -> Iterator[str]:
     for is_asked, sentence in refused:
         if is_asked:
             yield f"[sweep] is not offered here: {sentence}"
-
-
-def rates_of(
-    config: RateConfig, models: Models | None, total_steps: int, epochs: int
-) -> Callable[[int, int], Array]:
-    """(first step, count) -> rates, (s,) of one model or (s, settings) of several."""
-    if models is None:
-        return make_rate(config, total_steps, epochs).at
-    shape = make_rate(replace(config, value=1.0), total_steps, epochs)
-    values = np.array([rate for _, rate in models.settings])
-    return lambda first, count: np.multiply.outer(shape.at(first, count), values)
 
 
 # What the settings of l1 and bounds mean for a run: its penalty, its steps, a hook.
@@ -501,15 +475,6 @@ def _of_steps(config: RunConfig) -> Iterator[str]:
             " together; use --steps 1, which is exact, or --set"
             " problem.l1_at=exchange, an approximation that acts once an exchange"
         )
-
-
-def resolve_steps(config: RunConfig) -> RunConfig:
-    """Return `config` with steps set to one where they were left open and have to be
-    one.
-    """
-    if config.schedule.steps or not takes_one_step(config):
-        return config
-    return replace(config, schedule=replace(config.schedule, steps=1))
 
 
 def proximal_observers(
@@ -565,65 +530,3 @@ def snapshot_observers(
         return []
     every = config.update.snapshot
     return [SvrgSnapshots(every, exchanges_per_epoch, evaluation, columns)]
-
-
-# What a configuration names, before any data is seen.
-
-
-def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
-    """Look every name up; what is unknown or does not fit is refused here."""
-    refuse(refusals(config))
-    world, replicas = _as_many(config, world), config.grid.replicas
-    members = config.grid.members or max(world.size // max(replicas, 1), 1)
-    check_size(world.size, replicas, members)
-    warn_of_one_replica(config, replicas, world.size)
-    precision, update = config.precision.resolve(), config.update
-    network = parse_network(config.run.network) if config.run.network else None
-    # Ranks that wait for each other in shared memory would not see one die.
-    shrinks = config.run.on_failure == "shrink"
-    world.share_nodes("off" if shrinks else config.run.node_sharing)
-    return ResolvedNames(
-        world=emulate_network(config, world),
-        members=members,
-        family=_family(config),
-        precision=precision,
-        backend=make_backend(precision),
-        update=make_update(
-            update.kind,
-            0.0 if update.kind == "sgd" else update.momentum,
-            update.bits,
-        ),
-        agreement=agreement_name(config),
-        latency=network.alpha if network else 0.0,
-    )
-
-
-def emulate_network(config: RunConfig, world: Communicator) -> Communicator:
-    """Return the world with the delays of the requested network."""
-    if not config.run.network:
-        return world
-    return DelayedCommunicator(world, parse_network(config.run.network))
-
-
-def _as_many(config: RunConfig, world: Communicator) -> Communicator:
-    """The world, or this rank as one of those that are emulated."""
-    run, grid = config.run, config.grid
-    if not run.emulate_members:
-        return world
-    if world.size > 1 or run.out or run.resume != "no":
-        raise ConfigError(
-            "--emulate-members times one rank and learns nothing: start it on one"
-            " rank, without --out and --resume"
-        )
-    members = grid.members or run.emulate_members // max(grid.replicas, 1)
-    check_size(run.emulate_members, grid.replicas, members)
-    return EmulatedCommunicator(
-        run.emulate_members, (members, grid.replicas), world.ledger, world.reproducible
-    )
-
-
-def agreement_name(config: RunConfig) -> str:
-    """Return the kind of agreement that runs; "auto" averages replicas."""
-    if config.agreement.kind == AUTO:
-        return "average" if config.grid.replicas > 1 else "none"
-    return config.agreement.kind

@@ -28,17 +28,22 @@ from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products.cost import CACHE_BUDGET, ProductsConfig
 from hpcsgd.products.observers import Observers
 from hpcsgd.runs.advice import judge_fit
-from hpcsgd.runs.build import OpenedRun, open_all
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.checks import penalty_of
 from hpcsgd.runs.energy import make_meter, total
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import PollSchedule, Training, TrainingLoop
+from hpcsgd.runs.opened_run import OpenedRun, open_run
 from hpcsgd.runs.progress import History
 from hpcsgd.runs.report import machine_facts, named
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.session import Session, borrow_world, check_settings
+from hpcsgd.runs.session import (
+    Session,
+    borrow_world,
+    check_settings,
+    write_result,
+)
 from hpcsgd.settings import refuse
 from hpcsgd.solvers.callbacks import Callback, Callbacks, View
 from hpcsgd.solvers.coordinate import COORDINATE, CoordinatePoint, Exchanges
@@ -335,7 +340,7 @@ def open_form(
     """Everything that can be wrong is found here."""
     world.together(lambda: form_of(config, world.size))
     config = replace(config, grid=GridConfig(*grid_of(config, world.size)))
-    opened = open_all(_plain(config), world, reader, setup)
+    opened = open_run(_plain(config), world, reader, setup)
     with close_on_agreed_error(opened.grid.close):
         ready = _prepare(config, opened)
     setup.lap("build")
@@ -717,7 +722,8 @@ ONCE = {"on_all_ranks": True}  # all ranks would say it alike
 class CoordinateRun(Session):
     """A session without replicas that agree, checkpoints and fall-backs."""
 
-    def _until_done(self) -> Result:
+    def train(self) -> Result:
+        """Descend to the optimum, or until something ends the run. Collective."""
         world, config = self.world, self.config
         world.watch(config.run.timeout)
         with close_on_agreed_error(world.unwatch):
@@ -727,28 +733,26 @@ class CoordinateRun(Session):
             with close_on_agreed_error(ready.close):
                 world.together(folder.claim)
                 try:
-                    result = self._in_the(folder, ready)
+                    result = self._train_form(ready, folder)
                 finally:
                     folder.release()
         ready.close()
         world.unwatch()
         return result
 
-    def _in_the(self, folder: RunFolder, ready: OpenedForm) -> Result:
-        world = ready.opened.grid.world
+    def _train_form(self, ready: OpenedForm, folder: RunFolder) -> Result:
+        """Return the result of a descent, which is in the run folder, too."""
+        world = ready.opened.world
         with world.working("preparing the run folder"):
             world.together(lambda: folder.begin(ready.config, False))
         callbacks = [History(folder.history), *self.callbacks]
         run = make_coordinate_training(ready, callbacks)
         point, status = run.training.run(self._start(ready), make_meter(""))
-        result = result_of(run, point, status, self.began, self.setup.seconds)
+        setup = self.setup
+        result = result_of(run, point, status, setup.began, setup.seconds)
         if self.config.run.defaults == FIT:
             judge_fit(result)
-        with world.working("writing the result"):
-            unsaved = world.exchange_objects(folder.finish(result))[0]
-        if unsaved:
-            result.report["unsaved"] = unsaved
-            log.error("%s", unsaved, extra=ONCE)
+        write_result(world, folder, result)
         return result
 
     def _start(self, ready: OpenedForm) -> CoordinatePoint:

@@ -1,7 +1,6 @@
 """What a run falls back to: good states, and settings that are more careful."""
 
 import logging
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +13,6 @@ from hpcsgd.formats import get_format, wider
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.products.observers import Observer
-from hpcsgd.runs.checkpoint import REQUESTED
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Evaluation
 from hpcsgd.solvers.snapshot import Snapshot
@@ -101,27 +99,6 @@ def convert_checkpoint(
     same = measured == checkpoint.exchanges
     document["evaluation"]["measured_at"] = document["exchanges"] if same else -1
     return Snapshot(document, checkpoint.arrays)
-
-
-def apply_recorded_fallback(
-    config: RunConfig, document: Mapping[str, Any]
-) -> RunConfig:
-    """Return `config` with what the run of a checkpoint fell back to, where both
-    request the same.
-
-    Whoever asks for something else than that run did gets what is asked for.
-    """
-    then = document.get(REQUESTED)
-    if not then:
-        return config
-    now, fell = config.tables(), document["config"]
-    tables = {name: dict(now[name]) for name in ("schedule", "precision")}
-    kept = ("recipe", *RAISED)
-    for name, key in (("schedule", "steps"), *(("precision", f) for f in kept)):
-        if now[name].get(key) == then[name].get(key) and key in fell.get(name, {}):
-            tables[name][key] = fell[name][key]
-    merged = RunConfig.parse(now | tables)
-    return replace(config, schedule=merged.schedule, precision=merged.precision)
 
 
 # Copies of the state at moments when all was well: what a run falls back to.

@@ -20,7 +20,7 @@ from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.products import get_product
 from hpcsgd.products.base import Product, product_facts
 from hpcsgd.products.direct import Direct, MicroBatches
-from hpcsgd.runs.assembled_run import Feed
+from hpcsgd.runs.feed import Feed
 
 if TYPE_CHECKING:  # a run without a GPU needs none of these
     from hpcsgd.backends.cuda.device import Device

@@ -16,10 +16,11 @@ from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products.direct import MicroBatches
 from hpcsgd.products.observers import Observer, Observers
-from hpcsgd.runs.assembled_run import Parts, last_rate
+from hpcsgd.runs.assembled_run import Parts
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
 from hpcsgd.runs.checks import penalty_of, proximal_observers, snapshot_observers
 from hpcsgd.runs.fall_back import GoodStates, next_fallback_level
+from hpcsgd.runs.feed import last_rate
 from hpcsgd.runs.gpu import on_gpu
 from hpcsgd.runs.loop import PollSchedule, RunLength, Training, TrainingLoop
 from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges

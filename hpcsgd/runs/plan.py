@@ -24,13 +24,13 @@ from hpcsgd.glm.mirror_maps import usual_power
 from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import FIELDS, Precision
 from hpcsgd.products.cost import look_ahead_reason
-from hpcsgd.runs.assembled_run import AssembledRun, RunChoice, steps_in
-from hpcsgd.runs.auto_rate import rate_reason
-from hpcsgd.runs.checks import agreement_name, takes_one_step
-from hpcsgd.runs.choose import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED
+from hpcsgd.runs.assembled_run import AssembledRun
+from hpcsgd.runs.feed import steps_in
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.memory import GIB, predict, streamed, system_limits
+from hpcsgd.runs.opened_run import agreement_name
 from hpcsgd.runs.result import finite
+from hpcsgd.runs.settle import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED, RunChoice
 from hpcsgd.runs.traffic import TrafficShape, expected, why_uncounted
 from hpcsgd.solvers.coordinate import COORDINATE
 
@@ -130,7 +130,7 @@ class PlannedTime:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanReport:
     """The settings of a run, and what it sends, holds and takes.
 
     Attributes
@@ -477,7 +477,7 @@ def plan_run(
     before: RunConfig,
     reasons: Mapping[str, str],
     process: int,
-) -> Plan:
+) -> PlanReport:
     """Return the plan of a run that is assembled. Collective.
 
     `reader` opens its rows once more, of which sizes alone are read; `process` are the
@@ -495,24 +495,17 @@ def plan_run(
         gram_kernel=getattr(exchanges, "gram_kernel", ""),
         loss_scale=0.0 if scale is None else scale.value,
     )
-    of_build = {}
-    if live.config.rate != before.rate:
-        of_build["rate.value"] = rate_reason(replace(before, grid=live.config.grid))
-    if live.config.schedule.steps != before.schedule.steps:
-        of_build["schedule.steps"] = (
-            "l1 and bounds act behind every step"
-            if takes_one_step(before)
-            else live.chosen.reasons.get("schedule.steps", "")
-        )
     last = live.feed.exchanges_per_epoch * live.config.schedule.epochs
     done = live.view.exchanges
-    return Plan(
+    return PlanReport(
         grid=(live.grid.replicas.size, live.grid.members.size),
         rows=live.loaded.shard.total_rows,
         columns=live.loaded.shard.total_columns,
         first=done,
         last=last,
-        settings=plan_settings(request, before, facts, {**of_build, **reasons}),
+        settings=plan_settings(
+            request, before, facts, {**live.plan.reasons, **reasons}
+        ),
         sends=_sends(live, done, last),
         holds=_holds(live, reader, process),
         takes=_takes(live, last - done),
@@ -525,13 +518,13 @@ def plan_form(
     request: Mapping[str, Mapping[str, Any]],
     before: RunConfig,
     reasons: Mapping[str, str],
-) -> Plan:
+) -> PlanReport:
     """Return the plan of a coordinate descent of so many exchanges.
 
     The arguments are those of `plan_settings`.
     """
     grid, shard = facts.grid, facts.loaded.shard
-    return Plan(
+    return PlanReport(
         grid=(grid.replicas.size, grid.members.size),
         rows=shard.total_rows,
         columns=shard.total_columns,

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from os.path import realpath
 from pathlib import Path
 from stat import S_ISDIR
@@ -17,7 +18,7 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection, is_read
 from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
 from hpcsgd.files import unreadable
-from hpcsgd.runs.assembled_run import AssembledRun, Earlier
+from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.checkpoint import (
     FOLDER,
     PRECISION_AUTO,
@@ -25,7 +26,8 @@ from hpcsgd.runs.checkpoint import (
     CheckpointStore,
     read_checkpoint,
 )
-from hpcsgd.runs.fall_back import apply_recorded_fallback
+from hpcsgd.runs.fall_back import RAISED
+from hpcsgd.runs.settle import Earlier
 from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot
 
 log = logging.getLogger(__name__)
@@ -66,88 +68,97 @@ def resume(
     return known is not None or _is_own(config.run, path)
 
 
-def earlier_choice(
-    config: RunConfig, world: Communicator, known: Snapshot | None
-) -> Earlier | None:
-    """What a run that goes on had chosen, where this one leaves it open.
+@dataclass(frozen=True)
+class CheckpointedRun:
+    """What a checkpoint says of the settings and choices of the run that wrote it.
 
-    It goes on bit for bit, so nothing is chosen anew.
+    Attributes
+    ----------
+    config : mapping of mappings
+        The settings that ran.
+    requested : mapping of mappings
+        The settings before the first fall-back.
+    has_fallen_back : bool
+        Whether these two differ by fall-backs.
+    choice : Earlier
+        The product and the steps that ran.
+    precision_auto : mapping or None
+        How the recipe was chosen; None where it was named.
     """
-    open_ended = config.products.kind == "auto" or not config.schedule.steps
-    if not open_ended or (known is None and config.run.resume == "no"):
-        return None
 
-    def look() -> Earlier | None:
-        found = known
-        if found is None and world.rank == 0:
-            found = (_find(config.run) or (None, None))[1]
-        return None if found is None else _choice_of(found.document)
+    config: Tables
+    requested: Tables
+    has_fallen_back: bool
+    choice: Earlier
+    precision_auto: Mapping[str, Any] | None
 
-    own = world.together(look)
-    earlier: Earlier | None = world.exchange_objects(own)[0]
-    return earlier
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "CheckpointedRun":
+        """Return what the document of a checkpoint records."""
+        config = document["config"]
+        return cls(
+            config=config,
+            requested=document.get(REQUESTED) or config,
+            has_fallen_back=bool(document.get(REQUESTED)),
+            choice=Earlier(
+                product=document["product"],
+                steps=config["schedule"]["steps"],
+                look_ahead=document.get("look_ahead", False),
+                members=document.get("members", 0),
+            ),
+            precision_auto=document.get(PRECISION_AUTO),
+        )
 
 
-def earlier_run(run: RunSection) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What a run that goes on was to do before it fell back, and how it was chosen.
+def apply_recorded_fallback(config: RunConfig, recorded: CheckpointedRun) -> RunConfig:
+    """Return `config` with what a recorded run fell back to.
 
-    On one rank.
+    That holds for settings that both request alike: whoever asks for something else
+    than that run did gets it.
     """
-    found = _find(run)
-    if found is None:
-        return None
-    said = found[1].document
-    known = {PRECISION_AUTO: said[PRECISION_AUTO]} if PRECISION_AUTO in said else {}
-    return dict(said.get(REQUESTED) or said["config"]), known
+    if not recorded.has_fallen_back:
+        return config
+    now, then, fell = config.tables(), recorded.requested, recorded.config
+    tables = {name: dict(now[name]) for name in ("schedule", "precision")}
+    kept = ("recipe", *RAISED)
+    for name, key in (("schedule", "steps"), *(("precision", f) for f in kept)):
+        if now[name].get(key) == then[name].get(key) and key in fell.get(name, {}):
+            tables[name][key] = fell[name][key]
+    merged = RunConfig.parse(now | tables)
+    return replace(config, schedule=merged.schedule, precision=merged.precision)
 
 
-def recorded_settings(run: RunSection, world: Communicator) -> Tables | None:
-    """Return the settings of the run that goes on, None where none does.
+def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun | None:
+    """Return what is recorded of the run that goes on, None where none does.
 
-    Collective, where `resume` asks for a checkpoint. Rank 0 reads it.
+    Collective, where `resume` asks for a checkpoint. Rank 0 reads the newest whole one;
+    `resume` reads it again with its arrays, and reports what is wrong with others.
     """
     if run.resume == "no":
         return None
-    own = world.together(lambda: _document(run) if world.rank == 0 else None)
-    document = world.exchange_objects(own)[0]
-    if document is None:
-        return None
-    tables: Tables = document.get(REQUESTED) or document["config"]
-    return tables
+    own = world.together(lambda: _recorded_run(run) if world.rank == 0 else None)
+    recorded: CheckpointedRun | None = world.exchange_objects(own)[0]
+    return recorded
 
 
-def restore_fallback(config: RunConfig, world: Communicator) -> RunConfig:
-    """Return `config` with the settings that the resumed run had fallen back to."""
-    if config.run.resume == "no":
-        return config
-    own = world.together(lambda: _document(config.run) if world.rank == 0 else None)
-    said = world.exchange_objects(own)[0]
-    return config if said is None else apply_recorded_fallback(config, said)
-
-
-def _document(run: RunSection) -> dict[str, Any] | None:
-    """What decides settings in the newest whole checkpoint; `resume` says the rest."""
-    path = Path(run.out or "") if run.resume == "auto" else Path(run.resume)
+def _recorded_run(run: RunSection) -> CheckpointedRun | None:
+    """Return what the newest whole checkpoint says of its run."""
+    path = _run_folder(run) if run.resume == "auto" else Path(run.resume)
+    is_folder = run.resume == "auto" or _is_folder(path)
     with suppress(OSError):
         paths = (
-            CheckpointStore(path, 1).paths()
-            if path.is_dir()
-            else [Path(realpath(path))]
+            CheckpointStore(path, 1).paths() if is_folder else [Path(realpath(path))]
         )
         for one in paths:
             with suppress(DataError):
-                said = read_checkpoint(one).document
-                return {k: said[k] for k in (REQUESTED, "config") if k in said}
+                return CheckpointedRun.of(read_checkpoint(one).document)
     return None
 
 
-def _choice_of(document: Mapping[str, Any]) -> Earlier:
-    return Earlier(
-        product=document["product"],
-        steps=document["config"]["schedule"]["steps"],
-        look_ahead=document.get("look_ahead", False),
-        members=document.get("members", 0),
-    )
+def _run_folder(run: RunSection) -> Path:
+    if not run.out:
+        raise ConfigError("--resume auto looks into the run folder; add --out DIR")
+    return Path(run.out)
 
 
 def _find(run: RunSection) -> tuple[Path, Snapshot] | None:
@@ -155,9 +166,7 @@ def _find(run: RunSection) -> tuple[Path, Snapshot] | None:
     if run.resume == "no":
         return None
     if run.resume == "auto":
-        if not run.out:
-            raise ConfigError("--resume auto looks into the run folder; add --out DIR")
-        return CheckpointStore(Path(run.out), 1).newest(tidies=True)
+        return CheckpointStore(_run_folder(run), 1).newest(tidies=True)
     path = Path(run.resume)
     if not _is_folder(path):
         return path, read_checkpoint(Path(realpath(path)))

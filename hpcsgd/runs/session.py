@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from hpcsgd.agreements.base import check_plan, check_same
 from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import emulated
+from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock, Ledger
@@ -24,11 +25,8 @@ from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
 from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED
-from hpcsgd.runs.choose import note_measured
 from hpcsgd.runs.energy import EnergyMeter, make_meter
 from hpcsgd.runs.fall_back import (
-    Cause,
-    FallbackLevel,
     convert_checkpoint,
     fallback_event,
     next_fallback_level,
@@ -44,7 +42,8 @@ from hpcsgd.runs.recovery import (
 )
 from hpcsgd.runs.report import report
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.runs.resume import restore_fallback, resume
+from hpcsgd.runs.resume import CheckpointedRun, resume
+from hpcsgd.runs.settle import note_measured
 from hpcsgd.solvers.callbacks import Callback, Request
 from hpcsgd.solvers.snapshot import Snapshot
 
@@ -177,10 +176,57 @@ def settings_of(config: RunConfig) -> dict[str, str]:
     return {n: v for n, v in said.items() if n not in OWN} | {"run.out": kept}
 
 
-# One run on the ranks of a world, from a configuration to a result.
+# One run on the ranks of a world, from its settings to a result.
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of a run before its rows are loaded, and where they come from.
+
+    Attributes
+    ----------
+    config : RunConfig
+        All settings; the rate, the product and the steps may be open.
+    recorded : CheckpointedRun or None
+        What a checkpoint says of the run that goes on.
+    notes : mapping
+        What was found on the way, for the report.
+    reasons : mapping
+        section.key -> why its value was chosen.
+    """
+
+    config: RunConfig
+    recorded: CheckpointedRun | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A part of a run: to its end, to a fall-back, or to the loss of ranks.
+
+    Attributes
+    ----------
+    config : RunConfig
+        The settings.
+    snapshot : Snapshot or None
+        The state that it goes on from; None: where the run begins, or a checkpoint.
+    requested : RunConfig or None
+        The settings before the first fall-back; None: there was none.
+    request : Request
+        What callbacks asked for in the leg before.
+    lost_ranks : int
+        Ranks that were lost in the legs before.
+    """
+
+    config: RunConfig
+    snapshot: Snapshot | None = None
+    requested: RunConfig | None = None
+    request: Request = Request.NONE
+    lost_ranks: int = 0
 
 
 class Session:
@@ -188,35 +234,32 @@ class Session:
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: RunSettings,
         world: Communicator,
         reader: Callable[[Communicator], RowReader],
         callbacks: list[Callback],
-        began: float,
-        setup: Clock,
-        notes: Mapping[str, Any] | None = None,
         start: Start | None = None,
+        setup: Clock | None = None,
     ) -> None:
-        self.notes = notes or {}  # what was found before, for the report
-        self.start = start  # None: at zero, or at a checkpoint
-        self.config = config
-        self.world = world
+        self.settings = settings
+        self.world = world  # the ranks that are left
         self.reader = reader
         self.callbacks = callbacks
-        self.began = began
-        self.setup = setup
+        self.start = start  # None: at zero, or at a checkpoint
+        self.setup = setup or Clock()
         self.live: AssembledRun | None = None
-        self.last: Snapshot | None = None  # what survivors go on from
-        self.lost = 0  # ranks
-        self.requested_config: RunConfig | None = None  # before the first fall-back
-        self.request = Request.NONE  # of callbacks, in the leg before
         self.meter: EnergyMeter | None = None  # of energy, over all legs
+
+    @property
+    def config(self) -> RunConfig:
+        """Return the settings that the run begins with."""
+        return self.settings.config
 
     def run(self) -> Result:
         """Train; a rank that leaves takes all others along."""
         try:
             with borrow_world(self.world, self.config.run.reproducible):
-                return self._until_done()
+                return self.train()
         except SystemExit as leaving:
             # No hook sees this one; the others would wait for this rank for ever.
             world = self.world
@@ -225,110 +268,107 @@ class Session:
                 world.abort(leaving.code if isinstance(leaving.code, int) else 1)
             raise
 
-    @contextmanager
-    def assembled(self) -> Iterator[AssembledRun]:
-        """Assemble the run where it begins, without its folder. Collective."""
-        world = self.world
-        with borrow_world(world, self.config.run.reproducible):
-            self.config = config = restore_fallback(self.config, world)
-            check_settings(config, world)
-            live = build(config, world, self.reader, self.callbacks, self.setup)
-            with close_on_agreed_error(live.close):
-                check_live(live)
-                resume(live.config, live)
-                try:
-                    yield live
-                finally:
-                    live.release()
-            live.close()
-
-    def _until_done(self) -> Result:
-        while True:
+    def train(self) -> Result:
+        """Train leg after leg, until one ends with the result. Collective."""
+        leg, result = Leg(self.config), None
+        while result is None:
             try:
-                result = self._watched()
-                if result is not None:
-                    return result
+                result, leg = self._train_leg(leg)
             except DeviceLost as error:
-                self._without_gpu(error)
+                self._leave_without_gpu(error)
             except (Exception, KeyboardInterrupt) as error:
                 if self.live is not None:  # whoever catches this may go on from there
                     self.live.saver.finish()
                 shrinks = self.config.run.on_failure == "shrink"
                 if not (shrinks and self.world.has_lost_ranks(error)):
                     raise
-                self._go_on_without_them()
-
-    def _without_gpu(self, error: DeviceLost) -> NoReturn:
-        """The end of this rank: weights that were on its GPU are gone."""
-        own = None if error.on_all_ranks else self.world.rank
-        said = device_loss_error(error, own, self.live, self.config.run)
-        shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
-        if shrinks and own is not None:
-            log.error("%s; this rank leaves, the others may go on", said)
-            self.world.exit_abruptly()
-        raise said from error
-
-    def _go_on_without_them(self) -> None:
-        """Survivors become the world, with the last state that all of them know."""
-        before, live = self.world.size, self.live
-        self.world = self.world.survivors()
-        self.lost += before - self.world.size
-        self.config = smaller_grid(self.config, self.world.size)
-        known = [] if live is None else list(live.saver.remembered)
-        self.last = last_common(self.world, known) or self.last
-        for callback in self.callbacks:
-            if live is not None:
-                callback.on_end(live.view)
-        if self.world.rank == 0:
-            log.warning(
-                "%d of %d ranks were lost; the others go on as %d x %d %s",
-                before - self.world.size,
-                before,
-                self.config.grid.replicas,
-                self.world.size // self.config.grid.replicas,
-                "from the start"
-                if self.last is None
-                else f"after exchange {self.last.exchanges}",
-            )
-
-    def _watched(self) -> Result | None:
-        """The result; None where it goes on with more careful settings."""
-        world, self.live = self.world, None
-        world.watch(self.config.run.timeout)
-        if self.last is None:
-            self.config = restore_fallback(self.config, world)
-        config = self.config
-        folder = RunFolder(config.run.out if world.rank == 0 else None)
-        callbacks = [History(folder.history), *self.callbacks]
-        with close_on_agreed_error(world.unwatch):
-            check_settings(config, world)
-            self.live = build(
-                config, world, self.reader, callbacks, self.setup, self.last
-            )
-            with close_on_agreed_error(self.live.close):
-                check_live(self.live)
-                world.together(folder.claim)
-                try:
-                    result = self._in_folder(self.live, folder)
-                finally:
-                    self.live.release()
-                    folder.release()
-        live, self.live = self.live, None
-        live.close()  # an MPI has some two thousand communicators, not more
-        del live
-        world.unwatch()
+                leg = self._leg_of_survivors(leg)
         return result
 
-    def _in_folder(self, live: AssembledRun, folder: RunFolder) -> Result | None:
-        """Go on or begin, train, and leave everything where it belongs."""
-        config, world, setup = live.config, live.grid.world, self.setup
+    @contextmanager
+    def assembled(self) -> Iterator[AssembledRun]:
+        """Assemble the run where it begins, without its folder. Collective."""
+        with (
+            borrow_world(self.world, self.config.run.reproducible),
+            self._assemble(Leg(self.config), self.callbacks) as live,
+        ):
+            resume(live.config, live)
+            yield live
+
+    @contextmanager
+    def _assemble(
+        self, leg: Leg, callbacks: list[Callback], folder: RunFolder | None = None
+    ) -> Iterator[AssembledRun]:
+        """Assemble the run of a leg, and close it behind. Collective.
+
+        After an error that not all ranks raise it is left open: closing waits for all.
+        """
+        world, recorded = self.world, self.settings.recorded
+        if leg.snapshot is not None:
+            recorded = CheckpointedRun.of(leg.snapshot.document)
+        check_settings(leg.config, world)
+        live = self.live = build(
+            leg.config,
+            world,
+            self.reader,
+            callbacks,
+            self.setup,
+            None if recorded is None else recorded.choice,
+        )
+        with close_on_agreed_error(live.close):
+            check_live(live)
+            if folder is not None:
+                world.together(folder.claim)
+            try:
+                yield live
+            finally:
+                live.release()
+                if folder is not None:
+                    folder.release()
+        self.live = None
+        live.close()  # an MPI has some two thousand communicators, not more
+
+    def _train_leg(self, leg: Leg) -> tuple[Result | None, Leg]:
+        """Train a leg; return the result, or None and the leg after a fall-back."""
+        world, self.live = self.world, None
+        world.watch(leg.config.run.timeout)
+        folder = RunFolder(leg.config.run.out if world.rank == 0 else None)
+        callbacks = [History(folder.history), *self.callbacks]
+        with (
+            close_on_agreed_error(world.unwatch),
+            self._assemble(leg, callbacks, folder) as live,
+        ):
+            self._begin(leg, live, folder)
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                state, status = live.training.run(live.state, self.meter, leg.request)
+            log.debug("training: %s", live.task.clock)
+            damage = find_damage(live) if status is Status.DIVERGED else ""
+            following, result = None, None
+            if status is Status.DIVERGED and not damage:
+                following = self._leg_of_fallback(leg, live)
+            if following is None:
+                result = self._finish(leg, live, folder, state, status, damage)
+        del live
+        world.unwatch()
+        return result, following or leg
+
+    def _begin(self, leg: Leg, live: AssembledRun, folder: RunFolder) -> None:
+        """Put the state to where the leg begins, and wake everything up."""
+        config, world = live.config, live.grid.world
         with world.working("preparing the run folder"):
-            goes_on = resume(config, live, self.last)
+            goes_on = resume(config, live, leg.snapshot)
             world.together(lambda: folder.begin(config, goes_on))
             # Not over what a checkpoint, or a leg before a fall-back, has put there.
             if self.start is not None and not live.view.exchanges:
                 self.start.load_into(live)
-        self._take_over(live)
+        if PRECISION_AUTO in self.settings.notes:
+            live.capture.add_fact(PRECISION_AUTO, self.settings.notes[PRECISION_AUTO])
+        if live.chosen.rival is not None and self.world.rank == 0:
+            keeps = product_facts(live.product_name).keeps_batches
+            live.loop.callbacks.add(SlowerThanExpected(live.chosen, keeps))
+        if leg.requested is not None:
+            # At once: what is on disk was made with the settings that failed.
+            live.saver.save(live.state, live.view)
         live.open()
         log.info(*_chosen(live), extra=ONCE)
         made_up = emulated(live.task.precision)
@@ -340,74 +380,116 @@ class Session:
             )
         live.warm_up()
         world.max_flag(0)
-        setup.lap("warm_up")
-        log.debug("set-up: %s", setup)
+        self.setup.lap("warm_up")
+        log.debug("set-up: %s", self.setup)
         self.meter = self.meter or make_meter(_gpu(live))
-        request, self.request = self.request, Request.NONE
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            state, status = live.training.run(live.state, self.meter, request)
-        log.debug("training: %s", live.task.clock)
-        damage = find_damage(live) if status is Status.DIVERGED else ""
-        if status is Status.DIVERGED and not damage and self._falls_back(live):
-            return None
-        is_from_data = self.config.rate.is_open
-        more = {"damage": damage, "lost_ranks": self.lost, **self.notes}
-        more |= name_remedies(live, status, is_from_data) if not damage else {}
-        result = report(live, state, status, self.began, setup.seconds, more)
+
+    def _finish(
+        self,
+        leg: Leg,
+        live: AssembledRun,
+        folder: RunFolder,
+        state: State,
+        status: Status,
+        damage: str,
+    ) -> Result:
+        """Return the result, and leave everything where it belongs."""
+        config, setup = live.config, self.setup
+        more = {"damage": damage, "lost_ranks": leg.lost_ranks, **self.settings.notes}
+        if not damage:
+            more |= name_remedies(live, status, leg.config.rate.is_open)
+        result = report(live, state, status, setup.began, setup.seconds, more)
         if config.run.defaults == FIT and live.task.models is None:
             judge_fit(result)
         total = result.report["seconds_total"]
         each = total / max(result.iterations, 1)
-        note_measured(config, live.chosen, each, world.rank, total)
-        with world.working("writing the result"):
-            unsaved = world.exchange_objects(folder.finish(result))[0]
-        if unsaved:
-            # The model is there; a disk must not take it away from the caller.
-            result.report["unsaved"] = unsaved
-            log.error("%s", unsaved, extra=ONCE)
+        note_measured(config, live.chosen, each, self.world.rank, total)
+        write_result(live.grid.world, folder, result)
         return result
 
-    def _falls_back(self, live: AssembledRun) -> bool:
-        """Stand where all was well, with the next rung of settings, if there is one."""
+    def _leave_without_gpu(self, error: DeviceLost) -> NoReturn:
+        """End this rank: weights that were on its GPU are gone."""
+        own = None if error.on_all_ranks else self.world.rank
+        refined = device_loss_error(error, own, self.live, self.config.run)
+        shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
+        if shrinks and own is not None:
+            log.error("%s; this rank leaves, the others may go on", refined)
+            self.world.exit_abruptly()
+        raise refined from error
+
+    def _leg_of_survivors(self, leg: Leg) -> Leg:
+        """Return the leg on the ranks that are left. Collective over these.
+
+        It goes on from the last state that all of them know.
+        """
+        before, live = self.world.size, self.live
+        world = self.world = self.world.survivors()
+        config = smaller_grid(leg.config, world.size)
+        known = [] if live is None else list(live.saver.remembered)
+        snapshot = last_common(world, known) or leg.snapshot
+        for callback in self.callbacks:
+            if live is not None:
+                callback.on_end(live.view)
+        if world.rank == 0:
+            log.warning(
+                "%d of %d ranks were lost; the others go on as %d x %d %s",
+                before - world.size,
+                before,
+                config.grid.replicas,
+                world.size // config.grid.replicas,
+                "from the start"
+                if snapshot is None
+                else f"after exchange {snapshot.exchanges}",
+            )
+        return replace(
+            leg,
+            config=config,
+            snapshot=snapshot,
+            lost_ranks=leg.lost_ranks + before - world.size,
+        )
+
+    def _leg_of_fallback(self, leg: Leg, live: AssembledRun) -> Leg | None:
+        """Return the leg that goes on from a good state with more careful settings.
+
+        None where there is no such state, or no such settings.
+        """
         good_states, alarm = live.training.good_states, live.loop.alarm
         rung = next_fallback_level(live.config, live.product_name)
         if good_states is None or rung is None:
-            return False
+            return None
         stopped, has_gap = live.view.exchanges, alarm is not None
         if not good_states.put_back(live.state, live.view, has_gap):
-            return False
-        self._change(live, rung, alarm, stopped)
-        return True
-
-    def _change(
-        self, live: AssembledRun, rung: FallbackLevel, cause: Cause, stopped: int
-    ) -> None:
-        """Go on from the state of the run with other settings."""
+            return None
         if rung.config.schedule.steps != live.config.schedule.steps:
             # The number of the exchange changes, and would not say any more that
             # replicas are apart.
             live.agreement.settle(live.state, live.view.exchanges)
         taken = live.capture.take(live.state, live.view)
-        self.last = convert_checkpoint(taken, live.config, rung.config)
-        self.last.document["events"].append(
-            fallback_event(live.view, rung, cause, stopped, self.last.exchanges)
+        snapshot = convert_checkpoint(taken, live.config, rung.config)
+        snapshot.document["events"].append(
+            fallback_event(live.view, rung, alarm, stopped, snapshot.exchanges)
         )
-        self.requested_config = self.requested_config or self.config
-        self.last.document.setdefault(REQUESTED, self.requested_config.tables())
-        self.config, self.request = rung.config, live.loop.callbacks.request
+        requested = leg.requested or leg.config
+        snapshot.document.setdefault(REQUESTED, requested.tables())
         # Put back with the state: what was sent for nothing was sent, too.
         live.grid.world.ledger.entries = Ledger().entries
+        return Leg(
+            rung.config,
+            snapshot,
+            requested,
+            live.loop.callbacks.request,
+            leg.lost_ranks,
+        )
 
-    def _take_over(self, live: AssembledRun) -> None:
-        """What a leg after a fall-back has from the one before it."""
-        if PRECISION_AUTO in self.notes:
-            live.capture.add_fact(PRECISION_AUTO, self.notes[PRECISION_AUTO])
-        if live.chosen.rival is not None and self.world.rank == 0:
-            keeps = product_facts(live.product_name).keeps_batches
-            live.loop.callbacks.add(SlowerThanExpected(live.chosen, keeps))
-        if self.requested_config is not None:
-            # At once: what is on disk was made with the settings that failed.
-            live.saver.save(live.state, live.view)
+
+def write_result(world: Communicator, folder: RunFolder, result: Result) -> None:
+    """Write the result into the run folder, and note where that failed. Collective."""
+    with world.working("writing the result"):
+        unsaved = world.exchange_objects(folder.finish(result))[0]
+    if unsaved:
+        # The model is there; a disk must not take it away from the caller.
+        result.report["unsaved"] = unsaved
+        log.error("%s", unsaved, extra=ONCE)
 
 
 def _gpu(live: AssembledRun) -> str:

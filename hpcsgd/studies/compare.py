@@ -22,9 +22,9 @@ from hpcsgd.config import RunConfig, check_read
 from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import own_folder, reason, write_text
 from hpcsgd.runs.advice import unreached_phase
-from hpcsgd.runs.checks import resolve_names
 from hpcsgd.runs.coordinate import form_of
 from hpcsgd.runs.figures import html, plot_losses, to_frame
+from hpcsgd.runs.opened_run import resolve_names
 from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import WORSE, Result, Status, finite
 from hpcsgd.solvers.callbacks import Callback

@@ -15,8 +15,8 @@ from hpcsgd.data.readers import RowReader
 from hpcsgd.precision import AUTO, RECIPES, PrecisionConfig
 from hpcsgd.products.cost import Machine
 from hpcsgd.runs.checkpoint import PRECISION_AUTO
-from hpcsgd.runs.choose import RESUMED
-from hpcsgd.runs.resume import earlier_run
+from hpcsgd.runs.resume import CheckpointedRun
+from hpcsgd.runs.settle import RESUMED
 from hpcsgd.tuning.pilots import (
     DEFAULT_STEPS,
     SamplePath,
@@ -48,20 +48,22 @@ def resolve_precision(
     config: RunConfig,
     world: Communicator,
     reader: Callable[[Communicator], RowReader],
+    recorded: CheckpointedRun | None = None,
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Return the configuration with a recipe in the place of `auto`, and what to
     report.
 
-    Rank 0 tries; all ranks take what it found. A run that goes on keeps what it had.
+    Rank 0 tries; all ranks take what it found. A run that goes on keeps what was
+    `recorded` of it.
     """
     if config.precision.recipe != AUTO:
         return config, {}
 
     def choose() -> tuple[PrecisionConfig, dict[str, Any]]:
-        earlier = earlier_run(config.run)
-        if earlier is not None:
-            tables, known = earlier
-            return PrecisionConfig(**tables["precision"]), known
+        if recorded is not None:
+            how = recorded.precision_auto
+            known = {} if how is None else {PRECISION_AUTO: how}
+            return PrecisionConfig(**recorded.requested["precision"]), known
         ranks = config.run.emulate_members or world.size
         found = choose_recipe(config, ranks, reader(SerialCommunicator()))
         chosen = replace(config.precision, recipe=found.recipe)

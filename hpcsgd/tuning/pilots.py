@@ -1,7 +1,6 @@
 """Pilots: short runs on a sample that measure recipes."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from hpcsgd.backends.base import (
 )
 from hpcsgd.comm import communicator, messages
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.messages import sum_parts
 from hpcsgd.comm.network_model import Network
 from hpcsgd.comm.threads import run_ranks
@@ -43,7 +41,7 @@ from hpcsgd.products.cost import ProductsConfig
 from hpcsgd.products.gram import Gram
 from hpcsgd.runs.machine import fastest_of
 from hpcsgd.runs.result import Result
-from hpcsgd.runs.session import Session
+from hpcsgd.runs.session import RunSettings, Session
 from hpcsgd.tuning.exact_exchange import ExactExchange
 
 # A small run of the real thing: what rounding does to the loss on these data.
@@ -195,9 +193,7 @@ def run_pilot(config: RunConfig, sample: Sample) -> Result:
     """
 
     def on_rank(world: Communicator) -> Result:
-        began, clock = time.perf_counter(), Clock()
-        session = Session(config, world, lambda _: sample.reader(), [], began, clock)
-        return session.run()
+        return Session(RunSettings(config), world, lambda _: sample.reader(), []).run()
 
     with silence_pilots():
         results = run_ranks(config.grid.replicas * config.grid.members, on_rank)

@@ -18,9 +18,10 @@ from hpcsgd.glm import get_family
 from hpcsgd.products.base import product_facts
 from hpcsgd.products.cost import CostInputs, ProductsConfig, kept_bytes
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.build import assemble_run, open_all
-from hpcsgd.runs.choose import job_of
+from hpcsgd.runs.build import assemble_run
 from hpcsgd.runs.load import LoadedRows
+from hpcsgd.runs.opened_run import open_run
+from hpcsgd.runs.settle import job_of
 
 # The real thing for some hundredths of a second: exchanges of a setting, timed.
 #
@@ -103,7 +104,7 @@ class Stage:
             schedule=replace(config.schedule, steps=1),
         )
         setup = Clock()
-        self.opened = open_all(self.config, world, reader, setup)
+        self.opened = open_run(self.config, world, reader, setup)
         self.seconds_reading = setup.seconds.get("read", 0.0)
         self.world = self.opened.grid.world
         self.first_epoch = FIRST_EPOCH  # seconds
@@ -126,7 +127,7 @@ class Stage:
         """Return the inputs of the cost model for a run on `rows` rows in all."""
         opened, schedule = self.opened, self.config.schedule
         config = replace(self.config, schedule=replace(schedule, epochs=epochs))
-        job = job_of(config, opened.words, self.task, opened.loaded)
+        job = job_of(config, opened)
         return replace(job, rows=max(rows // opened.grid.replicas.size, 1))
 
     def fits(self, setting: TimedSetting) -> bool:

@@ -15,8 +15,8 @@ from hpcsgd.glm.updates import HeavyBall, Nesterov, NesterovClassic, Sgd
 from hpcsgd.precision import FIELDS, RECIPES
 from hpcsgd.products import PRODUCTS
 from hpcsgd.products.cost import CACHE_BUDGET, Machine
-from hpcsgd.runs.choose import ASSUMED, BUDGET, EACH, NARROW, ON_CORES, STAGED
 from hpcsgd.runs.machine import load_hardware
+from hpcsgd.runs.settle import ASSUMED, BUDGET, EACH, NARROW, ON_CORES, STAGED
 from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
 from tests.helpers.figures import figures_of, hold, part, tenths, text_of
 

@@ -9,7 +9,7 @@ from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.progress import Callback
-from hpcsgd.runs.session import Start
+from hpcsgd.runs.session import RunSettings, Start
 from tests.helpers.coordinate import DUAL, ELASTIC, MACHINE, SHIFTED, descend
 from tests.helpers.problems import make_problem
 
@@ -31,9 +31,11 @@ def test_a_start_is_where_it_begins(form):
     config, reader = hpcsgd.RunConfig.parse(tables), MemoryReader(problem.X, problem.y)
 
     def on_rank(world):
-        first = open_session(world, config, lambda _: reader).run()
+        first = open_session(world, RunSettings(config), lambda _: reader).run()
         start = Start(first.weights[:, None], None)
-        return first, open_session(world, config, lambda _: reader, start=start).run()
+        return first, open_session(
+            world, RunSettings(config), lambda _: reader, start=start
+        ).run()
 
     first, again = run_ranks(2, on_rank)[0]
     assert first.history[-1]["epoch"] > 1
@@ -41,7 +43,9 @@ def test_a_start_is_where_it_begins(form):
     np.testing.assert_allclose(again.weights, first.weights, atol=1e-7)
     short = Start(np.zeros((3, 1)), None)
     with pytest.raises(ConfigError, match="give the model of the same columns"):
-        open_session(SerialCommunicator(), config, lambda _: reader, start=short).run()
+        open_session(
+            SerialCommunicator(), RunSettings(config), lambda _: reader, start=short
+        ).run()
 
 
 def test_data_of_one_column_or_row_stay_as_they_are():

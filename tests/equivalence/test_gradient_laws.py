@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.runs.assembled_run import Feed
+from hpcsgd.runs.feed import Feed
 from tests.helpers import oracle
 from tests.helpers.contracts.codec import NAMES, ROWS, coded, on_all
 from tests.helpers.gradients import agreed, in_folder

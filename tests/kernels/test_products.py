@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.errors import ConfigError
-from hpcsgd.runs import choose as gpu_choice
+from hpcsgd.runs import settle
 from hpcsgd.runs.result import Status
 from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
@@ -238,13 +238,13 @@ def test_what_does_not_fit_is_refused_with_what_does(devices, monkeypatch, kind,
 def test_auto_runs_what_it_chose(devices, monkeypatch, members, mode):
     """Whatever it is by the figures, it has the bits of that product by name."""
     chosen = []
-    choose = gpu_choice.choose_on_gpu
+    choose = settle.choose_on_gpu
 
     def noting(*given):
         chosen.append(choose(*given).product)
         return choose(*given)
 
-    monkeypatch.setattr("hpcsgd.runs.choose.choose_on_gpu", noting)
+    monkeypatch.setattr("hpcsgd.runs.settle.choose_on_gpu", noting)
     problem = make_problem("logistic", n=37, d=13)
     how = {"sampling": {"mode": mode}}
     found = train_on(members, of_kind("auto", problem, **how), problem)

@@ -15,7 +15,7 @@ from hpcsgd.errors import HpcsgdError
 from hpcsgd.products.direct import Stream
 from hpcsgd.runs.advice import advise_fewer_messages
 from hpcsgd.runs.agreements import terms_of
-from hpcsgd.runs.assembled_run import RoundFeed
+from hpcsgd.runs.feed import RoundFeed
 from tests.helpers.anybatch import (
     MAPS,
     any_batch,

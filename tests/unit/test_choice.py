@@ -13,7 +13,7 @@ from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.cost import Machine
-from hpcsgd.runs import choose, machine
+from hpcsgd.runs import machine, settle
 from hpcsgd.runs.build import build
 from hpcsgd.runs.machine import MachineFile, MeasuredFigures, measure_machine
 from hpcsgd.runs.progress import Callback, SlowerThanExpected
@@ -103,7 +103,7 @@ def test_a_machine_file_is_made_once_and_corrected(tmp_path, monkeypatch):
     first = read_toml(path)["kinds"]
     (key,) = first
     assert "C2" in key and len(first[key]["corrections"]) == 1
-    monkeypatch.setattr(choose, "measure_machine", None)  # to call it again would fail
+    monkeypatch.setattr(settle, "measure_machine", None)  # to call it again would fail
     train_on(2, config, problem)
     again = read_toml(path)["kinds"]
     assert again[key]["machine"] == first[key]["machine"]
@@ -111,9 +111,9 @@ def test_a_machine_file_is_made_once_and_corrected(tmp_path, monkeypatch):
 
 def test_long_runs_are_measured_and_reproducible_ones_never(monkeypatch):
     problem, asked = make_problem("logistic"), []
-    monkeypatch.setattr(choose, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(settle, "WORTH_MEASURING", 0.0)
     monkeypatch.setattr(
-        choose,
+        settle,
         "measure_machine",
         lambda task, batch, world: asked.append(batch) or Machine(),
     )
@@ -133,7 +133,7 @@ def test_long_runs_are_measured_and_reproducible_ones_never(monkeypatch):
 def test_all_replicas_choose_alike(monkeypatch):
     """Also where their machines are not: a slow rank anywhere counts for all."""
     problem = make_problem("logistic")
-    monkeypatch.setattr(choose, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(settle, "WORTH_MEASURING", 0.0)
     free = machine.NetworkFigures("members", 2, 1e-9, 0.0)
     monkeypatch.setattr(machine, "measure_network", lambda *_: free)
     slow = threading.local()
@@ -179,7 +179,7 @@ def test_a_run_that_goes_on_keeps_its_choice(tmp_path, monkeypatch):
     whole = train_on(2, config_for(problem, **{**sections, "run": {}}), problem)
     train_on(2, config, problem, callbacks=[StopAt(2)])
     swift = Machine(latency=0.0, per_byte=0.0, step=0.0)
-    monkeypatch.setattr(choose, "assumed_machine", lambda task, job: swift)
+    monkeypatch.setattr(settle, "assumed_machine", lambda opened, job: swift)
     fresh = config_for(problem, **{**sections, "run": {}})
     assert train_on(2, fresh, problem).report["products"] == "direct"
     assert whole.report["products"] != "direct"
@@ -202,7 +202,7 @@ def test_the_api_takes_open_steps():
 
 def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
     """One rank with its steps given takes direct, however long the run will be."""
-    monkeypatch.setattr(choose, "measure_machine", None)  # to call it would fail
+    monkeypatch.setattr(settle, "measure_machine", None)  # to call it would fail
     problem = make_problem("logistic", n=400, d=6)
     schedule = {"batch": 8, "steps": 4, "epochs": 10**7}
     config = config_for(problem, schedule=schedule, products={"kind": "auto"})
@@ -240,7 +240,7 @@ def test_a_wrong_machine_file_corrects_itself(tmp_path, monkeypatch):
     wrong = Machine(**{**free, "step": 1e-9, "turn": 0.0})
     file = MachineFile(path)
     file.write(key, MeasuredFigures(wrong))
-    monkeypatch.setattr(choose, "SURE", 0.0)
+    monkeypatch.setattr(settle, "SURE", 0.0)
     train_on(2, config, problem)
     assert file.read(key) is None, "forgotten: off by more than any noise"
     monkeypatch.undo()
@@ -254,14 +254,14 @@ def test_figures_that_are_a_little_wrong_are_corrected(tmp_path):
     file = MachineFile(tmp_path / "machine.toml")
     file.write("key", MeasuredFigures(Machine(), {"gram": 0.5}))
     config = RunConfig.parse({"products": {"machine": str(file.path)}})
-    chosen = choose.RunChoice("gram", 8, False, seconds=1e-5, key="key")
-    choose.note_measured(config, chosen, 3e-5, rank=0)
+    chosen = settle.RunChoice("gram", 8, False, seconds=1e-5, key="key")
+    settle.note_measured(config, chosen, 3e-5, rank=0)
     assert file.read("key").corrections == {"gram": pytest.approx(0.5 * (1 + 3) / 2)}
 
 
 def test_a_run_that_is_slower_than_its_rival_says_so_and_goes_on(caplog):
-    chosen = choose.RunChoice(
-        "gram", 8, False, seconds=1e-5, rival=choose.Choice("direct", 4, 2e-5)
+    chosen = settle.RunChoice(
+        "gram", 8, False, seconds=1e-5, rival=settle.Choice("direct", 4, 2e-5)
     )
     check = SlowerThanExpected(chosen, keeps=False)
     view = View(epochs=1, exchanges_planned=9, total_rows=9)

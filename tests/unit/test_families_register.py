@@ -7,7 +7,7 @@ import hpcsgd
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.glm import FAMILIES, Family, get_family, register
-from hpcsgd.runs.checks import resolve_names
+from hpcsgd.runs.opened_run import resolve_names
 
 LOG2 = np.log(2.0)
 

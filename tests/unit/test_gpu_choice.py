@@ -12,7 +12,7 @@ from hpcsgd.products.cost import (
     machine_from,
     seconds,
 )
-from hpcsgd.runs.choose import BUDGET, OF_ONE, assumed
+from hpcsgd.runs.settle import BUDGET, OF_ONE, assumed
 
 JOB = CostInputs(
     members=4,

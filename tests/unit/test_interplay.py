@@ -96,7 +96,7 @@ def test_and_where_the_last_thing_is_refused(row, monkeypatch):
 @pytest.mark.parametrize("row", OPENS)
 def test_who_refuses_before_groups_are_opened_is_heard(row, monkeypatch):
     """Not waited for in a split, until a watchdog ends it."""
-    own, real = local(), assembly.choose_run
+    own, real = local(), assembly.settle
 
     def choose(*given):
         if own.rank == 1:
@@ -112,7 +112,7 @@ def test_who_refuses_before_groups_are_opened_is_heard(row, monkeypatch):
         assert found.value.on_all_ranks
         return world.max_flag(world.rank)  # and go on together
 
-    monkeypatch.setattr(assembly, "choose_run", choose)
+    monkeypatch.setattr(assembly, "settle", choose)
     assert run_ranks(4, on_rank) == [3] * 4
 
 

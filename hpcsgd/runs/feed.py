@@ -1,0 +1,161 @@
+"""The groups of a whole run, in order: sampling, rates and plans put together."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hpcsgd.backends.task import Group
+from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig
+from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
+from hpcsgd.data.shard import Shard, split_range
+from hpcsgd.data.stream import StreamedMatrix
+from hpcsgd.formats import Array
+from hpcsgd.glm.penalties import Models
+from hpcsgd.glm.updates import RateConfig, make_rate
+from hpcsgd.products.base import Planner
+from hpcsgd.products.direct import Stream
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one replica works through, epoch after epoch."""
+
+    sampler: Sampler
+    planner: Planner
+    plans: list[tuple[int, ...]]  # batch sizes of each exchange of an epoch
+    exchanges_per_epoch: int  # of the replica with most rows
+    epochs: int
+    follow: Callable[[int, int, int], None] | None = None  # told what comes next
+    one_step: bool = False  # the batches of an exchange are one step together
+
+    def groups(self, done: int = 0) -> Iterator[Group | None]:
+        """The groups after exchange `done`; None where this replica has no more rows.
+
+        The sequence depends on seed, epoch and replica alone, never on s, the product
+        or C: every member agrees on it without a message.
+        """
+        begun, skip = divmod(done, self.exchanges_per_epoch)
+        for epoch in range(begun, self.epochs):
+            yield from self._epoch(epoch, skip)
+            skip = 0
+
+    def progress(self, done: int) -> tuple[int, int]:
+        """Steps and rows behind this replica after exchange `done` of the run."""
+        epochs, rest = divmod(done, self.exchanges_per_epoch)
+        begun = self.plans[:rest]
+        count = len if self.one_step else steps_in
+        steps = epochs * count(self.plans) + count(begun)
+        return steps, epochs * rows_in(self.plans) + rows_in(begun)
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
+        order = self.sampler.order(epoch)
+        first, step = 0, epoch * steps_in(self.plans)
+        for index, sizes in enumerate(self.plans):
+            if index < skip:
+                first, step = first + sum(sizes), step + len(sizes)
+                continue
+            rows = order[first : first + sum(sizes)]
+            if self.follow is not None:
+                self.follow(epoch, first, len(rows))
+            yield self.planner.group(index, epoch, rows, sizes, step, order, first)
+            first, step = first + len(rows), step + len(sizes)
+        done = max(skip, len(self.plans))
+        yield from [None] * (self.exchanges_per_epoch - done)
+
+
+@dataclass(frozen=True)
+class RoundFeed(Feed):
+    """Rounds that take what they get to of a stream, which goes on in the next one."""
+
+    stream: Stream | None = None
+
+    def progress(self, done: int) -> tuple[int, int]:
+        """Rounds are steps; the stream knows its rows."""
+        stream = self.stream
+        return done, stream.rows_in(0, stream.taken) if stream is not None else 0
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
+        for index in range(skip, self.exchanges_per_epoch):
+            if not self.plans:
+                yield None
+                continue
+            nothing = np.empty(0, dtype=np.int64)
+            yield self.planner.group(index, epoch, nothing, self.plans[0], 0)
+
+
+def make_feed(
+    config: RunConfig,
+    planner: Planner,
+    shard: Shard,
+    grid: Grid,
+) -> Feed:
+    """Return the feed of this rank's replica."""
+    schedule, replicas = config.schedule, grid.replicas.size
+    steps = steps_together(config)
+    part = split_range(shard.total_rows, replicas, grid.replica)
+    largest = split_range(shard.total_rows, replicas, 0)
+    height = part.stop - part.start
+    matrix = shard.matrix
+    feed = Feed(
+        sampler=make_sampler(config.sampling, height, grid.replica),
+        planner=planner,
+        plans=plan_groups(height, schedule.batch, steps),
+        exchanges_per_epoch=len(plan_groups(largest.stop, schedule.batch, steps)),
+        epochs=schedule.epochs,
+        follow=matrix.follow if isinstance(matrix, StreamedMatrix) else None,
+        one_step=config.agreement.shares_gradients,
+    )
+    if not config.agreement.takes_rounds:
+        return feed
+    chunks = [size for (size,) in plan_groups(height, schedule.batch, 1)]
+    return RoundFeed(**vars(feed), stream=Stream(feed.sampler, planner, chunks))
+
+
+def steps_together(config: RunConfig) -> int:
+    """Return the batches of an exchange: steps, or those that travel together."""
+    agreement = config.agreement
+    if agreement.shares_gradients:
+        return agreement.batches_together
+    return config.schedule.steps
+
+
+def rates_of(
+    config: RateConfig, models: Models | None, total_steps: int, epochs: int
+) -> Callable[[int, int], Array]:
+    """(first step, count) -> rates, (s,) of one model or (s, settings) of several."""
+    if models is None:
+        return make_rate(config, total_steps, epochs).at
+    shape = make_rate(replace(config, value=1.0), total_steps, epochs)
+    values = np.array([rate for _, rate in models.settings])
+    return lambda first, count: np.multiply.outer(shape.at(first, count), values)
+
+
+def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
+    """Return what gives the rate of the last step of exchange k = 1, 2, ... of a run.
+
+    `rows` are those of the largest replica. Models of a sweep have rates in one
+    proportion: theirs is that of `[rate] value`, or of 1 where it names none.
+    """
+    schedule, value = config.schedule, config.rate.value or 1.0
+    plans = plan_groups(rows, schedule.batch, schedule.steps)
+    each = steps_in(plans)
+    rate = make_rate(replace(config.rate, value=value), schedule.epochs * each)
+
+    def after(exchanges: int) -> float:
+        epoch, index = divmod(exchanges - 1, len(plans))
+        steps = epoch * each + steps_in(plans[: index + 1])
+        return float(rate.at(steps - 1, 1)[0])
+
+    return after
+
+
+def steps_in(plans: list[tuple[int, ...]]) -> int:
+    """SGD steps of an epoch."""
+    return sum(len(sizes) for sizes in plans)
+
+
+def rows_in(plans: list[tuple[int, ...]]) -> int:
+    """Rows of an epoch."""
+    return sum(sum(sizes) for sizes in plans)

@@ -1,0 +1,292 @@
+"""A run that is opened: its names looked up, its ranks in a grid, its rows loaded."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpcsgd.backends import compiled_calls, make_backend
+from hpcsgd.backends.base import Backend, ColumnDraws, make_loss_scale
+from hpcsgd.backends.compiled_calls import SOFTMAX
+from hpcsgd.backends.task import Clip, Task
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.grid import Grid, check_size, close_on_agreed_error
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.comm.network_model import (
+    DelayedCommunicator,
+    EmulatedCommunicator,
+    parse_network,
+)
+from hpcsgd.config import RunConfig, split_of
+from hpcsgd.data.readers import RowReader
+from hpcsgd.data.sampling import make_sampler
+from hpcsgd.data.shard import Shard
+from hpcsgd.data.stream import Route
+from hpcsgd.errors import ConfigError
+from hpcsgd.formats import get_format
+from hpcsgd.glm import get_family, make_update
+from hpcsgd.glm.families import Family, for_models
+from hpcsgd.glm.penalties import Models
+from hpcsgd.glm.updates import LinearUpdate
+from hpcsgd.precision import AUTO, Precision
+from hpcsgd.products.base import make_clip
+from hpcsgd.runs.checks import refusals, warn_of_one_replica
+from hpcsgd.runs.gpu import open_gpu
+from hpcsgd.runs.load import LoadedRows, load
+from hpcsgd.runs.memory import check_memory
+from hpcsgd.settings import refuse
+
+if TYPE_CHECKING:  # a run without a GPU needs none of it
+    from hpcsgd.backends.cuda.device import Device
+
+log = logging.getLogger(__name__)
+
+# What a configuration names, before any data is seen.
+
+
+@dataclass(frozen=True)
+class ResolvedNames:
+    """The concrete things behind the names of a configuration."""
+
+    world: Communicator  # behind the network that was asked for
+    members: int
+    family: Family
+    precision: Precision
+    backend: Backend
+    update: LinearUpdate
+    agreement: str
+    latency: float  # seconds a message takes at least, as far as is known
+
+
+def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
+    """Look every name up; what is unknown or does not fit is refused here."""
+    refuse(refusals(config))
+    world, replicas = _as_many(config, world), config.grid.replicas
+    members = config.grid.members or max(world.size // max(replicas, 1), 1)
+    check_size(world.size, replicas, members)
+    warn_of_one_replica(config, replicas, world.size)
+    precision, update = config.precision.resolve(), config.update
+    network = parse_network(config.run.network) if config.run.network else None
+    # Ranks that wait for each other in shared memory would not see one die.
+    shrinks = config.run.on_failure == "shrink"
+    world.share_nodes("off" if shrinks else config.run.node_sharing)
+    return ResolvedNames(
+        world=emulate_network(config, world),
+        members=members,
+        family=_family(config),
+        precision=precision,
+        backend=make_backend(precision),
+        update=make_update(
+            update.kind,
+            0.0 if update.kind == "sgd" else update.momentum,
+            update.bits,
+        ),
+        agreement=agreement_name(config),
+        latency=network.alpha if network else 0.0,
+    )
+
+
+def emulate_network(config: RunConfig, world: Communicator) -> Communicator:
+    """Return the world with the delays of the requested network."""
+    if not config.run.network:
+        return world
+    return DelayedCommunicator(world, parse_network(config.run.network))
+
+
+def _as_many(config: RunConfig, world: Communicator) -> Communicator:
+    """The world, or this rank as one of those that are emulated."""
+    run, grid = config.run, config.grid
+    if not run.emulate_members:
+        return world
+    if world.size > 1 or run.out or run.resume != "no":
+        raise ConfigError(
+            "--emulate-members times one rank and learns nothing: start it on one"
+            " rank, without --out and --resume"
+        )
+    members = grid.members or run.emulate_members // max(grid.replicas, 1)
+    check_size(run.emulate_members, grid.replicas, members)
+    return EmulatedCommunicator(
+        run.emulate_members, (members, grid.replicas), world.ledger, world.reproducible
+    )
+
+
+def agreement_name(config: RunConfig) -> str:
+    """Return the kind of agreement that runs; "auto" averages replicas."""
+    if config.agreement.kind == AUTO:
+        return "average" if config.grid.replicas > 1 else "none"
+    return config.agreement.kind
+
+
+def _family(config: RunConfig) -> Family:
+    """Return the family of a run; refuse one of the caller's own on a GPU."""
+    family = get_family(config.problem.family)
+    if config.run.device != "cuda":
+        return family
+    from hpcsgd.backends.cuda import kernels
+
+    if family.name not in (*kernels.FAMILIES, SOFTMAX):
+        raise ConfigError(
+            f"the family {family.name!r} has no kernels for a GPU, which has those of"
+            f" {', '.join((*kernels.FAMILIES, SOFTMAX))}; use --device cpu"
+        )
+    return family
+
+
+# The ranks of a run, each with its block of the data.
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """What is there before anything is chosen: names looked up, ranks, data."""
+
+    words: ResolvedNames
+    grid: Grid
+    loaded: LoadedRows
+    device: "Device | None"
+
+    @property
+    def world(self) -> Communicator:
+        """Return all ranks of the run."""
+        return self.grid.world
+
+
+def open_run(
+    config: RunConfig,
+    world: Communicator,
+    reader: Callable[[Communicator], RowReader],
+    setup: Clock,
+) -> OpenedRun:
+    """Look the names up, arrange the ranks and load their rows. Collective."""
+    own = world.together(compiled_calls.instructions)
+    compiled_calls.settle(world.exchange_objects(own))
+    _use_threads(config.run.threads, world)
+    device, world = open_gpu(config, world)
+    words = world.together(lambda: resolve_names(config, world))
+    grid = Grid(words.world, config.grid.replicas, words.members)
+    with close_on_agreed_error(grid.close):
+        loaded = _load(config, words, grid, reader, setup)
+    return OpenedRun(words, grid, loaded, device)
+
+
+def _load(
+    config: RunConfig,
+    words: ResolvedNames,
+    grid: Grid,
+    reader: Callable[[Communicator], RowReader],
+    setup: Clock,
+) -> LoadedRows:
+    """This rank's block of what the reader opens."""
+    opened = grid.world.together(lambda: reader(grid.world))
+    streams = check_memory(
+        grid, opened, config, words.precision, words.update.states * config.sweep.count
+    )
+    setup.lap("open")
+    stays = streams or getattr(opened, "is_there", False)
+    route = _router(config, grid.replica) if stays else None
+    loaded = load(
+        grid,
+        opened,
+        words.family,
+        words.backend,
+        words.precision,
+        route,
+        config.data.partition,
+        config.precision.scale,
+        split_of(config.sweep, config.sampling),
+        config.agreement.on_disk,
+    )
+    setup.lap("read")
+    return loaded
+
+
+def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
+    """The way through the rows of a replica, once their number is known.
+
+    None where a GPU holds them all, or where they are read by tiles.
+    """
+    if config.run.device == "cuda" or config.agreement.on_disk:
+        return lambda rows: None
+    return lambda rows: Route(
+        make_sampler(config.sampling, rows, replica), config.schedule.epochs
+    )
+
+
+def _use_threads(count: int, world: Communicator) -> None:
+    """In the kernels that all ranks have settled on."""
+    compiled_calls.use(count)
+    if count > 1:
+        compiled_calls.warn(
+            count, world.exchange_objects(compiled_calls.place()), world.rank
+        )
+
+
+# The task of a rank: what its exchanges know of the run.
+
+
+def make_task(config: RunConfig, opened: OpenedRun) -> Task:
+    """Return the task of this rank, without a monitor and without an agreement."""
+    words, grid, loaded = opened.words, opened.grid, opened.loaded
+    models = many_models(config, loaded.columns)
+    family: Any = words.family
+    if models is not None:
+        family = for_models(words.family, len(models), loaded.columns)
+    _set_rounding(words.backend, config, grid.replica, loaded.shard)
+    return Task(
+        shard=loaded.shard,
+        backend=words.backend,
+        members=grid.members,
+        family=family,
+        precision=words.precision,
+        columns=score_columns(config, loaded.columns),
+        states=words.update.states,
+        probe=words.update.probe(),
+        clock=Clock(),
+        clip=_clip(config, words.backend),
+        anchored=words.update.is_anchored,
+        models=models,
+    )
+
+
+def many_models(config: RunConfig, scores: int) -> Models | None:
+    """Return the models of [sweep], with so many scores a row; None for one model."""
+    if not config.sweep.is_many:
+        return None
+    return config.sweep.models(config.problem.l2, config.rate.value, scores)
+
+
+def score_columns(config: RunConfig, scores: int) -> int:
+    """Return the scores of a row for all models, with so many for each."""
+    models = many_models(config, scores)
+    return scores if models is None else models.columns
+
+
+def _set_rounding(
+    backend: Backend, config: RunConfig, replica: int, shard: Shard
+) -> None:
+    """Set how the backend rounds weights and scales residuals."""
+    weights = get_format(backend.precision.weights)
+    draws = config.precision.rounding == "stochastic"
+    if draws and weights.is_wide:
+        raise ConfigError(
+            f"[precision] rounding = 'stochastic' does nothing for weights in"
+            f" {weights.name}; set weights to a narrow format, as bf16"
+        )
+    if draws:
+        seed = config.sampling.seed
+        backend.dice = ColumnDraws(seed, replica, shard.columns, shard.total_columns)
+    if backend.loss_scale is not None:
+        backend.loss_scale = make_loss_scale(config.precision.loss_scale)
+
+
+def _clip(config: RunConfig, backend: Backend) -> Clip | None:
+    update = config.update
+    clip = make_clip(update.clip, update.limit)
+    if config.agreement.shares_gradients:
+        return None  # that of all replicas together is clipped, where they agree
+    weights = get_format(backend.precision.weights)
+    if clip is not None and not weights.is_wide:
+        raise ConfigError(
+            f"[update] clip = {update.clip!r} is not offered for weights in"
+            f" {weights.name}; use --set precision.weights=fp32"
+        )
+    return clip

@@ -1,0 +1,477 @@
+"""The plan of a run: every open setting decided, from facts on ranks, rows and machine.
+
+`find_facts` asks the ranks and the rows, together; `settle` decides, and asks nobody.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.backends import compiled_calls
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.network_model import DelayedCommunicator
+from hpcsgd.config import RunConfig
+from hpcsgd.data.shard import split_range
+from hpcsgd.data.stream import StreamedMatrix
+from hpcsgd.formats import get_format
+from hpcsgd.products.base import may_clip, product_facts, refuse
+from hpcsgd.products.cost import (
+    Choice,
+    CostInputs,
+    Machine,
+    candidates,
+    uses_look_ahead,
+)
+from hpcsgd.runs.auto_rate import find_steepness, rate_of, rate_reason
+from hpcsgd.runs.checks import takes_one_step
+from hpcsgd.runs.gpu import BY_HOST
+from hpcsgd.runs.machine import MachineFile, MeasuredFigures, measure_machine
+from hpcsgd.runs.opened_run import OpenedRun, make_task, score_columns
+
+log = logging.getLogger(__name__)
+WORTH_MEASURING = 2.0  # seconds of training from which a tenth of one is no matter
+SURE = 0.5  # seconds of a run whose time no accident makes
+FASTER_GRAM = 2.5  # bf16 in pairs against float32
+RESUMED = "as the run that resumes"  # why a setting has its value
+LEFT_OPEN = ("products.kind", "schedule.steps")  # settings that may be chosen
+MEASURED_FIGURES, ASSUMED_FIGURES = "measured", "assumed"  # speeds of a machine
+
+
+# What a plan is made from, and the plan.
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the run that goes on had chosen."""
+
+    product: str
+    steps: int
+    look_ahead: bool
+    members: int
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The speed of the machine for one kind of run.
+
+    Attributes
+    ----------
+    figures : MeasuredFigures
+        Constants of the cost model, and corrections of what it predicted before.
+    origin : str
+        "measured", "assumed", or the machine file that they are from.
+    key : str
+        The kind of run in that file; "" where no file learns from the run.
+    """
+
+    figures: MeasuredFigures
+    origin: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What ranks, rows and machine say of a run, the same on all ranks.
+
+    Attributes
+    ----------
+    members : int
+        Ranks that hold the columns of a replica.
+    latency : float
+        Seconds that a message takes at least, as far as is known.
+    steepness : float or None
+        The largest curvature L of F along a step; None where no rate depends on it.
+    job : CostInputs or None
+        The inputs of the cost model; None where it decides nothing.
+    machine : MachineFacts or None
+        The speed of the machine; None where it decides nothing.
+    gathers : bool
+        Whether products for which a member holds all columns may be chosen.
+    earlier : Earlier or None
+        What the run that goes on had chosen.
+    """
+
+    members: int
+    latency: float
+    steepness: float | None = None
+    job: CostInputs | None = None
+    machine: MachineFacts | None = None
+    gathers: bool = True
+    earlier: Earlier | None = None
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """What will run, and what a step of it is expected to take."""
+
+    product: str
+    steps: int
+    look_ahead: bool
+    seconds: float = 0.0  # of a step, by the model; 0 = it was not asked
+    key: str = ""  # under which the machine file knows this kind of run
+    rival: Choice | None = None  # the best of the other products
+    reasons: Mapping[str, str] = field(default_factory=dict)  # of settings left open
+    figures: str = ""  # of the machine behind `seconds`: measured, assumed, or a file
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does: nothing about it is decided later.
+
+    Attributes
+    ----------
+    config : RunConfig
+        The settings, with the rate and the steps that run.
+    choice : RunChoice
+        The product that runs, and the time that a step is expected to take.
+    reasons : mapping
+        section.key -> why its value was chosen.
+    """
+
+    config: RunConfig
+    choice: RunChoice
+    reasons: Mapping[str, str]
+
+
+def find_facts(
+    config: RunConfig, opened: OpenedRun, earlier: Earlier | None = None
+) -> RunFacts:
+    """Return the facts that the open settings of `config` are decided from. Collective.
+
+    `earlier` is what the run that goes on had chosen.
+    """
+    family = opened.words.family
+    steepness = find_steepness(config, opened.grid, opened.loaded, family)
+    facts = RunFacts(
+        members=opened.grid.members.size,
+        latency=opened.words.latency,
+        steepness=steepness,
+        earlier=earlier,
+    )
+    if not _asks_the_model(config, facts):
+        return facts
+    job = job_of(config, opened)
+    if config.run.device == "cuda":
+        machine = MeasuredFigures(assumed(job, opened.grid.members))
+        return replace(
+            facts,
+            job=job,
+            machine=MachineFacts(machine, ASSUMED_FIGURES),
+            gathers=not opened.loaded.shard.is_sparse,
+        )
+    kind, steps = config.products.kind, open_steps(config, earlier)
+    choices = candidates(kind, steps, job, Machine())
+    is_decided = len(list(choices)) == 1  # by one rank and given steps: by no figure
+    machine_facts = None if is_decided else find_machine(config, opened, job)
+    return replace(facts, job=job, machine=machine_facts)
+
+
+def settle(config: RunConfig, facts: RunFacts) -> Plan:
+    """Return the plan of a run, in which every open setting is decided."""
+    choice = _choose(config, facts)
+    reasons = {}
+    rate = rate_of(config, facts.steepness)
+    if rate != config.rate:
+        reasons["rate.value"] = rate_reason(config)
+    if config.products.kind == "auto":
+        reasons["products.kind"] = choice.reasons.get("products.kind", "")
+    if config.schedule.steps != choice.steps:
+        reason = choice.reasons.get("schedule.steps", "")
+        one_step = "l1 and bounds act behind every step"
+        reasons["schedule.steps"] = one_step if takes_one_step(config) else reason
+    schedule = replace(config.schedule, steps=choice.steps)
+    return Plan(replace(config, rate=rate, schedule=schedule), choice, reasons)
+
+
+# What `auto` becomes on a GPU: the model of docs/learn/products.md, with constants of
+# its own.
+#
+# They are assumed, in the size of an H100's, and measured nowhere: good enough to tell
+# products apart that differ by a factor.
+
+ASSUMED = Machine(
+    latency=20e-6,
+    per_byte=2e-11,
+    gram=1e13,  # in fp32; of 16- and 8-bit rows `ON_CORES`
+    read=2e12,
+    again=4e12,
+    plain=1.5e12,
+    inner=2.5e10,  # one processor reads tiles
+    link=1e-11,
+    exchange=20e-6,
+    step=40e-6,
+    alone=5e-6,
+    turn=1.5e-6,
+)
+ON_CORES = 5e13  # multiply-adds a second of tensor cores on tiles of 64 rows
+STAGED = {"latency": 40e-6, "per_byte": 1e-10}  # sums by way of the host
+EACH = 15e-6  # seconds of a plain step that is a launch of its own
+NARROW = 2e-6  # of one that a single block takes, which waits for no other
+BUDGET = 8 * 2**30  # bytes that a GPU may keep from the first epoch on
+OF_ONE = ("direct", "gram", "cached")  # what one member has to choose from
+
+
+def choose_on_gpu(
+    config: RunConfig, job: CostInputs, machine: Machine, gathers: bool = True
+) -> Choice:
+    """Return the product and the steps that are left open.
+
+    Without `gathers`, no product for which a member holds all columns is chosen.
+    """
+    kind, steps = config.products.kind, open_steps(config, None)
+    choices = candidates(kind, steps, job, machine, OF_ONE, BUDGET)
+    if not gathers and kind == "auto":
+        choices = (c for c in choices if not product_facts(c.product).holds_all_columns)
+    return min(choices, key=lambda choice: choice.seconds)
+
+
+def assumed(job: CostInputs, members: Communicator) -> Machine:
+    """One GPU, and what lies between it and those of others."""
+    from hpcsgd.backends.cuda.exchange import ONE_BLOCK
+
+    machine = ASSUMED
+    if job.matrix < 4:  # bytes of a value
+        machine = replace(machine, gram=ON_CORES)
+    if job.scores * job.states > 1:
+        machine = replace(machine, alone=EACH)
+    elif job.batch * job.columns * job.matrix <= ONE_BLOCK:
+        machine = replace(machine, alone=NARROW)
+    if getattr(members, "kind", "") == BY_HOST:
+        machine = replace(machine, **STAGED)
+    return machine
+
+
+# What `auto` becomes: the product and the steps of a run, by what they would take.
+
+
+def open_steps(config: RunConfig, earlier: Earlier | None) -> int:
+    """Return the steps of an exchange; 0 where the cost model decides them."""
+    steps = config.schedule.steps
+    if not steps and takes_one_step(config):
+        return 1
+    return steps or (earlier.steps if earlier else 0)
+
+
+def _kept_choice(config: RunConfig, facts: RunFacts) -> Earlier | None:
+    """Return the choice that a run keeps from the one that goes on, if it is open."""
+    earlier = facts.earlier
+    if config.products.kind != "auto" or earlier is None:
+        return None
+    return earlier if earlier.members == facts.members else None
+
+
+def _asks_the_model(config: RunConfig, facts: RunFacts) -> bool:
+    """Return whether the cost model decides the product or the steps."""
+    if config.agreement.shares_gradients or _kept_choice(config, facts):
+        return False
+    is_named = config.products.kind != "auto" and open_steps(config, facts.earlier)
+    return not is_named or config.run.device == "cuda"
+
+
+def _choose(config: RunConfig, facts: RunFacts) -> RunChoice:
+    """Return the product and the steps that run, the same on all ranks."""
+    kind, steps = config.products.kind, open_steps(config, facts.earlier)
+    if config.agreement.shares_gradients:
+        return _one_step(config)
+    kept = _kept_choice(config, facts)
+    if kept is not None:
+        reasons = dict.fromkeys(LEFT_OPEN, RESUMED)
+        return RunChoice(kept.product, steps, kept.look_ahead, reasons=reasons)
+    over, how = config.update.clip_over, config.update.clip
+    clips = how != "none"
+    if clips and kind != "auto" and not may_clip(kind, steps, over):
+        raise refuse(kind, how)
+
+    def chosen(best: Choice, *reasons: str, **facts_of_time: Any) -> RunChoice:
+        ahead = uses_look_ahead(config.products, best.product, facts.latency)
+        return RunChoice(
+            best.product,
+            best.steps,
+            ahead,
+            best.seconds,
+            reasons=dict(zip(LEFT_OPEN, reasons, strict=False)),
+            **facts_of_time,
+        )
+
+    if facts.job is None:
+        return chosen(Choice(kind, steps, 0.0))
+    if facts.machine is None:  # no figure decides anything
+        (only,) = candidates(kind, steps, facts.job, Machine())
+        return chosen(
+            replace(only, seconds=0.0),
+            "one member has no message to save",
+            "an epoch has no rows for more",
+        )
+    if config.run.device == "cuda":
+        machine = facts.machine.figures.machine
+        best = choose_on_gpu(config, facts.job, machine, facts.gathers)
+        reason = "least predicted time on a GPU"
+        return chosen(best, reason, reason, figures=facts.machine.origin)
+    known = facts.machine.figures
+    choices = [
+        replace(c, seconds=c.seconds * known.corrections.get(c.product, 1.0))
+        for c in candidates(kind, steps, facts.job, known.machine)
+        if not clips or may_clip(c.product, c.steps, over)
+    ]
+    ranked = sorted(choices, key=lambda choice: choice.seconds)
+    best = ranked[0]
+    return chosen(
+        best,
+        _least_time(choice.product for choice in choices),
+        _least_time(choice.steps for choice in choices),
+        key=facts.machine.key,
+        rival=next((c for c in ranked if c.product != best.product), None),
+        figures=facts.machine.origin,
+    )
+
+
+def _least_time(candidates: Iterable[Any]) -> str:
+    """Return why the fastest of these is chosen."""
+    names = dict.fromkeys(map(str, candidates))
+    return f"least predicted time of {', '.join(names)}"
+
+
+def _one_step(config: RunConfig) -> RunChoice:
+    """Return the choice of replicas that agree on every gradient: one step."""
+    uses_look_ahead(config.products, config.products.kind, 0.0)
+    kind = config.products.kind
+    reason = "replicas share the gradient of every step"
+    return RunChoice(
+        "direct" if kind == "auto" else kind,
+        1,
+        False,
+        reasons=dict.fromkeys(LEFT_OPEN, reason),
+    )
+
+
+# The figures of the machine, by which the cost model decides.
+
+
+def job_of(config: RunConfig, opened: OpenedRun) -> CostInputs:
+    """Return the inputs of the cost model for this run."""
+    shard, precision = opened.loaded.shard, opened.words.precision
+    members, schedule = opened.grid.members, config.schedule
+    largest = split_range(shard.total_rows, config.grid.replicas, 0)
+    word = get_format(precision.matrix).dtype.itemsize
+    each = (word + 4) * opened.loaded.density if shard.is_sparse else word
+    return CostInputs(
+        members=modelled_ranks(members),
+        rows=largest.stop,
+        columns=shard.total_columns,
+        local_columns=max(part.stop - part.start for part in shard.parts),
+        batch=schedule.batch,
+        epochs=schedule.epochs,
+        comes_again=config.sampling.mode == "shuffle-once" and schedule.epochs > 1,
+        matrix=each,
+        gram_wire=get_format(precision.gram_wire).dtype.itemsize,
+        margin_sum=get_format(precision.margin_sum).dtype.itemsize,
+        apart=not precision.one_message,
+        scores=score_columns(config, opened.loaded.columns),
+        states=opened.words.update.states,
+    )
+
+
+def modelled_ranks(members: Communicator) -> int:
+    """Return the number of ranks that the network model charges a message for."""
+    return (
+        members.modelled_ranks
+        if isinstance(members, DelayedCommunicator)
+        else members.size
+    )
+
+
+def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> MachineFacts:
+    """Return the speed of the machine for this run. Collective.
+
+    It is read from the machine file, measured where that is worth it, or assumed.
+    """
+    path, world = config.products.machine, opened.world
+    assumed = MeasuredFigures(assumed_machine(opened, job))
+
+    def measure() -> MeasuredFigures:
+        task = make_task(config, opened)
+        return MeasuredFigures(measure_machine(task, config.schedule.batch, world))
+
+    if isinstance(opened.loaded.shard.matrix, StreamedMatrix):
+        return MachineFacts(assumed, ASSUMED_FIGURES)  # no row is in memory yet
+    if path:
+        file, key = MachineFile(Path(path)), _key(config, opened, job)
+        # What rank 0 reads; where it has no figures of the kind, all ranks measure.
+        own = world.together(lambda: file.read(key) if world.rank == 0 else None)
+        known: MeasuredFigures | None = world.exchange_objects(own)[0]
+        if known is None:
+            known = measure()
+            if world.rank == 0:
+                file.write(key, known)
+        return MachineFacts(known, path, key)
+    if config.run.reproducible:  # figures that were measured are others every time
+        return MachineFacts(assumed, ASSUMED_FIGURES)
+    kind, steps = config.products.kind, open_steps(config, None)
+    best = min(c.seconds for c in candidates(kind, steps, job, assumed.machine))
+    if best * job.rows / job.batch * job.epochs < WORTH_MEASURING:
+        return MachineFacts(assumed, ASSUMED_FIGURES)
+    return MachineFacts(measure(), MEASURED_FIGURES)
+
+
+def assumed_machine(opened: OpenedRun, job: CostInputs) -> Machine:
+    """Return the usual figures of a machine behind the network of the run."""
+    machine, members = Machine(), opened.grid.members
+    precision = opened.words.precision
+    gram = machine.gram * 4 / precision.working.itemsize
+    if (
+        precision.matrix == "bf16"
+        and compiled_calls.available()
+        and compiled_calls.has_pairs()
+    ):
+        gram *= FASTER_GRAM
+    machine = replace(machine, gram=gram)
+    if not isinstance(members, DelayedCommunicator):
+        return machine
+    return replace(
+        machine,
+        latency=machine.latency + members.charge(0),
+        per_byte=machine.per_byte + 1 / members.network.bandwidth,
+    )
+
+
+def _key(config: RunConfig, opened: OpenedRun, job: CostInputs) -> str:
+    """Return the kind of run, by all that figures depend on."""
+    precision = opened.words.precision
+    width = 2 ** round(log2(max(job.local_columns, 1)))
+    parts = (
+        compiled_calls.instructions() or "numpy",
+        "sparse" if opened.loaded.shard.is_sparse else "dense",
+        precision.matrix,
+        precision.inner,
+        opened.words.family.name,
+        f"K{job.scores}",
+        f"b{job.batch}",
+        f"d{width}",
+        f"C{job.members}",
+        config.run.network or "no network",
+    )
+    return " ".join(parts)
+
+
+def note_measured(
+    config: RunConfig, chosen: RunChoice, measured: float, rank: int, total: float = 0.0
+) -> None:
+    """Say what the model was worth; a machine file learns from it.
+
+    `measured` are the seconds of a step in the run that is over, `total` all of them.
+    """
+    if rank or not chosen.seconds or not measured:
+        return
+    log.log(
+        logging.INFO if chosen.key else logging.DEBUG,
+        "a step of %s with s = %d was expected to take %.1f µs and took %.1f",
+        *(chosen.product, chosen.steps),
+        *(1e6 * chosen.seconds, 1e6 * measured),
+    )
+    if chosen.key:
+        file = MachineFile(Path(config.products.machine))
+        ratio, sure = measured / chosen.seconds, total >= SURE
+        file.correct(chosen.key, chosen.product, ratio, sure)

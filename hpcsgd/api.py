@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -152,44 +152,14 @@ def run_training(
     callbacks: list[Callback] | None = None,
 ) -> Result:
     """Do what `train` does, without a warning: the caller reads `advice`."""
-    setup = Clock()
-    request = named_settings(config)
-    is_wide = has_wide_values(X)
-    # What is wrong in the settings is refused before ranks meet.
-    alone = _settings_alone(request, is_wide)
-    reader = open_data(alone, X, y, sample_weight, offset)
-    run = alone.run
-    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    settings = settings_on(comm, request, is_wide, alone)
-    result, ranks = run_at_stable_rate(comm, settings, reader, callbacks, setup=setup)
+    request = open_request(config, X, y, sample_weight, offset, world)
+    result, ranks = run_at_stable_rate(
+        request.world, request.settings, request.reader, callbacks, setup=request.setup
+    )
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
         ranks.close()
     return result
-
-
-def _settings_alone(request: NamedSettings, is_wide: bool) -> RunConfig:
-    """Return all settings of a run of one model, as it has them on one rank."""
-    settings = resolve_defaults(request, is_wide)
-    if settings.sweep.is_many:
-        raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
-    return settings
-
-
-def settings_on(
-    world: Communicator, request: NamedSettings, is_wide: bool, alone: RunConfig
-) -> RunSettings:
-    """Return the settings on all ranks; a run that resumes keeps its rate. Collective.
-
-    `alone` are the settings on one rank.
-    """
-    if alone.run.defaults != FIT or isinstance(request, RunConfig):
-        return RunSettings(alone)
-    recorded = find_recorded_run(alone.run, world)
-    saved = None if recorded is None else recorded.requested
-    config = resolve_defaults(request, is_wide, world.size, saved)
-    reasons = {} if config.rate == alone.rate else {"rate.value": RESUMED}
-    return RunSettings(config, recorded, reasons=reasons)
 
 
 @one_thread()
@@ -207,28 +177,72 @@ def plan_training(
     from hpcsgd.runs.plan import plan_run
 
     process = process_bytes()
-    request = named_settings(config)
-    is_wide = has_wide_values(X)
-    alone = _settings_alone(request, is_wide)
-    reader = open_data(alone, X, y, None, None)
-    run = alone.run
-    comm = open_world(run.comm, timeout=run.timeout) if world is None else world
-    session = open_session(comm, settings_on(comm, request, is_wide, alone), reader)
+    request = open_request(config, X, y, None, None, world)
+    session = open_session(request.world, request.settings, request.reader)
     named: Mapping[str, Mapping[str, Any]]
-    if isinstance(request, RunConfig):
-        before, named, why = alone, request.tables(), ""
+    if isinstance(request.named, RunConfig):
+        before, named, why = request.named, request.named.tables(), ""
     else:
-        before, named = resolve_defaults(request, is_wide, comm.size), request
-        why = defaults_reason(request)
+        named, why = request.named, defaults_reason(request.named)
+        before = resolve_defaults(named, has_wide_values(X), request.world.size)
     reasons = {**session.settings.reasons, "run.defaults": why}
     if isinstance(session, CoordinateRun):
         plan = _plan_of_form(session, named, before, reasons)
     else:
         with session.assembled() as live:
-            plan = plan_run(live, reader, named, before, reasons, process)
+            plan = plan_run(live, request.reader, named, before, reasons, process)
     if world is None:
-        comm.close()
+        request.world.close()
     return plan
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """A call of `train`: what was named, the ranks, and how its rows are opened."""
+
+    named: NamedSettings
+    settings: RunSettings
+    world: Communicator
+    reader: Callable[[Communicator], RowReader]
+    setup: Clock
+
+
+def open_request(
+    config: Config | None,
+    X: Any,
+    y: ArrayLike | None,
+    sample_weight: ArrayLike | None,
+    offset: ArrayLike | None,
+    world: Communicator | None,
+) -> TrainingRequest:
+    """Return the request of the arguments of `train`. Collective."""
+    setup = Clock()
+    named, is_wide = named_settings(config), has_wide_values(X)
+    # What is wrong in the settings is refused before ranks meet.
+    alone = resolve_defaults(named, is_wide)
+    if alone.sweep.is_many:
+        raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+    reader = open_data(alone, X, y, sample_weight, offset)
+    if world is None:
+        world = open_world(alone.run.comm, timeout=alone.run.timeout)
+    settings = _settings_on(world, named, is_wide, alone)
+    return TrainingRequest(named, settings, world, reader, setup)
+
+
+def _settings_on(
+    world: Communicator, named: NamedSettings, is_wide: bool, alone: RunConfig
+) -> RunSettings:
+    """Return the settings on all ranks; a run that resumes keeps its rate. Collective.
+
+    `alone` are the settings on one rank.
+    """
+    if alone.run.defaults != FIT or isinstance(named, RunConfig):
+        return RunSettings(alone)
+    recorded = find_recorded_run(alone.run, world)
+    saved = None if recorded is None else recorded.requested
+    config = resolve_defaults(named, is_wide, world.size, saved)
+    reasons = {} if config.rate == alone.rate else {"rate.value": RESUMED}
+    return RunSettings(config, recorded, reasons=reasons)
 
 
 def _plan_of_form(

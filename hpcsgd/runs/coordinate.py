@@ -722,8 +722,12 @@ ONCE = {"on_all_ranks": True}  # all ranks would say it alike
 class CoordinateRun(Session):
     """A session without replicas that agree, checkpoints and fall-backs."""
 
-    def train(self) -> Result:
+    def run(self) -> Result:
         """Descend to the optimum, or until something ends the run. Collective."""
+        with self._borrowed_ranks():
+            return self._train()
+
+    def _train(self) -> Result:
         world, config = self.world, self.config
         world.watch(config.run.timeout)
         with close_on_agreed_error(world.unwatch):

@@ -256,10 +256,29 @@ class Session:
         return self.settings.config
 
     def run(self) -> Result:
-        """Train; a rank that leaves takes all others along."""
+        """Train leg after leg, until one ends with the result. Collective."""
+        leg, result = Leg(self.config), None
+        with self._borrowed_ranks():
+            while result is None:
+                try:
+                    result, leg = self._train_leg(leg)
+                except DeviceLost as error:
+                    self._leave_without_gpu(error)
+                except (Exception, KeyboardInterrupt) as error:
+                    if self.live is not None:  # the caller may go on from there
+                        self.live.saver.finish()
+                    shrinks = self.config.run.on_failure == "shrink"
+                    if not (shrinks and self.world.has_lost_ranks(error)):
+                        raise
+                    leg = self._leg_of_survivors(leg)
+        return result
+
+    @contextmanager
+    def _borrowed_ranks(self) -> Iterator[None]:
+        """Borrow the ranks for one run; a rank that leaves takes all others along."""
         try:
             with borrow_world(self.world, self.config.run.reproducible):
-                return self.train()
+                yield
         except SystemExit as leaving:
             # No hook sees this one; the others would wait for this rank for ever.
             world = self.world
@@ -267,23 +286,6 @@ class Session:
                 print(f"hpcsgd: rank {world.rank} leaves the run", file=sys.stderr)
                 world.abort(leaving.code if isinstance(leaving.code, int) else 1)
             raise
-
-    def train(self) -> Result:
-        """Train leg after leg, until one ends with the result. Collective."""
-        leg, result = Leg(self.config), None
-        while result is None:
-            try:
-                result, leg = self._train_leg(leg)
-            except DeviceLost as error:
-                self._leave_without_gpu(error)
-            except (Exception, KeyboardInterrupt) as error:
-                if self.live is not None:  # whoever catches this may go on from there
-                    self.live.saver.finish()
-                shrinks = self.config.run.on_failure == "shrink"
-                if not (shrinks and self.world.has_lost_ranks(error)):
-                    raise
-                leg = self._leg_of_survivors(leg)
-        return result
 
     @contextmanager
     def assembled(self) -> Iterator[AssembledRun]:

@@ -18,7 +18,7 @@ from hpcsgd.agreements import AGREEMENTS, AUTO, settings_of
 from hpcsgd.agreements.base import AgreementSettings
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.agreements.codecs.base import AccordionConfig, CodecConfig
-from hpcsgd.comm import COMMUNICATORS
+from hpcsgd.comm import COMMUNICATORS, choose
 from hpcsgd.comm.network_model import NETWORKS
 from hpcsgd.data.sampling import FoldSplit, SamplingConfig
 from hpcsgd.data.shard import PARTITIONS
@@ -42,6 +42,8 @@ from hpcsgd.products.cost import ProductsConfig
 from hpcsgd.settings import (
     READS,
     Condition,
+    Resolved,
+    RunFacts,
     Setting,
     Settings,
     declarations,
@@ -66,6 +68,22 @@ MOST_EXCHANGES = 1_000_000  # between two looks
 MOST_EMULATED = 2**20  # members
 
 
+def automatic_partition(facts: RunFacts) -> Resolved:
+    """Return how columns are distributed over the members, and why."""
+    if facts.members == 1:
+        return "equal", "one member holds all columns"
+    if facts.is_sparse:
+        return "stored", "the rows are sparse"
+    return "equal", "the rows are dense"
+
+
+def automatic_node_sharing(facts: RunFacts) -> Resolved:
+    """Return whether ranks of a node share memory, and why."""
+    if facts.ranks == 1:
+        return "off", "there is one rank"
+    return "by size", "large sums and copies share memory within a node"
+
+
 @dataclass(frozen=True)
 class DataConfig(Settings, section="data"):
     """The data file and how ranks read it."""
@@ -76,6 +94,7 @@ class DataConfig(Settings, section="data"):
         "distribution of the columns over the members: equal numbers of columns"
         " (equal), or equal numbers of stored values, for sparse data (stored)",
         choices=PARTITIONS,
+        becomes=automatic_partition,
     )
     hdf5: str = setting(
         "independent",
@@ -151,6 +170,7 @@ class UpdateConfig(Settings, section="update"):
         "largest value or norm, or the percentile; 0 takes 1, or the percentile 5",
         at_least=0,
         remedy="0 takes 1, or the percentile 5",
+        becomes=lambda facts: (facts.config.update.limit, "usual for this clip"),
         read_if={"update.clip": ("norm", "value", "percentile")},
     )
     clip_over: str = setting(
@@ -206,7 +226,9 @@ class GridConfig(Settings, section="grid"):
         1, "replicas, which divide the rows; each holds all weights"
     )
     members: int = setting(
-        0, "members of a replica, which divide the columns; 0 takes all ranks"
+        0,
+        "members of a replica, which divide the columns; 0 takes all ranks",
+        becomes=lambda facts: (facts.members, "all ranks of a replica"),
     )
 
 
@@ -247,6 +269,7 @@ class RunSection(Settings, section="run"):
         "how ranks communicate: through MPI (mpi), not at all on a single rank"
         " (serial), or as the variables of the launcher indicate (auto)",
         choices=lambda: ("auto", *COMMUNICATORS),
+        becomes=lambda _: choose(os.environ),
     )
     reproducible: bool = setting(
         False,
@@ -270,6 +293,7 @@ class RunSection(Settings, section="run"):
         "auto",
         "let ranks of one node share memory for their data: auto, on or off",
         choices=("auto", "on", "off"),
+        becomes=automatic_node_sharing,
     )
     evaluate_every: int = setting(
         1,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreements.base import usual_kind
 from hpcsgd.agreements.codecs import get_codec, make_codec
 from hpcsgd.agreements.codecs.base import Bucket
 from hpcsgd.agreements.hierarchical import check_groups
@@ -625,5 +626,5 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
 def agreement_name(config: RunConfig) -> str:
     """Return the kind of agreement that runs; "auto" averages replicas."""
     if config.agreement.kind == AUTO:
-        return "average" if config.grid.replicas > 1 else "none"
+        return usual_kind(config.grid.replicas)
     return config.agreement.kind

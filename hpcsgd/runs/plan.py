@@ -10,7 +10,6 @@ from typing import Any
 
 from hpcsgd.agreements.codecs import get_codec, remembers_errors
 from hpcsgd.agreements.codecs.base import SETTINGS as REGIMES
-from hpcsgd.backends.task import NO_MONITOR
 from hpcsgd.comm import choose
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
@@ -567,7 +566,7 @@ def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
         tiles=agreement.facts()["buckets"] if settings.zero_stage else 0,
         tile_columns=agreement.height if settings.on_disk else 1,
     )
-    is_watched = live.task.monitor is not NO_MONITOR
+    is_watched = live.task.monitor is not None
     leg = {
         "first": first,
         "last": last,

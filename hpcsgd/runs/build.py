@@ -10,7 +10,7 @@ from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.exchange import HostExchanges
-from hpcsgd.backends.task import NO_MONITOR, Clip, NoMonitor, State, Task
+from hpcsgd.backends.task import Clip, Monitor, State, Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid, close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -124,7 +124,7 @@ def assemble(
     name, look_ahead = chosen.product, chosen.look_ahead
     feed = _feed(feed_config(config), words, task, grid, loaded)
     # A look holds residuals against their scores, not against two of them.
-    watched = NO_MONITOR if task.anchored else _monitor(config, name, feed)
+    watched = None if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
     if config.agreement.shares_gradients:
         gradient = make_gradient(config, words, grid, loaded, task, feed, device)
@@ -205,12 +205,12 @@ def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     return clip
 
 
-def _monitor(config: RunConfig, name: str, feed: Feed) -> NoMonitor:
+def _monitor(config: RunConfig, name: str, feed: Feed) -> Monitor | None:
     """Who looks at the recurrence, where there is one and it is that of all ranks."""
     run = config.run
     is_monitored = product_facts(name).is_monitored and not run.emulate_members
     if not is_monitored or not run.gap_every:
-        return NO_MONITOR
+        return None
     return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import Any
 
-from hpcsgd.backends.task import NO_MONITOR
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import TRAINING
@@ -470,7 +469,7 @@ def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
         tiles=agreement.facts()["buckets"] if settings.zero_stage else 0,
         tile_columns=agreement.height if settings.on_disk else 1,
     )
-    is_watched = live.task.monitor is not NO_MONITOR
+    is_watched = live.task.monitor is not None
     leg = {
         "first": first,
         "last": last,

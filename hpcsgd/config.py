@@ -5,7 +5,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from hpcsgd.agreements import AGREEMENTS, AUTO, settings_of
 from hpcsgd.agreements.base import AgreementSettings
 from hpcsgd.agreements.codecs import CODECS
 from hpcsgd.agreements.codecs.base import AccordionConfig, CodecConfig
-from hpcsgd.comm import COMMUNICATORS
+from hpcsgd.comm import COMMUNICATORS, choose
 from hpcsgd.comm.network_model import NETWORKS
 from hpcsgd.data.sampling import FoldSplit, SamplingConfig
 from hpcsgd.data.shard import PARTITIONS
@@ -42,6 +42,8 @@ from hpcsgd.products.cost import ProductsConfig
 from hpcsgd.settings import (
     READS,
     Condition,
+    Resolved,
+    RunFacts,
     Setting,
     Settings,
     declarations,
@@ -66,6 +68,22 @@ MOST_EXCHANGES = 1_000_000  # between two looks
 MOST_EMULATED = 2**20  # members
 
 
+def automatic_partition(facts: RunFacts) -> Resolved:
+    """Return how columns are distributed over the members, and why."""
+    if facts.members == 1:
+        return "equal", "one member holds all columns"
+    if facts.is_sparse:
+        return "stored", "the rows are sparse"
+    return "equal", "the rows are dense"
+
+
+def automatic_node_sharing(facts: RunFacts) -> Resolved:
+    """Return whether ranks of a node share memory, and why."""
+    if facts.ranks == 1:
+        return "off", "there is one rank"
+    return "by size", "large sums and copies share memory within a node"
+
+
 @dataclass(frozen=True)
 class DataConfig(Settings, section="data"):
     """The data file and how ranks read it."""
@@ -76,6 +94,7 @@ class DataConfig(Settings, section="data"):
         "distribution of the columns over the members: equal numbers of columns"
         " (equal), or equal numbers of stored values, for sparse data (stored)",
         choices=PARTITIONS,
+        becomes=automatic_partition,
     )
     hdf5: str = setting(
         "independent",
@@ -151,6 +170,7 @@ class UpdateConfig(Settings, section="update"):
         "largest value or norm, or the percentile; 0 takes 1, or the percentile 5",
         at_least=0,
         remedy="0 takes 1, or the percentile 5",
+        becomes=lambda facts: (facts.config.update.limit, "usual for this clip"),
         read_if={"update.clip": ("norm", "value", "percentile")},
     )
     clip_over: str = setting(
@@ -206,7 +226,9 @@ class GridConfig(Settings, section="grid"):
         1, "replicas, which divide the rows; each holds all weights"
     )
     members: int = setting(
-        0, "members of a replica, which divide the columns; 0 takes all ranks"
+        0,
+        "members of a replica, which divide the columns; 0 takes all ranks",
+        becomes=lambda facts: (facts.members, "all ranks of a replica"),
     )
 
 
@@ -247,6 +269,7 @@ class RunSection(Settings, section="run"):
         "how ranks communicate: through MPI (mpi), not at all on a single rank"
         " (serial), or as the variables of the launcher indicate (auto)",
         choices=lambda: ("auto", *COMMUNICATORS),
+        becomes=lambda _: choose(os.environ),
     )
     reproducible: bool = setting(
         False,
@@ -270,6 +293,7 @@ class RunSection(Settings, section="run"):
         "auto",
         "let ranks of one node share memory for their data: auto, on or off",
         choices=("auto", "on", "off"),
+        becomes=automatic_node_sharing,
     )
     evaluate_every: int = setting(
         1,
@@ -748,25 +772,61 @@ class RunConfig:
             If a section, a key or a value is unknown, or has the wrong type.
         """
         import_plugins(tables.get("run"))
-        tables, kinds = with_method(tables), _hints(cls)
-        _reject_unknown("sections", tables, kinds)
+        return cls()._with_tables(with_method(tables))
+
+    def with_values(self, values: Mapping[str, Any]) -> "RunConfig":
+        """Return these settings with other values of some of them.
+
+        Parameters
+        ----------
+        values : mapping
+            section.key -> value, as `parse` takes it. What is not named stays.
+
+        Returns
+        -------
+        RunConfig
+
+        Raises
+        ------
+        ConfigError
+            If a section, a key or a value is unknown, or has the wrong type.
+
+        Examples
+        --------
+        >>> from hpcsgd import RunConfig
+        >>> config = RunConfig.parse({"schedule": {"batch": 16}})
+        >>> longer = config.with_values({"schedule.epochs": 3, "run.device": "cuda"})
+        >>> longer.schedule.batch, longer.schedule.epochs, longer.run.device
+        (16, 3, 'cuda')
+        """
+        tables: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            section, _, key = name.partition(".")
+            tables.setdefault(section, {})[key] = value
+        if "agreement.method" in values:
+            raise ConfigError(
+                "[agreement] method chooses several settings at once; give it to"
+                " RunConfig.parse"
+            )
+        return self._with_tables(tables)
+
+    def _with_tables(self, tables: Mapping[str, Any]) -> "RunConfig":
+        """Return these settings with the values of tables; all wrong are refused."""
+        _reject_unknown("sections", tables, vars(self))
         sections: dict[str, Any] = {}
         wrong: list[ConfigError] = []
         for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise ConfigError(
                     f"{name} = {table!r} stands outside a section; write it below"
-                    f" the one it belongs to: {sorted(kinds)}"
+                    f" the one it belongs to: {sorted(vars(self))}"
                 )
             try:
-                if name == AgreementSettings.section:
-                    sections[name] = _agreement(table)
-                else:
-                    sections[name] = _section(name, kinds[name], table)
+                sections[name] = _changed(getattr(self, name), table)
             except ConfigError as error:
                 wrong.append(error)
         refuse_together(wrong)
-        return cls(**sections)
+        return replace(self, **sections)
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Return section -> key -> value, without the settings that are None.
@@ -777,10 +837,9 @@ class RunConfig:
         """
         tables = {name: _table(section) for name, section in vars(self).items()}
         # A file names the settings of all kinds of agreement, as `defaults.toml` does.
-        own = tables["agreement"]
         tables["agreement"] = {
             **shipped_defaults()["agreement"],
-            **{key: value for key, value in own.items() if key != FOREIGN},
+            **tables["agreement"],
             **dict(self.agreement.foreign),
         }
         return tables
@@ -1017,7 +1076,7 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
     known = declarations(kind).keys() - {FOREIGN}
     own = {key: value for key, value in table.items() if key in known}
     others = {key: value for key, value in table.items() if key not in known}
-    found: AgreementSettings = _section("agreement", kind, own)
+    found: AgreementSettings = kind(**_values("agreement", kind, own))
     usual = shipped_defaults()["agreement"]
     foreign = {k: v for k, v in others.items() if k not in usual or v != usual[k]}
     if not foreign:
@@ -1025,15 +1084,23 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
     owners = agreement_settings()
     _reject_unknown("[agreement]", others, {*owners, *known})
     for key, value in foreign.items():
-        foreign[key] = getattr(_section("agreement", owners[key][1], {key: value}), key)
+        other = owners[key][1]
+        checked = other(**_values("agreement", other, {key: value}))
+        foreign[key] = getattr(checked, key)
     return replace(found, foreign=tuple(foreign.items()))
 
 
-def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    """Return a section of these values; all that are wrong are refused at once."""
+def _changed(section: Any, table: Mapping[str, Any]) -> Any:
+    """Return a section with the values of `table` in the place of its own."""
+    if isinstance(section, AgreementSettings):
+        return _agreement({**_table(section), **dict(section.foreign), **table})
+    return replace(section, **_values(section.section, type(section), table))
+
+
+def _values(name: str, kind: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return key -> value as a section has it; all wrong types are refused at once."""
     hints, declared = _hints(kind), declarations(kind)
-    known = {f.name: hints[f.name] for f in fields(kind)}
-    _reject_unknown(f"[{name}]", table, known)
+    _reject_unknown(f"[{name}]", table, declared)
     values, sentences = {}, []
     for key, value in table.items():
         if refusal := why_retired(name, key, value):
@@ -1041,14 +1108,14 @@ def _section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
             continue
         auto = declared[key].auto
         try:
-            values[key] = _typed(name, key, known[key], value, declared[key])
+            values[key] = _typed(name, key, hints[key], value, declared[key])
         except ConfigError as error:
             sentences.append(str(error))
         else:
             if auto is not None and value != "auto" and values[key] == auto:
                 sentences.append(kind.refusal(key, value))
     refuse(sentences)
-    return kind(**values)
+    return values
 
 
 def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -1107,12 +1174,14 @@ def _remedy_of_type(key: str, kinds: tuple[Any, ...], value: Any) -> str:
 
 
 def _table(section: Any) -> dict[str, Any]:
-    """Return key -> value of a section as TOML and JSON write it, without None."""
+    """Return key -> value of a section as TOML and JSON write it, without None and
+    without what the section keeps of other kinds.
+    """
     declared = declarations(type(section))
     return {
         key: _plain(declared[key], value)
         for key, value in vars(section).items()
-        if value is not None
+        if value is not None and key != FOREIGN
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcsgd.errors import ConfigError, NameTable
 from hpcsgd.formats import formats_of, get_format
-from hpcsgd.settings import Settings, declarations, setting
+from hpcsgd.settings import Resolved, RunFacts, Settings, declarations, setting
 
 # What stores the matrix may be more formats than the others.
 
@@ -131,7 +131,12 @@ def make_precision(
 
 def like(name: str) -> Any:
     """Declare a setting without a value that is otherwise this field of Precision."""
-    declared = replace(declarations(Precision)[name], default=None)
+
+    def resolve(facts: RunFacts) -> Resolved:
+        precision = facts.config.precision
+        return getattr(precision.resolve(), name), f"recipe {precision.recipe}"
+
+    declared = replace(declarations(Precision)[name], default=None, becomes=resolve)
     return field(default=None, metadata={"setting": declared})
 
 

@@ -17,6 +17,32 @@ Condition = Mapping[str, Iterable[Any]]
 # In the place of section.key: what the agreement of a run lists in `reads`.
 READS = "agreement.reads"
 
+# A value, and why it is that one.
+Resolved = tuple[Any, str]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts on an opened run, which its automatic settings follow from.
+
+    Attributes
+    ----------
+    config : RunConfig
+        The settings that run.
+    ranks, members : int
+        Numbers of all ranks, and of the members of a replica.
+    columns : int
+        Columns of the data.
+    is_sparse : bool
+        Whether rows are stored sparse.
+    """
+
+    config: Any
+    ranks: int
+    members: int
+    columns: int
+    is_sparse: bool
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -43,6 +69,11 @@ class Setting:
         Whether a number must be whole, also one that is not read from a file.
     is_count : bool
         Whether a whole number may stand for a text.
+    becomes : tuple or callable or None
+        What runs in the place of `placeholder`, and why: both, or what returns both
+        for the facts of a run. None: no value of the setting stands for another.
+    placeholder : value or None
+        The value that stands for another; None: the default.
     """
 
     help: str = ""
@@ -57,6 +88,8 @@ class Setting:
     auto: Any = None
     is_whole: bool = False
     is_count: bool = False
+    becomes: Resolved | Callable[[RunFacts], Resolved] | None = None
+    placeholder: Any = None
 
     @property
     def known(self) -> tuple[Any, ...]:
@@ -88,6 +121,16 @@ class Setting:
             and (self.below is None or value < self.below)
             and (value < math.inf if self.at_most is None else value <= self.at_most)
         )
+
+    def is_automatic(self, value: Any) -> bool:
+        """Return whether a value stands for another one."""
+        usual = self.default if self.placeholder is None else self.placeholder
+        return self.becomes is not None and value == usual
+
+    def resolve(self, facts: RunFacts) -> Resolved:
+        """Return what runs in the place of an automatic value, and why."""
+        assert self.becomes is not None
+        return self.becomes(facts) if callable(self.becomes) else self.becomes
 
     def must(self, value: Any) -> str:
         """Return what a refused value must be instead."""

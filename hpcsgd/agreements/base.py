@@ -23,7 +23,7 @@ from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE, UPDATES
 from hpcsgd.precision import Precision
-from hpcsgd.settings import Condition, Settings, setting
+from hpcsgd.settings import Condition, Resolved, RunFacts, Settings, setting
 
 # What is known where an agreement is made; every row takes what it needs of it.
 
@@ -74,6 +74,20 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
     "offload": "hpcsgd.agreements.more.offload:Offload",
     "infinity": "hpcsgd.agreements.more.infinity.agreement:Infinity",
 }
+
+
+def usual_kind(replicas: int) -> str:
+    """Return the kind of agreement that "auto" stands for."""
+    return "average" if replicas > 1 else "none"
+
+
+def automatic_kind(facts: RunFacts) -> Resolved:
+    """Return the kind for the replicas of a run, and why."""
+    kind = usual_kind(facts.config.grid.replicas)
+    if kind == "none":
+        return kind, "one replica has nothing to agree on"
+    return kind, "there are several replicas"
+
 
 # The settings of a kind of agreement, what it requires, and what it supports.
 
@@ -210,6 +224,7 @@ class AgreementSettings(Settings, section="agreement"):
         "how replicas synchronise their weights or gradients (`hpcsgd info` lists the"
         " agreements)",
         choices=lambda: (*AGREEMENTS, AUTO),
+        becomes=automatic_kind,
     )
     codec: str = setting(
         "identity",

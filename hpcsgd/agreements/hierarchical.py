@@ -197,6 +197,10 @@ class HierarchicalSettings(AverageSettings):
         'exchanges between two averages of each group, as "1,16"; empty means 1 and the'
         " period of [schedule]",
         is_count=True,
+        becomes=lambda facts: (
+            f"1,{facts.config.schedule.period}",
+            "1 and schedule.period",
+        ),
     )
 
     supports: ClassVar[Supports] = replace(

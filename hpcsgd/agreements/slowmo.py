@@ -160,6 +160,10 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
         0,
         "exchanges between two slow steps; 0 takes one at each agreement of the base",
         at_least=0,
+        becomes=lambda facts: (
+            facts.config.schedule.period,
+            "at each agreement of the base",
+        ),
     )
     slow_sharded: bool = setting(
         False, "divide the slow state over the replicas to save memory"

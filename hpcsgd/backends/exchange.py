@@ -200,7 +200,8 @@ class HostExchange:
     def scores(self) -> None:
         """Compute the margins of this member."""
         task = self.task
-        task.monitor.post(self.more)
+        if task.monitor is not None:
+            task.monitor.post(self.more)
         task.backend.scores(self.rows, self.state.weights, self.margins)
         task.clock.lap("scores")
 
@@ -209,7 +210,7 @@ class HostExchange:
 
         `travels`: they are started, and waited for later.
         """
-        key = names, travels, self.task.monitor.words
+        key = names, travels, self.task.monitor_words
         sums = self._messages.get(key)
         if sums is None:
             sums = self._messages[key] = tuple(self._open(names, travels))
@@ -220,7 +221,7 @@ class HostExchange:
     def _open(self, names: tuple[str, ...], travels: bool) -> Iterator["HostSum"]:
         """Yield one message where the formats of all are equal, else one for each."""
         task, precision = self.task, self.task.precision
-        margins = self.margin_shape[0] * self.margin_shape[1] + task.monitor.words
+        margins = self.margin_shape[0] * self.margin_shape[1] + task.monitor_words
         words = {"gram": self.blocks.gram_words, "margins": margins}
         forms = {"gram": precision.gram_wire, "margins": precision.margin_sum}
         together = [names] if precision.one_message else [(name,) for name in names]
@@ -344,8 +345,9 @@ class HostSum:
         exchange.task.clock.lap("communicate")
         if total is not self._written:
             exchange.place(exchange.views(self.names, total))
-        if "margins" in self.names:
-            exchange.task.monitor.judge(exchange.more)
+        monitor = exchange.task.monitor
+        if monitor is not None and "margins" in self.names:
+            monitor.judge(exchange.more)
 
 
 Part = Callable[[], None]

@@ -31,20 +31,23 @@ from hpcsgd.precision import Precision
 if TYPE_CHECKING:  # a run without a GPU needs none of these
     from hpcsgd.backends.cuda.weights import DeviceCopies
 
-# What checks the recurrence of an exchange; a run without a monitor checks nothing.
+# What checks the recurrence of an exchange.
 
 
-class NoMonitor:
-    """The protocol of a monitor, and the monitor of a run that has none.
+class Monitor(Protocol):
+    """A check of the recurrence of an exchange against fresh products.
 
     The message that carries margins has room for `words` more; `post` fills them and
     `judge` reads their sum. `before` and `after` are called around the residuals of
     every exchange.
     """
 
-    words = 0  # of this member that wait for the next message
-    checks = 0  # at the recurrence that ended in a verdict
-    alarm: dict[str, Any] | None = None  # the first failed check, until it is taken
+    checks: int  # at the recurrence that ended in a verdict
+    alarm: dict[str, Any] | None  # the first failed check, until it is taken
+
+    @property
+    def words(self) -> int:
+        """Return how many words of this member wait for the next message."""
 
     def begin(
         self,
@@ -59,7 +62,6 @@ class NoMonitor:
 
     def is_due(self, group: "Group") -> bool:
         """Return whether `before` and `after` check this exchange."""
-        return False
 
     def post(self, room: Array) -> None:
         """Write the waiting words into their place in the message."""
@@ -80,9 +82,6 @@ class NoMonitor:
         gram: Array,
     ) -> None:
         """Check the residuals; the weights are still those before the steps."""
-
-
-NO_MONITOR = NoMonitor()
 
 
 # What takes a gradient instead of the weights.
@@ -187,7 +186,7 @@ class Task:
     clock: Clock
     clip: Clip | None = None
     gradient: GradientReducer | None = None  # shares it with other replicas first
-    monitor: NoMonitor = NO_MONITOR  # checks the recurrence now and then
+    monitor: Monitor | None = None  # checks the recurrence now and then
     anchored: bool = False  # residuals are less those at the second state
     models: Models | None = None  # several at once; `columns` are those of all
 
@@ -195,6 +194,11 @@ class Task:
     def gradient_sink(self) -> GradientSink | None:
         """Return the sink of every update; None: kernels add it to the weights."""
         return self.gradient or self.clip
+
+    @property
+    def monitor_words(self) -> int:
+        """Return how many words of the monitor travel with the next margins."""
+        return 0 if self.monitor is None else self.monitor.words
 
     @cached_property
     def margin_dtype(self) -> np.dtype[Any]:

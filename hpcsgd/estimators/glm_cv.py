@@ -170,10 +170,11 @@ def fit_many(
     # which the rate has gone to zero and with it what is not the model's but noise.
     config = replace(config, stop=StopConfig())
     if "kind" not in (overlay_tables({}, arguments.config).get("rate") or {}):
-        config = replace(config, rate=replace(config.rate, kind="cosine"))
+        config = config.with_values({"rate.kind": "cosine"})
     seed = config.sampling.seed
     lists = {"l2": alphas, "folds": folds.count, "fold_seed": seed}
     config = world.together(lambda: with_sweep(config, lists))
+    is_open = config.rate.is_open
     layout = arguments.layout
     data = world.together(lambda: open_data(matrix, rows.sides, layout, config))
     data = data.with_facts(labels=rows.labels, fold_of=folds.whole)
@@ -186,11 +187,11 @@ def fit_many(
             None if start is None else make_start(start),
         )
         sweep = Sweep(session.run())
-        if np.isfinite(sweep.mean_held).any() or not config.rate.is_open:
+        if np.isfinite(sweep.mean_held).any() or not is_open:
             return sweep
         rate = sweep.outcome.config["rate"]["value"] * SLOWER
         log.warning("every model diverged; again with a rate of %.3g", rate)
-        config = replace(config, rate=replace(config.rate, value=rate))
+        config = config.with_values({"rate.value": rate})
     raise ConfigError(
         "every model diverged; scale the columns alike, or give a smaller rate"
     )

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from hpcsgd.formats import Array
-from hpcsgd.settings import Settings, setting
+from hpcsgd.settings import Resolved, RunFacts, Settings, setting
 
 # Mirror descent: a step is taken where the geometry is, and mapped back.
 #
@@ -281,7 +281,22 @@ class Diagonal(MirrorMap):
 # What a mirror map may be told.
 
 KINDS = ("euclidean", "entropy", "eg", "p-norm", "diagonal")
-BOUNDED = ("euclidean", "entropy", "eg")
+LOGARITHMIC = ("entropy", "eg")
+BOUNDED = ("euclidean", *LOGARITHMIC)
+
+
+def automatic_radius(facts: RunFacts) -> Resolved:
+    """Return the radius of a kind that cannot be without, and why."""
+    mirror = facts.config.mirror
+    if mirror.kind in LOGARITHMIC:
+        return mirror.bound, f"usual for {mirror.kind}"
+    return "none", "the weights have no bound"
+
+
+def automatic_power(facts: RunFacts) -> Resolved:
+    """Return the exponent for the columns of the data, and why."""
+    columns = facts.columns
+    return usual_power(columns), f"2 ln d / (2 ln d - 1) for {columns} columns"
 
 
 @dataclass(frozen=True)
@@ -300,11 +315,13 @@ class MirrorConfig(Settings, section="mirror"):
         " for entropy and eg",
         at_least=0,
         remedy="0 is none, or 1 for entropy and eg",
+        becomes=automatic_radius,
         read_by="mirror",
     )
     p: float = setting(
         0.0,
         "p-norm: exponent p in (1, 2]; 0 takes 2 ln d / (2 ln d - 1) for d columns",
+        becomes=automatic_power,
         read_by="mirror",
     )
     epsilon: float = setting(
@@ -315,6 +332,11 @@ class MirrorConfig(Settings, section="mirror"):
         read_by="mirror",
         read_if={"mirror.kind": ("diagonal",)},
     )
+
+    @property
+    def bound(self) -> float:
+        """The radius, 1 for entropy and eg without one; 0 sets no bound."""
+        return self.radius or float(self.kind in LOGARITHMIC)
 
     def conflicts(self) -> Iterator[str]:
         """Yield what the mirror map of this kind does not have."""
@@ -334,9 +356,9 @@ class MirrorConfig(Settings, section="mirror"):
 
 Gather = Callable[[Array], Array]
 MIRRORS: dict[str, Callable[[MirrorConfig, int, Gather], MirrorMap]] = {
-    "euclidean": lambda own, d, gather: Euclidean(d, gather, own.radius),
-    "entropy": lambda own, d, gather: Entropy(d, gather, own.radius or 1.0),
-    "eg": lambda own, d, gather: SignedMap(d, gather, own.radius or 1.0),
+    "euclidean": lambda own, d, gather: Euclidean(d, gather, own.bound),
+    "entropy": lambda own, d, gather: Entropy(d, gather, own.bound),
+    "eg": lambda own, d, gather: SignedMap(d, gather, own.bound),
     "p-norm": lambda own, d, gather: PNorm(d, gather, own.p),
     "diagonal": lambda own, d, gather: Diagonal(d, gather, own.epsilon),
 }

@@ -71,6 +71,8 @@ def run_watched(
     False, and nothing done, where no check is due.
     """
     monitor = task.monitor
+    if monitor is None:
+        return False
     if not monitor.is_due(group):
         monitor.before(state, group, NO_MARGINS)
         return False
@@ -204,7 +206,8 @@ class LookAheadGram(Product):
         x.attach(state)
         sums = x.messages("margins", travels=True)
         parts = self.exchanges.sequence(x, (x.scores,), sums, (x.steps, x.update))
-        if self.task.monitor.is_due(group):
+        monitor = self.task.monitor
+        if monitor is not None and monitor.is_due(group):
             ready.gram.wait()  # the next Gram is begun when its exchange comes
         if not run_watched(self.task, state, group, x, parts):
             self._run(parts, ready, upcoming)

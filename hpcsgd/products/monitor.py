@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcsgd.backends.base import Rows
 from hpcsgd.backends.exchange import batch_of, probed, store_margins
-from hpcsgd.backends.task import Group, ManyCoefficients, NoMonitor, State, Task
+from hpcsgd.backends.task import Group, ManyCoefficients, State, Task
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.families import Family, exp_bound
 from hpcsgd.glm.penalties import Models
@@ -372,8 +372,11 @@ class PendingCheck:
     unit: float
 
 
-class GapMonitor(NoMonitor):
-    """Looks every so many exchanges; of one member, and its alarm is for all ranks."""
+class GapMonitor:
+    """The monitor of one member, which checks one exchange in `every`.
+
+    See `hpcsgd.backends.task.Monitor`. Its alarm is for all ranks.
+    """
 
     def __init__(self, every: int, exchanges_per_epoch: int, seed: int) -> None:
         self.every = every
@@ -383,10 +386,11 @@ class GapMonitor(NoMonitor):
         self.waiting: PendingCheck | None = None
         self.blank = 0  # words that nobody will read
         self.checks = 0
+        self.alarm: dict[str, Any] | None = None
 
     @property
-    def words(self) -> int:  # type: ignore[override]
-        """Of this member that wait for the next message."""
+    def words(self) -> int:
+        """Return how many words of this member wait for the next message."""
         return self.blank if self.waiting is None else len(self.waiting.own)
 
     def begin(

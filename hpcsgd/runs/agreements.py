@@ -165,8 +165,8 @@ def infinity_place(
     if not asked.on_disk:
         return None
     from hpcsgd.agreements.more.infinity.agreement import (
-        FOLDER,
         InfinityPlace,
+        store_in,
         tile_height,
     )
 
@@ -183,9 +183,7 @@ def infinity_place(
         replicas=max(config.grid.replicas, 1),
     )
     return InfinityPlace(
-        folder=Path(asked.store)
-        if asked.store
-        else Path(config.run.out or "") / FOLDER,
+        folder=Path(asked.store) if asked.store else store_in(config.run.out),
         columns=shard.total_columns,
         parts=shard.parts,
         height=height,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.base import Agreement
-from hpcsgd.backends.task import NO_MONITOR, Group, State, Task
+from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -83,7 +83,7 @@ class Parts(PlannedRun):
     @property
     def is_watched(self) -> bool:
         """Whether somebody looks at the recurrence."""
-        return self.task.monitor is not NO_MONITOR
+        return self.task.monitor is not None
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ class AssembledRun(PlannedRun):
         """Restore the state of a checkpoint."""
         self.capture.restore(checkpoint, self.state, self.view, self.feed.progress)
         trains, done = self.agreement.trains, self.view.exchanges
-        self.task.monitor.begin(done, self.feed.plans, trains)
+        if self.task.monitor is not None:
+            self.task.monitor.begin(done, self.feed.plans, trains)
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""

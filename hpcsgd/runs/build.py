@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends.exchange import HostExchanges
-from hpcsgd.backends.task import NO_MONITOR, NoMonitor, State, Task
+from hpcsgd.backends.task import Monitor, State, Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -95,7 +95,7 @@ def assemble(
     task = make_task(config, opened)
     feed = _feed(config, opened, task)
     # A look holds residuals against their scores, not against two of them.
-    watched = NO_MONITOR if task.anchored else _monitor(config, name, feed)
+    watched = None if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
     if config.agreement.shares_gradients:
         gradient = make_gradient(config, opened, task, feed)
@@ -129,12 +129,12 @@ def assemble(
     )
 
 
-def _monitor(config: RunConfig, name: str, feed: Feed) -> NoMonitor:
+def _monitor(config: RunConfig, name: str, feed: Feed) -> Monitor | None:
     """Who looks at the recurrence, where there is one and it is that of all ranks."""
     run = config.run
     is_monitored = product_facts(name).is_monitored and not run.emulate_members
     if not is_monitored or not run.gap_every:
-        return NO_MONITOR
+        return None
     return GapMonitor(run.gap_every, feed.exchanges_per_epoch, config.sampling.seed)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpcsgd.agreements.base import usual_kind
 from hpcsgd.backends import compiled_calls, make_backend
 from hpcsgd.backends.base import Backend, ColumnDraws, make_loss_scale
 from hpcsgd.backends.compiled_calls import SOFTMAX
@@ -113,7 +114,7 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
 def agreement_name(config: RunConfig) -> str:
     """Return the kind of agreement that runs; "auto" averages replicas."""
     if config.agreement.kind == AUTO:
-        return "average" if config.grid.replicas > 1 else "none"
+        return usual_kind(config.grid.replicas)
     return config.agreement.kind
 
 

@@ -1,17 +1,11 @@
 """The plan of a run: its settings and who chose them, and what it sends and takes."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from hpcsgd.agreements.codecs import get_codec, remembers_errors
-from hpcsgd.agreements.codecs.base import SETTINGS as REGIMES
-from hpcsgd.backends.task import NO_MONITOR
-from hpcsgd.comm import choose
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import TRAINING
@@ -20,18 +14,17 @@ from hpcsgd.config import get_method as method_called
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.stream import Unheld
 from hpcsgd.files import format_bytes, toml_literal
-from hpcsgd.glm.mirror_maps import usual_power
 from hpcsgd.glm.updates import BLOCK
-from hpcsgd.precision import FIELDS, Precision
+from hpcsgd.precision import Precision
 from hpcsgd.products.cost import look_ahead_reason
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.feed import steps_in
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.memory import GIB, predict, streamed, system_limits
-from hpcsgd.runs.opened_run import agreement_name
 from hpcsgd.runs.result import finite
 from hpcsgd.runs.settle import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED, RunChoice
 from hpcsgd.runs.traffic import TrafficShape, expected, why_uncounted
+from hpcsgd.settings import Resolved, RunFacts, declarations
 from hpcsgd.solvers.coordinate import COORDINATE
 
 # What a run will do, printed by `hpcsgd train --plan`.
@@ -248,9 +241,6 @@ class PlanFacts:
     loss_scale: float = 0.0
 
 
-Resolved = tuple[Any, str]  # a value, and why it is that one
-
-
 def _product(facts: PlanFacts) -> Resolved:
     return facts.choice.product, facts.choice.reasons.get("products.kind", "")
 
@@ -259,26 +249,6 @@ def _look_ahead(facts: PlanFacts) -> Resolved:
     choice, products = facts.choice, facts.config.products
     reason = look_ahead_reason(products, choice.product, choice.look_ahead)
     return "on" if choice.look_ahead else "off", reason
-
-
-def _agreement_kind(facts: PlanFacts) -> Resolved:
-    if facts.config.grid.replicas > 1:
-        return agreement_name(facts.config), "there are several replicas"
-    return agreement_name(facts.config), "one replica has nothing to agree on"
-
-
-def _partition(facts: PlanFacts) -> Resolved:
-    if facts.grid.members.size == 1:
-        return "equal", "one member holds all columns"
-    if facts.loaded.shard.is_sparse:
-        return "stored", "the rows are sparse"
-    return "equal", "the rows are dense"
-
-
-def _node_sharing(facts: PlanFacts) -> Resolved:
-    if facts.grid.world.size == 1:
-        return "off", "there is one rank"
-    return "by size", "large sums and copies share memory within a node"
 
 
 def _transport(facts: PlanFacts) -> Resolved:
@@ -292,111 +262,22 @@ def _memory(facts: PlanFacts) -> Resolved:
     return round(least.free / GIB, 2), f"GiB that are free {least.where}"
 
 
-def _feedback(facts: PlanFacts) -> Resolved:
-    agreement, codec = facts.config.agreement, facts.config.codec
-    name = agreement.codec
-    kind = get_codec(facts.config.accordion.codec if name == "accordion" else name)
-    if kind.has_own_memory:
-        return "off", f"{name} keeps what it has not sent itself"
-    if remembers_errors(kind.wants_feedback, codec):
-        return "on", f"{name} is biased"
-    return "off", f"{name} is not biased"
-
-
-def _regime(number: int) -> Callable[[PlanFacts], Resolved]:
-    def choose_regime(facts: PlanFacts) -> Resolved:
-        codec = facts.config.accordion.codec
-        return REGIMES.get(codec, ("", ""))[number], f"usual for {codec}"
-
-    return choose_regime
-
-
-def _clip_at(facts: PlanFacts) -> Resolved:
-    return facts.config.update.limit, "usual for this clip"
-
-
-def _power(facts: PlanFacts) -> Resolved:
-    columns = facts.loaded.shard.total_columns
-    return usual_power(columns), f"2 ln d / (2 ln d - 1) for {columns} columns"
-
-
-def _radius(facts: PlanFacts) -> Resolved:
-    if facts.config.mirror.kind in ("entropy", "eg"):
-        return 1.0, f"usual for {facts.config.mirror.kind}"
-    return "none", "the weights have no bound"
-
-
-def _store(facts: PlanFacts) -> Resolved:
-    from hpcsgd.agreements.more.infinity.agreement import FOLDER
-
-    return str(Path(facts.config.run.out or "") / FOLDER), "in the run folder"
-
-
-def _format(field: str) -> Callable[[PlanFacts], Resolved]:
-    def choose_format(facts: PlanFacts) -> Resolved:
-        recipe = facts.config.precision.recipe
-        return getattr(facts.precision, field), f"recipe {recipe}"
-
-    return choose_format
-
-
-def _members(facts: PlanFacts) -> Resolved:
-    return facts.grid.members.size, "all ranks of a replica"
-
-
-# section.key -> the value that stands for another, and what finds that
-AUTOMATIC: dict[str, tuple[Any, Callable[[PlanFacts], Resolved]]] = {
-    "products.kind": ("auto", _product),
-    "products.look_ahead": ("auto", _look_ahead),
-    "products.gram_kernel": (
-        "auto",
-        lambda facts: (facts.gram_kernel or "none", "faster for these rows"),
+# section.key -> what finds the value that its default stands for. Other settings
+# declare what their automatic value becomes, since it follows from simple facts.
+AUTOMATIC: dict[str, Callable[[PlanFacts], Resolved]] = {
+    "products.kind": _product,
+    "products.look_ahead": _look_ahead,
+    "products.gram_kernel": lambda facts: (
+        facts.gram_kernel or "none",
+        "faster for these rows",
     ),
-    "agreement.kind": ("auto", _agreement_kind),
-    "agreement.periods": (
-        "",
-        lambda facts: (f"1,{facts.config.schedule.period}", "1 and schedule.period"),
+    "coordinate.form": lambda facts: (
+        facts.form,
+        f"for {facts.config.problem.family}",
     ),
-    "agreement.slow_period": (
-        0,
-        lambda facts: (facts.config.schedule.period, "at each agreement of the base"),
-    ),
-    "agreement.deadline": (
-        0.0,
-        lambda _: ("first round", "half of a whole round, timed in the first one"),
-    ),
-    "agreement.store": ("", _store),
-    "codec.feedback": ("auto", _feedback),
-    "codec.dense": (
-        "auto",
-        lambda _: ("if smaller", "decided for each message by its size"),
-    ),
-    "codec.threshold": (0.0, lambda _: ("by share", "codec.share names the words")),
-    "codec.budget": (0.0, lambda _: ("by share", "codec.share names the words")),
-    "mirror.radius": (0.0, _radius),
-    "mirror.p": (0.0, _power),
-    "accordion.low": ("", _regime(0)),
-    "accordion.high": ("", _regime(1)),
-    "update.clip_at": (0.0, _clip_at),
-    "coordinate.form": (
-        "auto",
-        lambda facts: (facts.form, f"for {facts.config.problem.family}"),
-    ),
-    "polish.kind": (
-        "auto",
-        lambda _: ("lbfgs, then newton", "newton only where lbfgs is slow"),
-    ),
-    "precision.loss_scale": (
-        0.0,
-        lambda facts: (facts.loss_scale, "adapts during the run"),
-    ),
-    "grid.members": (0, _members),
-    "data.partition": ("auto", _partition),
-    "run.comm": ("auto", lambda _: choose(os.environ)),
-    "run.node_sharing": ("auto", _node_sharing),
-    "run.transport": ("auto", _transport),
-    "run.memory": (0.0, _memory),
-    **{f"precision.{field}": (None, _format(field)) for field in FIELDS},
+    "precision.loss_scale": lambda facts: (facts.loss_scale, "adapts during the run"),
+    "run.transport": _transport,
+    "run.memory": _memory,
 }
 # Settings that a run has no use for, which `is_read` does not know.
 OF_GPUS = ("products.gram_kernel", "run.transport", "run.share_gpus")
@@ -420,6 +301,26 @@ def _names(facts: PlanFacts) -> Iterator[str]:
                 continue
             if key != FOREIGN and not is_idle and is_read(name, config):
                 yield name
+
+
+def _resolve(name: str, value: Any, facts: PlanFacts) -> Resolved | None:
+    """Return what an automatic value becomes, and why; None for any other value."""
+    section, key = name.split(".")
+    declared = declarations(type(getattr(facts.config, section)))[key]
+    if name in AUTOMATIC:
+        return AUTOMATIC[name](facts) if value == declared.default else None
+    if not declared.is_automatic(value):
+        return None
+    shard = facts.loaded.shard
+    return declared.resolve(
+        RunFacts(
+            config=facts.config,
+            ranks=facts.grid.world.size,
+            members=facts.grid.members.size,
+            columns=shard.total_columns,
+            is_sparse=shard.is_sparse,
+        )
+    )
 
 
 def plan_settings(
@@ -452,8 +353,8 @@ def plan_settings(
         source = CHOSEN if reason else DEFAULT
         if name == "rate.per_batch":
             value = usual  # it is applied, and is in the rate
-        if name in AUTOMATIC and value == AUTOMATIC[name][0]:
-            value, why = AUTOMATIC[name][1](facts)
+        if resolved := _resolve(name, value, facts):
+            value, why = resolved
             source, reason = CHOSEN, reason or why
         elif value != usual:
             resumes = before.run.resume != "no"
@@ -560,7 +461,7 @@ def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
         tiles=agreement.facts()["buckets"] if settings.zero_stage else 0,
         tile_columns=agreement.height if settings.on_disk else 1,
     )
-    is_watched = live.task.monitor is not NO_MONITOR
+    is_watched = live.task.monitor is not None
     leg = {
         "first": first,
         "last": last,

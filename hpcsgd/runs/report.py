@@ -275,7 +275,7 @@ def _facts(
         "clipped_scores": live.evaluation.clipped,
         **live.loop.observers.facts(),
         "events": list(view.events),
-        "gap_looks": live.task.monitor.checks,
+        "gap_looks": 0 if live.task.monitor is None else live.task.monitor.checks,
         "seconds_total": view.seconds,
         "seconds_setup": sum(setup.values()),
         "seconds_evaluate": evaluate,

@@ -73,7 +73,7 @@ class MachineFacts:
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class ChoiceFacts:
     """What ranks, rows and machine say of a run, the same on all ranks.
 
     Attributes
@@ -138,14 +138,14 @@ class Plan:
 
 def find_facts(
     config: RunConfig, opened: OpenedRun, earlier: Earlier | None = None
-) -> RunFacts:
+) -> ChoiceFacts:
     """Return the facts that the open settings of `config` are decided from. Collective.
 
     `earlier` is what the run that goes on had chosen.
     """
     family = opened.words.family
     steepness = find_steepness(config, opened.grid, opened.loaded, family)
-    facts = RunFacts(
+    facts = ChoiceFacts(
         members=opened.grid.members.size,
         latency=opened.words.latency,
         steepness=steepness,
@@ -169,7 +169,7 @@ def find_facts(
     return replace(facts, job=job, machine=machine_facts)
 
 
-def settle(config: RunConfig, facts: RunFacts) -> Plan:
+def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
     """Return the plan of a run, in which every open setting is decided."""
     choice = _choose(config, facts)
     reasons = {}
@@ -255,7 +255,7 @@ def open_steps(config: RunConfig, earlier: Earlier | None) -> int:
     return steps or (earlier.steps if earlier else 0)
 
 
-def _kept_choice(config: RunConfig, facts: RunFacts) -> Earlier | None:
+def _kept_choice(config: RunConfig, facts: ChoiceFacts) -> Earlier | None:
     """Return the choice that a run keeps from the one that goes on, if it is open."""
     earlier = facts.earlier
     if config.products.kind != "auto" or earlier is None:
@@ -263,7 +263,7 @@ def _kept_choice(config: RunConfig, facts: RunFacts) -> Earlier | None:
     return earlier if earlier.members == facts.members else None
 
 
-def _asks_the_model(config: RunConfig, facts: RunFacts) -> bool:
+def _asks_the_model(config: RunConfig, facts: ChoiceFacts) -> bool:
     """Return whether the cost model decides the product or the steps."""
     if config.agreement.shares_gradients or _kept_choice(config, facts):
         return False
@@ -271,7 +271,7 @@ def _asks_the_model(config: RunConfig, facts: RunFacts) -> bool:
     return not is_named or config.run.device == "cuda"
 
 
-def _choose(config: RunConfig, facts: RunFacts) -> RunChoice:
+def _choose(config: RunConfig, facts: ChoiceFacts) -> RunChoice:
     """Return the product and the steps that run, the same on all ranks."""
     kind, steps = config.products.kind, open_steps(config, facts.earlier)
     if config.agreement.shares_gradients:

@@ -321,6 +321,8 @@ class PolishConfig(Settings, section="polish"):
         "method of the refinement: L-BFGS (lbfgs), Newton (newton), or L-BFGS followed"
         " by Newton if it is slow (auto)",
         choices=KINDS,
+        placeholder="auto",
+        becomes=("lbfgs, then newton", "newton only where lbfgs is slow"),
     )
     passes: int = setting(
         200,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpcsgd.agreements.base import Agreement
-from hpcsgd.backends.task import Group, NoMonitor, State
+from hpcsgd.backends.task import Group, Monitor, State
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.products.base import Product
 from hpcsgd.solvers.callbacks import View
@@ -18,13 +18,13 @@ class SgdSolver:
         product: Product,
         agreement: Agreement,
         clock: Clock,
-        monitor: NoMonitor,
+        monitor: Monitor | None,
         groups_after: Callable[[int], Iterator[Group | None]],
     ) -> None:
         self.product = product
         self.agreement = agreement
         self.clock = clock
-        self.monitor = monitor  # of the recurrence
+        self.monitor = monitor  # of the recurrence; None: there is none
         # Exchange -> the groups of all exchanges after it; None: no rows are left.
         self.groups_after = groups_after
         self.group: Group | None = None  # of the next exchange; None: it has no rows
@@ -72,8 +72,9 @@ class SgdSolver:
     @property
     def alarm(self) -> dict[str, Any] | None:
         """Return what the monitor has found wrong since the last poll."""
-        return self.monitor.alarm
+        return None if self.monitor is None else self.monitor.alarm
 
     def clear_alarm(self) -> None:
-        """Forget what was found: all ranks know of it."""
-        self.monitor.alarm = None
+        """Clear the alarm of the monitor; all ranks have seen it."""
+        if self.monitor is not None:
+            self.monitor.alarm = None

@@ -18,6 +18,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.glm_cv import fit_many
+from hpcsgd.runs.session import Session
 from tests.helpers.zoo import CHOOSING, name_of, problem_for
 
 ALPHAS = (1e-3, 1e-1, 1.0)
@@ -141,6 +142,33 @@ def test_folds_are_those_of_any_layout():
                 clone(model).set_params(cv=KFold(3)).fit(X, y, comm=w, layout="rows")
             ),
         )
+
+
+@pytest.mark.parametrize("failures, is_open", [(2, True), (4, True), (1, False)])
+def test_a_rate_of_the_data_is_lowered_until_models_learn(
+    failures, is_open, monkeypatch
+):
+    rates = []
+
+    class Failing(Session):
+        def run(self):
+            result = super().run()
+            rates.append(result.config["rate"]["value"])
+            if len(rates) <= failures:
+                result.report["held"] = [None] * len(result.report["held"])
+            return result
+
+    monkeypatch.setattr("hpcsgd.estimators.glm_cv.Session", Failing)
+    rate = "auto" if is_open else 0.1
+    model = hpcsgd.GLM_CV(alphas=(1e-3, 1e-1), cv=2, polish="best", rate=rate)
+    X, y = problem_for(model, n=37)
+    if failures == 4:
+        with pytest.raises(ConfigError, match="every model diverged"):
+            model.fit(X, y)
+    else:
+        model.fit(X, y)
+    tried = min(failures + 1, 4) if is_open else 1
+    np.testing.assert_allclose(rates, [rates[0] / 8**k for k in range(tried)])
 
 
 def test_a_large_alpha_does_not_outrun_the_rate():

@@ -141,6 +141,56 @@ def test_auto_is_no_number_in_a_file():
             RunConfig.parse({section: {key: 0}})
 
 
+def test_other_values_are_those_of_a_file_with_them():
+    tables = {"schedule": {"batch": 4}, "problem": {"l2": 0.5}, "run": {"out": "a"}}
+    config = RunConfig.parse(tables | {"agreement": {"kind": "gradient"}})
+    other = config.with_values(
+        {
+            "schedule.steps": "auto",
+            "rate.milestones": [0.5],
+            "problem.l2": 1,
+            "run.out": None,
+            "agreement.bucket": 2.0,
+        }
+    )
+    tables = {
+        "schedule": {"batch": 4, "steps": "auto"},
+        "rate": {"milestones": [0.5]},
+        "problem": {"l2": 1.0},
+        "agreement": {"kind": "gradient", "bucket": 2.0},
+    }
+    assert other == RunConfig.parse(tables)
+    assert type(other.problem.l2) is float
+    assert config.problem.l2 == 0.5, "the settings themselves stay as they were"
+
+
+def test_another_kind_of_agreement_has_its_own_settings():
+    tables = {"kind": "average", "bucket": 2.0, "stage": 3}
+    config = RunConfig.parse({"agreement": tables})
+    other = config.with_values({"agreement.kind": "sharded"})
+    assert other == RunConfig.parse({"agreement": tables | {"kind": "sharded"}})
+    assert other.agreement.zero_stage == 3
+
+
+@pytest.mark.parametrize(
+    "values, sentence",
+    [
+        ({"shedule.batch": 4}, r"sections unknown: .*did you mean schedule"),
+        ({"schedule.step": 4}, r"\[schedule\] unknown: .*did you mean steps"),
+        ({"schedule": 4}, r"\[schedule\] unknown: \[''\]"),
+        ({"schedule.steps": 0}, 'steps = 0 must be .*, or "auto"'),
+        ({"schedule.batch": "4"}, "batch = .* must be of type int"),
+        ({"schedule.batch": 0, "schedule.epochs": 0}, "2 settings cannot work"),
+        ({"schedule.batch": 0, "run.threads": 0}, "2 settings cannot work"),
+        ({"agreement.method": "ddp"}, "give it to RunConfig.parse"),
+        ({"agreement.foreign": ()}, r"\[agreement\] unknown"),
+    ],
+)
+def test_other_values_are_checked_as_those_of_a_file(values, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        USUAL.with_values(values)
+
+
 @pytest.mark.parametrize("section", get_type_hints(RunConfig))
 def test_defaults_are_among_the_values_that_a_setting_takes(section):
     for key, declared in declarations(get_type_hints(RunConfig)[section]).items():

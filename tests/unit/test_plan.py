@@ -104,9 +104,8 @@ READING = {  # a configuration for each group of settings with an automatic valu
 }
 
 
-def automatic_settings():
-    """section.key -> values that stand for another, by what settings declare."""
-    found = {}
+def declared_settings():
+    """section.key -> what it declares, for all kinds of agreement."""
     kinds = {name: type(section) for name, section in vars(RunConfig()).items()}
     declared = {
         f"{section}.{key}": one
@@ -115,7 +114,13 @@ def automatic_settings():
     }
     for key, (_, kind) in agreement_settings().items():
         declared[f"agreement.{key}"] = declarations(kind)[key]
-    for name, one in declared.items():
+    return declared
+
+
+def values_that_stand_for_another():
+    """section.key -> such a value, by the help of each setting."""
+    found = {}
+    for name, one in declared_settings().items():
         if one.auto is not None:
             found[name] = one.auto
         elif one.default == "auto" or STANDS_FOR.search(one.help):
@@ -123,9 +128,21 @@ def automatic_settings():
     return found
 
 
+def automatic_settings():
+    """section.key -> the value that a plan replaces."""
+    declared = declared_settings()
+    automatic = {name: declared[name].default for name in AUTOMATIC}
+    for name, one in declared.items():
+        if one.becomes is not None:
+            automatic[name] = (
+                one.default if one.placeholder is None else one.placeholder
+            )
+    return automatic | RESOLVED
+
+
 def test_every_automatic_setting_is_replaced_by_what_it_becomes(tmp_path):
-    automatic = {n: v for n, (v, _) in AUTOMATIC.items()} | RESOLVED
-    assert automatic_settings().items() <= automatic.items()
+    automatic = automatic_settings()
+    assert values_that_stand_for_another().items() <= automatic.items()
     seen = set()
     for name, config in READING.items():
         run = {"out": str(tmp_path / "run")} if name == "infinity" else {}

@@ -1,9 +1,9 @@
 """How a gradient is made small on the wire."""
 
 from collections.abc import Mapping
-from importlib import import_module
 
 from hpcsgd.agreements.codecs.base import (
+    CODECS,
     ERROR,
     FIRST,
     AccordionConfig,
@@ -15,45 +15,13 @@ from hpcsgd.agreements.codecs.base import (
     Feedback,
     GatheredCodec,
     Moment,
+    get_codec,
     pack,
     packed_bytes,
     unpack,
 )
-from hpcsgd.errors import ConfigError, did_you_mean
+from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
-
-CODECS = {
-    "identity": "hpcsgd.agreements.codecs.base:Identity",
-    "fp16": "hpcsgd.agreements.codecs.bits:Fp16",
-    "bf16": "hpcsgd.agreements.codecs.bits:Bf16",
-    "fp8": "hpcsgd.agreements.codecs.bits:Fp8",
-    "topk": "hpcsgd.agreements.codecs.sparse:TopK",
-    "randomk": "hpcsgd.agreements.codecs.sparse:RandomK",
-    "threshold": "hpcsgd.agreements.codecs.sparse:Threshold",
-    "wangni": "hpcsgd.agreements.codecs.sparse:Wangni",
-    "dgc": "hpcsgd.agreements.codecs.sparse:Dgc",
-    "qsgd": "hpcsgd.agreements.codecs.levels:Qsgd",
-    "sign": "hpcsgd.agreements.codecs.bits:Sign",
-    "byte": "hpcsgd.agreements.codecs.bits:Byte",
-    "bytegrad": "hpcsgd.agreements.codecs.bits:ByteGrad",
-    "nuqsgd": "hpcsgd.agreements.codecs.levels:Nuqsgd",
-    "alq": "hpcsgd.agreements.codecs.levels:Alq",
-    "amq": "hpcsgd.agreements.codecs.levels:Amq",
-    "powersgd": "hpcsgd.agreements.codecs.powersgd:PowerSgd",
-    "accordion": "hpcsgd.agreements.codecs.accordion:Accordion",
-}
-
-
-def get_codec(name: str) -> type[Codec]:
-    """The class of the codec called `name`."""
-    if name not in CODECS:
-        hint = did_you_mean(name, CODECS)
-        raise ConfigError(
-            f"[agreement] unknown codec: {name!r}{hint}; known: {list(CODECS)}"
-        )
-    module, attribute = CODECS[name].split(":")
-    found: type[Codec] = getattr(import_module(module), attribute)
-    return found
 
 
 def make_codec(
@@ -69,14 +37,9 @@ def make_codec(
             f"[codec] feedback = {config.feedback!r} and {name} keeps what it has not"
             " sent itself; use feedback = 'auto'"
         )
-    if remembers_errors(codec.wants_feedback, config):
+    if config.remembers_errors(codec.wants_feedback):
         return Feedback(codec)
     return codec
-
-
-def remembers_errors(wants: bool, config: CodecConfig) -> bool:
-    """Whether there is error feedback, for a codec that `wants` it or does not."""
-    return config.feedback == "on" or (config.feedback == "auto" and wants)
 
 
 def kept_bytes(
@@ -91,7 +54,7 @@ def kept_bytes(
     if name == "accordion":
         kind, ways = get_codec(accordion.codec), [*accordion.regimes(config)]
         words, tables = words + len(kind.remembers), FIRST.nbytes
-    words += remembers_errors(kind.wants_feedback, config)
+    words += config.remembers_errors(kind.wants_feedback)
     tables += sum(kind.table_bytes(bucket, way) for way in ways)
     return words * bucket.words * bucket.dtype.itemsize + tables
 

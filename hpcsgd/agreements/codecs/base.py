@@ -4,14 +4,51 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, did_you_mean
 from hpcsgd.formats import Array
-from hpcsgd.settings import READS, Settings, setting
+from hpcsgd.settings import READS, Resolved, RunFacts, Settings, setting
+
+# The table of codecs.
+
+CODECS = {
+    "identity": "hpcsgd.agreements.codecs.base:Identity",
+    "fp16": "hpcsgd.agreements.codecs.bits:Fp16",
+    "bf16": "hpcsgd.agreements.codecs.bits:Bf16",
+    "fp8": "hpcsgd.agreements.codecs.bits:Fp8",
+    "topk": "hpcsgd.agreements.codecs.sparse:TopK",
+    "randomk": "hpcsgd.agreements.codecs.sparse:RandomK",
+    "threshold": "hpcsgd.agreements.codecs.sparse:Threshold",
+    "wangni": "hpcsgd.agreements.codecs.sparse:Wangni",
+    "dgc": "hpcsgd.agreements.codecs.sparse:Dgc",
+    "qsgd": "hpcsgd.agreements.codecs.levels:Qsgd",
+    "sign": "hpcsgd.agreements.codecs.bits:Sign",
+    "byte": "hpcsgd.agreements.codecs.bits:Byte",
+    "bytegrad": "hpcsgd.agreements.codecs.bits:ByteGrad",
+    "nuqsgd": "hpcsgd.agreements.codecs.levels:Nuqsgd",
+    "alq": "hpcsgd.agreements.codecs.levels:Alq",
+    "amq": "hpcsgd.agreements.codecs.levels:Amq",
+    "powersgd": "hpcsgd.agreements.codecs.powersgd:PowerSgd",
+    "accordion": "hpcsgd.agreements.codecs.accordion:Accordion",
+}
+
+
+def get_codec(name: str) -> "type[Codec]":
+    """Return the class of the codec called `name`."""
+    if name not in CODECS:
+        hint = did_you_mean(name, CODECS)
+        raise ConfigError(
+            f"[agreement] unknown codec: {name!r}{hint}; known: {list(CODECS)}"
+        )
+    module, attribute = CODECS[name].split(":")
+    kind: type[Codec] = getattr(import_module(module), attribute)
+    return kind
+
 
 # What all codecs may be told; each reads the keys that it knows.
 
@@ -21,6 +58,19 @@ NORMS = ("max", "l2")
 BITS = 2, 32
 SPARSE = ("topk", "randomk", "threshold", "wangni", "dgc")
 LEVELS = ("qsgd", "nuqsgd", "alq", "amq")
+BY_SHARE = "by share", "codec.share names the words"
+
+
+def automatic_feedback(facts: RunFacts) -> Resolved:
+    """Return whether there is error feedback, and why."""
+    config = facts.config
+    name = config.agreement.codec
+    kind = get_codec(config.accordion.codec if name == "accordion" else name)
+    if kind.has_own_memory:
+        return "off", f"{name} keeps what it has not sent itself"
+    if config.codec.remembers_errors(kind.wants_feedback):
+        return "on", f"{name} is biased"
+    return "off", f"{name} is not biased"
 
 
 @dataclass(frozen=True)
@@ -31,6 +81,7 @@ class CodecConfig(Settings, section="codec"):
         "auto",
         "error feedback: only for biased codecs (auto), always (on) or never (off)",
         choices=FEEDBACKS,
+        becomes=automatic_feedback,
         read_by="feedback",
     )
     share: float = setting(
@@ -59,12 +110,14 @@ class CodecConfig(Settings, section="codec"):
         "sparse codecs: send all words uncompressed if sparse records would be larger"
         " (auto), or never",
         choices=DENSE,
+        becomes=("if smaller", "decided for each message by its size"),
         read_if={"agreement.codec": ("topk", "threshold", "wangni", "dgc")},
     )
     threshold: float = setting(
         0.0,
         "threshold: smallest absolute value that is sent; 0 derives it from the share",
         at_least=0,
+        becomes=BY_SHARE,
         read_if={"agreement.codec": ("threshold",)},
     )
     budget: float = setting(
@@ -72,6 +125,7 @@ class CodecConfig(Settings, section="codec"):
         "wangni: bound of the variance, E Σ C(a)² ≤ (1 + budget) Σ a²; 0 derives it"
         " from the share",
         at_least=0,
+        becomes=BY_SHARE,
         read_if={"agreement.codec": ("wangni",)},
     )
     momentum: float = setting(
@@ -143,11 +197,15 @@ class CodecConfig(Settings, section="codec"):
         read_if={"agreement.codec": ("powersgd",)},
     )
 
+    def remembers_errors(self, wants: bool) -> bool:
+        """Return whether a codec that `wants` error feedback, or does not, has it."""
+        return self.feedback == "on" or (self.feedback == "auto" and wants)
+
 
 # What accordion may be told: what it turns, between which settings, and when.
 
 # codec -> [codec] settings of low and of high compression
-SETTINGS = {
+REGIMES = {
     "powersgd": ("rank=2", "rank=1"),
     "topk": ("share=0.99", "share=0.1"),
     "randomk": ("share=0.99", "share=0.1"),
@@ -157,6 +215,16 @@ SETTINGS = {
     "nuqsgd": ("bits=8", "bits=4"),
 }
 BOTH = ("feedback",)  # settings that there is one of, whatever is turned
+
+
+def automatic_regime(number: int) -> Callable[[RunFacts], Resolved]:
+    """Return what finds the usual settings of low (0) or high (1) compression."""
+
+    def resolve(facts: RunFacts) -> Resolved:
+        accordion = facts.config.accordion
+        return accordion.usual_regimes[number], f"usual for {accordion.codec}"
+
+    return resolve
 
 
 @dataclass(frozen=True)
@@ -172,12 +240,14 @@ class AccordionConfig(Settings, section="accordion"):
         "",
         '[codec] settings while gradients change, as "rank=2"; empty takes the usual'
         " settings of the codec",
+        becomes=automatic_regime(0),
         read_if={"agreement.codec": ("accordion",)},
     )
     high: str = setting(
         "",
         '[codec] settings while gradients do not change, as "rank=1, min_rate=0"; empty'
         " takes the usual settings of the codec",
+        becomes=automatic_regime(1),
         read_if={"agreement.codec": ("accordion",)},
     )
     eta: float = setting(
@@ -205,20 +275,21 @@ class AccordionConfig(Settings, section="accordion"):
         if self.codec == "accordion":
             yield ("[accordion] codec = 'accordion' turns itself; use powersgd or topk")
 
+    @property
+    def usual_regimes(self) -> tuple[str, str]:
+        """The settings of low and high compression where none are named."""
+        return REGIMES.get(self.codec, ("", ""))
+
     def regimes(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
         """Return [codec] for low and for high compression."""
-        usual = SETTINGS.get(self.codec, ("", ""))
-        low, high = (
-            replace(config, **_read(key, said or other))
-            for key, said, other in zip(
-                ("low", "high"), (self.low, self.high), usual, strict=True
-            )
-        )
+        usual_low, usual_high = self.usual_regimes
+        low = replace(config, **_read("low", self.low or usual_low))
+        high = replace(config, **_read("high", self.high or usual_high))
         if low == high:
             raise ConfigError(
                 f"[accordion] codec = {self.codec!r} has the same settings for both low"
                 " and high compression; set accordion.low and accordion.high, or use"
-                f" one of {', '.join(SETTINGS)}"
+                f" one of {', '.join(REGIMES)}"
             )
         return low, high
 

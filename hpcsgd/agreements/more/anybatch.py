@@ -479,6 +479,7 @@ class AnybatchSettings(GradientSettings):
         0.0,
         "seconds of computation in a round; 0 measures them in the first round",
         at_least=0,
+        becomes=("first round", "half of a whole round, timed in the first one"),
         read_if={"agreement.rounds": ("clock",)},
     )
     replay: str = setting(

@@ -763,11 +763,12 @@ class CudaExchanges:
     def sum_words(self) -> None:
         """Sum what the last check of the monitor left over members."""
         task, form = self.task, self.task.precision.margin_sum
-        if not task.monitor.words:
+        monitor = task.monitor
+        if monitor is None or not monitor.words:
             return
-        message = self.scratch.message(task.members, "gap", task.monitor.words, form)
-        task.monitor.post(message.array)
-        task.monitor.judge(message.sum(PURPOSE))
+        message = self.scratch.message(task.members, "gap", monitor.words, form)
+        monitor.post(message.array)
+        monitor.judge(message.sum(PURPOSE))
         task.clock.lap("gap")
 
 

@@ -167,6 +167,11 @@ TEMPORARY = 4  # arrays of a tile that a rule makes on its way
 FOLDER = "tiles"
 
 
+def store_in(out: str | None) -> Path:
+    """Return the folder of weights and states in a run folder."""
+    return Path(out or "") / FOLDER
+
+
 @dataclass(frozen=True)
 class InfinityPlace:
     """The folder, the tile and the policy of a run."""
@@ -428,7 +433,12 @@ class InfinitySettings(GradientSettings):
         remedy="64 is usual",
     )
     store: str = setting(
-        "", "folder of weights and states on disk; empty takes the run folder"
+        "",
+        "folder of weights and states on disk; empty takes the run folder",
+        becomes=lambda facts: (
+            str(store_in(facts.config.run.out)),
+            "in the run folder",
+        ),
     )
     sync: bool = setting(
         True, "wait until data is on the drive; false is faster and less safe"

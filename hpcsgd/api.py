@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -316,11 +316,8 @@ def run_at_stable_rate(
                 *(result.config["rate"]["value"], rate),
                 extra={"on_all_ranks": True},
             )
-            slower = replace(
-                settings.config,
-                rate=replace(settings.config.rate, value=rate),
-                run=replace(settings.config.run, resume="no"),
-            )
+            values = {"rate.value": rate, "run.resume": "no"}
+            slower = settings.config.with_values(values)
             callbacks = list(session.callbacks)
             again = RunSettings(slower)
             session = open_session(session.world, again, reader, callbacks, start)
@@ -478,8 +475,7 @@ def tick_tock(
     readers = [reader, open_data(configs[1], X, y, sample_weight, offset)]
 
     def work(own: int) -> Callable[[Turns], Result]:
-        run = replace(configs[own].run, network="")
-        config = replace(configs[own], run=run)
+        config = configs[own].with_values({"run.network": ""})
 
         def fit(turns: Turns) -> Result:
             twins[own].ledger.gives_way = lambda: turns.yield_turn(own)

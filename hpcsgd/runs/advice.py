@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hpcsgd.errors import DataError
 from hpcsgd.files import DECIMAL, format_bytes
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.assembled_run import AssembledRun
-from hpcsgd.runs.auto_rate import find_steepness, ignores_length, rate_of
+from hpcsgd.runs.auto_rate import ignores_length, measure_steepness, rate_of_rows
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.solvers.full_passes import ENDLESS, NO_MINIMUM, gap_limit, open_rows
 from hpcsgd.solvers.lbfgs import StopReason, null_excess
@@ -333,14 +333,12 @@ def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
     config = live.config
     if ignores_length(config.update):
         return []
-    is_open = replace(config.rate, value=0.0, per_batch=0)
     try:
-        open_config = replace(config, rate=is_open)
         family = live.task.family
-        steepness = find_steepness(open_config, live.grid, live.loaded, family)
+        steepness = measure_steepness(config, live.grid, live.loaded, family)
     except DataError:
         return []  # the squares of the rows overflow: the columns are to be scaled
-    rate, usual = config.rate.value, rate_of(open_config, steepness).value
+    rate, usual = config.rate.value, rate_of_rows(config, steepness)
     is_other = usual > OTHER * rate if is_stalled else rate > OTHER * usual
     if not is_other:
         return []

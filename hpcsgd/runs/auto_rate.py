@@ -47,10 +47,13 @@ def rate_of(config: RunConfig, steepness: float | None) -> RateConfig:
         return rate
     if rate.per_batch:
         return replace(rate, value=_scaled_rate(config, steepness), per_batch=0)
+    return replace(rate, value=rate_of_rows(config, steepness))
+
+
+def rate_of_rows(config: RunConfig, steepness: float) -> float:
+    """Return the rate 1/L, slowed by momentum and by gradients that are late."""
     slowed = _slowed(config) / growth(config)
-    return replace(
-        rate, value=rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
-    )
+    return rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
 
 
 def rate_reason(config: RunConfig) -> str:
@@ -116,13 +119,22 @@ def _scaled_rate(config: RunConfig, steepness: float) -> float:
 def find_steepness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> float | None:
-    """Return the largest curvature L of F along a step. Collective.
+    """Return the curvature L, None where the rate of `config` does not depend on it.
 
-    It is that of the rows and of the penalty together; None where the rate of `config`
-    does not depend on it.
+    Collective.
     """
     if not (config.rate.per_batch or config.rate.is_open):
         return None
+    return measure_steepness(config, grid, loaded, family)
+
+
+def measure_steepness(
+    config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
+) -> float:
+    """Return the largest curvature L of F along a step. Collective.
+
+    It is that of the rows and of the penalty together.
+    """
     # Of several models the one with the largest penalty bends most.
     l2 = max(config.sweep.l2, default=config.problem.l2)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -59,7 +59,10 @@ class Feature:
         for name, asks in self.requested_by.items():
             if asks(config):
                 section, key = name.split(".")
-                return f"[{section}] {key} = {value_of(name, config)!r}"
+                value = value_of(name, config)
+                if section == "precision":  # a recipe may have chosen it
+                    value = getattr(config.precision.resolve(), key)
+                return f"[{section}] {key} = {value!r}"
         return ""
 
 
@@ -79,7 +82,7 @@ FEATURES = {  # fields of Supports
         "residuals that have to be scaled",
         {
             "precision.residual": lambda c: (
-                get_format(c.precision.residual or "fp32").wants_scale
+                get_format(c.precision.resolve().residual).wants_scale
             )
         },
         "use --set precision.residual=fp32, or --agreement gradient",
@@ -227,10 +230,8 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
         yield from _raised_by(lambda: get_codec(agreement.codec))
     for ending in _requirements(config, precision):
         yield f"{subject} {ending}"
-    formats = replace(config.precision, residual=precision.residual)
-    resolved = replace(config, precision=formats)
     for field, feature in FEATURES.items():
-        requested = feature.request(resolved)
+        requested = feature.request(config)
         if requested and not getattr(agreement.supports, field):
             yield (
                 f"{subject} supports no {feature.name}, and {requested} was given;"

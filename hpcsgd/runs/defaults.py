@@ -532,7 +532,7 @@ def resolve_defaults(
     if then != FIT or not config.rate.is_open:
         return config
     assert saved is not None
-    return replace(config, rate=replace(config.rate, value=saved["rate"]["value"]))
+    return config.with_values({"rate.value": saved["rate"]["value"]})
 
 
 def _as_fit(

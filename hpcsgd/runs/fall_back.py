@@ -2,7 +2,7 @@
 
 import logging
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hpcsgd.backends.task import State
@@ -28,12 +28,15 @@ NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
 
 @dataclass(frozen=True)
 class FallbackLevel:
-    """One change."""
+    """One change of a setting."""
 
-    config: RunConfig
     key: str  # schedule.steps or precision.FIELD
     before: int | str
     after: int | str
+
+    def apply(self, config: RunConfig) -> RunConfig:
+        """Return `config` with the change."""
+        return config.with_values({self.key: self.after})
 
     @property
     def text(self) -> str:
@@ -43,24 +46,20 @@ class FallbackLevel:
 
 
 def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None:
-    """Return the next fallback level, None at the last one; `config` has its steps
-    decided.
+    """Return the next fallback level, None at the last one.
+
+    The steps of `config` are decided.
     """
-    schedule, recurs = config.schedule, product_facts(product).has_recurrence
-    if recurs and schedule.steps > 1:
-        fewer = fewer_steps(schedule.steps)
-        changed = replace(config, schedule=replace(schedule, steps=fewer))
-        return FallbackLevel(changed, "schedule.steps", schedule.steps, fewer)
+    steps, recurs = config.schedule.steps, product_facts(product).has_recurrence
+    if recurs and steps > 1:
+        return FallbackLevel("schedule.steps", steps, fewer_steps(steps))
     precision = config.precision.resolve()
     widest = widest_format(precision)
     for name in RAISED:
         before = getattr(precision, name)
         is_used = recurs or name not in NOT_OF_GRAMS
         if is_used and wider(before, widest) != before:
-            raised: dict[str, Any] = {name: widest}
-            section = replace(config.precision, **raised)
-            changed = replace(config, precision=section)
-            return FallbackLevel(changed, f"precision.{name}", before, widest)
+            return FallbackLevel(f"precision.{name}", before, widest)
     return None
 
 

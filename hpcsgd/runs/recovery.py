@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -72,8 +71,8 @@ def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
     replicas = config.grid.replicas
     while ranks % replicas:
         replicas -= 1
-    grid = replace(config.grid, replicas=replicas, members=ranks // replicas)
-    return replace(config, grid=grid)
+    members = ranks // replicas
+    return config.with_values({"grid.replicas": replicas, "grid.members": members})
 
 
 def last_common(world: Communicator, known: Sequence[Snapshot]) -> Snapshot | None:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os.path import realpath
 from pathlib import Path
 from stat import S_ISDIR
@@ -119,13 +119,14 @@ def apply_recorded_fallback(config: RunConfig, recorded: CheckpointedRun) -> Run
     if not recorded.has_fallen_back:
         return config
     now, then, fell = config.tables(), recorded.requested, recorded.config
-    tables = {name: dict(now[name]) for name in ("schedule", "precision")}
-    kept = ("recipe", *RAISED)
-    for name, key in (("schedule", "steps"), *(("precision", f) for f in kept)):
-        if now[name].get(key) == then[name].get(key) and key in fell.get(name, {}):
-            tables[name][key] = fell[name][key]
-    merged = RunConfig.parse(now | tables)
-    return replace(config, schedule=merged.schedule, precision=merged.precision)
+    names = ("schedule.steps", *(f"precision.{key}" for key in ("recipe", *RAISED)))
+    values = {}
+    for name in names:
+        section, key = name.split(".")
+        is_same = now[section].get(key) == then[section].get(key)
+        if is_same and key in fell.get(section, {}):
+            values[name] = fell[section][key]
+    return config.with_values(values)
 
 
 def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun | None:

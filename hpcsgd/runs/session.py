@@ -462,12 +462,13 @@ class Session:
         stopped, has_gap = live.view.exchanges, alarm is not None
         if not good_states.put_back(live.state, live.view, has_gap):
             return None
-        if rung.config.schedule.steps != live.config.schedule.steps:
+        careful = rung.apply(live.config)
+        if careful.schedule.steps != live.config.schedule.steps:
             # The number of the exchange changes, and would not say any more that
             # replicas are apart.
             live.agreement.settle(live.state, live.view.exchanges)
         taken = live.capture.take(live.state, live.view)
-        snapshot = convert_checkpoint(taken, live.config, rung.config)
+        snapshot = convert_checkpoint(taken, live.config, careful)
         snapshot.document["events"].append(
             fallback_event(live.view, rung, alarm, stopped, snapshot.exchanges)
         )
@@ -476,7 +477,7 @@ class Session:
         # Put back with the state: what was sent for nothing was sent, too.
         live.grid.world.ledger.entries = Ledger().entries
         return Leg(
-            rung.config,
+            careful,
             snapshot,
             requested,
             live.loop.callbacks.request,

@@ -281,7 +281,7 @@ def test_facts_of_the_product_on_numpy_are_read_from_its_class(on_numpy):
     problem = make_problem("logistic")
     config = config_for(problem, **on_numpy, schedule={"steps": 4})
     level = next_fallback_level(config, "numpy")
-    assert level is not None and level.config.schedule.steps == 2
+    assert level is not None and level.key == "schedule.steps" and level.after == 2
     clipped = replace(config, update=UpdateConfig(clip="norm"))
     with pytest.raises(ConfigError, match="needs the gradient of every step"):
         train_on(1, clipped, problem)

@@ -1,0 +1,161 @@
+"""The plan of a run: decided once, from facts alone, and changed by nobody later."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcsgd.api import train
+from hpcsgd.comm.threads import run_ranks
+from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
+from hpcsgd.products.cost import CostInputs, Machine
+from hpcsgd.runs import build as assembly
+from hpcsgd.runs.machine import MeasuredFigures
+from hpcsgd.runs.settle import ChoiceFacts, Earlier, MachineFacts, settle
+from tests.helpers.harness import make_problem
+
+JOB = CostInputs(
+    members=4,
+    rows=40_000,
+    columns=2000,
+    local_columns=500,
+    batch=32,
+    epochs=10,
+    comes_again=False,
+    matrix=4,
+    gram_wire=4,
+    margin_sum=4,
+)
+SLOW_NETWORK = Machine(latency=1.0)
+FREE_NETWORK = Machine(latency=0.0, per_byte=0.0, exchange=1.0, step=0.0)
+
+
+def facts(machine=None, **more):
+    """Facts on a run whose product and steps the cost model decides."""
+    known = None if machine is None else MachineFacts(MeasuredFigures(machine), "given")
+    job = None if machine is None else JOB
+    return ChoiceFacts(members=4, latency=0.0, job=job, machine=known, **more)
+
+
+def config_of(**sections):
+    tables = {"rate": {"value": 0.1}, "schedule": {"batch": 32, "epochs": 10}}
+    for name, table in sections.items():
+        tables[name] = {**tables.get(name, {}), **table}
+    return RunConfig.parse(tables)
+
+
+def test_what_is_named_is_what_runs():
+    config = config_of(products={"kind": "gram"}, schedule={"steps": 4})
+    plan = settle(config, facts())
+    assert plan.config == config and not plan.reasons
+    assert (plan.choice.product, plan.choice.steps) == ("gram", 4)
+
+
+def test_the_cost_model_decides_by_the_figures_of_the_machine():
+    config = config_of(schedule={"steps": "auto"})
+    slow, free = (settle(config, facts(one)) for one in (SLOW_NETWORK, FREE_NETWORK))
+    assert slow.choice.product != "direct" and slow.config.schedule.steps > 1
+    assert free.choice.product == "direct"
+    assert "least predicted time of" in slow.reasons["products.kind"]
+    assert slow.choice.figures == "given"
+
+
+def test_corrections_of_the_machine_file_count():
+    config = config_of(schedule={"steps": 8})
+    first = settle(config, facts(SLOW_NETWORK)).choice.product
+    figures = MeasuredFigures(SLOW_NETWORK, {first: 1e6})
+    known = replace(facts(SLOW_NETWORK), machine=MachineFacts(figures, "given", "key"))
+    plan = settle(config, known)
+    assert plan.choice.product != first and plan.choice.key == "key"
+
+
+def test_an_open_rate_is_that_of_the_curvature():
+    plan = settle(config_of(rate={"value": "auto"}), facts(steepness=4.0))
+    assert plan.config.rate.value == 0.25
+    assert plan.reasons["rate.value"].startswith("1/L")
+
+
+def test_a_rate_per_batch_is_scaled_once():
+    config = config_of(rate={"value": 0.1, "per_batch": 16})
+    plan = settle(config, facts(steepness=1.0))
+    assert plan.config.rate.value == pytest.approx(0.2)
+    assert settle(plan.config, facts(steepness=None)).config == plan.config
+
+
+def test_l1_behind_every_step_leaves_one_step_of_an_exchange():
+    config = config_of(problem={"l1": 0.1}, schedule={"steps": "auto"})
+    plan = settle(config, facts(SLOW_NETWORK))
+    assert plan.config.schedule.steps == 1
+    assert plan.reasons["schedule.steps"] == "l1 and bounds act behind every step"
+
+
+@pytest.mark.parametrize("members, product", [(4, "cached"), (2, "direct")])
+def test_a_run_that_goes_on_keeps_its_product_on_as_many_members(members, product):
+    earlier = Earlier("cached", 16, look_ahead=False, members=members)
+    config = config_of(schedule={"steps": "auto"})
+    plan = settle(config, replace(facts(FREE_NETWORK), earlier=earlier))
+    assert (plan.choice.product, plan.config.schedule.steps) == (product, 16)
+
+
+def test_shared_gradients_take_one_step_of_an_exchange():
+    config = config_of(agreement={"method": "ddp"}, grid={"replicas": 4})
+    plan = settle(config, facts())
+    assert (plan.choice.product, plan.config.schedule.steps) == ("direct", 1)
+
+
+def test_a_product_without_the_gradient_of_a_step_is_not_clipped():
+    named = config_of(
+        products={"kind": "gram"}, schedule={"steps": 4}, update={"clip": "norm"}
+    )
+    with pytest.raises(ConfigError, match="clip = 'norm' needs the gradient"):
+        settle(named, facts())
+    auto = config_of(schedule={"steps": 4}, update={"clip": "norm"})
+    assert settle(auto, facts(SLOW_NETWORK)).choice.product in ("direct", "gather")
+
+
+# After `settle` no configuration is made, whatever runs.
+
+RUNS = [
+    {"products": {"kind": "gram"}, "schedule": {"steps": 4}},
+    {"schedule": {"steps": "auto"}, "rate": {"value": "auto"}},
+    {"agreement": {"method": "ddp"}},
+    {"agreement": {"method": "powersgd"}},
+    {"agreement": {"method": "slowmo"}, "schedule": {"steps": 2}},
+    {"agreement": {"method": "zero3"}},
+    {"polish": {"kind": "auto"}},
+    {"run": {"fall_back": True, "gap_every": 2}, "schedule": {"steps": 4}},
+    {"update": {"kind": "svrg"}},
+    {"average": {"kind": "tail"}},
+    {"rate": {"value": 100.0}, "run": {"fall_back": False}},  # is told what to do
+]
+
+
+@pytest.mark.parametrize("more", RUNS, ids=str)
+def test_no_configuration_is_made_after_the_plan(more, monkeypatch):
+    problem = make_problem("logistic", n=53, d=7)
+    tables = {"schedule": {"batch": 4, "epochs": 2}, "rate": {"value": 0.1}}
+    for name, table in more.items():
+        tables[name] = {**tables.get(name, {}), **table}
+    config, made, plans = RunConfig.parse(tables), [], []
+    whole, make = assembly.settle, RunConfig.__init__
+
+    def settle_and_watch(*given):
+        plan = whole(*given)
+        monkeypatch.setattr(RunConfig, "__init__", count)
+        plans.append(plan)
+        return plan
+
+    def count(self, *given, **named):
+        made.append(named)
+        make(self, *given, **named)
+
+    monkeypatch.setattr(assembly, "settle", settle_and_watch)
+
+    def on_rank(world):
+        with np.errstate(all="ignore"):
+            return train(config, X=problem.X, y=problem.y, world=world)
+
+    result = run_ranks(1, on_rank)[0]
+    assert len(plans) == 1 and not made
+    assert result.config["rate"] == plans[0].config.tables()["rate"]

@@ -114,15 +114,15 @@ def question(arguments: argparse.Namespace) -> "TuningQuestion":
     said.setdefault("schedule", {}).setdefault("steps", "auto")
     recipe = said.get("precision", {}).get("recipe", AUTO)
     said.setdefault("precision", {})["recipe"] = "fp32" if recipe == AUTO else recipe
-    config = RunConfig.parse(said)
-    check_read(config)
-    batches: tuple[int, ...] = (config.schedule.batch,)
+    batches: tuple[int, ...] = ()
     if arguments.batches is not None:
         batches = parse_batches(arguments.batches)
-        config = replace(config, schedule=replace(config.schedule, batch=batches[0]))
+        said["schedule"]["batch"] = batches[0]
+    config = RunConfig.parse(said)
+    check_read(config)
     return TuningQuestion(
         config=config,
-        batches=batches,
+        batches=batches or (config.schedule.batch,),
         seconds=arguments.seconds,
         any_recipe=recipe == AUTO,
         any_replicas=arguments.allow_replicas,

@@ -22,14 +22,14 @@ from hpcsgd.tuning import pilots as trial
 from hpcsgd.tuning.bound import Term, bound
 from hpcsgd.tuning.exact_exchange import ExactExchange, largest_safe_rate
 from hpcsgd.tuning.pilots import (
-    DEFAULT_STEPS,
     Cost,
     Gap,
     Sample,
     SamplePath,
     cost_of,
-    draw_sample,
+    draw_sample_of,
     loss_gaps,
+    planned_exchanges,
 )
 
 # A report has a row for each field in each format, and a row for each recipe.
@@ -173,9 +173,7 @@ def recipe_rows(
     rows: int,
 ) -> list[RecipeRow]:
     """Return a row for each recipe, with the loss difference of a pilot run."""
-    schedule = question.config.schedule
-    m = schedule.batch * (schedule.steps or DEFAULT_STEPS)
-    planned = schedule.epochs * -(-rows // (m * question.config.grid.replicas))
+    planned = planned_exchanges(question.config, rows)
     recipes = {
         name: replace(question.config.precision, **_only_recipe(name))
         for name in RECIPES
@@ -323,11 +321,7 @@ def study(
     """
     question.check()
     config = question.config
-    schedule = config.schedule
-    steps = schedule.steps or DEFAULT_STEPS
-    sample = draw_sample(
-        reader, schedule.batch * steps, config.sampling.seed, config.problem.family
-    )
+    sample = draw_sample_of(config, reader)
     path = SamplePath(config, sample, question.members)
     exchanges = path.exchanges(question.groups, APART)
     peaks = _peaks(sample)

@@ -860,6 +860,7 @@ class RunConfig:
 
 def rehearsal(
     config: RunConfig,
+    values: Mapping[str, Any] | None = None,
     *,
     run: RunSection | None = None,
     monitored: bool = False,
@@ -876,6 +877,8 @@ def rehearsal(
     ----------
     config : RunConfig
         The run that is planned.
+    values : mapping, optional
+        section.key -> value of settings that it has in the place of those of `config`.
     run : RunSection, optional
         What [run] has beside that, for ranks or devices of its own.
     monitored : bool, default=False
@@ -888,24 +891,19 @@ def rehearsal(
         Other sections in the place of those of `config`.
     """
     kept = config.run if run is None else run
-    silent = replace(
-        kept,
-        out=None,
-        resume="no",
-        record=0,
-        profile=False,
-        fall_back=False,
-        on_failure="stop",
-        check_members=0,
-        evaluate_every=1 if evaluated else 0,
-        gap_every=kept.gap_every if monitored else 0,
-    )
-    own: dict[str, Any] = {
-        "polish": PolishConfig(),
-        "stop": StopConfig(),
-        "run": silent,
+    silent: dict[str, Any] = {
+        "run.out": None,
+        "run.resume": "no",
+        "run.record": 0,
+        "run.profile": False,
+        "run.fall_back": False,
+        "run.on_failure": "stop",
+        "run.check_members": 0,
+        "run.evaluate_every": 1 if evaluated else 0,
+        "run.gap_every": kept.gap_every if monitored else 0,
     }
-    return replace(config, **own, **sections)
+    own = {"polish": PolishConfig(), "stop": StopConfig(), "run": kept, **sections}
+    return replace(config, **own).with_values({**silent, **(values or {})})
 
 
 def agreement_in(tables: Mapping[str, Any]) -> AgreementSettings:

@@ -114,15 +114,15 @@ def question(arguments: argparse.Namespace) -> "TuningQuestion":
     said.setdefault("schedule", {}).setdefault("steps", "auto")
     recipe = said.get("precision", {}).get("recipe", AUTO)
     said.setdefault("precision", {})["recipe"] = "fp32" if recipe == AUTO else recipe
-    config = RunConfig.parse(said)
-    check_read(config)
-    batches: tuple[int, ...] = (config.schedule.batch,)
+    batches: tuple[int, ...] = ()
     if arguments.batches is not None:
         batches = parse_batches(arguments.batches)
-        config = replace(config, schedule=replace(config.schedule, batch=batches[0]))
+        said["schedule"]["batch"] = batches[0]
+    config = RunConfig.parse(said)
+    check_read(config)
     return TuningQuestion(
         config=config,
-        batches=batches,
+        batches=batches or (config.schedule.batch,),
         seconds=arguments.seconds,
         any_recipe=recipe == AUTO,
         any_replicas=arguments.allow_replicas,
@@ -417,17 +417,15 @@ def recipes_table(found: "PrecisionReport") -> "Table":
     for name in names:
         drawn.add_column(name, justify="right")
     for row in found.recipes:
-        seconds = row.seconds
+        is_timed = row.cost.seconds is not None
         drawn.add_row(
             row.recipe,
             "none" if row.bound == float("inf") else f"{row.bound:.1e}",
             f"{row.measured:.1e}",
-            _percent(row.loss_gap),
-            _percent(row.predicted_gap),
-            str(row.bytes_sent),
-            "emulated"
-            if seconds is None
-            else f"{1e6 * (seconds + row.network_seconds):.1f}",
+            _percent(row.gap.measured),
+            _percent(row.gap.predicted),
+            str(row.cost.sent),
+            f"{1e6 * row.cost.total:.1f}" if is_timed else "emulated",
         )
     return drawn
 
@@ -440,9 +438,9 @@ def sentences(found: "PrecisionReport") -> list[str]:
     """Return the recommendation."""
     best, tolerance = found.recommended, found.question.tolerance
     said = f"recommended: --precision {best.recipe}"
-    if best.predicted_gap > tolerance:
+    if best.gap.predicted > tolerance:
         return [f"{said}; no recipe is expected to stay within {100 * tolerance:g} %"]
     return [
         f"{said}: the cheapest that runs here and whose predicted loss gap,"
-        f" {_percent(best.predicted_gap)}, stays under {100 * tolerance:g} %"
+        f" {_percent(best.gap.predicted)}, stays under {100 * tolerance:g} %"
     ]

@@ -410,7 +410,7 @@ def run_fit(
         data = data.with_facts(labels=rows.labels, column_names=whole)
         if arguments.rate == RACE:
             best = race_on(settings, world, data.open_reader)
-            settings = replace(settings, rate=replace(settings.rate, value=best))
+            settings = settings.with_values({"rate.value": best})
         observers = world.together(lambda: _check_callbacks(callbacks))
         if is_shown and world.rank == 0:
             observers.append(Shown())

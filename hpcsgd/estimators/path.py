@@ -194,7 +194,7 @@ class PathFit:
             arguments.config, "sampling"
         ):
             # In one order for all epochs it may take ten times as many.
-            return replace(config, sampling=replace(config.sampling, mode="reshuffle"))
+            return config.with_values({"sampling.mode": "reshuffle"})
         return config
 
 

@@ -595,7 +595,7 @@ def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
         if name in settings:
             numbers = np.ravel(settings[name]).tolist()
             settings[name] = tuple(to_number(name, value) for value in numbers)
-    config = replace(config, sweep=replace(config.sweep, **settings))
+    config = config.with_values({f"sweep.{k}": v for k, v in settings.items()})
     if not config.sweep.is_many:
         raise ConfigError(
             "a sweep of one model: give several --l2 or --rates, or --folds; hpcsgd"
@@ -700,17 +700,11 @@ def race_on(
     """The same on ranks and rows that are at hand; called by all of them together."""
     _check(config)
     with _counted_apart(world):
-        opened = open_run(_for_race(config), world, reader, Clock())
+        settings = _for_race(config)
+        opened = open_run(settings, world, reader, Clock())
         try:
             around = rates or _around(config, opened)
-            trial = _for_race(config)
-            # The rates are those of the sweep: none is looked for in the data.
-            found = replace(
-                trial,
-                sweep=SweepConfig(rate=around),
-                rate=replace(trial.rate, value=1.0, per_batch=0),
-            )
-            return _Race(found, opened, share).run()
+            return _Race(settings, opened, share).run(around)
         finally:
             opened.grid.close()
 
@@ -736,14 +730,15 @@ def _for_race(config: RunConfig) -> RunConfig:
     """Return the settings of a race, whose choice is the same in every call."""
     recipe = config.precision.recipe
     recipe = "fp32" if recipe == AUTO else recipe  # pilots would take longer
-    return rehearsal(
-        config,
-        run=replace(config.run, device="cpu", reproducible=True),
-        schedule=replace(config.schedule, epochs=1),
-        rate=replace(config.rate, kind="constant", warmup=0),
-        average=AverageConfig(),
-        precision=replace(config.precision, recipe=recipe),
-    )
+    values = {
+        "run.device": "cpu",
+        "run.reproducible": True,
+        "schedule.epochs": 1,
+        "rate.kind": "constant",
+        "rate.warmup": 0,
+        "precision.recipe": recipe,
+    }
+    return rehearsal(config, values, average=AverageConfig())
 
 
 @contextmanager
@@ -766,10 +761,10 @@ class _Race:
     opened: OpenedRun
     share: float
 
-    def run(self) -> float:
-        """All rounds."""
-        left = self.config.sweep.rate
-        live = assemble_run(self.config, self.opened, [])
+    def run(self, rates: tuple[float, ...]) -> float:
+        """Run all rounds; return the best of the rates."""
+        left = rates
+        live = assemble_run(self._config(left), self.opened, [])
         losses = first = self._losses(live)
         rounds = max(ceil(np.log2(len(left))), 1)
         each = live.feed.exchanges_per_epoch
@@ -800,6 +795,12 @@ class _Race:
             )
         return float(left[0])
 
+    def _config(self, rates: tuple[float, ...]) -> RunConfig:
+        """Return the settings of a round with these rates."""
+        # The rates are those of the sweep: none is looked for in the data.
+        rate = replace(self.config.rate, value=1.0, per_batch=0)
+        return replace(self.config, sweep=SweepConfig(rate=rates), rate=rate)
+
     def _losses(self, live: AssembledRun) -> Array:
         """F of every rate; replicas that have not agreed yet do so for the look."""
         seen = live.agreement.consensus(live.state, live.view.exchanges)
@@ -815,12 +816,11 @@ class _Race:
         self, live: AssembledRun, left: tuple[float, ...], kept: list[int]
     ) -> AssembledRun:
         """The same run with the columns of those that are left."""
-        config = replace(self.config, sweep=SweepConfig(rate=left))
         chosen = live.chosen
         earlier = Earlier(
             chosen.product, chosen.steps, chosen.look_ahead, live.task.members.size
         )
-        fewer = assemble_run(config, self.opened, [], earlier)
+        fewer = assemble_run(self._config(left), self.opened, [], earlier)
         assert live.task.models is not None
         _take_columns(live.state, fewer.state, live.task.models, kept)
         view, before = fewer.view, live.view

@@ -826,7 +826,7 @@ def _placed(setting: NamedSetting, out: str | Path | None, number: int) -> RunCo
                 f"cannot write into --out {out}: {reason(error)}; remove that entry, or"
                 " choose another folder"
             ) from error
-    return replace(setting.config, run=replace(setting.config.run, out=folder))
+    return setting.config.with_values({"run.out": folder})
 
 
 def _run(

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -524,7 +523,7 @@ def open_temporary_store(config: RunConfig, world: Communicator) -> Iterator[Run
     name = world.exchange_objects(f"hpcsgd-{uuid4().hex}")[0]
     store = Path(gettempdir()) / name
     try:
-        yield replace(config, agreement=replace(agreement, store=str(store)))
+        yield config.with_values({"agreement.store": str(store)})
         world.max_flag(0)  # all ranks have opened the files that they read
     finally:
         shutil.rmtree(store, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,14 +22,14 @@ from hpcsgd.tuning import pilots as trial
 from hpcsgd.tuning.bound import Term, bound
 from hpcsgd.tuning.exact_exchange import ExactExchange, largest_safe_rate
 from hpcsgd.tuning.pilots import (
-    DEFAULT_STEPS,
     Cost,
     Gap,
     Sample,
     SamplePath,
     cost_of,
-    draw_sample,
+    draw_sample_of,
     loss_gaps,
+    planned_exchanges,
 )
 
 # A report has a row for each field in each format, and a row for each recipe.
@@ -49,12 +49,36 @@ class FieldRow:
     roundoff: float  # unit roundoff of the format
     bound: float  # bound on the error relative to the update; inf without a bound
     measured: float  # measured error relative to the update
-    bytes: int  # bytes of one exchange in this format, for one member
-    bytes_saved: int  # compared with fp32
-    seconds: float | None  # time of an exchange, other fields in fp32; None: emulated
-    seconds_saved: float | None
+    cost: Cost  # of an exchange with the other fields in fp32
+    level: Cost  # of an exchange with all fields in fp32
     emulated: bool
     bound_by: str  # model and norms of the bound
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes of one exchange of one member that the format saves."""
+        return self.level.moved[self.field] - self.cost.moved[self.field]
+
+    @property
+    def seconds_saved(self) -> float | None:
+        """Seconds of one exchange that the format saves; None if it is emulated."""
+        return None if self.cost.seconds is None else self.level.total - self.cost.total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row of the JSON document."""
+        return {
+            "field": self.field,
+            "format": self.format,
+            "roundoff": self.roundoff,
+            "bound": self.bound,
+            "measured": self.measured,
+            "bytes": self.cost.moved[self.field],
+            "bytes_saved": self.bytes_saved,
+            "seconds": None if self.cost.seconds is None else self.cost.total,
+            "seconds_saved": self.seconds_saved,
+            "emulated": self.emulated,
+            "bound_by": self.bound_by,
+        }
 
 
 @dataclass(frozen=True)
@@ -62,15 +86,30 @@ class RecipeRow:
     """Error and cost of a recipe, which has a format for each of the nine fields."""
 
     recipe: str
-    fields: dict[str, str]
     bound: float  # sum of the bounds of the nine fields
     measured: float
-    loss_gap: float  # relative loss difference of a pilot run to fp64
-    predicted_gap: float  # the same for the whole run, extrapolated
-    bytes_sent: int
-    seconds: float | None  # time of arithmetic; None if a part of it is emulated
-    network_seconds: float
-    emulated: tuple[str, ...]  # fields whose arithmetic is emulated
+    gap: Gap  # relative loss difference to fp64, of a pilot run and of the whole run
+    cost: Cost
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The format of each field."""
+        return dict(vars(RECIPES[self.recipe]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row of the JSON document."""
+        return {
+            "recipe": self.recipe,
+            "fields": self.fields,
+            "bound": self.bound,
+            "measured": self.measured,
+            "loss_gap": self.gap.measured,
+            "predicted_gap": self.gap.predicted,
+            "bytes_sent": self.cost.sent,
+            "seconds": self.cost.seconds,
+            "network_seconds": self.cost.network,
+            "emulated": tuple(emulated(RECIPES[self.recipe])),
+        }
 
 
 @dataclass(frozen=True)
@@ -137,17 +176,14 @@ def _field_row(
     terms, errors = _terms_and_errors(samples, precision, field)
     in_fp32 = replace(RECIPES[LEVEL], **{field: name})
     cost = cost_of(exchanges[0], in_fp32, question.network, seconds=True)
-    is_timed = cost.seconds is not None
     return FieldRow(
         field=field,
         format=name,
         roundoff=get_format(name).unit_roundoff,
         bound=median(term.relative for term in terms),
         measured=median(errors),
-        bytes=cost.moved[field],
-        bytes_saved=level.moved[field] - cost.moved[field],
-        seconds=cost.total if is_timed else None,
-        seconds_saved=level.total - cost.total if is_timed else None,
+        cost=cost,
+        level=level,
         emulated=field in emulated(in_fp32),
         bound_by=f"{terms[0].model}, norms {terms[0].norms}",
     )
@@ -173,9 +209,7 @@ def recipe_rows(
     rows: int,
 ) -> list[RecipeRow]:
     """Return a row for each recipe, with the loss difference of a pilot run."""
-    schedule = question.config.schedule
-    m = schedule.batch * (schedule.steps or DEFAULT_STEPS)
-    planned = schedule.epochs * -(-rows // (m * question.config.grid.replicas))
+    planned = planned_exchanges(question.config, rows)
     recipes = {
         name: replace(question.config.precision, **_only_recipe(name))
         for name in RECIPES
@@ -207,18 +241,12 @@ def _recipe_row(
         begins = trial.held(scaled, precision.weights)
         sums.append(sum(term.relative for term in bound(begins, precision).values()))
         errors.append(trial.relative_error(begins, precision))
-    cost = cost_of(exchanges[0], precision, question.network, seconds=True)
     return RecipeRow(
         recipe=name,
-        fields=dict(vars(precision)),
         bound=median(sums),
         measured=median(errors),
-        loss_gap=gap.measured,
-        predicted_gap=gap.predicted,
-        bytes_sent=cost.sent,
-        seconds=cost.seconds,
-        network_seconds=cost.network,
-        emulated=tuple(emulated(precision)),
+        gap=gap,
+        cost=cost_of(exchanges[0], precision, question.network, seconds=True),
     )
 
 
@@ -248,7 +276,7 @@ class PrecisionReport:
         """
         good = [row for row in self.recipes if self._will_do(row)]
         exact = next(row for row in self.recipes if row.recipe == "fp64")
-        return min(good, key=_total, default=exact)
+        return min(good, key=lambda row: row.cost.total, default=exact)
 
     @property
     def is_safe(self) -> bool:
@@ -261,7 +289,8 @@ class PrecisionReport:
         return self.question.config.update.kind == "sgd"
 
     def _will_do(self, row: RecipeRow) -> bool:
-        return row.seconds is not None and row.predicted_gap <= self.question.tolerance
+        is_timed = row.cost.seconds is not None
+        return is_timed and row.gap.predicted <= self.question.tolerance
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object, in which numbers may be inf or nan."""
@@ -277,8 +306,8 @@ class PrecisionReport:
             "steps": schedule.steps,
             "members": question.members,
             "groups": question.groups,
-            "fields": [asdict(row) for row in self.fields],
-            "recipes": [asdict(row) for row in self.recipes],
+            "fields": [row.as_dict() for row in self.fields],
+            "recipes": [row.as_dict() for row in self.recipes],
             "bounds_cover_update": self.covers_update,
             "rate": self.rate,
             "largest_safe_rate": self.safe_rate,
@@ -286,18 +315,14 @@ class PrecisionReport:
             "recommendation": {
                 "recipe": best.recipe,
                 "fields": best.fields,
-                "predicted_gap": best.predicted_gap,
-                "seconds": _total(best),
+                "predicted_gap": best.gap.predicted,
+                "seconds": best.cost.total,
             },
         }
 
     def json(self) -> str:
         """Return the JSON document; numbers that are not finite become null."""
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
-
-
-def _total(row: RecipeRow) -> float:
-    return float("inf") if row.seconds is None else row.seconds + row.network_seconds
 
 
 def study(
@@ -323,11 +348,7 @@ def study(
     """
     question.check()
     config = question.config
-    schedule = config.schedule
-    steps = schedule.steps or DEFAULT_STEPS
-    sample = draw_sample(
-        reader, schedule.batch * steps, config.sampling.seed, config.problem.family
-    )
+    sample = draw_sample_of(config, reader)
     path = SamplePath(config, sample, question.members)
     exchanges = path.exchanges(question.groups, APART)
     peaks = _peaks(sample)

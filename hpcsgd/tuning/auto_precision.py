@@ -18,17 +18,19 @@ from hpcsgd.runs.checkpoint import PRECISION_AUTO
 from hpcsgd.runs.resume import CheckpointedRun
 from hpcsgd.runs.settle import RESUMED
 from hpcsgd.tuning.pilots import (
-    DEFAULT_STEPS,
     SamplePath,
     cost_of,
-    draw_sample,
+    draw_sample_of,
     loss_gaps,
     on_first_rank,
+    planned_exchanges,
 )
 
 log = logging.getLogger(__name__)
 WIDEST = "fp64"
-ORDER = ("c", "d", "fp32", "fp8", "fp16", "bf16", "fp64")  # usually; cheapest first
+# Recipes by their usual seconds, the cheapest first. It decides where measured seconds
+# would not choose alike twice. The tuner has another order, that of its trials.
+ORDER = ("c", "d", "fp32", "fp8", "fp16", "bf16", "fp64")
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,12 @@ def recipe_reason(notes: Mapping[str, Any]) -> str:
 def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeChoice:
     """The cheapest of what runs here as such and stays under the tolerance."""
     members = config.grid.members or max(ranks // config.grid.replicas, 1)
-    schedule = config.schedule
-    m = schedule.batch * (schedule.steps or DEFAULT_STEPS)
     try:
-        sample = draw_sample(reader, m, config.sampling.seed, config.problem.family)
+        sample = draw_sample_of(config, reader)
     finally:
         reader.close()
-    planned = schedule.epochs * -(-reader.rows // (m * config.grid.replicas))
-    asked = {
-        name: replace(config.precision, recipe=name)
-        for name in affordable(config.precision)
-    }
+    planned = planned_exchanges(config, reader.rows)
+    asked = affordable(config.precision)
     gaps = loss_gaps(config, sample, asked, members, planned)
     (exchange,) = SamplePath(config, sample, min(members, reader.cols)).exchanges(1, 1)
     network = _network(config)
@@ -124,14 +121,16 @@ def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeCho
     )
 
 
-def affordable(asked: PrecisionConfig) -> list[str]:
-    """Recipes of which nothing is emulated, with what is set by hand; fp64 always."""
-    found = []
-    for name in RECIPES:
-        one = replace(asked, recipe=name)
-        if name == WIDEST or not emulated(one.resolve()):
-            found.append(name)
-    return found
+def affordable(asked: PrecisionConfig) -> dict[str, PrecisionConfig]:
+    """Return name -> recipe with what is set by hand, of those that are not emulated;
+    fp64 always.
+    """
+    recipes = {name: replace(asked, recipe=name) for name in RECIPES}
+    return {
+        name: recipe
+        for name, recipe in recipes.items()
+        if name == WIDEST or not emulated(recipe.resolve())
+    }
 
 
 def _network(config: RunConfig) -> Network:

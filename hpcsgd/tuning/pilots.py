@@ -107,6 +107,24 @@ def draw_sample(
     )
 
 
+def draw_sample_of(config: RunConfig, reader: RowReader) -> Sample:
+    """Return a sample of the rows of a run, which has room for its exchanges."""
+    return draw_sample(
+        reader, rows_of_exchange(config), config.sampling.seed, config.problem.family
+    )
+
+
+def rows_of_exchange(config: RunConfig) -> int:
+    """Return the rows of one exchange of one replica, of open steps the usual ones."""
+    return config.schedule.batch * (config.schedule.steps or DEFAULT_STEPS)
+
+
+def planned_exchanges(config: RunConfig, rows: int) -> int:
+    """Return the exchanges of a whole run on so many rows."""
+    each = rows_of_exchange(config) * config.grid.replicas
+    return config.schedule.epochs * -(-rows // each)
+
+
 def _places(rows: int, wanted: int, seed: int) -> list[slice]:
     """Slices of equal length, one somewhere in each part of the data."""
     if wanted >= rows:
@@ -158,11 +176,15 @@ def loss_gaps(
 
     One that ends as diverged where float64 does not has no gap: it is infinite.
     """
-    pilot = pilot_config(config, len(sample.y), members)
-    exact = run_pilot(replace(pilot, precision=PrecisionConfig(recipe="fp64")), sample)
+
+    def run_in(precision: PrecisionConfig) -> Result:
+        pilot = pilot_config(config, precision, len(sample.y), members)
+        return run_pilot(pilot, sample)
+
+    exact = run_in(PrecisionConfig(recipe="fp64"))
     return {
-        name: _gap(run_pilot(replace(pilot, precision=one), sample), exact, exchanges)
-        for name, one in precisions.items()
+        name: _gap(run_in(precision), exact, exchanges)
+        for name, precision in precisions.items()
     }
 
 
@@ -201,21 +223,27 @@ def run_pilot(config: RunConfig, sample: Sample) -> Result:
     return first
 
 
-def pilot_config(config: RunConfig, rows: int, members: int) -> RunConfig:
-    """Return the settings of a pilot of `config` on so many rows."""
-    schedule = config.schedule
-    steps = schedule.steps or DEFAULT_STEPS
-    batch = min(schedule.batch, max(rows // (2 * steps), 1))
+def pilot_config(
+    config: RunConfig, precision: PrecisionConfig, rows: int, members: int
+) -> RunConfig:
+    """Return the settings of a pilot of `config` on so many rows, in a precision."""
+    steps = config.schedule.steps or DEFAULT_STEPS
+    batch = min(config.schedule.batch, max(rows // (2 * steps), 1))
     each = -(-rows // (batch * steps))
-    epochs = max(-(-EXCHANGES // each), 1)
+    values = {
+        "schedule.batch": batch,
+        "schedule.steps": steps,
+        "schedule.epochs": max(-(-EXCHANGES // each), 1),
+        "sampling.mode": "shuffle-once",
+    }
     return rehearsal(
         config,
+        values,
         run=THREADS,
         evaluated=True,
-        schedule=replace(schedule, batch=batch, steps=steps, epochs=epochs),
+        precision=precision,
         grid=GridConfig(replicas=1, members=max(min(members, MOST_MEMBERS), 1)),
         products=ProductsConfig(kind="gram", look_ahead="off"),
-        sampling=replace(config.sampling, mode="shuffle-once"),
         agreement=settings_of(AUTO)(),
     )
 
@@ -474,11 +502,6 @@ def _advanced(exchange: ExactExchange) -> Array:
     assert exchange.intercept is not None
     moved: Array = exchange.intercept - np.tensordot(h, np.array(sums), axes=1)
     return moved
-
-
-def scaled(exchange: ExactExchange, exponents: Array | None) -> ExactExchange:
-    """Return the exchange with its columns stored times powers of two."""
-    return replace(exchange, exponents=exponents)
 
 
 # What one exchange costs a member in some precision: bytes, and seconds here.

@@ -60,20 +60,14 @@ class TimedSetting:
 
     def applied_to(self, config: RunConfig) -> RunConfig:
         """Return `config` with this setting."""
-        schedule, products = config.schedule, config.products
-        return replace(
-            config,
-            schedule=replace(
-                schedule,
-                batch=self.batch,
-                steps=self.steps,
-                period=self.period or schedule.period,
-            ),
-            products=replace(
-                products,
-                kind=self.product,
-                look_ahead="on" if self.look_ahead else "off",
-            ),
+        return config.with_values(
+            {
+                "schedule.batch": self.batch,
+                "schedule.steps": self.steps,
+                "schedule.period": self.period or config.schedule.period,
+                "products.kind": self.product,
+                "products.look_ahead": "on" if self.look_ahead else "off",
+            }
         )
 
 
@@ -96,12 +90,17 @@ class Stage:
         world: Communicator,
         reader: Callable[[Communicator], RowReader],
     ) -> None:
+        values = {
+            "rate.kind": "constant",
+            "rate.value": TINY,
+            "rate.warmup": 0,
+            "schedule.steps": 1,
+        }
         self.config = rehearsal(
             config,
+            values,
             monitored=True,  # a run spends seconds on its checks
-            rate=replace(config.rate, kind="constant", value=TINY, warmup=0),
             products=ProductsConfig(kind="gram", look_ahead="off"),
-            schedule=replace(config.schedule, steps=1),
         )
         setup = Clock()
         self.opened = open_run(self.config, world, reader, setup)
@@ -125,8 +124,8 @@ class Stage:
 
     def job(self, rows: int, epochs: int) -> CostInputs:
         """Return the inputs of the cost model for a run on `rows` rows in all."""
-        opened, schedule = self.opened, self.config.schedule
-        config = replace(self.config, schedule=replace(schedule, epochs=epochs))
+        opened = self.opened
+        config = self.config.with_values({"schedule.epochs": epochs})
         job = job_of(config, opened)
         return replace(job, rows=max(rows // opened.grid.replicas.size, 1))
 
@@ -168,8 +167,8 @@ class Stage:
         self.opened.grid.close()
 
     def _live(self, setting: TimedSetting) -> AssembledRun:
-        endless = replace(self.config.schedule, period=EPOCHS, epochs=EPOCHS)
-        config = setting.applied_to(replace(self.config, schedule=endless))
+        endless = {"schedule.period": EPOCHS, "schedule.epochs": EPOCHS}
+        config = setting.applied_to(self.config.with_values(endless))
         opened = self.opened
         if product_facts(setting.product).keeps_batches:
             opened = replace(opened, loaded=self._fewer(setting))

@@ -46,8 +46,10 @@ from hpcsgd.tuning.pilots import (
     THREADS,
     Sample,
     draw_sample,
+    draw_sample_of,
     loss_gaps,
     on_first_rank,
+    planned_exchanges,
     run_pilot,
 )
 from hpcsgd.tuning.timed_exchanges import (
@@ -248,15 +250,18 @@ def learn(
 def learning_run(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
     """Return the result of a short silent run with one batch, rate and grid."""
     steps = way.local if way.replicas > 1 else AT_ONCE
-    schedule = replace(
-        config.schedule, batch=way.batch, steps=steps, period=1, epochs=EPOCHS
-    )
+    values = {
+        "schedule.batch": way.batch,
+        "schedule.steps": steps,
+        "schedule.period": 1,
+        "schedule.epochs": EPOCHS,
+        "rate.value": way.rate,
+    }
     short = rehearsal(
         config,
+        values,
         run=THREADS,
         evaluated=True,
-        schedule=schedule,
-        rate=replace(config.rate, value=way.rate),
         grid=GridConfig(replicas=way.replicas, members=1),
         products=ProductsConfig(kind="direct", look_ahead="off"),
         agreement=settings_of(AUTO)(),
@@ -524,10 +529,13 @@ def measure_figures(
 
 def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
     """The run there, in this recipe."""
-    return replace(
-        config,
-        grid=GridConfig(*grid),
-        precision=replace(config.precision, recipe=recipe),
+    replicas, members = grid
+    return config.with_values(
+        {
+            "grid.replicas": replicas,
+            "grid.members": members,
+            "precision.recipe": recipe,
+        }
     )
 
 
@@ -567,8 +575,7 @@ class TuningResult:
         """The run with nothing left open."""
         best, config = self.chosen, self.question.config
         chosen = best.setting.applied_to(on_grid(config, best.grid, best.recipe))
-        rate = replace(config.rate, value=best.learnt.way.rate)
-        return replace(chosen, rate=rate)
+        return chosen.with_values({"rate.value": best.learnt.way.rate})
 
 
 def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
@@ -661,19 +668,15 @@ def _gaps(
     end = perf_counter() + budget.until(RECIPES) / 2  # read by rank 0 alone
 
     def measure() -> dict[str, float]:
-        steps = config.schedule.steps or 8
-        batch = max(question.batches)
-        asked = replace(config, schedule=replace(config.schedule, batch=batch))
-        sample = draw_sample(
-            reader, batch * steps, config.sampling.seed, config.problem.family
-        )
-        planned = config.schedule.epochs * -(-reader.rows // (batch * steps))
-        names, found = affordable(config.precision), {"fp64": 0.0}
-        for name in [n for n in PREFERRED if n in names and n != "fp64"]:
+        largest = config.with_values({"schedule.batch": max(question.batches)})
+        sample = draw_sample_of(largest, reader)
+        planned = planned_exchanges(largest, reader.rows)
+        recipes, found = affordable(config.precision), {"fp64": 0.0}
+        for name in [n for n in PREFERRED if n in recipes and n != "fp64"]:
             if len(found) > 1 and perf_counter() > end:
                 break
-            wanted = {name: replace(config.precision, recipe=name)}
-            gaps = loss_gaps(asked, sample, wanted, world.size, planned)
+            wanted = {name: recipes[name]}
+            gaps = loss_gaps(largest, sample, wanted, world.size, planned)
             found[name] = gaps[name].predicted
         return found
 
@@ -715,7 +718,10 @@ def _open_groups(
     return groups
 
 
-PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")  # usually cheapest first
+# The order in which recipes are tried as long as there is time: that of their usual
+# seconds, `auto_precision.ORDER`, but for d. It differs from c by the words of G alone,
+# so that fp32 is the better second trial.
+PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")
 
 
 def time_best_candidates(

@@ -52,7 +52,7 @@ def test_a_sample_comes_from_everywhere_and_keeps_rows_together():
 def test_a_pilot_has_exchanges_enough_and_writes_nothing():
     problem = make_problem("logistic")
     config = config_for(problem, run={"out": "somewhere", "record": 3})
-    pilot = pilot_config(config, 64, members=9)
+    pilot = pilot_config(config, config.precision, 64, members=9)
     each = -(-64 // (pilot.schedule.batch * pilot.schedule.steps))
     assert each * pilot.schedule.epochs >= EXCHANGES
     assert pilot.run.out is None and pilot.grid.members == 4

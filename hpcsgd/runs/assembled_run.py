@@ -13,9 +13,9 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
+from hpcsgd.data.matrix import DenseMatrix
 from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
 from hpcsgd.data.shard import split_range
-from hpcsgd.data.stream import Unheld
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.updates import LinearUpdate, make_rate
 from hpcsgd.precision import Precision
@@ -286,8 +286,7 @@ class AssembledRun:
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
-        if isinstance(self.loaded.shard.matrix, Unheld):
-            self.loaded.shard.matrix.close()
+        self.loaded.shard.matrix.close()
         self.agreement.close()
         self.grid.close()
         if isinstance(self.grid.world, CarriesArrays):
@@ -318,15 +317,14 @@ class AssembledRun:
         task, shard = self.task, self.task.shard
         height = min(shard.height, self.config.schedule.batch)
         numbers = np.arange(height, dtype=np.int64)
-        out = None
+        out, matrix = None, shard.matrix
         if isinstance(self.product, TiledProduct):
             return  # nothing of it is there at a time
-        if not shard.is_sparse:
+        if not matrix.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
-        matrix = shard.matrix
-        if isinstance(matrix, Unheld):  # nothing of it is in memory yet
-            matrix = task.backend.store(np.zeros_like(out))
-        rows = task.backend.gather(matrix, numbers, out)
+            if not matrix.is_in_memory:
+                matrix = DenseMatrix(task.backend.store(np.zeros_like(out)))
+        rows = matrix.gather(task.backend, numbers, out)
         weights = task.backend.zeros((shard.width, task.columns))
         margins = np.empty((height, task.columns), dtype=task.margin_dtype)
         task.backend.scores(rows, weights, margins)

@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 
 from hpcsgd.backends import make_backend, numpy_rows
 from hpcsgd.backends.numpy_rows import HostBackend
-from hpcsgd.data.sparse import Csr, from_scipy
+from hpcsgd.data.matrix import Csr, DenseMatrix, from_scipy
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import uniform_blocks, unroll
 from hpcsgd.precision import RECIPES
@@ -72,7 +72,7 @@ def _exchange_row(rng, columns, width, density):
     ways = {
         "csr": (used, matrix),
         "scipy": (host, matrix),
-        "dense": (used, matrix.to_dense()),
+        "dense": (used, DenseMatrix(matrix.to_dense())),
     }
     found = _phases(ways, chosen, width)
     total = {name: sum(phases.values()) for name, phases in found.items()}
@@ -112,10 +112,10 @@ def _exchange(backend, matrix, chosen, width):
     )
     w, z = np.zeros((width, 1), np.float32), np.empty((m, 1), np.float32)
     r, out = np.ones((m, 1), np.float32), None
-    if not isinstance(matrix, Csr):
+    if not matrix.is_sparse:
         out = np.empty((m, width), dtype=np.float32)
     marks = [time.perf_counter()]
-    rows = backend.gather(matrix, chosen, out)
+    rows = matrix.gather(backend, chosen, out)
     marks.append(time.perf_counter())
     backend.strict_gram(rows, blocks, gram)
     marks.append(time.perf_counter())

@@ -5,11 +5,12 @@ done by NumPy on a copy of the rows, which is made when it is first needed.
 """
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.base import HostPlan, Matrix, Rows, StepBatch, StepSequence
+from hpcsgd.backends.base import HostPlan, Rows, StepBatch, StepSequence
 from hpcsgd.backends.compiled_calls import (
     FAMILIES,
     SOFTMAX,
@@ -21,7 +22,7 @@ from hpcsgd.backends.compiled_calls import (
     PlainStepsPlan,
 )
 from hpcsgd.backends.numpy_rows import DenseRows, HostBackend, ManyPlan
-from hpcsgd.data.sparse import ByColumns, Csr
+from hpcsgd.data.matrix import ByColumns, Csr
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, PlainSteps
@@ -214,7 +215,7 @@ class SampledCsrRows:
     def widened(self) -> Rows:
         """A copy as SciPy takes it."""
         taken = self.stored.take(self.numbers)
-        return HostBackend.widen(self.backend, taken, None)
+        return HostBackend.widen(self.backend, taken)
 
     @cached_property
     def by_columns(self) -> ByColumns:
@@ -223,7 +224,7 @@ class SampledCsrRows:
 
     def part(self, columns: slice) -> Rows:
         """A copy of their values, which kernels take, too."""
-        return self.backend.widen(self.by_columns.tile(columns), None)
+        return self.backend.widen(self.by_columns.tile(columns))
 
     def dense(self) -> tuple[Array, Array | slice]:
         """A dense copy of the touched columns, and their numbers."""
@@ -281,28 +282,31 @@ class NativeBackend(HostBackend):
         self.scratch = KernelScratch()
         self._last_plan: tuple[PlainSteps, str, PlainStepsPlan] | None = None
 
-    def gather(self, matrix: Matrix, rows: Array, out: Array | None) -> Rows:
-        """The rows where they are stored; `out` is room for a copy."""
-        if not self._takes(matrix):
+    def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
+        """Return the rows where they are stored; `out` is room for a copy."""
+        if not self._takes(matrix.dtype) or matrix.strides[1] != matrix.itemsize:
             return super().gather(matrix, rows, out)
-        numbers = np.ascontiguousarray(rows, dtype=np.int64)
-        if isinstance(matrix, Csr):
-            return SampledCsrRows(matrix, numbers, self)
         if out is None:
             out = np.empty((len(rows), matrix.shape[1]), self.working)
+        numbers = np.ascontiguousarray(rows, dtype=np.int64)
         return SampledRows(matrix, numbers, out, self)
 
-    def widen(self, stored: Matrix, out: Array | None) -> Rows:
-        """Stored values, exactly; sparse ones where they are stored."""
-        if not (isinstance(stored, Csr) and self._takes(stored)):
-            return super().widen(stored, out)
+    def gather_sparse(self, matrix: Csr, rows: Array) -> Rows:
+        """Return sampled sparse rows where they are stored."""
+        if not self._takes(matrix.dtype):
+            return super().gather_sparse(matrix, rows)
+        numbers = np.ascontiguousarray(rows, dtype=np.int64)
+        return SampledCsrRows(matrix, numbers, self)
+
+    def widen(self, stored: Csr) -> Rows:
+        """Return all rows where they are stored."""
+        if not self._takes(stored.dtype):
+            return super().widen(stored)
         return SampledCsrRows(stored, np.arange(len(stored), dtype=np.int64), self)
 
-    def _takes(self, matrix: Matrix) -> bool:
-        """True for rows that kernels take where they are stored."""
-        if not self._has_rows or matrix.dtype.char not in compiled_calls.MATRICES:
-            return False
-        return isinstance(matrix, Csr) or matrix.strides[1] == matrix.itemsize
+    def _takes(self, stored: np.dtype[Any]) -> bool:
+        """Return whether kernels take values of this dtype where they are stored."""
+        return self._has_rows and stored.char in compiled_calls.MATRICES
 
     def corrected_residuals(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.base import HostPlan, StepBatch, StepSequence
-from hpcsgd.data.sparse import Csr
+from hpcsgd.data.matrix import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import declare, load_kernels
 from hpcsgd.formats import Array

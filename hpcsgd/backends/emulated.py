@@ -7,11 +7,11 @@ import numpy as np
 from hpcsgd.backends.base import (
     HostPlan,
     LossScale,
-    Matrix,
     Rows,
     StepBatch,
 )
 from hpcsgd.backends.numpy_rows import DenseRows, HostBackend, block_rows, round_values
+from hpcsgd.data.matrix import Csr
 from hpcsgd.formats import Array, get_format, round_randomly
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks
@@ -51,9 +51,9 @@ class RoundedBackend(HostBackend):
         self.loss_scale = LossScale() if narrow else None
         self._leaves_out = False  # the steps whose residuals were formed last
 
-    def widen(self, stored: Matrix, out: Array | None) -> DenseRows:
-        """Stored values in an array: of sparse rows the columns that occur."""
-        return DenseRows(*super().widen(stored, out).dense())
+    def widen(self, stored: Csr) -> DenseRows:
+        """Return all rows in an array of the columns that occur."""
+        return DenseRows(*super().widen(stored).dense())
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
         """out ← Y W."""

@@ -12,8 +12,9 @@ from hpcsgd.backends.base import HostPlan, Rows, StepBatch, StepSequence
 from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.communicator import Communicator, Message, Pending
 from hpcsgd.comm.messages import open_message
+from hpcsgd.data.matrix import Csr, DenseMatrix, edges_of, index_dtype, side_by_side
 from hpcsgd.data.shard import take
-from hpcsgd.data.sparse import Csr, edges_of, index_dtype, side_by_side
+from hpcsgd.data.stream import Unheld
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.unrolling import Blocks, blocks_of
 from hpcsgd.precision import Precision
@@ -80,7 +81,7 @@ def room_for_rows(task: Task, scratch: Scratch, blocks: Blocks) -> Array | None:
 
 def gather_rows(task: Task, group: Group, room: Array | None) -> Rows:
     """Return the sampled rows of this member's columns, widened."""
-    rows = task.backend.gather(*task.shard.at(group.rows), room)
+    rows = task.shard.matrix.gather(task.backend, group.rows, room)
     task.clock.lap("gather")
     return rows
 
@@ -144,7 +145,7 @@ NOTHING: Array = np.empty(0)
 
 
 class HostExchange:
-    """See `hpcsgd.backends.base.Exchange`; the monitor's words travel with z.
+    """See `hpcsgd.backends.task.Exchange`; the monitor's words travel with z.
 
     Members sum  z = Σ_c Y^c w^c  and the strictly-lower blocks of  G = Σ_c Y^c (Y^c)ᵀ,
     packed one behind the other in one message where their formats are equal.
@@ -355,7 +356,7 @@ NO_SUMS = Pending(NOTHING)
 
 
 class HostSequence:
-    """See `hpcsgd.backends.base.PartSequence`: every part is a call."""
+    """See `hpcsgd.backends.task.PartSequence`: every part is a call."""
 
     def __init__(
         self, before: Sequence[Part], sums: Sequence[HostSum], after: Sequence[Part]
@@ -472,7 +473,7 @@ class HostStep(HostExchange):
 
 
 class HostPlainSteps:
-    """See `hpcsgd.backends.base.PlainStepSequence`: rows of s steps, taken together."""
+    """See `hpcsgd.backends.task.PlainStepSequence`: rows of s steps, taken together."""
 
     group: Group
     state: State
@@ -594,21 +595,25 @@ def piece_of(storage: np.dtype[np.generic]) -> np.dtype[np.generic]:
 class SparseGather:
     """Whole rows of all members from the columns that each holds."""
 
-    def __init__(self, task: Task, widths: tuple[int, ...]) -> None:
+    def __init__(self, task: Task, matrix: Csr, widths: tuple[int, ...]) -> None:
         self.task = task
+        self.matrix = matrix
         self.widths = widths
         self.column = index_dtype(max(widths))
         self.lengths: Array | None = None  # (members, rows), what each row has there
 
     def pack(self, rows: Array) -> Array:
         """Return these rows of this member as one message."""
-        task = self.task
         self._lengths = self._all_lengths()[:, rows]
-        own = task.backend.pick(task.shard.matrix, rows)
+        own = self.matrix.take(rows)
         message = pack(own, self.column)
         each = (self.column.itemsize + own.dtype.itemsize) // message.dtype.itemsize
         self.counts = [int(count) * each for count in self._lengths.sum(axis=1)]
         return message
+
+    def room_for_all(self) -> Array:
+        """Return memory for what all members send."""
+        return np.empty(sum(self.counts), dtype=piece_of(self.matrix.dtype))
 
     def assemble(self, flat: Array) -> Csr:
         """Return the rows of all columns from what all members sent."""
@@ -616,7 +621,7 @@ class SparseGather:
 
     def _assemble(self, flat: Array, counts: list[int], lengths: Array) -> Csr:
         parts = np.split(flat, list(accumulate(counts))[:-1])
-        storage = self.task.shard.matrix.dtype
+        storage = self.matrix.dtype
         return side_by_side(
             [
                 unpack(part, length, width, self.column, storage)
@@ -624,14 +629,17 @@ class SparseGather:
             ]
         )
 
+    def for_products(self, stored: Csr) -> Rows:
+        """Return stored rows as the backend takes them."""
+        return self.task.backend.widen(stored)
+
     def _all_lengths(self) -> Array:
         if self.lengths is None:
-            task, height = self.task, self.task.shard.height
-            own = np.diff(task.shard.matrix.indptr).astype(self.column)  # type: ignore[union-attr]
-            flat = np.empty(task.members.size * height, dtype=self.column)
-            counts = [height] * task.members.size
-            task.members.gather(own, counts, flat, "control")
-            self.lengths = task.members.keep(flat.reshape(-1, height))
+            members, height = self.task.members, len(self.matrix)
+            own = self.matrix.lengths.astype(self.column)
+            flat = np.empty(members.size * height, dtype=self.column)
+            members.gather(own, [height] * members.size, flat, "control")
+            self.lengths = members.keep(flat.reshape(-1, height))
         return self.lengths
 
 
@@ -660,22 +668,45 @@ def unpack(
 # Rows with the columns of all members: steps on them need no message.
 
 
-class HostRows:
-    """Rows that were gathered: those of one exchange, or all that ever came."""
+class DenseGather:
+    """Whole dense rows of all members from the columns that each stores."""
 
-    def __init__(self, task: Task, keeps: bool) -> None:
-        self.task, self.keeps = task, keeps
-        self.widths = tuple(part.stop - part.start for part in task.shard.parts)
+    def __init__(
+        self,
+        task: Task,
+        matrix: DenseMatrix | Unheld,
+        widths: tuple[int, ...],
+        keeps: bool,
+    ) -> None:
+        self.task = task
+        self.matrix = matrix
+        self.widths = widths
+        self.keeps = keeps
         self.scratch = Scratch()
-        self.sparse = SparseGather(task, self.widths) if task.shard.is_sparse else None
-        # exchange -> its row numbers, its rows as they are stored, their targets
-        self.kept: dict[int, tuple[Array, Any, StepBatch]] = {}
         self._numbers: Array = np.empty(0, dtype=np.int64)
         self._all: Array | None = None
         self._filled = 0  # rows of it
 
-    def room(self, rows: int, dtype: Any) -> Array:
-        """Return memory for so many dense rows of all columns, as they are stored.
+    def pack(self, rows: Array) -> Array:
+        """Return these rows of this member as one message."""
+        self.counts = [len(rows) * width for width in self.widths]
+        return self.matrix.take(rows).reshape(-1)
+
+    def room_for_all(self) -> Array:
+        """Return memory for what all members send."""
+        return self.scratch.array("flat", (sum(self.counts),), self.matrix.dtype)
+
+    def assemble(self, flat: Array) -> Array:
+        """Return the rows of all columns from what all members sent."""
+        stored = self._room(len(flat) // sum(self.widths), flat.dtype)
+        edges = [0, *accumulate(self.widths)]
+        parts = np.split(flat, list(accumulate(self.counts))[:-1])
+        for part, first, last in zip(parts, edges, edges[1:], strict=False):
+            stored[:, first:last] = part.reshape(len(stored), last - first)
+        return stored
+
+    def _room(self, rows: int, dtype: Any) -> Array:
+        """Return memory for so many rows of all columns, as they are stored.
 
         Rows that are kept are in one array, which systems give large pages: a copy that
         the members of a node share would be written a page of 4 KiB at a time, and that
@@ -684,19 +715,17 @@ class HostRows:
         if not self.keeps:
             return self.scratch.array("stored", (rows, sum(self.widths)), dtype)
         if self._all is None:
-            shape = (self.task.shard.height, sum(self.widths))
-            self._all = np.empty(shape, dtype=np.dtype(self.task.shard.matrix.dtype))
+            shape = (self.matrix.shape[0], sum(self.widths))
+            self._all = np.empty(shape, dtype=dtype)
         first, self._filled = self._filled, self._filled + rows
         if self._filled > len(self._all):  # rows that were kept are no longer good
             self._all, self._filled = np.empty_like(self._all), rows
             first = 0
         return self._all[first : self._filled]
 
-    def for_products(self, stored: Any) -> Rows:
+    def for_products(self, stored: Array) -> Rows:
         """Return stored rows as the backend takes them."""
         task = self.task
-        if self.sparse is not None:
-            return task.backend.widen(stored, None)
         room = self.scratch.array("whole", stored.shape, task.precision.working)
         if len(self._numbers) < len(stored):
             self._numbers = np.arange(len(stored), dtype=np.int64)
@@ -705,8 +734,25 @@ class HostRows:
         return rows
 
 
+class HostRows:
+    """Rows that were gathered: those of one exchange, or all that ever came."""
+
+    def __init__(self, task: Task, keeps: bool) -> None:
+        self.task, self.keeps = task, keeps
+        self.scratch = Scratch()
+        widths = tuple(part.stop - part.start for part in task.shard.parts)
+        matrix = task.shard.matrix
+        self.gathering: SparseGather | DenseGather = (
+            SparseGather(task, matrix, widths)
+            if matrix.is_sparse
+            else DenseGather(task, matrix, widths, keeps)
+        )
+        # exchange -> its row numbers, its rows as they are stored, their targets
+        self.kept: dict[int, tuple[Array, Any, StepBatch]] = {}
+
+
 class HostGatheredSteps(HostPlainSteps):
-    """See `hpcsgd.backends.base.GatheredSteps`: rows travel as they are stored."""
+    """See `hpcsgd.backends.task.GatheredSteps`: rows travel as they are stored."""
 
     is_alone = True
 
@@ -723,36 +769,21 @@ class HostGatheredSteps(HostPlainSteps):
 
     def pack(self) -> None:
         """Pack the rows of this member, as they are stored."""
-        task, whole = self.task, self.whole
-        if whole.sparse is not None:
-            self._packed = whole.sparse.pack(self.group.rows)
-            self.counts = whole.sparse.counts
-            self._flat = np.empty(sum(self.counts), dtype=self._packed.dtype)
-        else:
-            own = task.backend.pick(*task.shard.at(self.group.rows))
-            self._packed = own.reshape(-1)
-            self.counts = [self.blocks.rows * width for width in whole.widths]
-            shape = (sum(self.counts),)
-            self._flat = whole.scratch.array("flat", shape, own.dtype)
-        task.clock.lap("gather")
+        gathering = self.whole.gathering
+        self._packed = gathering.pack(self.group.rows)
+        self._flat = gathering.room_for_all()
+        self.task.clock.lap("gather")
 
     def gather(self) -> None:
         """Gather the rows of all members."""
-        self.task.members.gather(self._packed, self.counts, self._flat, "products")
+        counts = self.whole.gathering.counts
+        self.task.members.gather(self._packed, counts, self._flat, "products")
         self.task.clock.lap("communicate")
 
     def place(self) -> None:
         """Put the columns of all members side by side."""
         whole, group = self.whole, self.group
-        stored: Any
-        if whole.sparse is not None:
-            stored = whole.sparse.assemble(self._flat)
-        else:
-            stored = whole.room(self.blocks.rows, self._flat.dtype)
-            edges = [0, *accumulate(whole.widths)]
-            parts = np.split(self._flat, list(accumulate(self.counts))[:-1])
-            for part, first, last in zip(parts, edges, edges[1:], strict=False):
-                stored[:, first:last] = part.reshape(len(stored), last - first)
+        stored = whole.gathering.assemble(self._flat)
         self.task.clock.lap("gather")
         rows = group.rows.copy() if whole.keeps else group.rows
         if not whole.keeps:
@@ -762,7 +793,7 @@ class HostGatheredSteps(HostPlainSteps):
     def sample(self) -> None:
         """Widen the rows that were gathered."""
         _, stored, self.batch = self.whole.kept[self.group.index]
-        self.rows = self.whole.for_products(stored)
+        self.rows = self.whole.gathering.for_products(stored)
 
 
 def same_rows(known: Array, rows: Array) -> bool:
@@ -771,7 +802,7 @@ def same_rows(known: Array, rows: Array) -> bool:
 
 
 class HostExchanges:
-    """See `hpcsgd.backends.base.MemberExchanges`: those of one member on a host."""
+    """See `hpcsgd.backends.task.MemberExchanges`: those of one member on a host."""
 
     device = None
     gram_kernel = ""

@@ -14,12 +14,11 @@ from hpcsgd.backends.base import (
     ColumnExponents,
     HostPlan,
     LossScale,
-    Matrix,
     Rows,
     StepBatch,
     StepSequence,
 )
-from hpcsgd.data.sparse import ByColumns, Csr
+from hpcsgd.data.matrix import ByColumns, Csr
 from hpcsgd.formats import Array, decode, encode, get_format, round_through, widen_bf16
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, ManyUnrolledSteps, UnrolledSteps
@@ -131,20 +130,16 @@ class HostBackend:
         """One value for each batch, as a column over its rows."""
         return np.repeat(values, sizes).astype(self.inner)[:, None]
 
-    def pick(self, matrix: Any, rows: Array) -> Any:
-        """The sampled rows as they are stored."""
-        if isinstance(matrix, Csr):
-            return matrix.take(rows)
-        return np.take(matrix, rows, axis=0)
-
-    def widen(self, stored: Matrix, out: Array | None) -> Rows:
-        """Stored values, exactly: dense ones in `out`, or in an array of their own."""
-        if isinstance(stored, Csr):
-            data = decode(stored.data, self.precision.matrix, self.working)
-            if self.scaling is not None:
-                self.scaling.down(data)
-            return CsrRows(stored.with_data(data), self._marks)
-        out = np.empty(stored.shape, self.working) if out is None else out
+    def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
+        """Return sampled rows in the dtype of `out`, in one pass where there is one."""
+        if out is None:
+            out = np.empty((len(rows), matrix.shape[1]), self.working)
+        if matrix.dtype == out.dtype:
+            return DenseRows(np.take(matrix, rows, axis=0, out=out, mode="clip"))
+        if self._narrow and out.dtype == np.float32 and compiled_calls.available():
+            compiled_calls.widen_rows(matrix, rows, out)
+            return DenseRows(out)
+        stored = np.take(matrix, rows, axis=0)
         if self._narrow:
             return DenseRows(widen_bf16(stored, out.dtype, out))
         decode(stored, self.precision.matrix, out.dtype, out)
@@ -152,16 +147,16 @@ class HostBackend:
             self.scaling.down(out)
         return DenseRows(out)
 
-    def gather(self, matrix: Matrix, rows: Array, out: Array | None) -> Rows:
-        """The sampled rows in the dtype of `out`, in one pass where there is one."""
-        if isinstance(matrix, Csr) or out is None:
-            return self.widen(self.pick(matrix, rows), out)
-        if matrix.dtype == out.dtype:
-            return DenseRows(np.take(matrix, rows, axis=0, out=out, mode="clip"))
-        if self._narrow and out.dtype == np.float32 and compiled_calls.available():
-            compiled_calls.widen_rows(matrix, rows, out)
-            return DenseRows(out)
-        return self.widen(self.pick(matrix, rows), out)
+    def gather_sparse(self, matrix: Csr, rows: Array) -> Rows:
+        """Return sampled sparse rows, widened."""
+        return self.widen(matrix.take(rows))
+
+    def widen(self, stored: Csr) -> Rows:
+        """Return all rows, with the stored values exactly."""
+        data = decode(stored.data, self.precision.matrix, self.working)
+        if self.scaling is not None:
+            self.scaling.down(data)
+        return CsrRows(stored.with_data(data), self._marks)
 
     def some_columns(self, rows: Rows, part: slice) -> Rows:
         """The rows in these columns alone."""

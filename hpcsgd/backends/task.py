@@ -1,6 +1,6 @@
-"""What an exchange works on: a member's task, its state, and the rows of s steps."""
+"""A member of an exchange: its task, its state, the rows of s steps, and its parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from hpcsgd.backends.base import Backend, DeviceCopy, HostPlan, Rows
-from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.data.shard import Shard
 from hpcsgd.formats import Array, get_format
@@ -494,3 +494,151 @@ class Group:
     def steps(self) -> tuple[HostPlan, ...]:
         """Return the coefficients of each step alone, as the backend takes them."""
         return self.coefficients.steps
+
+
+# One member's part of an exchange, on a host or on a device.
+
+
+class Exchange(Protocol):
+    """Exchanges of equal sizes of one member: buffers stay, their contents change.
+
+    A product calls the parts in its order; each part uses what those before it left in
+    the buffers. The views of the host are for the monitor of the recurrence.
+    """
+
+    blocks: Blocks
+
+    def load(self, group: Group) -> None:
+        """Take the rows of this group next."""
+
+    def attach(self, state: State) -> None:
+        """Advance this state in the steps that follow."""
+
+    def sample(self) -> None:
+        """Gather the rows, or their numbers."""
+
+    def products(self) -> None:
+        """Compute the Gram and the margins of this member."""
+
+    def gram_alone(self) -> None:
+        """Compute the Gram of this member."""
+
+    def scores(self) -> None:
+        """Compute the margins of this member."""
+
+    def messages(self, *names: str, travels: bool = False) -> Sequence[Any]:
+        """Return the sums of `gram` and `margins`: what is computed next goes there.
+
+        `travels`: they are started, and waited for later.
+        """
+
+    def steps(self) -> None:
+        """Take the s steps: residuals from summed products."""
+
+    def update(self) -> None:
+        """Add the steps to the weights."""
+
+    def finish(self) -> None:
+        """Let the state know that its arrays were written."""
+
+    def keep(self) -> Any:
+        """Return the summed Gram in memory of its own. Collective."""
+
+    def use(self, kept: Any) -> None:
+        """Take the steps with a Gram that was kept."""
+
+    def host_margins(self) -> Array:
+        """Return the summed margins on the host."""
+
+    def host_rows(self) -> Rows:
+        """Return the sampled rows, as the backend of the host takes them."""
+
+    def host_gram(self) -> Array:
+        """Return the summed Gram on the host, packed."""
+
+    def host_state(self) -> State:
+        """Return the weights before the update, and the residuals of the steps."""
+
+
+class PartSequence(Protocol):
+    """Parts of an exchange, the sums over members, and the parts that need these.
+
+    A host calls the parts one by one; a device records them, and launches them as one.
+    """
+
+    def run(self) -> None:
+        """Do all of it."""
+
+    def up_to_sums(self) -> None:
+        """Do the parts up to the sums one by one, and wait for these."""
+
+    def start(self) -> Pending:
+        """Do the parts ahead of the sums, and begin these; `wait` ends them."""
+
+    def run_beside(self, ahead: Any, earlier: Pending) -> Pending:
+        """Do all of it; begin the sequence `ahead` while the sums are under way.
+
+        The parts behind the sums need the sums `earlier`, too. Returns the sums of
+        `ahead`, which is a sequence of the same device, or None.
+        """
+
+
+class PlainStepSequence(Protocol):
+    """s plain steps of one member: no Gram, and one sum of margins for each step."""
+
+    def load(self, group: Group) -> None:
+        """Take the steps of this group next."""
+
+    def attach(self, state: State) -> None:
+        """Advance this state in the steps that follow."""
+
+    def fused_steps(self) -> bool:
+        """Take all steps by one kernel; False, and nothing done, where none does."""
+
+    def each_step(self) -> Iterator[Exchange]:
+        """Yield the steps one by one: each is an exchange of one batch."""
+
+    def finish(self) -> None:
+        """Let the state know that its arrays were written."""
+
+
+class GatheredSteps(PlainStepSequence, Protocol):
+    """s plain steps on rows with the columns of all members, which need no sum."""
+
+    def has_rows(self) -> bool:
+        """Return whether the rows of this group are here already."""
+
+    def pack(self) -> None:
+        """Pack the rows of this member, as they are stored."""
+
+    def gather(self) -> None:
+        """Gather the rows of all members. Collective."""
+
+    def place(self) -> None:
+        """Put the columns of all members side by side."""
+
+
+class MemberExchanges(Protocol):
+    """The exchanges of one member on one device, and the order of their parts."""
+
+    device: Any  # the GPU; None for a host
+    gram_kernel: str  # which kernel of a GPU makes Grams; "" for a host
+
+    def exchange(self, blocks: Blocks, number: int = 0) -> Exchange:
+        """Return the exchange of these sizes; `number` tells several apart."""
+
+    def sequence(
+        self,
+        exchange: Any,
+        before: Sequence[Callable[[], None]],
+        sums: Sequence[Any],
+        after: Sequence[Callable[[], None]],
+        once: bool = False,
+    ) -> PartSequence:
+        """Return the parts in their order; `once`: they do not come again."""
+
+    def plain(self, blocks: Blocks) -> PlainStepSequence:
+        """Return steps that are taken one by one."""
+
+    def gathered(self, blocks: Blocks, keeps: bool = False) -> GatheredSteps:
+        """Return steps on rows of all columns; `keeps`: rows that came once stay."""

@@ -432,6 +432,7 @@ class Communicator(Transport):
     """
 
     transport = "one process"  # what carries the words
+    kind = "none"  # what carries arrays of GPUs, as a configuration names it
     waits_busily = False  # True: its ranks spin in collectives and own a core each
     is_patient = False  # True: they sleep where they exchange objects, and are slower
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
@@ -463,6 +464,14 @@ class Communicator(Transport):
             yield
         finally:
             self.reproducible = before
+
+    @property
+    def newest(self) -> Any:
+        """The collective of arrays of GPUs that was begun last, for `reach`."""
+        return None
+
+    def reach(self, begun: Any) -> None:  # noqa: B027
+        """Make the host wait for a collective for which only a stream waits."""
 
     def run(self, collective: Collective, purpose: str) -> Any:
         """Do a collective, and return what it has received."""

@@ -160,7 +160,7 @@ class Carrier(ABC):
 class DeviceCommunicator(Communicator):
     """Wraps the host's communicator, which stays usable; owns it when closed."""
 
-    kind = ""  # as a configuration names it
+    kind = ""  # every transport has its own
     remedy = ""  # what else may work where it does not
     by_host = True  # whether the host's communicator carries device arrays
     captures = False  # whether sums may be part of a graph that the GPU repeats
@@ -244,14 +244,6 @@ class DeviceCommunicator(Communicator):
         """Add in the order of the ranks within, on the host and on devices."""
         with super().ordered_sums(is_ordered), self.host.ordered_sums(is_ordered):
             yield
-
-    @property
-    def newest(self) -> Any:
-        """The collective that was begun last, for `reach`."""
-        return None
-
-    def reach(self, begun: Any) -> None:  # noqa: B027
-        """Make the host wait for a collective for which only the stream waits."""
 
     def queue_sum(self, buffer: Any) -> None:
         """Record a sum of the buffer in the graph that the stream is recorded in."""

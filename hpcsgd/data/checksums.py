@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.data.sparse import Csr
+from hpcsgd.data.matrix import Csr
 from hpcsgd.formats import Array
 
 SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X

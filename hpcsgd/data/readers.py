@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcsgd.data.matrix import from_scipy
 from hpcsgd.data.preparation import RAW, Preparation
-from hpcsgd.data.sparse import from_scipy
-from hpcsgd.data.stream import Unheld
+from hpcsgd.data.stream import RowDevice, Unheld
 from hpcsgd.errors import DataError
 from hpcsgd.formats import ROUNDING, Array, Format
 
@@ -564,6 +564,11 @@ class DeviceBlock(Unheld):
     def __init__(self, unheld: Unheld, block: Any) -> None:
         super().__init__(unheld.read_into, unheld.shape, unheld.dtype)
         self.block = block
+
+    def straight(self, held: Any, device: RowDevice) -> bool:
+        """Copy the block on the GPU."""
+        device.put_rows(held, self.block)
+        return True
 
 
 def is_device_array(X: Any) -> bool:

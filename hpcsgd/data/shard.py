@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.checksums import Fingerprint, Weigh
+from hpcsgd.data.matrix import COLUMN, Csr, DenseMatrix, from_scipy, stack
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
     NARROW_MAX,
@@ -19,13 +20,14 @@ from hpcsgd.data.readers import (
     pieces,
     too_large,
 )
-from hpcsgd.data.sparse import COLUMN, Csr, from_scipy, stack
-from hpcsgd.data.stream import StreamedMatrix, Unheld
+from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import DataError
 from hpcsgd.formats import Array, Format, get_format
 from hpcsgd.precision import Precision
 
 # The block of the data that one rank holds.
+
+Matrix = DenseMatrix | Csr | Unheld
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Shard:
     folds there are weights (n, folds + 1): without each fold, and of all rows.
     """
 
-    matrix: Array | Csr | Unheld  # (n, d_c) in the storage of precision.matrix
+    matrix: Matrix  # (n, d_c) in the storage of precision.matrix
     targets: Array  # (n, 1), encoded for the family
     weights: Array | None  # (n, 1), scaled to mean 1 over all rows of the data
     offsets: Array | None  # (n, 1), added to scores after scaling
@@ -55,7 +57,7 @@ class Shard:
     @property
     def is_sparse(self) -> bool:
         """True where only stored values are held."""
-        return isinstance(self.matrix, Csr)
+        return self.matrix.is_sparse
 
     def unrounded(
         self, keep: Callable[[Array], Array], sides: dict[str, Array | None]
@@ -74,12 +76,6 @@ class Shard:
             if not np.array_equal(upright, stored):
                 exact[name] = keep(upright)
         return replace(self, **exact) if exact else self
-
-    def at(self, rows: Array) -> tuple[Any, Array]:
-        """What holds these local rows, and their numbers in it."""
-        if isinstance(self.matrix, StreamedMatrix):
-            return self.matrix.locate(rows)
-        return self.matrix, rows
 
     @property
     def height(self) -> int:
@@ -109,11 +105,8 @@ def exact(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice], Any]:
     """Local rows with the values of the data: from the shard where it holds them."""
-    matrix: Any = shard.matrix
     if _is_exact(reader, shard, precision):
-        if isinstance(matrix, Csr):
-            return lambda rows: matrix[rows].to_scipy()
-        return lambda rows: matrix[rows]
+        return shard.matrix.operand
     some = exact_columns(reader, shard, precision)
     return lambda rows: some(rows, slice(0, shard.width))
 
@@ -122,12 +115,9 @@ def exact_columns(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice, slice], Any]:
     """Some local columns of local rows, the same way."""
-    matrix: Any = shard.matrix
     row, column = shard.rows.start, shard.columns.start
     if _is_exact(reader, shard, precision):
-        if isinstance(matrix, Csr):
-            return lambda rows, part: matrix[rows].to_scipy()[:, part]
-        return lambda rows, part: matrix[rows, part]
+        return lambda rows, part: shard.matrix.operand(rows)[:, part]
     read = reader.read_csr if shard.is_sparse else reader.read
     return lambda rows, part: read(
         slice(row + rows.start, row + rows.stop),
@@ -137,8 +127,8 @@ def exact_columns(
 
 def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
     """Whether what is held are the values of the data themselves."""
-    is_stored = not isinstance(shard.matrix, Unheld)
-    return is_stored and keeps_values(reader, get_format(precision.matrix))
+    form = get_format(precision.matrix)
+    return shard.matrix.is_in_memory and keeps_values(reader, form)
 
 
 def keeps_values(reader: RowReader, form: Format) -> bool:

@@ -4,11 +4,12 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from hpcsgd.data.gpudirect import DirectReader, has_gds
+from hpcsgd.data.matrix import Gathered, RowGatherer
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.errors import DataError, MissingPackage
 from hpcsgd.formats import Array
@@ -17,6 +18,16 @@ from hpcsgd.formats import Array
 
 log = logging.getLogger(__name__)
 PIECE = 64 * 2**20  # bytes that are read together past the host
+
+
+class RowDevice(Protocol):
+    """A GPU on which all rows of a matrix are stored."""
+
+    def wait(self) -> None:
+        """Wait until all that was asked of the GPU is done."""
+
+    def put_rows(self, held: Any, block: Any) -> None:
+        """Copy a block of the GPU into rows of whole chunks."""
 
 
 class Unheld:
@@ -30,6 +41,9 @@ class Unheld:
     place : (file, first row, columns) of a dataset of these very elements, or None
     read_some : local rows and columns as they are stored, where a tile is wanted
     """
+
+    is_sparse: ClassVar[Literal[False]] = False
+    is_in_memory: ClassVar[Literal[False]] = False
 
     def __init__(
         self,
@@ -54,10 +68,34 @@ class Unheld:
             out[run] = self.read_some(slice(first, first + len(run)), columns)
         return out
 
+    def take(self, rows: Array) -> Array:
+        """Return these rows as they are stored, read from the file."""
+        return self.some(rows, slice(0, self.shape[1]))
+
+    def gather(
+        self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
+    ) -> Gathered:
+        """Return these rows as `backend` computes with them, maybe in `room`."""
+        stored = self.take(rows)
+        return backend.gather(stored, np.arange(len(stored)), room)
+
+    def gather_columns(
+        self, backend: RowGatherer[Gathered], rows: Array, columns: slice, room: Array
+    ) -> Gathered:
+        """Return some columns of these rows as `backend` computes with them."""
+        stored = self.some(rows, columns)
+        return backend.gather(stored, np.arange(len(stored)), room)
+
+    def operand(self, rows: slice) -> Array:
+        """Return neighbouring rows as NumPy multiplies them, read from the file."""
+        out = np.empty((rows.stop - rows.start, self.shape[1]), dtype=self.dtype)
+        self.read_into(rows, out)
+        return out
+
     def close(self) -> None:
         """Nothing of it is held."""
 
-    def straight(self, held: Any, wait: Callable[[], None]) -> bool:
+    def straight(self, held: Any, device: RowDevice) -> bool:
         """Whether all rows went from the drive into `held`, an array on a GPU.
 
         Only where the system has GPUDirect Storage, rows are stored as they lie there
@@ -68,7 +106,7 @@ class Unheld:
             return False
         path, first, columns = self.place
         try:
-            reader = DirectReader(path, wait)
+            reader = DirectReader(path, device.wait)
         except (DataError, MissingPackage) as error:
             log.info("%s; rows go by way of the host", error)
             return False
@@ -187,6 +225,18 @@ class StreamedMatrix(Unheld):
             place = self._wait_for(block)
         # What is asked for stays where it is until `follow` has gone on two windows.
         return self.buffer, place + within
+
+    def take(self, rows: Array) -> Array:
+        """Return these rows as they are stored, copied once they are in memory."""
+        buffer, places = self.locate(rows)
+        return np.take(buffer, places, axis=0)
+
+    def gather(
+        self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
+    ) -> Gathered:
+        """Return these rows as `backend` computes with them, once in memory."""
+        buffer, places = self.locate(rows)
+        return backend.gather(buffer, places, room)
 
     def _wait_for(self, block: Array) -> Array:
         with self._changed:

@@ -12,6 +12,7 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import place_on_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_column
+from hpcsgd.data.matrix import Csr, from_scipy, index_dtype, stack
 from hpcsgd.data.readers import (
     DeviceReader,
     HeldReader,
@@ -21,7 +22,6 @@ from hpcsgd.data.readers import (
     open_reader,
 )
 from hpcsgd.data.shard import split_by_weight, split_range
-from hpcsgd.data.sparse import Csr, from_scipy, index_dtype, stack
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 from hpcsgd.precision import AUTO

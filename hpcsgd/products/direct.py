@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.base import MemberExchanges, PlainStepSequence, Rows
+from hpcsgd.backends.base import Rows
 from hpcsgd.backends.exchange import (
     Scratch,
     batch_of,
@@ -19,12 +18,13 @@ from hpcsgd.backends.task import (
     ExchangeCoefficients,
     GradientReducer,
     Group,
+    MemberExchanges,
+    PlainStepSequence,
     State,
     Task,
 )
+from hpcsgd.data.matrix import ByColumns, Csr
 from hpcsgd.data.sampling import Sampler
-from hpcsgd.data.sparse import ByColumns, Csr
-from hpcsgd.data.stream import Unheld
 from hpcsgd.formats import Array
 from hpcsgd.products.base import (
     ExchangeMessage,
@@ -237,35 +237,29 @@ class TiledRows:
     def __init__(self, task: Task, scratch: Scratch, rows: Array, height: int) -> None:
         self.task, self.scratch, self.rows = task, scratch, rows
         self.height = height  # columns of a tile
+        self._sorted: ByColumns | None = None  # of sparse rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def tile(self, part: slice) -> Rows:
         """These columns, as the backend takes rows."""
-        task, matrix = self.task, self.task.shard.matrix
-        if isinstance(matrix, Csr):
-            return task.backend.widen(self._sparse.tile(part), None)
-        shape = (len(self.rows), part.stop - part.start)
-        out = self._room(shape)
-        if isinstance(matrix, Unheld):
-            held = matrix.some(self.rows, part)
-            return task.backend.gather(held, np.arange(len(held)), out)
-        return task.backend.gather(matrix[:, part], self.rows, out)
+        matrix, backend = self.task.shard.matrix, self.task.backend
+        if matrix.is_sparse:
+            return backend.widen(self._by_columns(matrix).tile(part))
+        room = self._room((len(self.rows), part.stop - part.start))
+        return matrix.gather_columns(backend, self.rows, part, room)
 
     def _room(self, shape: tuple[int, int]) -> Array:
         words = shape[0] * min(self.height, self.task.shard.width)
         flat = self.scratch.array("tile", (words,), self.task.precision.working)
         return flat[: shape[0] * shape[1]].reshape(shape)
 
-    @cached_property
-    def _sparse(self) -> ByColumns:
-        """Sorted once, for both passes over the tiles."""
-        return ByColumns(self.task.backend.pick(*self._held))
-
-    @property
-    def _held(self) -> Any:
-        return self.task.shard.at(self.rows)
+    def _by_columns(self, matrix: Csr) -> ByColumns:
+        """Return the rows sorted by column, once for both passes over the tiles."""
+        if self._sorted is None:
+            self._sorted = ByColumns(matrix.take(self.rows))
+        return self._sorted
 
 
 # Plain SGD on rows and weights that are never there whole.

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from hpcsgd.backends.base import MemberExchanges
-from hpcsgd.backends.task import Group, State, Task
-from hpcsgd.data.sparse import index_dtype
+from hpcsgd.backends.task import Group, MemberExchanges, State, Task
+from hpcsgd.data.matrix import index_dtype
 from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,

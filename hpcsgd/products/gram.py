@@ -6,9 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.base import Exchange, MemberExchanges, PartSequence
 from hpcsgd.backends.exchange import same_rows
-from hpcsgd.backends.task import Group, State, Task
+from hpcsgd.backends.task import (
+    Exchange,
+    Group,
+    MemberExchanges,
+    PartSequence,
+    State,
+    Task,
+)
 from hpcsgd.formats import Array
 from hpcsgd.products.base import (
     ExchangeMessage,

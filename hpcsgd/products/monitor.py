@@ -160,9 +160,9 @@ class Fold:
 def terms(task: Task) -> float:
     """How many products a member adds for one score: those of the widest."""
     shard = task.shard
-    if not shard.is_sparse:
+    if not shard.matrix.is_sparse:
         return float(max(part.stop - part.start for part in shard.parts))
-    mean = shard.matrix.nnz / max(shard.height, 1)  # type: ignore[union-attr]
+    mean = shard.matrix.nnz / max(shard.height, 1)
     return float(1.0 + mean) * len(shard.parts)
 
 

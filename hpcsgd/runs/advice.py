@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements import settings_of
-from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
 from hpcsgd.files import DECIMAL, format_bytes
@@ -303,7 +302,7 @@ def name_remedies(
     has_failed = status in (Status.DIVERGED, Status.WORSE)
     if not (has_failed or is_stalled or (is_unfinished and live.training.has_minimum)):
         return {}
-    if not live.training.has_own_loss or isinstance(live.state.weights, OnDisk):
+    if not live.training.has_own_loss or live.config.agreement.on_disk:
         return {}
     remedies = [] if is_from_data else _about_rate(live, is_stalled)
     remedies += _about_columns(live)

@@ -11,7 +11,7 @@ from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.stream import Unheld
+from hpcsgd.data.matrix import DenseMatrix
 from hpcsgd.products.base import Product
 from hpcsgd.products.direct import TiledProduct
 from hpcsgd.runs.checkpoint import Capture, Saver
@@ -139,8 +139,7 @@ class AssembledRun(PlannedRun):
 
     def close(self) -> None:
         """Let go of the file and of the groups, with all ranks; the world stays."""
-        if isinstance(self.loaded.shard.matrix, Unheld):
-            self.loaded.shard.matrix.close()
+        self.loaded.shard.matrix.close()
         self.agreement.close()
         self.grid.close()
         if isinstance(self.grid.world, CarriesArrays):
@@ -171,15 +170,14 @@ class AssembledRun(PlannedRun):
         task, shard = self.task, self.task.shard
         height = min(shard.height, self.config.schedule.batch)
         numbers = np.arange(height, dtype=np.int64)
-        out = None
+        out, matrix = None, shard.matrix
         if isinstance(self.product, TiledProduct):
             return  # nothing of it is there at a time
-        if not shard.is_sparse:
+        if not matrix.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
-        matrix = shard.matrix
-        if isinstance(matrix, Unheld):  # nothing of it is in memory yet
-            matrix = task.backend.store(np.zeros_like(out))
-        rows = task.backend.gather(matrix, numbers, out)
+            if not matrix.is_in_memory:
+                matrix = DenseMatrix(task.backend.store(np.zeros_like(out)))
+        rows = matrix.gather(task.backend, numbers, out)
         weights = task.backend.zeros((shard.width, task.columns))
         margins = np.empty((height, task.columns), dtype=task.margin_dtype)
         task.backend.scores(rows, weights, margins)

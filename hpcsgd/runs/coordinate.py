@@ -16,10 +16,10 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import FIT, GridConfig, RunConfig, UpdateConfig
+from hpcsgd.data.matrix import Csr, DenseMatrix, index_dtype
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler, plan_groups
 from hpcsgd.data.shard import Shard
-from hpcsgd.data.sparse import Csr, index_dtype
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.penalties import Penalty, ProblemConfig
@@ -377,7 +377,7 @@ def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
     if centers is not None:
         values = centers.centred(objective.read(slice(0, judged.height)))
         centred = centre(objective, centers)
-        objective = replace(centred, shard=replace(judged, matrix=values))
+        objective = replace(centred, shard=replace(judged, matrix=DenseMatrix(values)))
     form = _make(config, objective, grid.world.size, loaded.columns)
     wire = words.precision.gram_wire
     keeps = _keeps(config, words.precision, form.count, form.name)

@@ -13,7 +13,7 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.sparse import Csr
+from hpcsgd.data.shard import Matrix
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import format_bytes
 from hpcsgd.glm.unrolling import blocks_of
@@ -116,7 +116,7 @@ class DeviceNeed:
 
 
 def device_need(
-    matrix: Any,
+    matrix: Matrix,
     plans: Iterable[Sequence[int]],
     multiprocessors: int,
     wide: int = 1,
@@ -137,7 +137,7 @@ def device_need(
     dense = bytes_of_rows(height, width, matrix.dtype.itemsize)
     each = [_buffers(matrix, s, multiprocessors, wide) for s in set(map(tuple, plans))]
     return DeviceNeed(
-        matrix=matrix.nbytes if isinstance(matrix, Csr) else dense,
+        matrix=matrix.nbytes if matrix.is_sparse else dense,
         rows=bytes_of_order(height),
         exchange=sets * sum(sum(buffers.values()) for buffers in each),
         weights=4 * width * wide if held is None else held,
@@ -147,15 +147,16 @@ def device_need(
 
 
 def _buffers(
-    matrix: Any, sizes: tuple[int, ...], multiprocessors: int, wide: int
+    matrix: Matrix, sizes: tuple[int, ...], multiprocessors: int, wide: int
 ) -> dict[str, int]:
     """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
     from hpcsgd.backends.cuda.exchange import ExchangeKernels
 
     blocks, width, item = blocks_of(sizes), matrix.shape[1], matrix.dtype.itemsize
-    is_sparse = isinstance(matrix, Csr)
     return dict(
-        ExchangeKernels.holds(blocks, width, item, multiprocessors, wide, is_sparse)
+        ExchangeKernels.holds(
+            blocks, width, item, multiprocessors, wide, matrix.is_sparse
+        )
     )
 
 
@@ -313,7 +314,7 @@ def _asked_bytes(
     from hpcsgd.backends.cuda.gram import bytes_asked
 
     shard = task.shard
-    if isinstance(shard.matrix, Csr):
+    if shard.is_sparse:
         return 0
     sizes = {tuple(sizes) for sizes in plans}
     return bytes_asked(kind, sizes, shard.width, task.precision.matrix, device)

@@ -13,6 +13,7 @@ from hpcsgd.backends.base import Backend, ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import all_finite, weigh
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.checksums import Fingerprint
+from hpcsgd.data.matrix import DenseMatrix
 from hpcsgd.data.preparation import Preparation
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
@@ -30,6 +31,7 @@ from hpcsgd.data.sampling import FoldSplit
 from hpcsgd.data.shard import (
     NARROW,
     SQUARES,
+    Matrix,
     Shard,
     SmallValues,
     column_peaks,
@@ -40,7 +42,6 @@ from hpcsgd.data.shard import (
     split_by_weight,
     split_range,
 )
-from hpcsgd.data.sparse import Csr
 from hpcsgd.data.stream import Route, StreamedMatrix, Unheld
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import ConfigError, DataError
@@ -349,7 +350,7 @@ def _stored(
     seen: Fingerprint,
     route: Callable[[int], Route | None] | None,
     look: Callable[..., Unheld],
-) -> Array | Csr | Unheld:
+) -> Matrix:
     """This rank's block as the backend wants it, on all ranks or on none."""
     # What a file holds is what is wanted only where nothing is scaled.
     element = "" if backend.scaling else backend.precision.matrix
@@ -444,12 +445,13 @@ def _read_matrix(
     seen: Fingerprint,
     route: Callable[[int], Route | None] | None,
     look: Callable[..., Unheld],
-) -> Array | Csr | Unheld:
+) -> Matrix:
     if route is not None:
         return look(reader, rows, columns, store, element, seen, route)
     if is_sparse(reader):
         return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
-    return load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
+    block = load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
+    return DenseMatrix(block)
 
 
 def _stream(
@@ -495,7 +497,7 @@ def bytes_of_filling(values: int, item: int) -> int:
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
     """Stored values of all ranks, said where they are few enough to matter."""
     cells = shard.total_rows * shard.total_columns
-    if not isinstance(shard.matrix, Csr):
+    if not shard.matrix.is_sparse:
         return cells
     stored = int(sum(grid.world.exchange_objects(shard.matrix.nnz)))
     density = stored / cells

@@ -25,6 +25,7 @@ from hpcsgd.comm.communicator import Communicator, Workspace
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import read_toml
+from hpcsgd.data.matrix import DenseMatrix
 from hpcsgd.data.readers import RowReader, is_sparse, row_words
 from hpcsgd.data.shard import Shard, take
 from hpcsgd.errors import ConfigError, did_you_mean
@@ -535,9 +536,10 @@ def of_few_columns(task: Task) -> Task:
     if shard.is_sparse or shard.width <= FEW:
         return task
     few, rows = slice(0, FEW), np.arange(min(SOME, shard.height))
+    values = shard.matrix.operand(slice(0, len(rows)))[:, few]
     narrow = replace(
         shard,
-        matrix=np.ascontiguousarray(shard.matrix[: len(rows), few]),  # type: ignore[index]
+        matrix=DenseMatrix(np.ascontiguousarray(values)),
         targets=shard.targets[: len(rows)],
         weights=take(shard.weights, rows),
         offsets=take(shard.offsets, rows),
@@ -630,7 +632,7 @@ def time_passes(task: Task, rows: Array) -> tuple[float, float]:
     residuals = np.zeros((len(rows), task.columns), dtype=_inner(task))
     plan, room = _group(task, rows, (len(rows),)).plan, _room(task, len(rows))
     began = perf_counter()
-    sampled: Rows = backend.gather(*shard.at(rows), room)
+    sampled: Rows = shard.matrix.gather(backend, rows, room)
     backend.scores(sampled, weights, margins)
     read = perf_counter()
     backend.apply_update(weights, sampled, residuals, plan)
@@ -643,7 +645,8 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
     sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []
     group, belongs = _group(task, rows, tuple(sizes)), batch_of(task, rows)
     weights = task.backend.zeros((task.shard.width, task.columns))
-    sampled = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
+    room = _room(task, len(rows))
+    sampled: Rows = task.shard.matrix.gather(task.backend, rows, room)
     known = (group.blocks, group.coefficients.plain, task.family, belongs, None)
     began = perf_counter()
     found = task.backend.fused_steps(weights, StepSequence(sampled, *known))
@@ -653,7 +656,8 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
 def time_gram(task: Task, rows: Array, blocks: Blocks) -> tuple[float]:
     """Return the seconds of the Gram of these rows."""
     packed = np.ones(blocks.gram_words, dtype=_inner(task))  # touched
-    sampled: Rows = task.backend.gather(*task.shard.at(rows), _room(task, len(rows)))
+    room = _room(task, len(rows))
+    sampled: Rows = task.shard.matrix.gather(task.backend, rows, room)
     began = perf_counter()
     task.backend.strict_gram(sampled, blocks, packed)
     return (perf_counter() - began,)
@@ -759,11 +763,11 @@ def _inner(task: Task) -> Any:
 
 def value_bytes(shard: Shard) -> float:
     """Return the bytes of a stored value; of sparse rows, the mean over columns."""
-    if shard.is_sparse:
-        matrix: Any = shard.matrix
+    matrix = shard.matrix
+    if matrix.is_sparse:
         held = matrix.data.nbytes + matrix.indices.nbytes
         return float(max(held / (shard.height * shard.width), 1e-9))
-    return float(shard.matrix.dtype.itemsize)
+    return float(matrix.dtype.itemsize)
 
 
 def _seconds(action: Callable[[], Any], repeats: int) -> float:

@@ -18,9 +18,9 @@ from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.numpy_rows import HEAVY
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
+from hpcsgd.data.matrix import COLUMN
 from hpcsgd.data.readers import RowReader, bytes_of_block, is_sparse, stored_in
 from hpcsgd.data.shard import bytes_of_csr, bytes_of_sides, lengths
-from hpcsgd.data.sparse import COLUMN
 from hpcsgd.data.stream import bytes_of_windows
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import format_bytes

@@ -14,7 +14,6 @@ import numpy as np
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection
-from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import DeviceLost, HpcsgdError
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.checkpoint import CheckpointStore
@@ -52,11 +51,11 @@ def find_damage(live: AssembledRun) -> str:
 def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
     """Row and column of the whole data, or None."""
     task, shard = live.task, live.task.shard
-    if isinstance(shard.matrix, Unheld):
+    if not shard.matrix.is_in_memory:
         return None  # what is in memory now is not what it was then
     for start in range(0, shard.height, ROWS_AT_ONCE):
         numbers = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
-        place = task.backend.gather(shard.matrix, numbers, None).first_not_finite()
+        place = shard.matrix.gather(task.backend, numbers, None).first_not_finite()
         if place is not None:
             row, column = place
             return shard.rows.start + start + row, shard.columns.start + column

@@ -11,7 +11,6 @@ import numpy as np
 
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.data.shard import Shard
-from hpcsgd.data.sparse import Csr
 from hpcsgd.files import load_kernels
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import least_losses
@@ -310,7 +309,7 @@ class Primal(Form):
         sums = np.zeros(shard.width + 1)
         if not self.intercept:
             return WeightedMeans(sums[:-1], 0.0)
-        c, matrix = weights_of(shard), _as_matrix(shard.matrix)
+        c, matrix = weights_of(shard), _all_rows(shard)
         for first in range(0, shard.height, BLOCK_ROWS):
             rows = slice(first, first + BLOCK_ROWS)
             sums[:-1] += matrix[rows].T.astype(np.float64) @ c[rows]
@@ -320,8 +319,9 @@ class Primal(Form):
         return WeightedMeans(sums[:-1], float(sums[-1]))
 
 
-def _as_matrix(matrix: Any) -> Any:
-    return matrix.to_scipy() if isinstance(matrix, Csr) else matrix
+def _all_rows(shard: Shard) -> Any:
+    """Return the local rows as NumPy or SciPy multiplies them."""
+    return shard.matrix.operand(slice(0, shard.height))
 
 
 def _plain_targets(shard: Shard) -> Array:
@@ -340,16 +340,15 @@ def weights_of(shard: Shard) -> Array:
 
 def columns_of(shard: Shard) -> Any:
     """The columns as rows, in the dtype that they have; sparse ones stay sparse."""
-    matrix = _as_matrix(shard.matrix)
-    if isinstance(shard.matrix, Csr):
-        return matrix.T.tocsr()
-    return np.array(matrix.T, order="C")  # a copy, whatever the shape
+    turned = _all_rows(shard).T
+    # Dense columns are a copy, whatever the shape.
+    return turned.tocsr() if shard.is_sparse else np.array(turned, order="C")
 
 
 def _items(shard: Shard, roots: Array | None, means: Array | None) -> Items:
     """The columns as items: dense ones are centred and weighted once and for all."""
     turned = columns_of(shard)
-    if isinstance(shard.matrix, Csr):
+    if shard.is_sparse:
         return Items(turned, means, roots)
     if means is not None:
         np.subtract(turned, means[:, None], out=turned, casting="same_kind")
@@ -386,7 +385,7 @@ class Dual(Form):
         if shard.offsets is not None:
             e -= signs * shard.offsets[:, 0]
         self.separable: SquaredHingeDual = SquaredHingeDual(c, e)
-        self.items = Items(_signed(shard.matrix, signs))
+        self.items = Items(_signed(shard, signs))
         self.scale = 1.0 / (objective.penalty.l2 * self.rows)
         self.worst = float(c @ np.square(np.maximum(e, 0.0))) / (2 * self.rows)
 
@@ -425,14 +424,13 @@ class Dual(Form):
         )
 
 
-def _signed(matrix: Any, signs: Array) -> Array:
-    """The rows y_i a_i, in the dtype that they have."""
-    if isinstance(matrix, Csr):
+def _signed(shard: Shard, signs: Array) -> Any:
+    """Return the rows y_i a_i, in the dtype that they have."""
+    matrix = shard.matrix
+    if matrix.is_sparse:
         data = matrix.data * np.repeat(signs, matrix.lengths).astype(matrix.data.dtype)
-        signed: Array = matrix.with_data(data).to_scipy()
-        return signed
-    turned: Array = matrix * signs.astype(matrix.dtype)[:, None]
-    return turned
+        return matrix.with_data(data).to_scipy()
+    return _all_rows(shard) * signs.astype(matrix.dtype)[:, None]
 
 
 # Items of a model with K scores a row: weights (j, k), as vectors of n K numbers.

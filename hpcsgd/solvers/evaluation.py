@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.base import Agreement
-from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import Backend, LossScale
-from hpcsgd.backends.numpy_rows import all_finite
 from hpcsgd.backends.task import Group, State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.formats import Array
@@ -194,13 +192,8 @@ class Evaluation:
 
     def has_broken_weights(self, state: State) -> bool:
         """Return whether nothing is left to train: a NaN, in each of several models."""
-        weights, models = state.host_array("weights"), self.objective.models
-        if isinstance(weights, OnDisk):
-            return weights.is_broken
-        if models is None:
-            return not all_finite(weights)  # without a mask as long as they are
-        states = weights.shape[1] // self.columns
-        return not models.are_finite(weights, states).any()
+        weights = state.host_array("weights")
+        return self.objective.has_broken(weights, weights.shape[1] // self.columns)
 
     def is_fresh(self, view: View) -> bool:
         """True where the loss in the view is that of the state now."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.more.infinity import OnDisk
-from hpcsgd.backends.numpy_rows import exact_scores
+from hpcsgd.backends.numpy_rows import all_finite, exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.readers import WIDE, RowReader, element_of
 from hpcsgd.data.shard import Shard, keeps_values
@@ -82,6 +82,15 @@ class Objective:
     models: Models | None = None  # several at once
     # Rows looked at together; 0: as many as their width allows.
     block: int = field(default=0, kw_only=True)
+
+    def has_broken(self, weights: Array, states: int) -> bool:
+        """Return whether nothing is left to train: a NaN, in each of several models.
+
+        `weights` has the columns of so many `states`.
+        """
+        if self.models is None:
+            return not all_finite(weights)  # without a mask as long as they are
+        return not self.models.are_finite(weights, states).any()
 
     def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
         """F at this member's slice of w (d_c, K) and the intercept (K,); clips.
@@ -320,17 +329,22 @@ class TiledObjective(Objective):
 
     read_some: Callable[[slice, slice], Any] = lambda rows, columns: None
 
+    def has_broken(self, weights: Any, states: int) -> bool:
+        """Return whether a step has left something that is no number."""
+        on_disk: OnDisk = weights
+        return on_disk.is_broken
+
     def measure(self, weights: Any, intercept: Array | None) -> Losses:
         """F, and what it is on the rows that are held out."""
-        assert isinstance(weights, OnDisk)
-        scores = np.zeros((self.shard.height, weights.columns))
+        on_disk: OnDisk = weights
+        scores = np.zeros((self.shard.height, on_disk.columns))
         value, penalty = np.zeros(1), self.penalty
-        for columns, tile in weights.tiles("evaluate"):
+        for columns, tile in on_disk.tiles("evaluate"):
             wide = tile.astype(np.float64)
             value += penalty.of(columns).value(wide)
             for rows in self._pieces(len(wide)):
                 scores[rows] += exact_scores(self.read_some(rows, columns), wide)
-        weights.check_reads()
+        on_disk.check_reads()
         if not penalty.is_nothing:
             self.grid.members.sum(value, "evaluate")
         return self._measured(scores, intercept, lambda: value)

@@ -10,7 +10,7 @@ from hpcsgd.backends.cuda.exchange import ExchangeKernels, Widths, put_csr
 from hpcsgd.backends.cuda.matrix import Order, put_matrix, sent
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.numpy_rows import HostBackend
-from hpcsgd.data.sparse import from_scipy
+from hpcsgd.data.matrix import DenseMatrix, from_scipy
 from hpcsgd.formats import encode
 from hpcsgd.glm import get_family
 from hpcsgd.precision import make_precision
@@ -43,13 +43,13 @@ class OnHost:
     def __call__(self, problem):
         precision = precision_of(problem, self.inner)
         backend = self.make(precision)
-        matrix = backend.store(problem.X)
+        matrix = DenseMatrix(backend.store(problem.X))
         room = np.empty((len(problem.sampled), problem.X.shape[1]), precision.working)
         if self.sparse:
             room = None
             matrix = from_scipy(as_csr(problem.X))
             matrix = matrix.with_data(encode(matrix.data, problem.form))
-        rows = backend.gather(matrix, problem.sampled, room)
+        rows = matrix.gather(backend, problem.sampled, room)
         return self._exchange(problem, backend, rows)
 
     def _exchange(self, problem, backend, rows):
@@ -111,9 +111,8 @@ class There:
 
     def _matrix(self, problem):
         if not self.sparse:
-            return put_matrix(
-                self.device, encode(problem.X, problem.form), problem.form
-            )
+            stored = DenseMatrix(encode(problem.X, problem.form))
+            return put_matrix(self.device, stored, problem.form)
         matrix = from_scipy(as_csr(problem.X))
         stored = matrix.with_data(encode(matrix.data, problem.form))
         return put_csr(self.device, stored, problem.form)

@@ -11,7 +11,7 @@ from hpcsgd.backends.cuda.exchange import ExchangeKernels, put_csr
 from hpcsgd.backends.cuda.gram import CublasGram, GramChoice, WgmmaGram, bytes_asked
 from hpcsgd.backends.cuda.matrix import Order
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.sparse import Csr
+from hpcsgd.data.matrix import Csr, DenseMatrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.families import Logistic
 from hpcsgd.glm.unrolling import blocks_of
@@ -159,9 +159,8 @@ def test_all_ranks_hear_of_one_without_room(devices, tmp_path):
 
 def test_ranks_that_share_a_gpu_share_what_is_free(devices):
     left, given = devices
-    need = device_need(
-        np.empty((400, 19), np.float32), [(8,) * 4] * 12 + [(8, 8)], 4
-    ).total
+    matrix = DenseMatrix(np.empty((400, 19), np.float32))
+    need = device_need(matrix, [(8,) * 4] * 12 + [(8, 8)], 4).total
     run = {"transport": "mpi-host", "share_gpus": True}
     left += [Counting(int(1.5 * need)) for _ in range(2)]
     with pytest.raises(ConfigError, match="needed by 2 ranks .*start fewer ranks on"):

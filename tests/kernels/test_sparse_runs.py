@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.backends.cuda import exchange, sequences
-from hpcsgd.data.sparse import Csr
+from hpcsgd.data.matrix import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.result import Status
 from tests.helpers.harness import oracle_for, relative_error, train_on

@@ -12,6 +12,7 @@ from hpcsgd.backends.exchange import HostExchanges
 from hpcsgd.backends.task import ExchangeCoefficients, Group, State, Task
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.matrix import DenseMatrix
 from hpcsgd.data.shard import Shard
 from hpcsgd.formats import get_format
 from hpcsgd.glm import make_update
@@ -43,7 +44,7 @@ def by_ranks(exchange, precision):
             backend.loss_scale.value = exchange.loss_scale
         columns = exchange.before.shape[1]
         shard = Shard(
-            backend.store(np.ascontiguousarray(exchange.rows[:, part])),
+            DenseMatrix(backend.store(np.ascontiguousarray(exchange.rows[:, part]))),
             *(
                 None if values is None else values.astype(kind)
                 for values in (exchange.targets, exchange.weights, exchange.offsets)

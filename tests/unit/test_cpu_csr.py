@@ -14,8 +14,8 @@ from hpcsgd.backends import compiled_calls, make_backend
 from hpcsgd.backends.compiled import NativeBackend
 from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.data import shard
+from hpcsgd.data.matrix import Csr, from_scipy
 from hpcsgd.data.readers import MemoryReader
-from hpcsgd.data.sparse import Csr, from_scipy
 from hpcsgd.errors import DataError
 from hpcsgd.formats import encode, widen_bf16
 from hpcsgd.glm.unrolling import blocks_of
@@ -170,7 +170,7 @@ def test_steps_of_every_set_and_kind_of_column(kernels, recipe, column, monkeypa
     stored, dense = make_sparse("logistic")
     config = config_for(stored, **sections("logistic", "momentum", "direct", recipe))
     monkeypatch.setattr(
-        "hpcsgd.data.sparse.index_dtype", lambda width: np.dtype(column)
+        "hpcsgd.data.matrix.index_dtype", lambda width: np.dtype(column)
     )
     steps = Spied()
     walk = compiled_calls.CompiledSteps.__call__
@@ -186,7 +186,7 @@ def test_what_is_damaged_later_is_found_in_rows_as_stored():
     """A copy of sampled rows is widened, whatever they are stored in."""
     csr, exact, rows = sampled(20, 9, 6, 0.3, "bf16")
     backend = make_backend(RECIPES["c"])
-    taken = backend.gather(csr, rows, None)
+    taken = backend.gather_sparse(csr, rows)
     np.testing.assert_array_equal(taken.widened.csr.to_dense(), exact[rows])
     np.testing.assert_array_equal(taken[2:5].widened.csr.to_dense(), exact[rows[2:5]])
 

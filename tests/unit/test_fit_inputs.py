@@ -40,7 +40,7 @@ def shards(monkeypatch):
     warm = AssembledRun.warm_up
 
     def look(live):
-        seen.append(live.task.shard.matrix)
+        seen.append(live.task.shard.matrix.values)
         warm(live)
 
     monkeypatch.setattr(AssembledRun, "warm_up", look)

@@ -19,7 +19,7 @@ from hpcsgd.backends.base import (
 from hpcsgd.backends.emulated import TOGETHER, RoundedBackend, accumulate, round_values
 from hpcsgd.backends.numpy_rows import HostBackend
 from hpcsgd.config import RunConfig
-from hpcsgd.data.sparse import from_scipy
+from hpcsgd.data.matrix import from_scipy
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import FORMATS, formats_of, get_format, round_through
 from hpcsgd.glm import get_family
@@ -373,7 +373,7 @@ def test_a_sparse_picture_of_rows_keeps_its_columns():
     backend = RoundedBackend(RECIPES["bf16"])
     stored = from_scipy(X)
     stored = stored.with_data(backend.store(stored.data))
-    rows = backend.gather(stored, np.array([1, 0]), None)
+    rows = backend.gather_sparse(stored, np.array([1, 0]))
     np.testing.assert_array_equal(rows.values, [[0, 3], [2, 1]])
     np.testing.assert_array_equal(rows.columns, [1, 3])
     packed = np.empty(1, dtype=np.float32)

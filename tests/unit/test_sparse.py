@@ -20,8 +20,8 @@ from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data import readers, shard
 from hpcsgd.data.checksums import Fingerprint
+from hpcsgd.data.matrix import Csr, from_scipy, side_by_side, stack
 from hpcsgd.data.readers import MemoryReader, row_words, stored_in
-from hpcsgd.data.sparse import Csr, from_scipy, side_by_side, stack
 from hpcsgd.errors import DataError
 from hpcsgd.formats import encode
 from hpcsgd.glm.unrolling import blocks_of
@@ -82,7 +82,7 @@ def test_the_gram_by_every_way(sizes, heavy, split_work, wire, monkeypatch):
     backend = HostBackend(RECIPES["fp64"])
     dtype = np.float64 if wire == "fp64" else np.float32
     found = np.full(blocks.gram_words, np.nan, dtype=dtype)
-    rows = backend.gather(csr, np.arange(len(X)), None)
+    rows = backend.gather_sparse(csr, np.arange(len(X)))
     backend.strict_gram(rows, blocks, found)
     wanted = np.empty(blocks.gram_words)
     backend.strict_gram(numpy_rows.DenseRows(X), blocks, wanted)
@@ -105,7 +105,7 @@ def test_scores_and_gradients(width, K):
     csr, X = both(d=width, density=0.3 if width < 100 else 0.003)
     rng, backend = np.random.default_rng(0), HostBackend(RECIPES["fp64"])
     chosen = np.array([3, 0, 4, 4, 21])
-    rows, w = backend.gather(csr, chosen, None), rng.normal(size=(width, K))
+    rows, w = backend.gather_sparse(csr, chosen), rng.normal(size=(width, K))
     out = np.empty((5, K))
     np.testing.assert_allclose(backend.scores(rows, w, out), X[chosen] @ w, atol=1e-13)
     part, r = rows[1:4], rng.normal(size=(3, K))
@@ -292,7 +292,7 @@ def test_memory_bounds_what_a_block_takes():
     blocks = blocks_of((64,) * 8)
     gram = np.empty(blocks.gram_words, dtype=np.float32)
     tracemalloc.start()
-    rows = backend.gather(block, np.arange(512), None)
+    rows = backend.gather_sparse(block, np.arange(512))
     backend.strict_gram(rows, blocks, gram)
     peak = tracemalloc.get_traced_memory()[1] + gram.nbytes
     tracemalloc.stop()

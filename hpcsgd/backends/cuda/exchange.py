@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from hpcsgd.backends.cuda.matrix import (
     check_element,
     sent,
 )
-from hpcsgd.data.sparse import Csr
+from hpcsgd.data.matrix import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.families import Family, exp_bound
@@ -260,6 +260,8 @@ def check_wide(wide: int) -> None:
 class DeviceCsr:
     """`Csr` on a device, in the format that the host stores its values in."""
 
+    is_sparse: ClassVar[Literal[True]] = True
+
     indptr: Any  # (rows + 1,) int64
     indices: Any  # (nnz,) int32 or int64
     data: Any  # (nnz,)
@@ -474,10 +476,9 @@ class ExchangeKernels:
         self.sampled = DeviceSampled(device, order, blocks.rows)
         self.coefficients = DeviceCoefficients(device, blocks, matrix.scale)
         self.rows: Products
-        is_sparse = isinstance(matrix, DeviceCsr)
-        side = side_of(blocks.rows, matrix.width, is_sparse)
+        side = side_of(blocks.rows, matrix.width, matrix.is_sparse)
         self.tiles = GramTiles(device, blocks, side)
-        if isinstance(matrix, DeviceCsr):
+        if matrix.is_sparse:
             self.rows = SparseProducts(device, matrix, blocks, self.tiles, widths)
         else:
             self.rows = DenseProducts(device, matrix, blocks, self.tiles, widths)

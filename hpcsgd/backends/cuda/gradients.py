@@ -236,7 +236,7 @@ class CudaTileStep(CudaGradientStep):
 
 
 class CudaGradientSteps(CudaPlainSteps):
-    """See `hpcsgd.backends.base.PlainStepSequence`: one step, which the consumer takes.
+    """See `hpcsgd.backends.task.PlainStepSequence`: one step, which the consumer takes.
 
     The gradient of its batch is handed on behind the launches of the step.
     """

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from hpcsgd.backends.cuda import kernels
 from hpcsgd.backends.cuda.device import PIECE, Device
 from hpcsgd.backends.cuda.kernels import build_of, coefficients
+from hpcsgd.data.matrix import DenseMatrix
+from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
@@ -24,6 +26,8 @@ TF32 = "tf32"  # values in fp32, of which a product of tensor cores loses nothin
 @dataclass(frozen=True)
 class DeviceMatrix:
     """Rows with a stride, in the format that the host stores them in."""
+
+    is_sparse: ClassVar[Literal[False]] = False
 
     values: Any  # (n, stride)
     element: str
@@ -60,21 +64,18 @@ def bytes_of_rows(height: int, width: int, item: int) -> int:
 
 
 def put_matrix(
-    device: Device, matrix: Any, element: str, scale: float = 1.0
+    device: Device, matrix: DenseMatrix | Unheld, element: str, scale: float = 1.0
 ) -> DeviceMatrix:
     """A copy, piece by piece; what lies behind a row's end is zero.
 
-    An array of the host, or what reads one: while a piece travels, the next is read.
+    Rows of a file are read piece by piece: while one travels, the next is read.
     """
     check_element(element)
     height, width = matrix.shape
     shape = height, stride_of(width, matrix.dtype.itemsize)
     held = device.empty(shape, matrix.dtype)
-    there, straight = (getattr(matrix, name, None) for name in ("block", "straight"))
-    if there is not None:
-        device.put_rows(held, there)
-    elif straight is None or not straight(held, device.wait):
-        _send(device, held, width, getattr(matrix, "read_into", _copied(matrix)))
+    if matrix.is_in_memory or not matrix.straight(held, device):
+        _send(device, held, width, matrix.read_into)
     if element == TF32:
         return DeviceMatrix(held, "fp32", height, width, scale, "gram-tf32")
     return DeviceMatrix(held, element, height, width, scale)
@@ -94,10 +95,6 @@ def _send(
             padded[:, width:] = 0
 
         device.upload(held[part], write)
-
-
-def _copied(matrix: Any) -> Callable[[slice, Array], None]:
-    return lambda part, out: np.copyto(out, matrix[part])
 
 
 def check_element(element: str) -> None:

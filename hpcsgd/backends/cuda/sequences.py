@@ -41,8 +41,6 @@ from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.communicator import Message, Pending
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.gpu_mpi import DeviceNarrowSum
-from hpcsgd.data.sparse import Csr
-from hpcsgd.data.stream import Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.unrolling import Blocks, blocks_of
@@ -171,7 +169,7 @@ class DeviceMessage:
 
 
 class CudaSequence:
-    """See `hpcsgd.backends.base.PartSequence`: recorded from the second time on.
+    """See `hpcsgd.backends.task.PartSequence`: recorded from the second time on.
 
     The whole is one graph where a graph may hold the sums; else there are two, around
     the sums. `once`: it does not come again, and is launched part by part.
@@ -293,7 +291,7 @@ def call(parts: Sequence[Part]) -> None:
 
 
 class CudaExchange:
-    """See `hpcsgd.backends.base.Exchange`: launches on the arrays of a state.
+    """See `hpcsgd.backends.task.Exchange`: launches on the arrays of a state.
 
     The words of the monitor travel as a message of their own, by the host: the messages
     of the device, and the graphs that hold them, stay as they are.
@@ -399,7 +397,7 @@ class CudaExchange:
 
     def host_rows(self) -> Rows:
         """Return the sampled rows, from the host where it holds them."""
-        if isinstance(self.task.shard.matrix, Unheld):
+        if not self.task.shard.matrix.is_in_memory:
             rows = self.launches.rows
             assert isinstance(rows, DenseProducts | OtherGram)
             return DenseRows(rows.fetched(self.launches.sampled.numbers))
@@ -439,7 +437,7 @@ class CudaStep(CudaExchange):
 
 
 class CudaPlainSteps:
-    """See `hpcsgd.backends.base.PlainStepSequence`: one launch where a kernel has them.
+    """See `hpcsgd.backends.task.PlainStepSequence`: one launch where a kernel has them.
 
     `in_order`: the rows of an exchange are all those of `matrix`, in their order.
     """
@@ -492,7 +490,7 @@ class CudaPlainSteps:
     def _make_fused(self) -> tuple[DeviceFusedSteps, CudaSequence] | None:
         task, device, matrix = self.task, self.device, self.matrix
         how = self.blocks, task.family, task.precision, self.in_order
-        if task.states * task.columns > 1 or isinstance(matrix, DeviceCsr):
+        if task.states * task.columns > 1 or matrix.is_sparse:
             return None
         if not has_fused_kernel(device, matrix, *how):
             return None
@@ -544,8 +542,9 @@ class CudaRows:
     """The rows of one exchange in their order, or all rows at their numbers."""
 
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
-        assert isinstance(maker.matrix, DeviceMatrix)  # sparse rows are refused
-        self.maker, self.keeps, self.own = maker, keeps, maker.matrix
+        own = maker.matrix
+        assert not own.is_sparse  # a choice of a product refuses sparse rows
+        self.maker, self.keeps, self.own = maker, keeps, own
         self.widths = tuple(part.stop - part.start for part in maker.task.shard.parts)
         self.pieces: dict[int, tuple[DeviceSampled, DeviceMemberRows]] = {}
         self.matrix = self._room(self.own, rows)
@@ -579,7 +578,7 @@ class CudaRows:
 
 
 class CudaGatheredSteps(CudaPlainSteps):
-    """See `hpcsgd.backends.base.GatheredSteps`: rows travel as they are stored."""
+    """See `hpcsgd.backends.task.GatheredSteps`: rows travel as they are stored."""
 
     def __init__(self, maker: "CudaExchanges", blocks: Blocks, whole: CudaRows) -> None:
         super().__init__(
@@ -636,7 +635,7 @@ GRAPHS = 1024  # sequences that are recorded; more of them would fill memory
 
 
 class CudaExchanges:
-    """See `hpcsgd.backends.base.MemberExchanges`: those of one member on its GPU.
+    """See `hpcsgd.backends.task.MemberExchanges`: those of one member on its GPU.
 
     `gram_asked` is the setting `products.gram_kernel`; `gram_kernel` the kernel chosen.
     """
@@ -654,9 +653,11 @@ class CudaExchanges:
         device.settle = device.wait if members is None else members.settle
         shard, form = task.shard, task.precision.matrix
         self.scale = scale_of(task)
-        put: Any = put_csr if shard.is_sparse else put_matrix
-        self.matrix: DeviceMatrix | DeviceCsr = put(
-            device, shard.matrix, form, self.scale
+        matrix = shard.matrix
+        self.matrix: DeviceMatrix | DeviceCsr = (
+            put_csr(device, matrix, form, self.scale)
+            if matrix.is_sparse
+            else put_matrix(device, matrix, form, self.scale)
         )
         self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self.steps: dict[tuple[int, int], CudaStep] = {}
@@ -774,11 +775,10 @@ class CudaExchanges:
 
 def check_task(task: Task) -> None:
     """Refuse what no kernel does yet, in one sentence."""
-    precision, shard = task.precision, task.shard
+    precision = task.precision
     low = ("matrix", "margin", "gram_wire")
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
     for wrong, what in (
-        (not isinstance(shard.matrix, np.ndarray | Csr | Unheld), "such rows"),
         (task.gradient is None and task.gradient_sink is not None, "clipped gradients"),
         (others != {"fp32"}, "this precision"),
         (not _is_stored(precision.margin), "this format of margins"),

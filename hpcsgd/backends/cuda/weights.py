@@ -12,7 +12,6 @@ from hpcsgd.backends.cuda.exchange import DenseProducts, GramTiles, Widths
 from hpcsgd.backends.cuda.kernels import average, build_of, words
 from hpcsgd.backends.cuda.matrix import DeviceMatrix, sent
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import blocks_of
@@ -95,8 +94,6 @@ class DeviceMemory:
 
     def host_wait(self, group: Communicator) -> Wait:
         """Return what waits for the newest collective; one that failed raises there."""
-        if not isinstance(group, DeviceCommunicator):
-            return lambda: None
         return partial(group.reach, group.newest)
 
     def start_to_host(self, array: Any, out: Array) -> Wait:
@@ -280,7 +277,7 @@ class DeviceCopies:
 
     def sums(self, group: Communicator) -> bool:
         """Return whether a group sums arrays of devices."""
-        return isinstance(group, DeviceCommunicator)
+        return group.kind != "none"
 
     def portion(self, share: float) -> Any:
         """Return weights and intercept, times `share`, in one array of the device."""

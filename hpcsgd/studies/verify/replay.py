@@ -13,10 +13,10 @@ from hpcsgd.backends.base import ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import weigh
 from hpcsgd.config import RunConfig, agreement_in
 from hpcsgd.data.checksums import Fingerprint
+from hpcsgd.data.matrix import Csr
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
 from hpcsgd.data.sampling import FoldSplit, plan_groups
 from hpcsgd.data.shard import column_peaks, sparse_pieces, split_range
-from hpcsgd.data.sparse import Csr
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import DataError
 from hpcsgd.formats import Array, decode, encode, get_format

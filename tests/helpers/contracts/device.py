@@ -9,6 +9,7 @@ from hpcsgd.backends.cuda.kernels import build_of
 from hpcsgd.backends.cuda.matrix import DeviceSampled, Order, put_matrix, sent
 from hpcsgd.comm.gpu import open_transport
 from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.data.matrix import DenseMatrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import decode, encode, get_format
 from tests.helpers.bits import add_bits, narrow_bits, widen_bits
@@ -145,7 +146,8 @@ def runs_kernels_with_what_a_run_gives(device):
     """The next rows, their targets, and their margins: exactly, then closely."""
     rng = np.random.default_rng(0)
     X, targets = rng.normal(size=(61, 13)).astype(np.float32), rng.normal(size=(61, 1))
-    matrix, weights = put_matrix(device, X, "fp32"), sent(device, values_of(13, 5))
+    matrix = put_matrix(device, DenseMatrix(X), "fp32")
+    weights = sent(device, values_of(13, 5))
     order = Order(device, targets, None, targets + 1)
     sampled, margins = DeviceSampled(device, order, 20), device.empty((20,), np.float32)
     permuted = rng.permutation(61)
@@ -169,7 +171,7 @@ def pads_the_rows_of_a_matrix(device):
     for form, width in (("fp32", 13), ("bf16", 9), ("fp8-e4m3", 21), ("fp32", 8)):
         kind = get_format(form).dtype
         values = np.arange(700 * width).reshape(700, width).astype(kind)
-        matrix = put_matrix(device, values, form)
+        matrix = put_matrix(device, DenseMatrix(values), form)
         found = device.fetch(matrix.values)
         assert found.shape[1] * found.itemsize % 16 == 0
         np.testing.assert_array_equal(found[:, :width], values)

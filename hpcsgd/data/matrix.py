@@ -1,11 +1,7 @@
-"""Sparse rows: what is stored of them, row after row, and nothing else.
-
-Vocabulary like precision and schedule: readers fill it, backends compute with it and
-products send it.
-"""
+"""Matrices in memory, dense or sparse, as readers fill and backends read them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,9 +11,76 @@ MOST_INT32 = 2**31 - 1
 COLUMN = 4  # bytes of a column number, where it is an int32
 
 
+# The block of a rank in one of its storages. Each storage states whether it `is_sparse`
+# and whether all of it `is_in_memory` of the host, and hands its rows to a backend.
+
+Gathered = TypeVar("Gathered", covariant=True)
+
+
+class RowGatherer(Protocol[Gathered]):
+    """What a backend makes of sampled rows, by how they are stored."""
+
+    def gather(self, matrix: Array, rows: Array, out: Array | None) -> Gathered:
+        """Return sampled rows of an array."""
+
+    def gather_sparse(self, matrix: "Csr", rows: Array) -> Gathered:
+        """Return sampled rows of which values other than 0 are stored."""
+
+
+class DenseMatrix:
+    """Rows as one array.
+
+    Parameters
+    ----------
+    values : ndarray, (rows, columns), in any storage: bf16 as uint16
+    """
+
+    is_sparse: ClassVar[Literal[False]] = False
+    is_in_memory: ClassVar[Literal[True]] = True
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+        self.shape: tuple[int, int] = values.shape
+        self.dtype: np.dtype[Any] = values.dtype
+
+    def __getitem__(self, rows: slice) -> "DenseMatrix":
+        """Neighbouring rows; values are views."""
+        return DenseMatrix(self.values[rows])
+
+    def take(self, rows: Array) -> Array:
+        """Return these rows as they are stored, copied."""
+        return np.take(self.values, rows, axis=0)
+
+    def gather(
+        self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
+    ) -> Gathered:
+        """Return these rows as `backend` computes with them, maybe in `room`."""
+        return backend.gather(self.values, rows, room)
+
+    def gather_columns(
+        self, backend: RowGatherer[Gathered], rows: Array, columns: slice, room: Array
+    ) -> Gathered:
+        """Return some columns of these rows as `backend` computes with them."""
+        return backend.gather(self.values[:, columns], rows, room)
+
+    def operand(self, rows: slice) -> Array:
+        """Return neighbouring rows as NumPy multiplies them: a view."""
+        return self.values[rows]
+
+    def read_into(self, rows: slice, out: Array) -> None:
+        """Copy neighbouring rows to `out`."""
+        np.copyto(out, self.values[rows])
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
 @dataclass(frozen=True)
 class Csr:
     """Row i holds data[indptr[i]:indptr[i + 1]] in ascending columns `indices`."""
+
+    is_sparse: ClassVar[Literal[True]] = True
+    is_in_memory: ClassVar[Literal[True]] = True
 
     indptr: Array  # (rows + 1,) int64
     indices: Array  # (nnz,) int32, or int64 where columns need it
@@ -76,6 +139,19 @@ class Csr:
         indices = np.take(self.indices, places, mode="clip")
         data = np.take(self.data, places, mode="clip")
         return Csr(indptr, indices, data, self.width)
+
+    def gather(
+        self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
+    ) -> Gathered:
+        """Return these rows as `backend` computes with them; they need no `room`."""
+        return backend.gather_sparse(self, rows)
+
+    def operand(self, rows: slice) -> Any:
+        """Return neighbouring rows as SciPy multiplies them."""
+        return self[rows].to_scipy()
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
 
     def with_data(self, data: Array) -> "Csr":
         """The same places with other values."""

@@ -22,7 +22,7 @@ from hpcsgd.runs.opened_run import OpenedRun, ResolvedNames
 from hpcsgd.runs.settle import Plan, RunChoice
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
-from hpcsgd.solvers.sgd import SgdSolver
+from hpcsgd.solvers.sgd import RunLength, SgdSolver
 from hpcsgd.solvers.snapshot import Snapshot
 
 
@@ -68,6 +68,17 @@ class PlannedRun:
         return self.chosen.look_ahead
 
 
+def poll_every(config: RunConfig, task: Task) -> int:
+    """Return the exchanges between two polls of all ranks.
+
+    Alarms of a monitor are seen in polls, so these are as frequent as its checks.
+    """
+    run = config.run
+    return (
+        run.check_every if task.monitor is None else min(run.check_every, run.gap_every)
+    )
+
+
 @dataclass(frozen=True)
 class Parts(PlannedRun):
     """What is there before the training loop is."""
@@ -97,11 +108,11 @@ class AssembledRun(PlannedRun):
     feed: Feed
     columns: Columns
     capture: Capture
-    training: Training
+    training: Training[State]
     state: State
 
     @property
-    def loop(self) -> TrainingLoop:
+    def loop(self) -> TrainingLoop[State]:
         """Return the loop over the exchanges."""
         return self.training.loop
 
@@ -126,8 +137,8 @@ class AssembledRun(PlannedRun):
         return self.capture.evaluation
 
     @property
-    def saver(self) -> Saver:
-        """Return what writes checkpoints."""
+    def saver(self) -> Saver[State] | None:
+        """Return what writes checkpoints; None: the run leaves nothing behind."""
         return self.loop.saver
 
     def restore(self, checkpoint: Snapshot) -> None:
@@ -152,14 +163,28 @@ class AssembledRun(PlannedRun):
         agreement: Any = self.agreement
         if self.config.agreement.on_disk and not agreement.is_open:
             agreement.open()
-            self.saver.save(self.state, self.view)
-            self.saver.finish()  # a first step without it could not be found
+            self.save()
+            self.finish_saving()  # a first step without it could not be found
 
     def run_exchanges(self, groups: Iterator[Group | None], more: int) -> None:
-        """Run so many exchanges and no more, to time them: no loss is evaluated."""
-        self.solver.feed(groups)
-        self.loop.train_for(self.state, more)
+        """Run so many exchanges and no more, to time them: no loss is evaluated.
+
+        The rest of the run is lost: its length is now one epoch that ends there.
+        """
+        length = RunLength(1, self.view.exchanges + more, evaluate_every=0)
+        self.solver.feed(groups, length)
+        self.loop.train(self.state)
         self.agreement.arrive(self.state)
+
+    def save(self) -> None:
+        """Make a checkpoint, where the run leaves any behind. Collective."""
+        if self.saver is not None:
+            self.saver.save(self.state, self.view)
+
+    def finish_saving(self) -> None:
+        """Wait until the last checkpoint is on disk; a local call."""
+        if self.saver is not None:
+            self.saver.finish()
 
     def release(self) -> None:
         """Let go of files and threads, however the run ended; a local call."""

@@ -266,7 +266,7 @@ class Session:
                     self._leave_without_gpu(error)
                 except (Exception, KeyboardInterrupt) as error:
                     if self.live is not None:  # the caller may go on from there
-                        self.live.saver.finish()
+                        self.live.finish_saving()
                     shrinks = self.config.run.on_failure == "shrink"
                     if not (shrinks and self.world.has_lost_ranks(error)):
                         raise
@@ -341,6 +341,7 @@ class Session:
             self._assemble(leg, callbacks, folder) as live,
         ):
             self._begin(leg, live, folder)
+            self.meter = self.meter or make_meter(_gpu(live))
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 state, status = live.training.run(live.state, self.meter, leg.request)
             log.debug("training: %s", live.task.clock)
@@ -370,7 +371,7 @@ class Session:
             live.loop.callbacks.add(SlowerThanExpected(live.chosen, keeps))
         if leg.requested is not None:
             # At once: what is on disk was made with the settings that failed.
-            live.saver.save(live.state, live.view)
+            live.save()
         live.open()
         log.info(*_chosen(live), extra=ONCE)
         made_up = emulated(live.task.precision)
@@ -384,7 +385,6 @@ class Session:
         world.max_flag(0)
         self.setup.lap("warm_up")
         log.debug("set-up: %s", self.setup)
-        self.meter = self.meter or make_meter(_gpu(live))
 
     def _finish(
         self,
@@ -427,7 +427,8 @@ class Session:
         before, live = self.world.size, self.live
         world = self.world = self.world.survivors()
         config = smaller_grid(leg.config, world.size)
-        known = [] if live is None else list(live.saver.remembered)
+        saver = None if live is None else live.saver
+        known = [] if saver is None else list(saver.remembered)
         snapshot = last_common(world, known) or leg.snapshot
         for callback in self.callbacks:
             if live is not None:

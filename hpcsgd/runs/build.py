@@ -14,7 +14,7 @@ from hpcsgd.backends.task import NO_MONITOR, Clip, NoMonitor, State, Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid, close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import RunConfig, split_of
+from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler, plan_groups
 from hpcsgd.data.stream import Route, StreamedMatrix
@@ -333,18 +333,7 @@ def _loaded(
     setup.lap("open")
     stays = streams or getattr(opened, "is_there", False)
     route = _router(config, grid.replica) if stays else None
-    loaded = load(
-        grid,
-        opened,
-        words.family,
-        words.backend,
-        words.precision,
-        route,
-        config.data.partition,
-        config.precision.scale,
-        split_of(config.sweep, config.sampling),
-        config.agreement.on_disk,
-    )
+    loaded = load(grid, opened, config, words.family, words.backend, route)
     setup.lap("read")
     return loaded
 

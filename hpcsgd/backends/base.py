@@ -228,6 +228,8 @@ class HostPlan:
     Whatever does not depend on an earlier residual is then one call for all s steps.
     """
 
+    by_column: ClassVar[bool] = False  # True: each column has coefficients of its own
+
     blocks: Blocks
     states: int
     lead: tuple[Array | None, ...]  # [state]: (m, 1); None where it is all ones

@@ -21,7 +21,7 @@ from hpcsgd.backends.compiled_calls import (
     KernelScratch,
     PlainStepsPlan,
 )
-from hpcsgd.backends.numpy_rows import DenseRows, HostBackend, ManyPlan
+from hpcsgd.backends.numpy_rows import DenseRows, HostBackend
 from hpcsgd.data.matrix import ByColumns, Csr
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family
@@ -341,7 +341,7 @@ class NativeBackend(HostBackend):
         fits = batch.anchors is None and len(plan.lead) == plan.states <= MOST_STATES
         if not fits or not margins.dtype == gram.dtype == self.inner:
             return None
-        if isinstance(plan, ManyPlan):
+        if plan.by_column:
             return "recur_many" if family.name in FAMILIES else None
         if family.name == SOFTMAX:
             return "recur_softmax"
@@ -352,7 +352,7 @@ class NativeBackend(HostBackend):
         self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
         """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
-        if isinstance(plan, ManyPlan) and isinstance(rows, SampledRows):
+        if plan.by_column and isinstance(rows, SampledRows):
             # A sweep of a single model adds in the order of BLAS, as wider ones do.
             rows = rows.copy() if weights.shape[1] == 1 else rows
         super().apply_update(weights, rows, residuals, plan)

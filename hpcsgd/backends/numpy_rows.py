@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class ManyPlan(HostPlan):
 
     `couple` is not spread over rows: entry j is (j, K), and meets as many batches.
     """
+
+    by_column: ClassVar[bool] = True
 
     def scale(self, step: int, residuals: Array, out: Array) -> None:
         """out ← what earlier residuals count in the scores of `step`."""

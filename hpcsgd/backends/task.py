@@ -472,13 +472,8 @@ class Group:
     epoch: int
     rows: Array  # local row numbers, m of them
     coefficients: ExchangeCoefficients
-    order: Array | None = None  # of all rows of the epoch, of which `rows` are a part
-    first: int = 0  # where they begin there
-
-    @property
-    def place(self) -> tuple[Array, int]:
-        """Return the order that the rows come from, and where they begin in it."""
-        return (self.rows, 0) if self.order is None else (self.order, self.first)
+    order: Array  # of all rows of the epoch, of which `rows` are a part
+    first: int  # where they begin there
 
     @property
     def blocks(self) -> Blocks:

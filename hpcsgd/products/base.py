@@ -238,15 +238,18 @@ class Planner:
         self,
         index: int,
         epoch: int,
-        rows: Array,
+        order: Array,
+        first: int,
         sizes: tuple[int, ...],
         first_step: int,
-        order: Array | None = None,
-        first: int = 0,
     ) -> Group:
-        """The group of `rows` whose first step is number `first_step` of the run."""
+        """Return the group of the batches that begin at row `first` of an order.
+
+        Its first step is number `first_step` of the run.
+        """
         rates = self.rates(first_step, len(sizes))
         coefficients = self._coefficients(rates, sizes)
+        rows = order[first : first + sum(sizes)]
         return Group(index, epoch, rows, coefficients, order, first)
 
     def _coefficients(

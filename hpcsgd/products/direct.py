@@ -182,8 +182,7 @@ class Stream:
         order, size = self._order_of(turn), self.sizes[place]
         first = sum(self.sizes[:place])
         self.taken += 1
-        rows = order[first : first + size]
-        return self.planner.group(place, turn, rows, (size,), 0, order, first)
+        return self.planner.group(place, turn, order, first, (size,), 0)
 
     def rows_in(self, first: int, count: int) -> int:
         """Rows of `count` chunks from number `first` on."""

@@ -56,11 +56,11 @@ class Feed:
             if index < skip:
                 first, step = first + sum(sizes), step + len(sizes)
                 continue
-            rows = order[first : first + sum(sizes)]
+            group = self.planner.group(index, epoch, order, first, sizes, step)
             if self.follow is not None:
-                self.follow(epoch, first, len(rows))
-            yield self.planner.group(index, epoch, rows, sizes, step, order, first)
-            first, step = first + len(rows), step + len(sizes)
+                self.follow(epoch, first, len(group.rows))
+            yield group
+            first, step = first + len(group.rows), step + len(sizes)
         done = max(skip, len(self.plans))
         yield from [None] * (self.exchanges_per_epoch - done)
 
@@ -82,7 +82,7 @@ class RoundFeed(Feed):
                 yield None
                 continue
             nothing = np.empty(0, dtype=np.int64)
-            yield self.planner.group(index, epoch, nothing, self.plans[0], 0)
+            yield self.planner.group(index, epoch, nothing, 0, self.plans[0], 0)
 
 
 def make_feed(

@@ -115,34 +115,40 @@ class DeviceNeed:
         )
 
 
+@dataclass(frozen=True)
+class ExchangeDemand:
+    """What the exchanges of a run store on a GPU."""
+
+    plans: Iterable[Sequence[int]]  # batch sizes of each exchange
+    sets: int = 1  # of buffers
+    kept: int = 0  # bytes that stay from one epoch to the next
+    asked: int = 0  # bytes that another Gram than our plain one works in
+
+
 def device_need(
     matrix: Matrix,
-    plans: Iterable[Sequence[int]],
+    demand: ExchangeDemand,
     multiprocessors: int,
     wide: int = 1,
-    sets: int = 1,
-    kept: int = 0,
     held: int | None = None,
-    asked: int = 0,
 ) -> DeviceNeed:
-    """Return the device memory for a host matrix and `sets` of exchanges of these batch
-    sizes.
+    """Return the device memory for a host matrix and its exchanges.
 
-    `wide` columns of weights, or `held` bytes of some; beside them `kept` bytes, and
-    those `asked` for by another Gram than our plain one.
+    There are `wide` columns of weights, or `held` bytes of some.
     """
     from hpcsgd.backends.cuda.matrix import bytes_of_order, bytes_of_rows
 
     height, width = matrix.shape
     dense = bytes_of_rows(height, width, matrix.dtype.itemsize)
-    each = [_buffers(matrix, s, multiprocessors, wide) for s in set(map(tuple, plans))]
+    different = set(map(tuple, demand.plans))
+    each = [_buffers(matrix, sizes, multiprocessors, wide) for sizes in different]
     return DeviceNeed(
         matrix=matrix.nbytes if matrix.is_sparse else dense,
         rows=bytes_of_order(height),
-        exchange=sets * sum(sum(buffers.values()) for buffers in each),
+        exchange=demand.sets * sum(sum(buffers.values()) for buffers in each),
         weights=4 * width * wide if held is None else held,
-        kept=kept,
-        asked=asked,
+        kept=demand.kept,
+        asked=demand.asked,
     )
 
 
@@ -163,23 +169,18 @@ def _buffers(
 def check_device_memory(
     device: "Device",
     task: Task,
-    plans: Iterable[Sequence[int]],
+    demand: ExchangeDemand,
     world: Communicator,
-    sets: int = 1,
-    kept: int = 0,
     held: int | None = None,
-    asked: int = 0,
 ) -> int:
     """Refuse a run that its GPU has no room for, before the matrix is sent.
 
-    Called by all ranks; those that share a GPU share what is free there. Exchanges have
-    so many `sets` of buffers; `kept` bytes are beside them, and those `asked` for by
-    what makes the Gram. `held`: bytes of weights and of what steps keep, where those
-    are not all columns. Returns what is left for a rank on the fullest GPU of all.
+    Called by all ranks; those that share a GPU share what is free there. `held`: bytes
+    of weights and of what steps keep, where those are not all columns. Returns what is
+    left for a rank on the fullest GPU of all.
     """
     wide = task.columns * task.states
-    matrix = task.shard.matrix, plans, device.multiprocessors
-    need = device_need(*matrix, wide, sets, kept, held, asked)
+    need = device_need(task.shard.matrix, demand, device.multiprocessors, wide, held)
     free, total = device.memory()
     place = device.layer.place
     said = world.exchange_objects((place, need.total, free))
@@ -287,9 +288,8 @@ def make_on_gpu(
     asked = allowed(config.products.gram_kernel, config.run.reproducible)
     takes = sets * _asked_bytes(asked, task, plans, device)
     insists = 0 if asked == "auto" else takes
-    left = check_device_memory(
-        device, task, plans, grid.world, sets, kept, asked=insists
-    )
+    demand = ExchangeDemand(plans, sets, kept, asked=insists)
+    left = check_device_memory(device, task, demand, grid.world)
     may_ask = asked == "auto" and takes > 0  # the same on all ranks
     if may_ask and not all(grid.world.exchange_objects(takes <= left)):
         log.info(
@@ -334,7 +334,8 @@ def make_gradient_on_gpu(
         own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
         again = task.shard.width * (gradient.gradients - 1)
         kept = 4 * (own * gradient.steps_on_host + again) * task.columns
-        check_device_memory(device, two, plans, grid.world, kept=kept)
+        demand = ExchangeDemand(plans, kept=kept)
+        check_device_memory(device, two, demand, grid.world)
     return Direct(task, CudaGradientExchanges(task, device))
 
 
@@ -351,7 +352,8 @@ def _check_room_for_slices(
     one = replace(task, states=1)
     held, gathers = gradient.device_bytes(task.shard.width), gradient.slices_weights
     kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
-    check_device_memory(device, one, plans, grid.world, kept=kept, held=held)
+    demand = ExchangeDemand(plans, kept=kept)
+    check_device_memory(device, one, demand, grid.world, held)
 
 
 def on_gpu(product: Product) -> "CudaExchanges | None":

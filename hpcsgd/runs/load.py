@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend, ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import all_finite, weigh
 from hpcsgd.comm.grid import Grid
+from hpcsgd.config import RunConfig, split_of
 from hpcsgd.data.checksums import Fingerprint
 from hpcsgd.data.matrix import DenseMatrix
 from hpcsgd.data.preparation import Preparation
@@ -103,19 +105,13 @@ TILE_BYTES = 4 * LOOKED  # bytes that looking at them takes
 
 
 def stream_tiles(
-    reader: RowReader,
-    rows: slice,
-    columns: slice,
-    store: Callable[[Array], Array],
-    element: str,
-    seen: Fingerprint,
-    route: Callable[[int], Route | None],
+    reader: RowReader, rows: slice, columns: slice, backend: Backend, seen: Fingerprint
 ) -> Unheld:
-    """Every value is looked at once, and read again by those who want a tile of it."""
+    """Check every value once, and return rows of which tiles are read when needed."""
+    store = backend.store
     for first in range(columns.start, columns.stop, NARROW_FORMATS):
         some = slice(first, min(first + NARROW_FORMATS, columns.stop))
-        looked = reader, rows, some, store, LOOKED, seen.add, all_finite
-        for _ in pieces(*looked):
+        for _ in pieces(reader, rows, some, store, LOOKED, seen.add, all_finite):
             continue
 
     def take(part: slice, of: slice) -> Array:
@@ -247,8 +243,6 @@ DENSE_PAYS = {"kernels": (0.2, 0), "SciPy": (0.05, 500)}
 # Targets and offsets whose squares are finite in float64, and exponents of e.
 LARGEST, MOST_EXPONENT = 1e150, 700.0
 
-WHOLE = FoldSplit()
-
 
 @dataclass(frozen=True)
 class LoadedRows:
@@ -276,22 +270,18 @@ class LoadedRows:
 def load(
     grid: Grid,
     reader: RowReader,
+    config: RunConfig,
     family: Family,
     backend: Backend,
-    precision: Precision,
     route: Callable[[int], Route | None] | None = None,
-    partition: str = "auto",
-    scale: str = "column",
-    split: FoldSplit = WHOLE,
-    by_tiles: bool = False,
 ) -> LoadedRows:
     """Read this rank's rows and columns; every rank raises what any rank found.
 
-    With a `route` (number of rows -> the way through them) the matrix is looked through
-    once and then streamed; where that is None, somebody else will hold it, or with
-    `by_tiles` nobody: rows are then read some columns at a time.
+    With a `route` (number of rows -> the way through them) the matrix is checked once
+    and then streamed; where that is None, a GPU will store it. A run whose weights are
+    on disk reads some columns of its rows at a time.
     """
-    world = grid.world
+    world, precision = grid.world, backend.precision
     rows, preparation, names, categories = world.together(
         lambda: (
             replica_rows(grid, reader),
@@ -300,9 +290,10 @@ def load(
             categories_of(reader),
         )
     )
-    parts = column_parts(grid, reader, partition)
+    parts = column_parts(grid, reader, config.data.partition)
     columns = parts[grid.member]
     log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
+    split = split_of(config.sweep, config.sampling)
     sides = _read_sides(grid, reader, rows, split, family, precision.working)
     known = getattr(reader, "labels", ())  # that the rows may lack
     encoded, targets = encode_targets(
@@ -311,9 +302,15 @@ def load(
     is_narrow = precision.matrix != "fp64" and backend.scaling is None
     seen = SmallValues(columns, NARROW if is_narrow else SQUARES, weigh)
     sides.show(seen, rows.start if grid.member == 0 else None)
-    choose_exponents(grid, reader, rows, parts, backend, scale)
-    look = stream_tiles if by_tiles else _stream
-    matrix = _stored(grid, reader, rows, columns, backend, seen, route, look)
+    choose_exponents(grid, reader, rows, parts, backend, config.precision.scale)
+    look: Callable[..., Unheld] | None = None
+    if route is not None:
+        on_disk = config.agreement.on_disk
+        look = stream_tiles if on_disk else partial(_stream, route=route)
+    matrix = world.together(
+        lambda: _read_matrix(reader, rows, columns, backend, seen, look)
+    )
+    report_rounding_loss(grid, backend.scaling, reader.rows * reader.cols)
     seen.check(reader, rows, world.exchange_objects, world.max_flag, is_narrow)
     working, keep = precision.working, grid.members.keep
     shard = Shard(
@@ -339,28 +336,6 @@ def load(
         stored=_count_stored(grid, shard, precision),
         fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
     )
-
-
-def _stored(
-    grid: Grid,
-    reader: RowReader,
-    rows: slice,
-    columns: slice,
-    backend: Backend,
-    seen: Fingerprint,
-    route: Callable[[int], Route | None] | None,
-    look: Callable[..., Unheld],
-) -> Matrix:
-    """This rank's block as the backend wants it, on all ranks or on none."""
-    # What a file holds is what is wanted only where nothing is scaled.
-    element = "" if backend.scaling else backend.precision.matrix
-    matrix = grid.world.together(
-        lambda: _read_matrix(
-            reader, rows, columns, backend.store, element, seen, route, look
-        )
-    )
-    report_rounding_loss(grid, backend.scaling, reader.rows * reader.cols)
-    return matrix
 
 
 def _ends(part: slice) -> str:
@@ -440,14 +415,14 @@ def _read_matrix(
     reader: RowReader,
     rows: slice,
     columns: slice,
-    store: Callable[[Array], Array],
-    element: str,
+    backend: Backend,
     seen: Fingerprint,
-    route: Callable[[int], Route | None] | None,
-    look: Callable[..., Unheld],
+    look: Callable[..., Unheld] | None,
 ) -> Matrix:
-    if route is not None:
-        return look(reader, rows, columns, store, element, seen, route)
+    """Return this rank's block as the backend stores it, or what `look` makes of it."""
+    if look is not None:
+        return look(reader, rows, columns, backend, seen)
+    store = backend.store
     if is_sparse(reader):
         return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
     block = load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
@@ -458,12 +433,14 @@ def _stream(
     reader: RowReader,
     rows: slice,
     columns: slice,
-    store: Callable[[Array], Array],
-    element: str,
+    backend: Backend,
     seen: Fingerprint,
     route: Callable[[int], Route | None],
 ) -> Unheld:
-    """Every value is looked at once, kept by nobody, and read again when it is due."""
+    """Check every value once, and return rows that are read again when they are due."""
+    store = backend.store
+    # What a file has is what is stored only where nothing is scaled.
+    element = "" if backend.scaling else backend.precision.matrix
     height, width = rows.stop - rows.start, columns.stop - columns.start
     for _ in pieces(reader, rows, columns, store, SCANNED, seen.add, all_finite):
         continue

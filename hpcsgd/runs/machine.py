@@ -753,7 +753,7 @@ def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:
     """Return steps of length 0: what is timed changes no weights."""
     update = make_update("sgd", 0.0)
     planner = Planner(update, 0.0, lambda _, count: np.zeros(count), task.backend)
-    return planner.group(0, 0, rows, sizes, 0)
+    return planner.group(0, 0, rows, 0, sizes, 0)
 
 
 def _inner(task: Task) -> Any:

@@ -18,7 +18,7 @@ from hpcsgd.comm.network_model import (
     EmulatedCommunicator,
     parse_network,
 )
-from hpcsgd.config import RunConfig, split_of
+from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler
 from hpcsgd.data.shard import Shard
@@ -184,18 +184,7 @@ def _load(
     setup.lap("open")
     stays = streams or getattr(opened, "is_there", False)
     route = _router(config, grid.replica) if stays else None
-    loaded = load(
-        grid,
-        opened,
-        words.family,
-        words.backend,
-        words.precision,
-        route,
-        config.data.partition,
-        config.precision.scale,
-        split_of(config.sweep, config.sampling),
-        config.agreement.on_disk,
-    )
+    loaded = load(grid, opened, config, words.family, words.backend, route)
     setup.lap("read")
     return loaded
 

@@ -218,9 +218,9 @@ def test_who_speaks_of_arrays_of_hosts_opens_no_group_of_gpus(devices, monkeypat
 def test_a_second_gradient_wants_room_of_its_own(devices, monkeypatch):
     kept, check = [], gpu.check_device_memory
 
-    def noted(*given, **more):
-        kept.append(more["kept"])
-        check(*given, **more)
+    def noted(device, task, demand, *others):
+        kept.append(demand.kept)
+        check(device, task, demand, *others)
 
     monkeypatch.setattr(gpu, "check_device_memory", noted)
     problem = make_problem("softmax", n=13, d=13)

@@ -17,7 +17,7 @@ from hpcsgd.glm.families import Logistic
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import RECIPES
 from hpcsgd.runs import gpu
-from hpcsgd.runs.gpu import device_need
+from hpcsgd.runs.gpu import ExchangeDemand, device_need
 from tests.helpers.fake_cuda import Node
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.cublas_gram import case as cublas_case
@@ -160,7 +160,8 @@ def test_all_ranks_hear_of_one_without_room(devices, tmp_path):
 def test_ranks_that_share_a_gpu_share_what_is_free(devices):
     left, given = devices
     matrix = DenseMatrix(np.empty((400, 19), np.float32))
-    need = device_need(matrix, [(8,) * 4] * 12 + [(8, 8)], 4).total
+    demand = ExchangeDemand([(8,) * 4] * 12 + [(8, 8)])
+    need = device_need(matrix, demand, 4).total
     run = {"transport": "mpi-host", "share_gpus": True}
     left += [Counting(int(1.5 * need)) for _ in range(2)]
     with pytest.raises(ConfigError, match="needed by 2 ranks .*start fewer ranks on"):

@@ -66,7 +66,8 @@ def by_ranks(exchange, precision):
             *(make_update("sgd", 0.0), exchange.l2, backend),
             *(list(exchange.rates), exchange.sizes),
         )
-        group = Group(0, 0, np.arange(len(exchange.rows)), coefficients)
+        order = np.arange(len(exchange.rows))
+        group = Group(0, 0, order, coefficients, order, first=0)
         return Gram(task, HostExchanges(task)).advance(state, group, None).weights
 
     return np.concatenate(run_ranks(len(exchange.parts), on_rank))

@@ -262,9 +262,9 @@ def tile_for(rows: int, cols: int) -> int:
     return LARGE if rows >= LARGE_ROWS and cols >= LARGE_COLS else SMALL
 
 
-def shared_bytes(stages: int = STAGES) -> int:
-    """Of all stages."""
-    return stages * STAGE_BYTES
+def shared_bytes() -> int:
+    """Return the bytes of all stages."""
+    return STAGES * STAGE_BYTES
 
 
 def step_of(tile: int, itemsize: int) -> int:
@@ -310,7 +310,6 @@ def launch_of(
     itemsize: int,
     splits: int,
     margins: bool = True,
-    stages: int = STAGES,
 ) -> GramLaunch:
     """The launch for `tiles` tiles, and for the margins of `rows` rows if wanted."""
     warps = 2 * tile // 32
@@ -318,7 +317,7 @@ def launch_of(
     return GramLaunch(
         grid=tiles * splits + (-(-rows // warps) if margins else 0),
         block=2 * tile,
-        shared=shared_bytes(stages),
+        shared=shared_bytes(),
         splits=splits,
         per_split=per_split_of(splits, cols, tile, itemsize),
         result=words,

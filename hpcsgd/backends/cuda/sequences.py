@@ -309,7 +309,7 @@ class CudaExchange:
     def load(self, group: Group) -> None:
         """Take the rows of this group next."""
         self.group = group
-        self.maker.order.seek(*self.group.place, self.blocks.rows)
+        self.maker.order.seek(group.order, group.first, self.blocks.rows)
 
     def attach(self, state: State) -> None:
         """Advance this state in the steps that follow."""
@@ -465,7 +465,7 @@ class CudaPlainSteps:
     def load(self, group: Group) -> None:
         """Take the steps of this group next."""
         self.group = group
-        self.maker.order.seek(*self.group.place, self.blocks.rows)
+        self.maker.order.seek(group.order, group.first, self.blocks.rows)
 
     def attach(self, state: State) -> None:
         """Advance this state in the steps that follow."""
@@ -622,7 +622,7 @@ class CudaGatheredSteps(CudaPlainSteps):
         self.task.clock.lap("gather")
         if whole.keeps:
             whole.is_here[self.group.rows] = True
-            whole.order.seek(*self.group.place, rows)
+            whole.order.seek(self.group.order, self.group.first, rows)
         else:
             whole.order.seek(whole.numbers, 0, rows)
 

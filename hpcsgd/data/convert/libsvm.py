@@ -71,13 +71,14 @@ class LibsvmSource(TextSource):
 
     def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
         """What is not written is 0."""
-        first = outline.index_base - self.least
+        first = (outline.index_base or 0) - self.least
         return moments.of_columns(first, outline.cols).with_zeros()
 
     def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
         """As sparse rows."""
-        found = self._parse(piece, outline.index_base, keep=True)
-        if found.highest - outline.index_base >= outline.cols:
+        base = outline.index_base or 0
+        found = self._parse(piece, base, keep=True)
+        if found.highest - base >= outline.cols:
             raise DataError(f"{self.path} changed since it was counted; start anew")
         queries = found.queries if self.queried else None
         X = _matrix(found, outline.cols)

@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse
 
-from hpcsgd.data.convert.csv import CsvSource
-from hpcsgd.data.convert.libsvm import LibsvmSource
 from hpcsgd.data.convert.parallel import (
     MOST,
     Crew,
@@ -150,8 +148,7 @@ def survey_like(
     places: Array | None = None,
 ) -> Survey:
     """Return how rows become those of another file: its columns, scales and layout."""
-    if isinstance(source, LibsvmSource):
-        outline = like.widened(outline, source.path)
+    outline = like.widened(outline, source.path)
     order, scales = like.order(outline, source.path), like.preparation.scales
     if outline.means is not None and scales is not None and scales.mean is not None:
         # What is missing becomes the mean of the training, in the source's own order.
@@ -635,17 +632,21 @@ def convert(
     crew = crew or Crew(SingleRank())
     one = Conversion(source, target, recipe, progress, resume, force)
     crew.on_root(one.check)
-    if recipe.like is not None and isinstance(source, CsvSource):
-        like = recipe.like
-        crew.everywhere(lambda: source.follow(like))
     if isinstance(source, TextSource):
-        crew.everywhere(source.begin)
+        crew.everywhere(lambda: _begin(source, recipe.like))
         if source.packed is None:
             return _shared(one, source, crew)
     if crew.size > 1 and crew.is_root:
         log.info("%s cannot be split; rank 0 converts it alone", source.path)
     one.progress = HeartbeatProgress(progress, crew.beat)
     return crew.on_root_for_long(lambda: _alone(one))
+
+
+def _begin(source: TextSource, like: Like | None) -> None:
+    """Look at a text, whose columns may have to be like those of another file."""
+    if like is not None:
+        source.follow(like)
+    source.begin()
 
 
 class Conversion:
@@ -752,7 +753,7 @@ class Conversion:
             attributes={
                 "source": self.source.path.name,
                 "unit_rows": preparation.unit_rows,
-                **_index_base(self.source, survey.outline),
+                **_index_base(survey.outline),
                 **_label_numbers(survey.outline),
             },
             preparation=preparation,
@@ -761,10 +762,10 @@ class Conversion:
         )
 
 
-def _index_base(source: Source, outline: Outline) -> dict[str, Any]:
+def _index_base(outline: Outline) -> dict[str, Any]:
     """What a LIBSVM text calls its first column, for files that shall be like it."""
-    is_text = isinstance(source, LibsvmSource)
-    return {INDEX_BASE: outline.index_base} if is_text else {}
+    base = outline.index_base
+    return {} if base is None else {INDEX_BASE: base}
 
 
 def _label_numbers(outline: Outline) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Outline:
     nnz: int | None  # stored values of a sparse source; None for a dense one
     labelled: bool
     size: int  # of the source as `SourceRows.end` counts it, for progress
-    index_base: int = 0  # what a LIBSVM file calls its first column
+    index_base: int | None = None  # what a LIBSVM text calls its first column
     means: Array | None = None  # (cols,) that stand in for missing values
     names: tuple[str, ...] | None = None  # of the columns, where they have any
     label: str | None = None  # the column of labels, where nobody named it

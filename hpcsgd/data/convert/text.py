@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from hpcsgd.data.convert.sources import Outline, SourceRows
-from hpcsgd.data.convert.transform import ColumnMoments, Parts
+from hpcsgd.data.convert.transform import ColumnMoments, Like, Parts
 from hpcsgd.errors import DataError, did_you_mean_file
 
 # Text files, plain or compressed, as bytes at positions of the plain text.
@@ -466,6 +466,9 @@ class TextSource(ABC):
     stamp: Stamp | None = None
     levels: dict[str, list[str]]  # column of text -> its levels
     lacks_levels = False  # a pass of its own has to find them
+
+    def follow(self, like: Like) -> None:  # noqa: B027
+        """Take the levels of columns of text from another file, where it has any."""
 
     def begin(self) -> None:
         """Look at the file: what it is, and what its first lines say."""

@@ -72,8 +72,13 @@ class Like:
         return None
 
     def widened(self, outline: Outline, path: Path) -> Outline:
-        """Return the outline of a LIBSVM text whose last columns may be all zeros."""
+        """Return the outline with the last columns, which a LIBSVM text may lack.
+
+        They are all zeros there. Other files have all of their columns.
+        """
         base = outline.index_base
+        if base is None:
+            return outline
         if self.index_base is not None and self.index_base != base:
             if base < self.index_base:
                 raise DataError(

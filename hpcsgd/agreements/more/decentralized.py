@@ -19,7 +19,7 @@ Sends    `Decentralized` (d + i)·K words, in an all-reduce or a swap with one r
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -28,19 +28,19 @@ from numpy.typing import NDArray
 from hpcsgd.agreements.averaging import (
     Average,
     flat_positions,
-    put_flat_positions,
+    positions,
     sent_for_mean,
-    share_intercept,
 )
 from hpcsgd.agreements.base import (
+    PURPOSE,
     AgreementSettings,
     AgreementShape,
     GradientSettings,
     Overlap,
     StateShape,
     Supports,
+    same_on_members,
 )
-from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
@@ -49,7 +49,6 @@ from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
-from hpcsgd.glm.updates import ColumnViews, Turn
 from hpcsgd.precision import Precision
 from hpcsgd.settings import setting
 
@@ -90,6 +89,7 @@ class OwnSteps(Gradient, ABC):
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
         self.mean = Average(grid, share, 1)
+        self.unpenalised = replace(inputs.steps, l2=0.0)  # gradients have the penalty
         self.overlap = Overlap(grid.replicas)
         self._departed = False
 
@@ -188,14 +188,11 @@ class OwnSteps(Gradient, ABC):
 
     def _descend(self, state: State) -> None:
         """The step of this replica; its gradient has the penalty already."""
-        count = float(self.buffer.tail[-1])
+        count, moment = float(self.buffer.tail[-1]), self._moment
         if not count:
             return
-        rule, moment = self.steps.rule, self._moment
-        kept = {name: state.memory[name] for name in rule.state_names}
-        turn = Turn(moment.number, moment.rate)
-        part = ColumnViews(state.weights, kept)
-        rule.step(part, self.buffer.gradient, 1.0, turn, 0.0)
+        gradient = self.buffer.gradient
+        self.unpenalised.take(state, slice(None), gradient, 1.0, moment)
         if state.intercept is not None:
             sums = self.buffer.tail[: self.buffer.sums].astype(np.float64)
             self.steps.take_intercept(state, sums / count, moment)
@@ -230,7 +227,7 @@ class Decentralized(OwnSteps):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        self.mixer = MIXERS[inputs.settings.peers](grid, inputs.rows)
+        self.mixer = MIXERS[inputs.settings.peers](grid, self.rows)
 
     def facts(self) -> dict[str, Any]:
         """Whom they mix with."""
@@ -245,8 +242,8 @@ class Decentralized(OwnSteps):
         words = _words_of(shape)
         is_sum = shape.settings.peers == "all"
         sent = shape.sum(words) if is_sum else [shape.sent(words)]
-        if shape.intercept and shape.shares_tail:
-            sent.append(shape.sent(shape.classes * shape.states, 8))
+        if shape.intercept:
+            sent += shape.to_members(shape.classes * shape.states)
         return sent
 
     def _depart(self, state: State) -> None:
@@ -261,8 +258,9 @@ class Decentralized(OwnSteps):
         if self.grid.replicas.size > 1:
             with self.overlap.waiting():
                 mixed = self._arrive()
-            put_flat_positions(state, mixed, self.columns)
-            share_intercept(state, self.grid)
+            positions(state, self.columns).become(mixed)
+            if state.intercept is not None:
+                same_on_members(self.grid, state.intercept, self.grid.replicas.size)
         self._descend(state)
 
 
@@ -384,8 +382,8 @@ class LowPrecision(OwnSteps):
         super().__init__(grid, share, inputs)
         size, rank = grid.replicas.size, grid.replicas.rank
         self.peers = (rank - 1) % size, (rank + 1) % size
-        own = inputs.rows[rank]
-        self.shares = [mixing_share(own, inputs.rows[peer]) for peer in self.peers]
+        own = self.rows[rank]
+        self.shares = [mixing_share(own, self.rows[peer]) for peer in self.peers]
         self.resync = inputs.settings.resync
         self._land: Callable[[], None] | None = None
 
@@ -431,7 +429,7 @@ class LowPrecision(OwnSteps):
         for share, theirs in zip(self.shares, self.neighbours, strict=True):
             change += change.dtype.type(share) * (theirs - before)
         record = self._encode(change)
-        put_flat_positions(state, before + self._decode(record), self.columns)
+        positions(state, self.columns).become(before + self._decode(record))
         with self.overlap.posting():
             self._land = self._send(record)
 

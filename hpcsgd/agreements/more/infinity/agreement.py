@@ -30,6 +30,7 @@ from uuid import uuid4
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    PURPOSE,
     AgreementSettings,
     AgreementShape,
     GradientSettings,
@@ -81,7 +82,6 @@ from hpcsgd.settings import setting
 #
 # Two tiles of each are there at a time, where there are others to send them to.
 
-PURPOSE = "agreement"
 ALONE, TOGETHER = 2, 5  # tiles of w and G that are there at a time, own parts of w too
 Owned = Iterable[tuple[int, Array]]
 Sizes = Callable[[int], Sequence[int]]  # tile -> words of all replicas
@@ -497,7 +497,7 @@ class Infinity(Gradient):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        self.place: InfinityPlace = inputs.place
+        self.place: InfinityPlace = inputs.more
         self.height = self.place.height  # columns of a tile
         self.opened: TileStore | None = None
         self.run = ""  # what tells its states from those of others
@@ -516,7 +516,7 @@ class Infinity(Gradient):
         """Room in memory for tiles and what belongs to the intercept alone."""
         dtype = state.weights.dtype
         has_intercept = state.intercept is not None
-        self.buffer = Buffer(0, self.columns, dtype, 0, has_intercept)
+        self.buffer = Buffer((0, self.columns), dtype, (), has_intercept)
         kept = dict.fromkeys(self.steps.rule.state_names, self.columns)
         widths = {WEIGHTS: state.weights.shape[1], **kept}
         if has_intercept:
@@ -617,9 +617,7 @@ class Infinity(Gradient):
                 shape.sent(own * shape.classes),
                 shape.sent(sum([own, *others]) * shape.classes),
             ]
-        if shape.shares_tail:
-            sent.append(shape.sent(shape.tail, 8))
-        return sent
+        return sent + shape.to_members(shape.tail)
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
@@ -762,7 +760,4 @@ class Infinity(Gradient):
     def _tail(self) -> Array:
         """Σ [Σr | count], the same on all members, who each summed their own."""
         tail = self.buffer.tail.astype(np.float64)
-        self.grid.replicas.sum(tail, PURPOSE)
-        if self.grid.replicas.size > 2 and self.grid.members.size > 1:
-            self.grid.members.broadcast(tail, 0, PURPOSE)
-        return tail
+        return self._same_on_members(self.grid.replicas.sum(tail, PURPOSE))

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.errors import DataError, HpcsgdError
-from hpcsgd.files import own_folder, parse_json, read_entry_text
+from hpcsgd.files import own_folder, parse_json, parse_object, read_entry_text
 from hpcsgd.runs.result import WORSE
 from hpcsgd.studies.folder import SAVED, expected_traffic
 from hpcsgd.studies.plan import folder_name
@@ -587,22 +587,13 @@ def _of_study(folder: Path) -> Iterator[ReportPoint]:
     """Yield the newest line of every key, in the order of the first lines."""
     newest: dict[str, Mapping[str, Any]] = {}
     for number, text in enumerate(_lines(folder / POINTS), 1):
-        line = _parsed(text)
+        line = parse_object(text)
         if line is None:
             log.warning("%s, line %d is no point; left out", folder / POINTS, number)
         else:
             newest[str(line.get("key", number))] = line
-    for line in newest.values():
-        yield read_point(line, str(folder))
-
-
-def _parsed(text: str) -> Mapping[str, Any] | None:
-    """Return the object of one line; None for half a line or another value."""
-    try:
-        line = parse_json(text)
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) else None
+    for newest_line in newest.values():
+        yield read_point(newest_line, str(folder))
 
 
 def _of_comparison(folder: Path) -> Iterator[ReportPoint]:

@@ -285,7 +285,7 @@ def run_point(point: StudyPoint, folder: StudyFolder, timeout: float) -> str:
 
 def source_of(point: StudyPoint) -> str:
     """Return the path of the study's data file."""
-    path = str(point.base.get("data", {}).get("path", ""))
+    path = str(point.plan.base.get("data", {}).get("path", ""))
     if not path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
     return path

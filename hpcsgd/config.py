@@ -22,7 +22,13 @@ from hpcsgd.comm import COMMUNICATORS, choose
 from hpcsgd.comm.network_model import NETWORKS
 from hpcsgd.data.sampling import FoldSplit, SamplingConfig
 from hpcsgd.data.shard import PARTITIONS
-from hpcsgd.errors import ConfigError, did_you_mean, did_you_mean_file, either
+from hpcsgd.errors import (
+    ConfigError,
+    did_you_mean,
+    did_you_mean_file,
+    either,
+    reject_unknown,
+)
 from hpcsgd.files import (
     names_in,
     numbers,
@@ -1117,13 +1123,11 @@ def _values(name: str, kind: type[Any], table: Mapping[str, Any]) -> dict[str, A
 
 
 def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> None:
-    unknown = sorted(set(given) - set(known))
-    for key in unknown:
+    """Refuse names that are not known; those of an earlier version with a reason."""
+    for key in sorted(set(given) - set(known)):
         if said := why_retired(place.strip("[]"), key):
             raise ConfigError(said)
-    if unknown:
-        hint = did_you_mean(unknown[0], known)
-        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {sorted(known)}")
+    reject_unknown(place, given, known)
 
 
 def _typed(section: str, key: str, kind: Any, value: Any, declared: Setting) -> Any:

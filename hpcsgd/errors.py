@@ -149,6 +149,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {name}?)" if name else ""
 
 
+def reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names that are not known, with a suggestion for the first of them.
+
+    >>> reject_unknown("[grid]", ["mebers"], ["members", "replicas"])
+    Traceback (most recent call last):
+    hpcsgd.errors.ConfigError: [grid] unknown: ['mebers'] (did you mean members?); \
+known: ['members', 'replicas']
+    """
+    known = sorted(known)
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        hint = did_you_mean(str(unknown[0]), known)
+        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {known}")
+
+
 def either(names: Iterable[object]) -> str:
     """Return names as a sentence lists them.
 

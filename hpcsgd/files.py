@@ -247,6 +247,15 @@ def parse_json(text: str | bytes) -> Any:
         raise json.JSONDecodeError("nested too deeply", "", 0) from error
 
 
+def parse_object(text: str | bytes) -> dict[str, Any] | None:
+    """Return the object of a JSON text; None for half a text or another value."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 # Sealed files: arrays and one JSON document, in an HDF5 file that knows it is whole.
 #
 # The first 512 bytes (HDF5's user block, so every HDF5 tool opens the file) say what it

@@ -11,7 +11,7 @@ from hpcsgd.cli.names import COMMANDS, PREDICTIONS
 from hpcsgd.cli.parser import add_comm, add_json, add_ranks
 from hpcsgd.comm import open_world
 from hpcsgd.errors import DataError, did_you_mean_file
-from hpcsgd.files import parse_json, read_entry_text, reason, user_of
+from hpcsgd.files import parse_json, parse_object, read_entry_text, reason, user_of
 
 if TYPE_CHECKING:
     from hpcsgd.runs.result import Result
@@ -337,11 +337,8 @@ def _way_on(path: Path) -> str:
 def _last_record(lines: list[str]) -> Any:
     """The last loss of a history; the very last line may be cut off."""
     for line in reversed(lines):
-        try:
-            record = parse_json(line)
-        except json.JSONDecodeError:
-            continue
-        if "loss" in record:
+        record = parse_object(line)
+        if record and "loss" in record:
             return record
     return "nothing yet"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.errors import ConfigError, TransportError
-from hpcsgd.files import append_line, own_folder, parse_json, read_entry_text
+from hpcsgd.files import append_line, own_folder, parse_object, read_entry_text
 
 # Slurm's own programs: asked, and read.
 
@@ -239,11 +239,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """The lines that are whole, and objects."""
-    for line in text.splitlines():
-        with suppress(json.JSONDecodeError):
-            found = parse_json(line)
-            if isinstance(found, dict):
-                yield found
+    objects = (parse_object(line) for line in text.splitlines())
+    return (entry for entry in objects if entry is not None)
 
 
 def submitted(folder: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hpcsgd.errors import ConfigError, did_you_mean
+from hpcsgd.errors import ConfigError, reject_unknown
 
 # Times, memory, arrays and dependencies as Slurm writes them.
 
@@ -347,10 +347,7 @@ KNOWN = tuple(field.name for field in fields(Resources))
 
 def check_known(table: Mapping[str, Any], place: str = "resources") -> None:
     """Reject what no field is called, and show what they are called."""
-    unknown = sorted(set(table) - set(KNOWN))
-    if unknown:
-        hint = did_you_mean(str(unknown[0]), KNOWN)
-        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {sorted(KNOWN)}")
+    reject_unknown(place, table, KNOWN)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd import files
-from hpcsgd.errors import ConfigError, did_you_mean
+from hpcsgd.errors import ConfigError, did_you_mean, reject_unknown
 from hpcsgd.files import parse_toml
 from hpcsgd.jobs.resources import (
     VARIABLE,
@@ -260,10 +260,7 @@ def _table(
     name: str, table: Mapping[str, Any], kinds: Mapping[str, type]
 ) -> dict[str, Any]:
     """`table` if its keys are known and its values of their types."""
-    unknown = sorted(set(table) - set(kinds))
-    if unknown:
-        hint = did_you_mean(str(unknown[0]), kinds)
-        raise ConfigError(f"{name} unknown: {unknown}{hint}; known: {sorted(kinds)}")
+    reject_unknown(name, table, kinds)
     for key, value in table.items():
         if type(value) is not kinds[key]:
             raise ConfigError(

@@ -13,7 +13,7 @@ from hpcsgd.files import (
     is_abandoned,
     open_entry,
     own_folder,
-    parse_json,
+    parse_object,
     read_entry_text,
     toml_value,
     user_of,
@@ -225,10 +225,9 @@ def run_facts(folder: Path, is_over: bool = False) -> dict[str, Any]:
 def read_result(folder: Path) -> dict[str, Any]:
     """result.json, or nothing."""
     try:
-        found = parse_json(read_entry_text(folder / "result.json"))
-    except (OSError, ValueError):
+        return parse_object(read_entry_text(folder / "result.json")) or {}
+    except (OSError, ValueError):  # it is missing, or no text
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 # What became of jobs: by their folders, the queue, and accounting if there is any.

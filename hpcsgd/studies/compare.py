@@ -165,14 +165,14 @@ class OneRankRun:
         first = setting.first
         return cls(
             name=setting.label,
-            seconds=statistics.median(p.seconds or 0.0 for p in setting.points),
-            data=Path(first.data).name,
-            rows=first.rows,
-            columns=first.columns,
-            batch=first.batch,
-            epochs=first.epochs,
-            processor=first.processor,
-            nodes=nodes_of(first.host),
+            seconds=statistics.median(p.costs.seconds or 0.0 for p in setting.points),
+            data=Path(first.task.data).name,
+            rows=first.task.rows,
+            columns=first.task.columns,
+            batch=first.config.batch,
+            epochs=first.config.epochs,
+            processor=first.machine.processor,
+            nodes=nodes_of(first.machine.host),
         )
 
     @classmethod

@@ -338,7 +338,7 @@ def line(
     return {
         "schema": SCHEMA,
         "key": point.key,
-        "study": point.study,
+        "study": point.plan.kind,
         "method": point.method,
         "ranks": point.ranks,
         "emulated": point.emulated,
@@ -375,7 +375,7 @@ def _steps(point: StudyPoint, report: Report | None) -> int | None:
 
 def _run_table(point: StudyPoint, report: Report | None) -> Mapping[str, Any]:
     """Return the settings of [run]: of the report, or else of the study."""
-    tables: Mapping[str, Any] = report["config"] if report else point.base
+    tables: Mapping[str, Any] = report["config"] if report else point.plan.base
     settings: Mapping[str, Any] = tables.get("run", {})
     return settings
 

@@ -246,18 +246,15 @@ Steps = int | str  # a number, or "auto"
 class StudyPoint:
     """One run of a study: a method on a number of ranks, with a setting and a seed."""
 
-    study: str  # the kind of the study
+    plan: "StudyPlan" = field(compare=False, repr=False)
     method: str
     ranks: int
-    emulated: int  # ranks that the one started rank stands for; 0 starts all ranks
     grid: Grid
     batch: int  # rows of a step, over all replicas
     steps: Steps  # SGD steps of one exchange
     recipe: str
     seed: int
-    rows: int = 0  # rows at the beginning of the data; 0 for all
     repeat: int = 1
-    base: Tables = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def setting(self) -> str:
@@ -277,6 +274,16 @@ class StudyPoint:
         return self.key.replace("/", "-")
 
     @property
+    def emulated(self) -> int:
+        """Ranks that the one started rank stands for; 0 where all ranks are started."""
+        return self.ranks if self.ranks in self.plan.emulated else 0
+
+    @property
+    def rows(self) -> int:
+        """Rows at the beginning of the data on which the run trains; 0 for all."""
+        return self.plan.rows_on(self.ranks)
+
+    @property
     def launched(self) -> int:
         """The number of ranks that are started."""
         return 1 if self.emulated else self.ranks
@@ -292,9 +299,10 @@ class StudyPoint:
         Without `data`, the path is that of the study.
         """
         method = METHODS[self.method]
+        base = self.plan.base
         replicas, members = self.grid
         tables: dict[str, dict[str, Any]] = {
-            **method.shares(self.batch, replicas, self.base),
+            **method.shares(self.batch, replicas, base),
             "precision": {"recipe": self.recipe},
             "sampling": {"seed": self.seed},
             "grid": {"replicas": replicas, "members": members},
@@ -305,7 +313,7 @@ class StudyPoint:
             tables["schedule"]["steps"] = self.steps
         if out and not self.emulated:  # the weights of an emulated run mean nothing
             tables["run"]["out"] = out
-        return method.tables(self.base, tables)
+        return method.tables(base, tables)
 
 
 # A plan has lists of ranks, methods and settings; its points are all combinations.
@@ -421,17 +429,14 @@ class StudyPlan:
             for recipe in self.precision:
                 for seed in self.seeds:
                     yield StudyPoint(
-                        study=self.kind,
+                        plan=self,
                         method=name,
                         ranks=ranks,
-                        emulated=ranks if ranks in self.emulated else 0,
                         grid=grid,
                         batch=self.batch_on(ranks, batch),
                         steps=steps,
                         recipe=recipe,
                         seed=seed,
-                        rows=self.rows_on(ranks),
-                        base=self.base,
                     )
 
     def rows_on(self, ranks: int) -> int:

@@ -27,14 +27,14 @@ from hpcsgd.errors import (
     ConfigError,
     DataError,
     HpcsgdError,
-    did_you_mean,
+    reject_unknown,
 )
 from hpcsgd.files import (
     CREATE,
     check_entry,
     open_entry,
     own_folder,
-    parse_json,
+    parse_object,
     read_entry_text,
     write_text,
 )
@@ -84,7 +84,7 @@ def launch(config: Path, ranks: int, log: Path, limit: float) -> RunEnd:
         )
         timed_out = _wait(process, limit)
         output.seek(0)
-        report = read_report(output.read())
+        report = parse_object(output.read())
     late = _timeout_message(limit) if timed_out else ""
     return RunEnd(
         code=process.returncode,
@@ -159,15 +159,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def read_report(text: bytes) -> dict[str, Any] | None:
-    """Return the JSON document in the output of a run; None if it is not complete."""
-    try:
-        report = parse_json(text)
-    except ValueError:
-        return None
-    return report if isinstance(report, dict) else None
 
 
 def last_sentence(log: Path, code: int) -> str:
@@ -294,7 +285,7 @@ def run_point(point: StudyPoint, folder: StudyFolder, timeout: float) -> str:
 
 def source_of(point: StudyPoint) -> str:
     """Return the path of the study's data file."""
-    path = str(point.base.get("data", {}).get("path", ""))
+    path = str(point.plan.base.get("data", {}).get("path", ""))
     if not path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
     return path
@@ -458,10 +449,7 @@ def make_plan(
     `asked` has keys of [study], `base` has the tables of `train`. A list that `asked`
     lacks has one value: that of `base`, or the default of `train`.
     """
-    unknown = sorted(set(asked) - set(KEYS))
-    if unknown:
-        hint = did_you_mean(str(unknown[0]), KEYS)
-        raise ConfigError(f"[study] unknown: {unknown}{hint}; known: {sorted(KEYS)}")
+    reject_unknown("[study]", asked, KEYS)
     named = asked.get("kind", kind)
     if named != kind:
         raise ConfigError(f"[study] kind = {named!r}: use hpcsgd study {named}")

@@ -52,7 +52,7 @@ def test_the_newest_line_of_a_key_counts_and_half_a_line_does_not(tmp_path, line
     with (folder / "points.jsonl").open("a") as file:
         file.write('{"key": "casgd/p4", "sta')
     points = read_folder(folder)
-    assert [p.loss for p in points] == [0.25, lines[1]["loss"]]
+    assert [p.outcome.loss for p in points] == [0.25, lines[1]["loss"]]
 
 
 def test_a_line_of_another_shape_is_read_as_far_as_it_goes(tmp_path):
@@ -66,7 +66,8 @@ def test_a_line_of_another_shape_is_read_as_far_as_it_goes(tmp_path):
     }
     odd |= {"history": [1, {"loss": "low"}], "ledger": {"products": 5}, "load": "high"}
     (point,) = read_folder(write_study(tmp_path / "s", [odd]))
-    assert point.ranks == 1 and point.loss is None and point.seconds is None
+    assert point.config.ranks == 1
+    assert point.outcome.loss is None and point.costs.seconds is None
     assert not point.is_good
     assert "Nothing" not in page(make_report([tmp_path / "s"]))
 
@@ -86,11 +87,13 @@ def test_a_run_folder_is_read_and_its_words_held_against_the_formula(tmp_path):
     result = real_run("casgd", 2)
     result.save(tmp_path / "first")
     (point,) = read_folder(tmp_path / "first")
-    assert point.label == "first" and point.ranks == 2 and point.batch == 4
-    assert point.seconds == result.report["seconds_total"]
-    assert point.traffic("words") == result.ledger["products"]["words"] > 0
-    assert point.expected["words"] == point.traffic("words")
-    assert point.expected["calls"] == point.traffic("calls")
+    assert point.label == "first"
+    assert (point.config.ranks, point.config.batch) == (2, 4)
+    costs = point.costs
+    assert costs.seconds == result.report["seconds_total"]
+    assert costs.traffic("words") == result.ledger["products"]["words"] > 0
+    assert costs.expected["words"] == costs.traffic("words")
+    assert costs.expected["calls"] == costs.traffic("calls")
     (again,) = read_folder(tmp_path)  # of the folder around it
     assert again == point
 
@@ -136,7 +139,7 @@ def test_repeats_are_one_setting_and_medians_are_theirs(lines):
     assert len(found.settings) == 9 and {len(s.points) for s in found.settings} == {3}
     assert found.labels == ["SGD", "CA-SGD", "local SGD"]
     for setting in found.settings:
-        times = sorted(p.seconds / p.epochs for p in setting.points)
+        times = sorted(p.costs.seconds / p.config.epochs for p in setting.points)
         spread = setting.per_epoch
         assert [spread.low, spread.median, spread.high] == pytest.approx(times)
 
@@ -291,13 +294,13 @@ def test_heat_maps_of_a_sweep(sweep):
     assert [m.name for m in maps] == ["time-s-b-0", "loss-s-b-0"]
     time, loss = maps
     assert time.rows == ("2", "4", "8") and time.columns == ("2", "4")
-    points = {(p.steps, p.batch): p for p in read_folder(sweep)}
+    points = {(p.config.steps, p.config.batch): p for p in read_folder(sweep)}
     for steps, row in zip((2, 4, 8), range(3), strict=True):
         for batch, column in zip((2, 4), range(2), strict=True):
             point = points[steps, batch]
-            each = point.seconds / point.iterations
+            each = point.costs.seconds / point.outcome.iterations
             assert time.cells[row][column] == pytest.approx(each)
-            assert loss.cells[row][column] == point.loss
+            assert loss.cells[row][column] == point.outcome.loss
 
 
 def over_steps_and_batches(**more):
@@ -566,9 +569,9 @@ def test_a_line_of_a_study_is_what_the_test_makes(tmp_path):
     """The folder of the tests is read as the study's own."""
     line = line_of(real_run("sgd", 2), "sgd", energy=None)
     (point,) = read_folder(write_study(tmp_path / "s", [line]))
-    assert point.is_good and point.label == "SGD" and point.width == 2
-    total = sum(point.split())
-    assert total == pytest.approx(point.seconds, rel=1e-6)
+    assert point.is_good and point.label == "SGD" and point.config.width == 2
+    total = sum(point.costs.split())
+    assert total == pytest.approx(point.costs.seconds, rel=1e-6)
 
 
 @pytest.fixture
@@ -589,11 +592,11 @@ def test_a_comparison_is_read_with_its_run_folders(comparison):
     points = read_folder(comparison)
     said = json.loads((comparison / "compare.json").read_text())
     times = [t for row in said["settings"] for t in row["seconds_of_repeats"]]
-    assert [p.seconds for p in points] == times
+    assert [p.costs.seconds for p in points] == times
     assert [p.label for p in points] == ["plain", "plain", "ca-sgd", "ca-sgd"]
-    assert all(p.phases and p.rows for p in points)
+    assert all(p.costs.phases and p.task.rows for p in points)
     # A sum in every step has one step between two messages, whatever s is.
-    assert [p.steps for p in points] == [1, 1, 3, 3]
+    assert [p.config.steps for p in points] == [1, 1, 3, 3]
     assert "4 runs" in page(make_report([comparison]))
 
 
@@ -603,8 +606,10 @@ def test_a_run_of_another_comparison_is_not_taken_for_this_one(comparison):
     path.write_text(json.dumps(other))
     (comparison / "plain-1" / "result.json").unlink()
     points = read_folder(comparison)
-    assert len(points) == 4 and all(p.seconds < 99 and p.loss < 99 for p in points)
-    assert not points[0].phases and not points[3].phases
+    assert len(points) == 4 and all(
+        p.costs.seconds < 99 and p.outcome.loss < 99 for p in points
+    )
+    assert not points[0].costs.phases and not points[3].costs.phases
 
 
 def test_words_are_those_that_were_counted_not_a_share(tmp_path):

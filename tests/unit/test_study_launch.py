@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
+from hpcsgd.files import parse_object
 from hpcsgd.studies import run as module
 from hpcsgd.studies.folder import FIGURES, line
 from hpcsgd.studies.plan import StudyPlan
-from hpcsgd.studies.run import command, last_sentence, launch, read_report
+from hpcsgd.studies.run import command, last_sentence, launch
 
 POINT = next(StudyPlan("strong", (2,), methods=("casgd",)).runs())
 
@@ -90,7 +91,7 @@ def test_the_command():
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff"])
 def test_what_is_no_report_is_none(text):
-    assert read_report(text) is None
+    assert parse_object(text) is None
 
 
 def test_a_failed_run_has_a_line_of_nulls():

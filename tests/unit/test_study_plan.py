@@ -190,6 +190,7 @@ def test_a_difference_is_named(before, now, said):
 
 
 def test_names_of_files_are_keys():
-    point = StudyPoint("strong", "sgd", 2, 0, (1, 2), 32, 1, "fp32", 0, repeat=3)
+    plan = StudyPlan("strong", ranks=(2,))
+    point = StudyPoint(plan, "sgd", 2, (1, 2), 32, 1, "fp32", 0, repeat=3)
     assert point.key == "sgd/p2/s1/b32/1x2/fp32/seed0/r3"
     assert point.name == "sgd-p2-s1-b32-1x2-fp32-seed0-r3"

@@ -41,7 +41,7 @@ def scaling_charts(problem: Problem) -> list[Chart]:
 def _with_looks(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines:
     """Give each method its look of the other charts, and emulated runs another one."""
     looks = [
-        labels.index(line[-1].label) + len(labels) * bool(line[-1].first.emulated)
+        labels.index(line[-1].label) + len(labels) * bool(line[-1].config.emulated)
         for _, line in lines
     ]
     pairs = zip(chart.series, looks, strict=True)
@@ -72,7 +72,7 @@ def _fastest_by_ranks(
     """Return the setting with the shortest epoch, by line and number of ranks."""
     fastest: dict[str, dict[int, RunSetting]] = {}
     for setting in settings:
-        name = setting.label + EMULATED_NETWORK * bool(setting.first.emulated)
+        name = setting.label + EMULATED_NETWORK * bool(setting.config.emulated)
         best = fastest.setdefault(name, {}).get(setting.width)
         if best is None or setting.per_epoch.median < best.per_epoch.median:
             fastest[name][setting.width] = setting
@@ -209,7 +209,11 @@ def common_loss(settings: Sequence[RunSetting]) -> float | None:
 
 def _best(point: ReportPoint) -> float | None:
     """Return the lowest loss after the first exchange; None without a loss."""
-    losses = [r["loss"] for r in point.history if "loss" in r and r.get("exchanges", 1)]
+    losses = [
+        r["loss"]
+        for r in point.outcome.history
+        if "loss" in r and r.get("exchanges", 1)
+    ]
     return min(losses, default=None)
 
 
@@ -219,14 +223,14 @@ def learnt_nothing(setting: RunSetting) -> bool:
 
 
 def _never_fell(point: ReportPoint) -> bool:
-    first = next((r["loss"] for r in point.history if "loss" in r), None)
+    first = next((r["loss"] for r in point.outcome.history if "loss" in r), None)
     best = _best(point)
     return first is not None and best is not None and best >= first
 
 
 def time_to(point: ReportPoint, loss: float) -> float | None:
     """Return the seconds of the first record with this loss or less, or None."""
-    for record in point.history:
+    for record in point.outcome.history:
         if record.get("loss", float("inf")) <= loss and "seconds" in record:
             return record["seconds"]
     return None
@@ -457,7 +461,7 @@ NO_SPLIT = "Where the time of an epoch went is not drawn: "
 def split_chart(problem: Problem) -> list[Chart]:
     """Return the chart of the parts of an epoch, a stack of bars for each setting."""
     selection = select_settings(problem) if problem.settings else Selection(())
-    settings = [s for s in selection.settings if s.middle.phases]
+    settings = [s for s in selection.settings if s.middle.costs.phases]
     if missing_split(problem):
         return []
     without = len(selection.settings) - len(settings)
@@ -483,7 +487,7 @@ def missing_split(problem: Problem) -> str:
     if not problem.settings:
         return f"{NO_SPLIT}no run ended."
     settings = select_settings(problem).settings
-    recorded = [s for s in settings if s.middle.phases]
+    recorded = [s for s in settings if s.middle.costs.phases]
     if not recorded:
         return f"{NO_SPLIT}no run has recorded its parts."
     if max(s.width for s in settings) > max(s.width for s in recorded) == 1:
@@ -496,7 +500,7 @@ def missing_split(problem: Problem) -> str:
 
 def _split(setting: RunSetting, others: Sequence[RunSetting]) -> Bar:
     spread = setting.per_epoch
-    split = setting.middle.split()
+    split = setting.middle.costs.split()
     # In an even number of runs none has the median time, so the shares are scaled.
     parts = tuple(spread.median * part / sum(split) for part in split)
     name = setting.named(others)
@@ -514,10 +518,17 @@ def energy_chart(problem: Problem) -> list[Chart]:
     if not problem.settings:
         return []
     selection = select_settings(problem)
-    settings = [s for s in selection.settings if s.over(lambda p: p.joules) is not None]
+    settings = [
+        s for s in selection.settings if s.over(lambda p: p.costs.joules) is not None
+    ]
     if not settings:
         return []
-    sources = {p.energy_source for s in settings for p in s.points if p.energy_source}
+    sources = {
+        p.costs.energy_source
+        for s in settings
+        for p in s.points
+        if p.costs.energy_source
+    }
     return [
         Bars(
             name="energy",
@@ -534,7 +545,7 @@ def energy_chart(problem: Problem) -> list[Chart]:
 
 
 def _energy(setting: RunSetting, others: Sequence[RunSetting]) -> Bar:
-    joules = setting.over(lambda point: point.joules)
+    joules = setting.over(lambda point: point.costs.joules)
     assert joules is not None
     name = setting.named(others)
     return Bar(name, (joules.median,), joules.low, joules.high, _note(setting, name))
@@ -574,7 +585,7 @@ KINDS: tuple[
 
 def loss_curves(problem: Problem) -> list[Lines]:
     """Return a chart of the loss for each cost that the runs have recorded."""
-    settings = [s for s in chosen(problem) if len(s.middle.history) > 1]
+    settings = [s for s in chosen(problem) if len(s.middle.outcome.history) > 1]
     if problem.is_weak or not settings:
         return []
     charts = [_chart(problem, settings, *kind) for kind in KINDS]
@@ -587,7 +598,7 @@ def chosen(problem: Problem) -> list[RunSetting]:
     If there are more, they are the fastest setting of each method on the largest number
     of ranks that all methods have.
     """
-    real = [s for s in problem.settings if not s.first.emulated]
+    real = [s for s in problem.settings if not s.config.emulated]
     if len(real) > MOST_CURVES:
         widths = [{s.width for s in real if s.label == one} for one in problem.labels]
         common = set.intersection(*(width for width in widths if width))
@@ -605,8 +616,8 @@ def words_at(point: ReportPoint, record: Record) -> float | None:
     """
     if "words" in record:
         return record["words"]
-    total = point.traffic("words")
-    last = point.history[-1].get("exchanges", 0.0)
+    total = point.costs.traffic("words")
+    last = point.outcome.history[-1].get("exchanges", 0.0)
     if total is None or not last:
         return None
     return total * record.get("exchanges", 0.0) / last
@@ -660,7 +671,7 @@ def _looks(problem: Problem, settings: Sequence[RunSetting]) -> list[int]:
 
 
 def _is_estimate(name: str, settings: Sequence[RunSetting]) -> str:
-    records = [r for s in settings for r in s.middle.history]
+    records = [r for s in settings for r in s.middle.outcome.history]
     if name != "words" or all("words" in record for record in records):
         return ""
     return (
@@ -672,7 +683,7 @@ def _is_estimate(name: str, settings: Sequence[RunSetting]) -> str:
 def _points(
     point: ReportPoint, cost: Callable[[ReportPoint, Record], float | None]
 ) -> list[tuple[float, float]]:
-    pairs = [(cost(point, r), r.get("loss")) for r in point.history]
+    pairs = [(cost(point, r), r.get("loss")) for r in point.outcome.history]
     points = [(x, y) for x, y in pairs if x is not None and y is not None]
     # A resumed run evaluates the loss of its checkpoint again, at the same cost.
     return points[:1] + [b for a, b in pairwise(points) if b != a]
@@ -713,10 +724,9 @@ class MapAxes:
 
 def _facet(setting: RunSetting) -> tuple[str, ...]:
     """Return the settings that are the same in all cells of a map, in words."""
-    p = setting.first
-    epochs = f"{p.epochs:g} epoch{'' if p.epochs == 1 else 's'}"
-    emulated = "emulated" if p.emulated else ""
-    return (p.product, p.recipe, epochs, emulated)
+    c = setting.config
+    epochs = f"{c.epochs:g} epoch{'' if c.epochs == 1 else 's'}"
+    return (c.product, c.recipe, epochs, "emulated" if c.emulated else "")
 
 
 def _ranks_in_words(setting: RunSetting) -> str:
@@ -728,19 +738,19 @@ MAPS = (
         kind="s-b",
         x="batch b",
         y="steps s",
-        pair=lambda s: (s.first.steps, s.first.batch),
+        pair=lambda s: (s.config.steps, s.config.batch),
         facet=lambda s: (s.label, _ranks_in_words(s), *_facet(s)),
         named=2,
-        filter=lambda s: f"the grid {s.first.replicas}×{s.first.members}",
+        filter=lambda s: f"the grid {s.config.replicas}×{s.config.members}",
     ),
     MapAxes(
         kind="grid",
         x="members C",
         y="replicas R",
-        pair=lambda s: (s.first.replicas, s.first.members),
+        pair=lambda s: (s.config.replicas, s.config.members),
         facet=lambda s: (s.label, *_facet(s)),
         named=1,
-        filter=lambda s: f"s = {s.first.steps} and b = {s.first.batch}",
+        filter=lambda s: f"s = {s.config.steps} and b = {s.config.batch}",
     ),
 )
 
@@ -789,7 +799,7 @@ def _maps(
     columns = {c for _, c in pairs}
     if len(pairs) < FEWEST or min(len(rows), len(columns)) < 2:
         return []
-    epochs = group[0].first.epochs
+    epochs = group[0].config.epochs
     passes = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
     others = len(groups) - 1
     alone = (
@@ -809,7 +819,7 @@ def _maps(
         _map(
             axes,
             group,
-            lambda s: s.middle.loss,
+            lambda s: s.middle.outcome.loss,
             name=f"loss-{axes.kind}-{number}",
             title=f"Final loss: {name}",
             caption="Loss on all rows at the end of the run of median time, after"

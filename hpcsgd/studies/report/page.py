@@ -32,6 +32,7 @@ from hpcsgd.studies.report.charts import (
     verdict,
 )
 from hpcsgd.studies.report.points import (
+    PointCosts,
     Problem,
     ReportPoint,
     RunSetting,
@@ -98,22 +99,31 @@ def settings_table(problem: Problem) -> Table | None:
 
 
 def _setting(problem: Problem, s: RunSetting) -> tuple[str, ...]:
-    p = s.first
-    run = s.middle
+    c = s.config
+    run = s.middle.costs
     speed_up = problem.speed_up(s)
     efficiency = problem.efficiency(s)
-    loss = s.over(lambda point: point.loss)
-    energy = s.over(lambda point: point.joules)
+    loss = s.over(lambda point: point.outcome.loss)
+    energy = s.over(lambda point: point.costs.joules)
     marks = {EMULATED: " †", CROWDED: " ‡"}.get(s.mark, "") + " §" * s.was_busy
     return (
-        *(s.label + marks, p.product or NONE, p.recipe or NONE, p.network or NONE),
-        *(whole(s.width), f"{p.replicas}×{p.members}", whole(p.batch), whole(p.steps)),
-        *(f"{p.epochs:g}", whole(len(s.points))),
-        *(with_unit(s.per_epoch.median, "s"), _range(s.per_epoch)),
+        s.label + marks,
+        c.product or NONE,
+        c.recipe or NONE,
+        problem.network or NONE,
+        whole(s.width),
+        f"{c.replicas}×{c.members}",
+        whole(c.batch),
+        whole(c.steps),
+        f"{c.epochs:g}",
+        whole(len(s.points)),
+        with_unit(s.per_epoch.median, "s"),
+        _range(s.per_epoch),
         NONE if speed_up is None else f"{figures(speed_up.median)}x",
         NONE if efficiency is None else f"{figures(100 * efficiency, 2)} %",
         with_unit(s.per_step.median, "s") if s.per_step else NONE,
-        *(_count(run.traffic("calls")), _count(run.traffic("words"))),
+        _count(run.traffic("calls")),
+        _count(run.traffic("words")),
         figures(loss.median, 5) if loss else NONE,
         with_unit(energy.median, "J") if energy else NONE,
     )
@@ -159,24 +169,24 @@ def traffic_table(problem: Problem) -> Table | None:
     )
 
 
-def _run_to_show(setting: RunSetting) -> ReportPoint:
+def _run_to_show(setting: RunSetting) -> PointCosts:
     """Return the first run that differs from its formula, or that of median time."""
-    return next((p for p in setting.points if _differs(p)), setting.middle)
+    costs = [point.costs for point in setting.points]
+    return next((run for run in costs if _differs(run)), setting.middle.costs)
 
 
-def _differs(run: ReportPoint) -> bool:
-    formula = run.expected or {}
+def _differs(run: PointCosts) -> bool:
     return any(
-        run.traffic(figure) != formula[figure]
+        figure in run.expected and run.traffic(figure) != run.expected[figure]
         for figure in ("calls", "words")
-        if figure in formula
     )
 
 
-def _traffic(name: str, run: ReportPoint) -> tuple[str, ...]:
+def _traffic(name: str, run: PointCosts) -> tuple[str, ...]:
     cells = [name]
     for figure in ("calls", "words"):
-        measured, formula = run.traffic(figure), (run.expected or {}).get(figure)
+        measured = run.traffic(figure)
+        formula = run.expected.get(figure)
         cells += [_count(measured), _count(formula), _difference(measured, formula)]
     return tuple(cells)
 
@@ -200,7 +210,11 @@ def failed_table(problem: Problem) -> Table | None:
         caption="They are in no figure and in no other table.",
         head=("run", "ended", "why"),
         rows=tuple(
-            (p.key or p.label, p.status or "no status", p.error or NONE)
+            (
+                p.source.key or p.label,
+                p.outcome.status or "no status",
+                p.outcome.error or NONE,
+            )
             for p in problem.failed
         ),
         texts=3,
@@ -217,7 +231,7 @@ def saved_table(problem: Problem) -> Table | None:
         caption="They were saved before their end, and --resume continues them. They"
         " are in no figure and in no other table.",
         head=("run", "ended"),
-        rows=tuple((p.key or p.label, p.status) for p in problem.saved),
+        rows=tuple((p.source.key or p.label, p.outcome.status) for p in problem.saved),
         texts=2,
     )
 
@@ -267,32 +281,33 @@ def weights_table(problem: Problem) -> Table | None:
 
 def _model_of(point: ReportPoint) -> Result | None:
     """Return the model of a run; None where its weights cannot be read."""
-    if not point.model:
+    if not point.source.model:
         return None
     try:
-        model = load_result(point.model)
+        model = load_result(point.source.model)
     except (HpcsgdError, OSError) as error:
-        log.warning("no weights of %s in the report: %s", point.model, error)
+        log.warning("no weights of %s in the report: %s", point.source.model, error)
         return None
     return None if "models" in model.report or not model.weights.size else model
 
 
 def machine_table(points: Sequence[ReportPoint]) -> Table:
     """Return the machines, the software versions and the load of all runs."""
+    machines = [point.machine for point in points]
     rows = [
-        ("machine", _all(p.host for p in points)),
-        ("processor", _all(p.processor for p in points)),
-        ("cores", _all(str(p.cores) for p in points if p.cores)),
-        ("network", _all(p.network or "as it is" for p in points)),
-        ("messages carried by", _all(p.transport for p in points)),
-        ("load before a run", _ends([p.load for p in points])),
+        ("machine", _all(m.host for m in machines)),
+        ("processor", _all(m.processor for m in machines)),
+        ("cores", _all(str(m.cores) for m in machines if m.cores)),
+        ("network", _all(m.network or "as it is" for m in machines)),
+        ("messages carried by", _all(m.transport for m in machines)),
+        ("load before a run", _ends([m.load for m in machines])),
         ("share of the ranks' time on a core", _ends([_busy(p) for p in points])),
-        ("energy read by", _all(p.energy_source for p in points)),
+        ("energy read by", _all(p.costs.energy_source for p in points)),
         ("runs", whole(len(points))),
         ("seeds", whole(len({p.seed for p in points}))),
     ]
-    names = dict.fromkeys(name for p in points for name in p.versions)
-    rows += [(name, _all(p.versions.get(name, "") for p in points)) for name in names]
+    names = dict.fromkeys(name for m in machines for name in m.versions)
+    rows += [(name, _all(m.versions.get(name, "") for m in machines)) for name in names]
     return Table(
         name="machine",
         title="Machine and versions",
@@ -318,9 +333,9 @@ def _ends(values: Iterable[float | None]) -> str:
 
 def _busy(point: ReportPoint) -> float | None:
     """Return CPU seconds over seconds of the ranks; below 1 ranks waited for a core."""
-    if not point.cpu or not point.wall:
+    if not point.costs.cpu or not point.costs.wall:
         return None
-    return point.cpu / (point.wall * point.ranks)
+    return point.costs.cpu / (point.costs.wall * point.config.ranks)
 
 
 # A report has a verdict, charts and tables for each problem.
@@ -417,39 +432,42 @@ def _document(part: ProblemPart) -> dict[str, Any]:
         "network": part.problem.network or None,
         "settings": [_figures(s, part.problem) for s in part.problem.settings],
         "failed": [
-            {"key": p.key, "status": p.status, "error": p.error}
+            {"key": p.source.key, "status": p.outcome.status, "error": p.outcome.error}
             for p in part.problem.failed
         ],
-        "preempted": [{"key": p.key, "status": p.status} for p in part.problem.saved],
+        "preempted": [
+            {"key": p.source.key, "status": p.outcome.status}
+            for p in part.problem.saved
+        ],
     }
 
 
 def _figures(setting: RunSetting, problem: Problem) -> dict[str, Any]:
-    first = setting.first
+    config = setting.config
     time = setting.per_epoch
-    run = setting.middle
-    energy = setting.over(lambda point: point.joules)
+    costs = setting.middle.costs
+    energy = setting.over(lambda point: point.costs.joules)
     speed_up = problem.speed_up(setting)
     return {
         "name": setting.named(problem.settings),
         "method": setting.label,
         "ranks": setting.width,
         "mark": setting.mark,
-        "grid": [first.replicas, first.members],
-        "batch": first.batch,
-        "steps": first.steps,
-        "product": first.product,
-        "recipe": first.recipe,
-        "epochs": first.epochs,
+        "grid": [config.replicas, config.members],
+        "batch": config.batch,
+        "steps": config.steps,
+        "product": config.product,
+        "recipe": config.recipe,
+        "epochs": config.epochs,
         "runs": len(setting.points),
         "speed_up_one_rank": speed_up.median if speed_up else None,
         "efficiency": problem.efficiency(setting),
         "seconds_per_epoch": [time.low, time.median, time.high],
         "seconds_per_step": setting.per_step.median if setting.per_step else None,
-        "loss": run.loss,
-        "calls": run.traffic("calls"),
-        "words": run.traffic("words"),
-        "expected": dict(run.expected) if run.expected else None,
+        "loss": setting.middle.outcome.loss,
+        "calls": costs.traffic("calls"),
+        "words": costs.traffic("words"),
+        "expected": dict(costs.expected) or None,
         "joules": energy.median if energy else None,
     }
 

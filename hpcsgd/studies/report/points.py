@@ -4,14 +4,14 @@ import logging
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.errors import DataError, HpcsgdError
-from hpcsgd.files import own_folder, parse_json, read_entry_text
+from hpcsgd.files import own_folder, parse_json, parse_object, read_entry_text
 from hpcsgd.runs.result import WORSE
 from hpcsgd.studies.folder import SAVED, expected_traffic
 from hpcsgd.studies.plan import folder_name
@@ -32,14 +32,28 @@ PYTHON = ("sample",)
 
 
 @dataclass(frozen=True)
-class ReportPoint:
-    """Settings and measurements of one run; None for a value that its file lacks."""
+class PointSource:
+    """Where the files of a run are."""
 
-    label: str  # name of the method, or of the setting
-    algorithm: str  # name of the method, whatever the label is, as "casgd"
-    study: str
+    folder: str  # the folder from which the run was read
     key: str
-    where: str  # the folder from which the run was read
+    model: str = ""  # the run folder with the weights, or ""
+
+
+@dataclass(frozen=True)
+class PointTask:
+    """What a run has learnt from."""
+
+    study: str
+    data: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class PointConfig:
+    """What a run has in common with its repeats, beside its label."""
+
     ranks: int
     emulated: int  # ranks that the one started rank stands for, or 0
     replicas: int
@@ -48,54 +62,51 @@ class ReportPoint:
     steps: int  # SGD steps between two messages
     product: str
     recipe: str
-    data: str
-    rows: int
-    columns: int
-    network: str
-    status: str
-    error: str
-    seed: int
     epochs: float
-    iterations: int
-    loss: float | None
-    seconds: float | None
-    wall: float | None
-    cpu: float | None
-    phases: Mapping[str, float] = field(default_factory=dict)
-    ledger: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    expected: Mapping[str, float] | None = None
-    history: tuple[Mapping[str, float], ...] = ()
-    joules: float | None = None
-    power_seconds: float | None = None
-    energy_source: str = ""
-    host: str = ""
-    processor: str = ""
-    transport: str = ""
-    cores: int = 0
-    oversubscribed: bool = False
-    load: float | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    model: str = ""  # the run folder with the weights, or ""
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the run has reached its end."""
-        return self.status in GOOD and self.seconds is not None and self.seconds > 0
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether the run was preempted or interrupted, so that it can be resumed."""
-        return self.status in SAVED
 
     @property
     def width(self) -> int:
         """Number of ranks, including emulated ones."""
         return self.emulated or self.ranks
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether there were more ranks than cores, so that ranks waited for a core."""
-        return self.oversubscribed or bool(self.cores) and self.ranks > self.cores
+
+@dataclass(frozen=True)
+class PointMachine:
+    """Where a run has run; None or empty for what its file lacks."""
+
+    host: str
+    processor: str
+    network: str  # an emulated network, or ""
+    transport: str
+    cores: int
+    oversubscribed: bool
+    load: float | None
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PointOutcome:
+    """What a run has learnt, and how it ended."""
+
+    status: str
+    error: str
+    iterations: int
+    loss: float | None
+    history: tuple[Mapping[str, float], ...]
+
+
+@dataclass(frozen=True)
+class PointCosts:
+    """Seconds, messages and energy of a run; None or empty for what its file lacks."""
+
+    seconds: float | None
+    wall: float | None
+    cpu: float | None
+    phases: Mapping[str, float]
+    ledger: Mapping[str, Mapping[str, float]]
+    expected: Mapping[str, float]  # calls and words by formula, as far as it is known
+    joules: float | None
+    energy_source: str
 
     def traffic(self, figure: str) -> int | None:
         """Return calls or words of rank 0 for products and agreements."""
@@ -114,11 +125,45 @@ class ReportPoint:
         return compute, network, reading, max(total - compute - network - reading, 0.0)
 
 
+@dataclass(frozen=True)
+class ReportPoint:
+    """Settings and measurements of one run."""
+
+    label: str  # name of the method, or of the setting
+    algorithm: str  # name of the method, whatever the label is, as "casgd"
+    seed: int
+    source: PointSource
+    task: PointTask
+    config: PointConfig
+    machine: PointMachine
+    outcome: PointOutcome
+    costs: PointCosts
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the run has reached its end."""
+        seconds = self.costs.seconds
+        return self.outcome.status in GOOD and seconds is not None and seconds > 0
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the run was preempted or interrupted, so that it can be resumed."""
+        return self.outcome.status in SAVED
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there were more ranks than cores, so that ranks waited for a core."""
+        cores = self.machine.cores
+        return self.machine.oversubscribed or 0 < cores < self.config.ranks
+
+
 def _sum(phases: Mapping[str, float], names: tuple[str, ...]) -> float:
     return sum(float(phases.get(name, 0.0)) for name in names)
 
 
-def read_point(line: Mapping[str, Any], where: str, label: str = "") -> ReportPoint:
+def read_point(
+    line: Mapping[str, Any], folder: str, label: str = "", model: str = ""
+) -> ReportPoint:
     """Return the point of one line of points.jsonl, without values of a wrong type."""
     grid = _table(line, "grid")
     energy = _table(line, "energy")
@@ -127,50 +172,59 @@ def read_point(line: Mapping[str, Any], where: str, label: str = "") -> ReportPo
     return ReportPoint(
         label=plain(label) or METHODS.get(method, method) or "run",
         algorithm=_word(line, "algorithm") or method,
-        study=_word(line, "study"),
-        key=_word(line, "key"),
-        where=where,
-        ranks=ranks,
-        emulated=_count(line, "emulated"),
-        replicas=_count(grid, "replicas") or 1,
-        members=_count(grid, "members") or ranks,
-        batch=_count(line, "batch"),
-        steps=_count(line, "steps"),
-        product=_word(line, "product"),
-        recipe=_word(line, "recipe"),
-        data=_word(line, "data"),
-        rows=_count(line, "rows"),
-        columns=_count(line, "columns"),
-        network=_word(line, "network"),
-        status=_word(line, "status"),
-        error=_word(line, "error"),
         seed=_count(line, "seed"),
-        epochs=_number(line, "epochs") or 1.0,
-        iterations=_count(line, "iterations"),
-        loss=_number(line, "loss"),
-        seconds=_number(line, "seconds"),
-        wall=_number(line, "seconds_wall"),
-        cpu=_number(line, "cpu_seconds"),
-        phases=_numbers(_table(line, "seconds_by_phase")),
-        ledger={
-            purpose: _numbers(entry)
-            for purpose, entry in _table(line, "ledger").items()
-            if isinstance(entry, Mapping)
-        },
-        expected=_numbers(_table(line, "expected")) or None,
-        history=_history(line),
-        joules=_number(energy, "joules"),
-        power_seconds=_number(energy, "seconds"),
-        energy_source=_word(energy, "source"),
-        host=_word(line, "host"),
-        processor=_word(line, "processor"),
-        transport=_word(line, "transport"),
-        cores=_count(line, "cores"),
-        oversubscribed=line.get("oversubscribed") is True,
-        load=_load(line),
-        versions={
-            plain(str(k)): plain(str(v)) for k, v in _table(line, "versions").items()
-        },
+        source=PointSource(folder, _word(line, "key"), model),
+        task=PointTask(
+            study=_word(line, "study"),
+            data=_word(line, "data"),
+            rows=_count(line, "rows"),
+            columns=_count(line, "columns"),
+        ),
+        config=PointConfig(
+            ranks=ranks,
+            emulated=_count(line, "emulated"),
+            replicas=_count(grid, "replicas") or 1,
+            members=_count(grid, "members") or ranks,
+            batch=_count(line, "batch"),
+            steps=_count(line, "steps"),
+            product=_word(line, "product"),
+            recipe=_word(line, "recipe"),
+            epochs=_number(line, "epochs") or 1.0,
+        ),
+        machine=PointMachine(
+            host=_word(line, "host"),
+            processor=_word(line, "processor"),
+            network=_word(line, "network"),
+            transport=_word(line, "transport"),
+            cores=_count(line, "cores"),
+            oversubscribed=line.get("oversubscribed") is True,
+            load=_load(line),
+            versions={
+                plain(str(k)): plain(str(v))
+                for k, v in _table(line, "versions").items()
+            },
+        ),
+        outcome=PointOutcome(
+            status=_word(line, "status"),
+            error=_word(line, "error"),
+            iterations=_count(line, "iterations"),
+            loss=_number(line, "loss"),
+            history=_history(line),
+        ),
+        costs=PointCosts(
+            seconds=_number(line, "seconds"),
+            wall=_number(line, "seconds_wall"),
+            cpu=_number(line, "cpu_seconds"),
+            phases=_numbers(_table(line, "seconds_by_phase")),
+            ledger={
+                purpose: _numbers(entry)
+                for purpose, entry in _table(line, "ledger").items()
+                if isinstance(entry, Mapping)
+            },
+            expected=_numbers(_table(line, "expected")),
+            joules=_number(energy, "joules"),
+            energy_source=_word(energy, "source"),
+        ),
     )
 
 
@@ -260,14 +314,19 @@ class RunSetting:
         return self.first.label
 
     @property
+    def config(self) -> PointConfig:
+        """What all runs have in common."""
+        return self.first.config
+
+    @property
     def width(self) -> int:
         """Number of ranks, including emulated ones."""
-        return self.first.width
+        return self.config.width
 
     @property
     def mark(self) -> str:
         """How the setting was measured: emulated, crowded, or "" for as it runs."""
-        if self.first.emulated:
+        if self.config.emulated:
             return EMULATED
         return CROWDED if any(p.is_crowded for p in self.points) else MEASURED
 
@@ -275,8 +334,8 @@ class RunSetting:
     def was_busy(self) -> bool:
         """Whether other processes used the machine when one of the runs began."""
         return any(
-            p.load is not None and p.cores and p.load / p.cores > BUSY
-            for p in self.points
+            m.load is not None and m.cores and m.load / m.cores > BUSY
+            for m in (point.machine for point in self.points)
         )
 
     def over(self, figure: Callable[[ReportPoint], float | None]) -> Spread | None:
@@ -286,7 +345,7 @@ class RunSetting:
     @property
     def per_epoch(self) -> Spread:
         """Seconds of one pass over the rows."""
-        seconds = self.over(lambda p: (p.seconds or 0.0) / p.epochs)
+        seconds = self.over(lambda p: (p.costs.seconds or 0.0) / p.config.epochs)
         assert seconds is not None
         return seconds
 
@@ -294,23 +353,27 @@ class RunSetting:
     def per_step(self) -> Spread | None:
         """Seconds of one step."""
         return self.over(
-            lambda p: (p.seconds or 0.0) / p.iterations if p.iterations else None
+            lambda p: (
+                p.costs.seconds / p.outcome.iterations
+                if p.costs.seconds and p.outcome.iterations
+                else None
+            )
         )
 
     @property
     def middle(self) -> ReportPoint:
         """The run of median time."""
-        times = [p.seconds or 0.0 for p in self.points]
+        times = [p.costs.seconds or 0.0 for p in self.points]
         return self.points[times.index(statistics.median_low(times))]
 
     @property
     def is_one_rank(self) -> bool:
         """Whether one rank did all the work, without emulated ranks."""
-        return self.width == 1 and not self.first.emulated
+        return self.width == 1 and not self.config.emulated
 
     def named(self, others: Sequence["RunSetting"]) -> str:
         """Return the shortest name that no other setting has."""
-        return _shortest(self.first, [other.first for other in others])
+        return _shortest(self, others)
 
 
 @dataclass(frozen=True)
@@ -334,7 +397,7 @@ class Problem:
     @property
     def is_weak(self) -> bool:
         """Whether the rows grow with the ranks."""
-        return any(p.study == "weak" for s in self.settings for p in s.points)
+        return any(p.task.study == "weak" for s in self.settings for p in s.points)
 
     @property
     def title(self) -> str:
@@ -352,10 +415,12 @@ class Problem:
 
         In weak scaling, it may also have the batch of one rank of `setting`.
         """
-        batches = {setting.first.batch}
-        if self.is_weak and setting.first.batch % setting.width == 0:
-            batches.add(setting.first.batch // setting.width)
-        bases = [s for s in self.settings if s.is_one_rank and s.first.batch in batches]
+        batches = {setting.config.batch}
+        if self.is_weak and setting.config.batch % setting.width == 0:
+            batches.add(setting.config.batch // setting.width)
+        bases = [
+            s for s in self.settings if s.is_one_rank and s.config.batch in batches
+        ]
         return min(bases, key=lambda s: s.per_epoch.median, default=None)
 
     def speed_up(self, setting: RunSetting) -> Spread | None:
@@ -382,7 +447,9 @@ def problems_of(points: Sequence[ReportPoint]) -> list[Problem]:
     machines = _machines(points)
     groups: dict[tuple[object, ...], list[ReportPoint]] = {}
     for point in points:
-        task = (*_task(point), point.network, machines[point.host, point.processor])
+        machine = point.machine
+        name = machines[machine.host, machine.processor]
+        task = (*_task(point.task), machine.network, name)
         groups.setdefault(task, []).append(point)
     _merge_failed(groups)
     several = len({task[-1] for task in groups}) > 1
@@ -398,10 +465,11 @@ def _machines(points: Sequence[ReportPoint]) -> dict[tuple[str, str], str]:
     The name is the processor, also if only another run on the same host has recorded
     it. Without a processor, the name is the common part of the names of the hosts.
     """
-    processors = {p.host: p.processor for p in points if p.host and p.processor}
+    machines = [point.machine for point in points]
+    processors = {m.host: m.processor for m in machines if m.host and m.processor}
     return {
-        (p.host, p.processor): p.processor or processors.get(p.host) or nodes_of(p.host)
-        for p in points
+        (m.host, m.processor): m.processor or processors.get(m.host) or nodes_of(m.host)
+        for m in machines
     }
 
 
@@ -413,9 +481,9 @@ def nodes_of(host: str) -> str:
 def _merge_failed(groups: dict[tuple[object, ...], list[ReportPoint]]) -> None:
     """Move runs that failed before they read data to the group of their folder."""
     for key in [key for key, group in groups.items() if not _any_good(group)]:
-        where = {point.where for point in groups[key]}
+        where = {point.source.folder for point in groups[key]}
         for other, group in groups.items():
-            if other != key and where & {point.where for point in group}:
+            if other != key and where & {point.source.folder for point in group}:
                 group += groups.pop(key)
                 break
 
@@ -424,66 +492,59 @@ def _any_good(points: Sequence[ReportPoint]) -> bool:
     return any(point.is_good for point in points)
 
 
-def _task(point: ReportPoint) -> tuple[object, ...]:
-    data = Path(point.data).name
-    if point.study == "weak":
-        return ("weak", data, point.columns)
-    return (data, point.rows, point.columns)
+def _task(task: PointTask) -> tuple[object, ...]:
+    data = Path(task.data).name
+    if task.study == "weak":
+        return ("weak", data, task.columns)
+    return (data, task.rows, task.columns)
 
 
 def _problem(points: Sequence[ReportPoint], machine: str) -> Problem:
     settings: dict[tuple[object, ...], list[ReportPoint]] = {}
     for point in points:
         if point.is_good:
-            settings.setdefault(_identity(point), []).append(point)
+            settings.setdefault((point.label, point.config), []).append(point)
     first = next((p for p in points if p.is_good), points[0])
     return Problem(
-        data=Path(first.data).name,
-        rows=0 if first.study == "weak" else first.rows,
-        columns=first.columns,
+        data=Path(first.task.data).name,
+        rows=0 if first.task.study == "weak" else first.task.rows,
+        columns=first.task.columns,
         settings=tuple(RunSetting(tuple(group)) for group in settings.values()),
         failed=tuple(p for p in points if not p.is_good and not p.is_saved),
         saved=tuple(point for point in points if point.is_saved),
-        network=first.network,
+        network=first.machine.network,
         machine=machine,
     )
 
 
-def _identity(p: ReportPoint) -> tuple[object, ...]:
-    return (
-        *(p.label, p.ranks, p.emulated, p.replicas, p.members, p.batch, p.steps),
-        *(p.product, p.recipe, p.network, p.epochs),
-    )
-
-
-PARTS: tuple[Callable[[ReportPoint], str], ...] = (
-    lambda p: f"{p.width} rank{'' if p.width == 1 else 's'}",
-    lambda p: f"{p.replicas}×{p.members}",
-    lambda p: f"s={p.steps}",
-    lambda p: f"b={p.batch}",
-    lambda p: p.product,
-    lambda p: p.recipe,
-    lambda p: p.network,
-    lambda p: f"{p.epochs:g} epoch{'' if p.epochs == 1 else 's'}",
-    lambda p: "emulated" if p.emulated else "",
+PARTS: tuple[Callable[[PointConfig], str], ...] = (
+    lambda c: f"{c.width} rank{'' if c.width == 1 else 's'}",
+    lambda c: f"{c.replicas}×{c.members}",
+    lambda c: f"s={c.steps}",
+    lambda c: f"b={c.batch}",
+    lambda c: c.product,
+    lambda c: c.recipe,
+    lambda c: f"{c.epochs:g} epoch{'' if c.epochs == 1 else 's'}",
+    lambda c: "emulated" if c.emulated else "",
 )
 
 
-def _shortest(point: ReportPoint, others: Sequence[ReportPoint]) -> str:
+def _shortest(setting: RunSetting, others: Sequence[RunSetting]) -> str:
     """Return the label, and the parts in which settings of this label differ."""
-    same = [other for other in others if other.label == point.label]
-    parts = [part(point) for part in PARTS if len({part(other) for other in same}) > 1]
-    if len({other.width for other in others}) > 1 and PARTS[0](point) not in parts:
-        parts.insert(0, PARTS[0](point))
-    if f"{point.replicas}×{point.members}" in parts:
-        widths: dict[int, set[tuple[int, int]]] = {}
+    own = setting.config
+    same = [other.config for other in others if other.label == setting.label]
+    parts = [part(own) for part in PARTS if len({part(other) for other in same}) > 1]
+    if len({other.width for other in others}) > 1 and PARTS[0](own) not in parts:
+        parts.insert(0, PARTS[0](own))
+    grid = PARTS[1](own)
+    if grid in parts:
+        widths: dict[int, set[str]] = {}
         for other in same:
-            shape = (other.replicas, other.members)
-            widths.setdefault(other.width, set()).add(shape)
-        if all(len(shapes) == 1 for shapes in widths.values()):
+            widths.setdefault(other.width, set()).add(PARTS[1](other))
+        if all(len(grids) == 1 for grids in widths.values()):
             # Every number of ranks has one grid, so that the ranks name it.
-            parts.remove(f"{point.replicas}×{point.members}")
-    return ", ".join([point.label, *(part for part in parts if part)])
+            parts.remove(grid)
+    return ", ".join([setting.label, *(part for part in parts if part)])
 
 
 # Points are read from the folders of studies, of comparisons and of runs.
@@ -526,22 +587,13 @@ def _of_study(folder: Path) -> Iterator[ReportPoint]:
     """Yield the newest line of every key, in the order of the first lines."""
     newest: dict[str, Mapping[str, Any]] = {}
     for number, text in enumerate(_lines(folder / POINTS), 1):
-        line = _parsed(text)
+        line = parse_object(text)
         if line is None:
             log.warning("%s, line %d is no point; left out", folder / POINTS, number)
         else:
             newest[str(line.get("key", number))] = line
-    for line in newest.values():
-        yield read_point(line, str(folder))
-
-
-def _parsed(text: str) -> Mapping[str, Any] | None:
-    """Return the object of one line; None for half a line or another value."""
-    try:
-        line = parse_json(text)
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) else None
+    for newest_line in newest.values():
+        yield read_point(newest_line, str(folder))
 
 
 def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
@@ -562,8 +614,7 @@ def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
             if line is None:
                 line = _as_line(row) | {"ranks": document.get("ranks")}
                 line |= {"seconds": seconds}
-            point = read_point(line | {"study": "compare"}, str(folder), name)
-            yield replace(point, model=model)
+            yield read_point(line | {"study": "compare"}, str(folder), name, model)
 
 
 def _line_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
@@ -582,7 +633,7 @@ def _line_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
 
 def _of_run(folder: Path) -> ReportPoint:
     line = _as_line(_document(folder / RESULT)) | {"study": "runs"}
-    return replace(read_point(line, str(folder), folder.name), model=str(folder))
+    return read_point(line, str(folder), folder.name, model=str(folder))
 
 
 def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Way, as_graph
 from benchmarks.gpu.figure import Figure
-from hpcsgd.backends.cuda.exchange import ExchangeKernels
+from hpcsgd.backends.cuda.exchange import DeviceShard, ExchangeKernels
 from hpcsgd.backends.cuda.matrix import DeviceMatrix, Order, sent
 from hpcsgd.formats import encode
 from hpcsgd.glm import get_family, make_update, unroll
@@ -40,7 +40,7 @@ class Epoch:
         self.order = Order(self.device, y.astype(np.float32)[:, None], None, None)
         update, steps = make_update("sgd", 0.0), len(self.blocks.sizes)
         unrolled = unroll(update, [rate] * steps, self.blocks.sizes, 0.0)
-        given = self.device, self.matrix, self.order, self.blocks
+        given = self.device, DeviceShard(self.matrix, self.order), self.blocks
         self.made, self.other = (
             ExchangeKernels(*given, get_family(family), precision) for _ in range(2)
         )

@@ -6,7 +6,12 @@ import pytest
 from hpcsgd.backends import compiled_calls, make_backend
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.backends.cuda.device import CudaDevice
-from hpcsgd.backends.cuda.exchange import ExchangeKernels, Widths, put_csr
+from hpcsgd.backends.cuda.exchange import (
+    DeviceShard,
+    ExchangeKernels,
+    Widths,
+    put_csr,
+)
 from hpcsgd.backends.cuda.matrix import Order, put_matrix, sent
 from hpcsgd.backends.emulated import RoundedBackend
 from hpcsgd.backends.numpy_rows import HostBackend
@@ -88,7 +93,7 @@ class There:
         given = (problem.targets, problem.sample_weights, problem.offsets)
         order = Order(device, *given)
         exchange = ExchangeKernels(
-            *(device, self._matrix(problem), order, blocks),
+            *(device, DeviceShard(self._matrix(problem), order), blocks),
             *(get_family(problem.family), precision),
             Widths(problem.classes, states, states),
         )

@@ -7,7 +7,7 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.backends.cuda import gram, sequences
-from hpcsgd.backends.cuda.exchange import ExchangeKernels, put_csr
+from hpcsgd.backends.cuda.exchange import DeviceShard, ExchangeKernels, put_csr
 from hpcsgd.backends.cuda.gram import CublasGram, GramChoice, WgmmaGram, bytes_asked
 from hpcsgd.backends.cuda.matrix import Order
 from hpcsgd.comm.threads import run_ranks
@@ -104,7 +104,8 @@ def test_buffers_of_sparse_rows_are_not_those_of_dense_ones(sizes):
     matrix = put_csr(device, host, "fp32")
     order = Order(device, *(np.ones((rows, 1)) for _ in range(3)))
     device.asked.clear()
-    ExchangeKernels(device, matrix, order, blocks, Logistic(), RECIPES["fp32"])
+    shard = DeviceShard(matrix, order)
+    ExchangeKernels(device, shard, blocks, Logistic(), RECIPES["fp32"])
     shape = blocks, 600, 4, device.multiprocessors
     sparse, dense = (
         sum(size for _, size in ExchangeKernels.holds(*shape, is_sparse=is_sparse))

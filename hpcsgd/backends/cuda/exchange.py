@@ -447,6 +447,19 @@ class DeviceRecurrence:
 
 # The kernels beneath an exchange on a device, and their buffers.
 
+
+@dataclass(frozen=True)
+class DeviceShard:
+    """The rows of a rank on its GPU: the matrix, and their order with their targets.
+
+    `in_order`: an exchange takes all of them, one after the other.
+    """
+
+    matrix: DeviceMatrix | DeviceCsr
+    order: Order
+    in_order: bool = False
+
+
 ONE_SCORE = Widths()
 
 
@@ -464,16 +477,18 @@ class ExchangeKernels:
     def __init__(
         self,
         device: Device,
-        matrix: DeviceMatrix | DeviceCsr,
-        order: Order,
+        shard: DeviceShard,
         blocks: Blocks,
         family: Family,
         precision: Precision,
         widths: Widths = ONE_SCORE,
     ) -> None:
-        self.device, self.matrix, self.blocks = device, matrix, blocks
-        self.precision, self.widths = precision, widths
-        self.sampled = DeviceSampled(device, order, blocks.rows)
+        self.device = device
+        self.matrix = matrix = shard.matrix
+        self.blocks = blocks
+        self.precision = precision
+        self.widths = widths
+        self.sampled = DeviceSampled(device, shard.order, blocks.rows)
         self.coefficients = DeviceCoefficients(device, blocks, matrix.scale)
         self.rows: Products
         side = side_of(blocks.rows, matrix.width, matrix.is_sparse)

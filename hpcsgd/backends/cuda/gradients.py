@@ -285,13 +285,13 @@ class CudaGradientExchanges(CudaExchanges):
 
     def make_plain(self, blocks: Blocks) -> CudaGradientSteps:
         """Return new steps that the consumer takes."""
-        return CudaGradientSteps(self, blocks, self.matrix, self.order, is_alone=False)
+        return CudaGradientSteps(self, blocks, self.shard, is_alone=False)
 
     def step_of(self, blocks: Blocks) -> CudaGradientStep:
         """Return kernels and buffers of a batch."""
         step = self._gradient_steps.get(blocks.rows)
         if step is None:
-            launches = self.launches_of(blocks, self.matrix, self.order, 1)
+            launches = self.launches_of(blocks, self.shard, 1)
             self.choose_kernel(launches)
             kind = CudaTileStep if self.consumer.adds_tiles else CudaGradientStep
             step = self._gradient_steps[blocks.rows] = kind(self, launches)

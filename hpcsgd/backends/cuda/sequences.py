@@ -10,8 +10,8 @@ from hpcsgd.backends.base import HostPlan, Rows
 from hpcsgd.backends.cuda.device import Device, GraphAction, LaunchGraph
 from hpcsgd.backends.cuda.exchange import (
     DenseProducts,
-    DeviceCsr,
     DeviceFusedSteps,
+    DeviceShard,
     ExchangeKernels,
     Widths,
     has_fused_kernel,
@@ -309,7 +309,7 @@ class CudaExchange:
     def load(self, group: Group) -> None:
         """Take the rows of this group next."""
         self.group = group
-        self.maker.order.seek(group.order, group.first, self.blocks.rows)
+        self.maker.shard.order.seek(group.order, group.first, self.blocks.rows)
 
     def attach(self, state: State) -> None:
         """Advance this state in the steps that follow."""
@@ -439,7 +439,7 @@ class CudaStep(CudaExchange):
 class CudaPlainSteps:
     """See `hpcsgd.backends.task.PlainStepSequence`: one launch where a kernel has them.
 
-    `in_order`: the rows of an exchange are all those of `matrix`, in their order.
+    `is_alone`: the rows have the columns of all members, and nothing is summed.
     """
 
     group: Group
@@ -449,14 +449,15 @@ class CudaPlainSteps:
         self,
         maker: "CudaExchanges",
         blocks: Blocks,
-        matrix: DeviceMatrix | DeviceCsr,
-        order: Order,
+        shard: DeviceShard,
         is_alone: bool,
-        in_order: bool = False,
     ) -> None:
-        self.maker, self.blocks, self.matrix = maker, blocks, matrix
-        self.order, self.is_alone, self.in_order = order, is_alone, in_order
-        self.task, self.device = maker.task, maker.device
+        self.maker = maker
+        self.blocks = blocks
+        self.shard = shard
+        self.is_alone = is_alone
+        self.task = maker.task
+        self.device = maker.device
         self.residuals: Any = None
         self._fused: tuple[DeviceFusedSteps, CudaSequence] | None = None
         self._is_asked = False  # whether there is such a kernel
@@ -465,7 +466,7 @@ class CudaPlainSteps:
     def load(self, group: Group) -> None:
         """Take the steps of this group next."""
         self.group = group
-        self.maker.order.seek(group.order, group.first, self.blocks.rows)
+        self.maker.shard.order.seek(group.order, group.first, self.blocks.rows)
 
     def attach(self, state: State) -> None:
         """Advance this state in the steps that follow."""
@@ -488,14 +489,17 @@ class CudaPlainSteps:
         return True
 
     def _make_fused(self) -> tuple[DeviceFusedSteps, CudaSequence] | None:
-        task, device, matrix = self.task, self.device, self.matrix
-        how = self.blocks, task.family, task.precision, self.in_order
+        task, device, blocks = self.task, self.device, self.blocks
+        matrix, in_order = self.shard.matrix, self.shard.in_order
+        family, precision = task.family, task.precision
         if task.states * task.columns > 1 or matrix.is_sparse:
             return None
-        if not has_fused_kernel(device, matrix, *how):
+        if not has_fused_kernel(device, matrix, blocks, family, precision, in_order):
             return None
-        sampled = DeviceSampled(device, self.order, self.blocks.rows)
-        fused = DeviceFusedSteps(device, matrix, sampled, *how)
+        sampled = DeviceSampled(device, self.shard.order, blocks.rows)
+        fused = DeviceFusedSteps(
+            device, matrix, sampled, blocks, family, precision, in_order
+        )
         kernel = device.kernel(build_of("sample", "fp32", device.arch))
 
         def sample() -> None:
@@ -517,12 +521,10 @@ class CudaPlainSteps:
             self.residuals = step.launches.residuals
 
     def _step_of(self, size: int) -> CudaStep:
-        key = id(self.matrix), size
+        key = id(self.shard.matrix), size
         step = self.maker.steps.get(key)
         if step is None:
-            launches = self.maker.launches_of(
-                blocks_of((size,)), self.matrix, self.order, 1
-            )
+            launches = self.maker.launches_of(blocks_of((size,)), self.shard, 1)
             if not self.is_alone:
                 self.maker.choose_kernel(launches)
             step = self.maker.steps[key] = CudaStep(self.maker, launches)
@@ -542,17 +544,18 @@ class CudaRows:
     """The rows of one exchange in their order, or all rows at their numbers."""
 
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
-        own = maker.matrix
+        own = maker.shard.matrix
         assert not own.is_sparse  # a choice of a product refuses sparse rows
         self.maker, self.keeps, self.own = maker, keeps, own
         self.widths = tuple(part.stop - part.start for part in maker.task.shard.parts)
         self.pieces: dict[int, tuple[DeviceSampled, DeviceMemberRows]] = {}
         self.matrix = self._room(self.own, rows)
-        self.order = maker.order
+        order = maker.shard.order
+        if not keeps:
+            order = Order.of(maker.device, self.pieces_of(rows)[0])
+        self.shard = DeviceShard(self.matrix, order, in_order=not keeps)
         self.numbers: Array = np.arange(rows, dtype=np.int64)
         self.is_here = np.zeros(rows, dtype=bool)
-        if not keeps:
-            self.order = Order.of(maker.device, self.pieces_of(rows)[0])
 
     def _room(self, own: DeviceMatrix, rows: int) -> DeviceMatrix:
         device, width = self.maker.device, sum(self.widths)
@@ -571,7 +574,7 @@ class CudaRows:
         pieces = self.pieces.get(rows)
         if pieces is None:
             maker = self.maker
-            sampled = DeviceSampled(maker.device, maker.order, rows)
+            sampled = DeviceSampled(maker.device, maker.shard.order, rows)
             member = DeviceMemberRows(maker.device, self.own, rows, self.widths)
             pieces = self.pieces[rows] = sampled, member
         return pieces
@@ -581,14 +584,7 @@ class CudaGatheredSteps(CudaPlainSteps):
     """See `hpcsgd.backends.task.GatheredSteps`: rows travel as they are stored."""
 
     def __init__(self, maker: "CudaExchanges", blocks: Blocks, whole: CudaRows) -> None:
-        super().__init__(
-            maker,
-            blocks,
-            whole.matrix,
-            whole.order,
-            is_alone=True,
-            in_order=not whole.keeps,
-        )
+        super().__init__(maker, blocks, whole.shard, is_alone=True)
         self.whole = whole
         self.sampled, self.pieces = whole.pieces_of(blocks.rows)
 
@@ -622,9 +618,9 @@ class CudaGatheredSteps(CudaPlainSteps):
         self.task.clock.lap("gather")
         if whole.keeps:
             whole.is_here[self.group.rows] = True
-            whole.order.seek(self.group.order, self.group.first, rows)
+            self.shard.order.seek(self.group.order, self.group.first, rows)
         else:
-            whole.order.seek(whole.numbers, 0, rows)
+            self.shard.order.seek(whole.numbers, 0, rows)
 
 
 # What all exchanges of a member share: the matrix there, and one set of buffers for
@@ -654,12 +650,12 @@ class CudaExchanges:
         shard, form = task.shard, task.precision.matrix
         self.scale = scale_of(task)
         matrix = shard.matrix
-        self.matrix: DeviceMatrix | DeviceCsr = (
+        self.shard = DeviceShard(
             put_csr(device, matrix, form, self.scale)
             if matrix.is_sparse
-            else put_matrix(device, matrix, form, self.scale)
+            else put_matrix(device, matrix, form, self.scale),
+            Order(device, shard.targets, shard.weights, shard.offsets),
         )
-        self.order = Order(device, shard.targets, shard.weights, shard.offsets)
         self.steps: dict[tuple[int, int], CudaStep] = {}
         self._exchanges: dict[tuple[Blocks, int], CudaExchange] = {}
         self._plain: dict[Blocks, CudaPlainSteps] = {}
@@ -673,7 +669,7 @@ class CudaExchanges:
         exchange = self._exchanges.get(key)
         if exchange is None:
             states = self.task.states
-            launches = self.launches_of(blocks, self.matrix, self.order, states)
+            launches = self.launches_of(blocks, self.shard, states)
             self.choose_kernel(launches)
             exchange = self._exchanges[key] = CudaExchange(self, launches)
         return exchange
@@ -711,7 +707,7 @@ class CudaExchanges:
     def make_plain(self, blocks: Blocks) -> CudaPlainSteps:
         """Return new steps that are taken one by one."""
         is_alone = self.task.members.size == 1
-        return CudaPlainSteps(self, blocks, self.matrix, self.order, is_alone)
+        return CudaPlainSteps(self, blocks, self.shard, is_alone)
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> CudaGatheredSteps:
         """Return steps on rows of all columns; `keeps`: rows that came once stay."""
@@ -725,18 +721,13 @@ class CudaExchanges:
         return found
 
     def launches_of(
-        self,
-        blocks: Blocks,
-        matrix: DeviceMatrix | DeviceCsr,
-        order: Order,
-        read: int,
+        self, blocks: Blocks, shard: DeviceShard, read: int
     ) -> ExchangeKernels:
         """Return kernels and buffers of these sizes; `read` states make a margin."""
         task = self.task
         return ExchangeKernels(
             self.device,
-            matrix,
-            order,
+            shard,
             blocks,
             task.family,
             task.precision,

@@ -112,8 +112,9 @@ class Average(Agreement):
 
     def averages_all(self, state: State) -> bool:
         """Return whether there is no momentum, or it is averaged, too."""
-        width = state.host_array("weights").shape[1]
-        return bool(self.momentum == "average" or width <= self.classes)
+        if self.momentum == "average":
+            return True
+        return bool(state.host_array("weights").shape[1] <= self.classes)
 
     def average(
         self, state: State, share: float, group: Communicator, purpose: str

@@ -42,7 +42,6 @@ from hpcsgd.files import (
     toml_literal,
     write_text,
 )
-from hpcsgd.glm.unrolling import Schedule
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.report import processor
@@ -261,9 +260,9 @@ def _shape(report: Report) -> RunShape:
     named = {**tables.get("agreement", {}), "method": ""}  # it has set what it sets
     config = RunConfig.parse({**tables, "agreement": named})
     schedule = report["schedule"]
-    steps = Schedule(*(schedule[k] for k in ("batch", "steps", "period")))
+    ran = {f"schedule.{key}": schedule[key] for key in ("batch", "steps", "period")}
     return RunShape(
-        config=replace(config, schedule=steps),
+        config=config.with_values(ran),
         precision=Precision(**report["precision"]),
         rows=report["rows"],
         columns=report["columns"],

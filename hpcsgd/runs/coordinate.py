@@ -227,7 +227,7 @@ class Nonempty:
     def shard(self, shard: Shard, members: Communicator) -> Shard:
         """Return the shard without the other columns. Collective over `members`."""
         matrix, kept = shard.matrix, self.kept
-        if not isinstance(matrix, Csr):
+        if not matrix.is_sparse:
             return shard
         # A member that keeps all of its columns takes part: others may not.
         widths = members.exchange_objects(self.width if kept is None else len(kept))
@@ -243,7 +243,7 @@ class Nonempty:
         if self.kept is None:
             return loaded.read_exact
         matrix, read = shard.matrix, loaded.read_exact
-        if isinstance(matrix, Csr) and read(slice(0, 0)).dtype == matrix.dtype:
+        if matrix.is_sparse and read(slice(0, 0)).dtype == matrix.dtype:
             whole = matrix.to_scipy()  # the values that are stored are exact
             height = shard.height
             return lambda rows: (
@@ -275,7 +275,7 @@ def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Non
     A column whose bounds do not allow 0 is kept, and so is one column at least.
     """
     width = shard.width
-    if not isinstance(shard.matrix, Csr):
+    if not shard.matrix.is_sparse:
         return Nonempty(None, width)
     kept = np.unique(shard.matrix.indices).astype(np.int64)
     if replicas.size > 1:
@@ -395,7 +395,7 @@ def _block(shard: Shard) -> int:
 
     Of members each would choose another number, and they sum scores block by block.
     """
-    if not isinstance(shard.matrix, Csr) or len(shard.parts) > 1:
+    if not shard.matrix.is_sparse or len(shard.parts) > 1:
         return 0
     most = BLOCK_VALUES * shard.height // max(shard.matrix.nnz, 1)
     return max(min(most, BLOCK_ROWS), 64)

@@ -13,7 +13,6 @@ from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.config import FOREIGN, RunConfig, is_in, is_read, value_of
 from hpcsgd.config import get_method as method_called
 from hpcsgd.data.readers import RowReader
-from hpcsgd.data.stream import Unheld
 from hpcsgd.files import format_bytes, toml_literal
 from hpcsgd.precision import Precision
 from hpcsgd.products.cost import look_ahead_reason
@@ -492,7 +491,7 @@ def _holds(
     try:
         sizes = (grid, rows, config, task.precision)
         need = predict(*sizes, task.states)
-        if isinstance(live.loaded.shard.matrix, Unheld):
+        if not live.loaded.shard.matrix.is_in_memory:
             need = streamed(need, *sizes)
     finally:
         rows.close()

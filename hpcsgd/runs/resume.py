@@ -13,7 +13,6 @@ import numpy as np
 
 from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.gradient import OF_CODECS
-from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection, is_read
 from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
@@ -243,7 +242,7 @@ def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> No
     """States on disk lie in the folder of their run, and not in that of another."""
     if path is None or config.agreement.states_folder or _is_own(config.run, path):
         return
-    if isinstance(live.state.weights, OnDisk):
+    if config.agreement.on_disk:
         run = path.resolve().parent.parent
         raise ConfigError(
             f"the states of this run are on disk in {run}, and go on there: use --out"
@@ -294,7 +293,7 @@ def _check_arrays(live: AssembledRun, checkpoint: Snapshot) -> None:
 
 def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ...]]:
     """The last axes of every array that will be read; copies of replicas aside."""
-    if isinstance(live.state.weights, OnDisk):
+    if live.config.agreement.on_disk:
         return {}
     columns, state = live.task.shard.total_columns, live.state
     agreement = live.agreement

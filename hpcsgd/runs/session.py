@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcsgd.agreements.base import check_plan, check_same
-from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.base import emulated
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator
@@ -81,7 +80,7 @@ class Start:
                 f"start has weights of shape {weights.shape} and these data need"
                 f" {needed}; give the model of the same columns and classes"
             )
-        if isinstance(state.weights, OnDisk):
+        if live.config.agreement.on_disk:
             raise ConfigError(
                 "[agreement] kind = 'infinity' begins at zero and initial weights were"
                 " given; leave them out, or use --agreement gradient"

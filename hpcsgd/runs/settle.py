@@ -15,7 +15,6 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.network_model import DelayedCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.shard import split_range
-from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.formats import get_format
 from hpcsgd.products.base import may_clip, product_facts, refuse
 from hpcsgd.products.cost import (
@@ -395,7 +394,7 @@ def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> Machi
         task = make_task(config, opened)
         return MeasuredFigures(measure_machine(task, config.schedule.batch, world))
 
-    if isinstance(opened.loaded.shard.matrix, StreamedMatrix):
+    if not opened.loaded.shard.matrix.is_in_memory:
         return MachineFacts(assumed, ASSUMED_FIGURES)  # no row is in memory yet
     if path:
         file, key = MachineFile(Path(path)), _key(config, opened, job)

@@ -738,7 +738,8 @@ class HostRows:
     """Rows that were gathered: those of one exchange, or all that ever came."""
 
     def __init__(self, task: Task, keeps: bool) -> None:
-        self.task, self.keeps = task, keeps
+        self.task = task
+        self.keeps = keeps
         self.scratch = Scratch()
         widths = tuple(part.stop - part.start for part in task.shard.parts)
         matrix = task.shard.matrix
@@ -782,7 +783,8 @@ class HostGatheredSteps(HostPlainSteps):
 
     def place(self) -> None:
         """Put the columns of all members side by side."""
-        whole, group = self.whole, self.group
+        whole = self.whole
+        group = self.group
         stored = whole.gathering.assemble(self._flat)
         self.task.clock.lap("gather")
         rows = group.rows.copy() if whole.keeps else group.rows

@@ -55,7 +55,8 @@ class Unheld:
     ) -> None:
         self.read_some = read_some
         self.read_into = read_into
-        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
         self.place = place
 
     def some(self, rows: Array, columns: slice) -> Array:

@@ -179,10 +179,10 @@ class Stream:
     def next(self) -> Group:
         """The one after the last."""
         turn, place = divmod(self.taken, len(self.sizes))
-        order, size = self._order_of(turn), self.sizes[place]
         first = sum(self.sizes[:place])
+        sizes = (self.sizes[place],)
         self.taken += 1
-        return self.planner.group(place, turn, order, first, (size,), 0)
+        return self.planner.group(place, turn, self._order_of(turn), first, sizes, 0)
 
     def rows_in(self, first: int, count: int) -> int:
         """Rows of `count` chunks from number `first` on."""
@@ -234,7 +234,9 @@ class TiledRows:
     """The rows of one exchange; every tile of columns is made when it is asked for."""
 
     def __init__(self, task: Task, scratch: Scratch, rows: Array, height: int) -> None:
-        self.task, self.scratch, self.rows = task, scratch, rows
+        self.task = task
+        self.scratch = scratch
+        self.rows = rows
         self.height = height  # columns of a tile
         self._sorted: ByColumns | None = None  # of sparse rows
 
@@ -243,7 +245,8 @@ class TiledRows:
 
     def tile(self, part: slice) -> Rows:
         """These columns, as the backend takes rows."""
-        matrix, backend = self.task.shard.matrix, self.task.backend
+        matrix = self.task.shard.matrix
+        backend = self.task.backend
         if matrix.is_sparse:
             return backend.widen(self._by_columns(matrix).tile(part))
         room = self._room((len(self.rows), part.stop - part.start))

@@ -284,7 +284,8 @@ def make_on_gpu(
     facts = product_facts(name)
     if not facts.has_recurrence:  # steps one by one
         plans = [(size,) for sizes in plans for size in sizes]
-    kept, sets = _kept(name, task, feed, device), 1 + look_ahead
+    kept = _kept(name, task, feed, device)
+    sets = 1 + look_ahead
     asked = allowed(config.products.gram_kernel, config.run.reproducible)
     takes = sets * _asked_bytes(asked, task, plans, device)
     insists = 0 if asked == "auto" else takes
@@ -350,8 +351,9 @@ def _check_room_for_slices(
     if gradient.takes_at_once:
         plans = [(sum(sizes),) for sizes in feed.plans]
     one = replace(task, states=1)
-    held, gathers = gradient.device_bytes(task.shard.width), gradient.slices_weights
-    kept = 4 * task.columns * gathers * sum(rows for (rows,) in set(plans))  # scores
+    held = gradient.device_bytes(task.shard.width)
+    scores = sum(rows for (rows,) in set(plans)) if gradient.slices_weights else 0
+    kept = 4 * task.columns * scores
     demand = ExchangeDemand(plans, kept=kept)
     check_device_memory(device, one, demand, grid.world, held)
 
@@ -369,14 +371,16 @@ def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
 
     shard = task.shard
     if name == "cached":
-        given = device.multiprocessors, task.columns * task.states
-        return sum(
-            times * _buffers(shard.matrix, sizes, *given)["message"]
-            for sizes, times in Counter(map(tuple, feed.plans)).items()
-        )
+        kept = 0
+        wide = task.columns * task.states
+        for sizes, times in Counter(map(tuple, feed.plans)).items():
+            buffers = _buffers(shard.matrix, sizes, device.multiprocessors, wide)
+            kept += times * buffers["message"]
+        return kept
     if not product_facts(name).holds_all_columns or task.members.size == 1:
         return 0
-    item, total = shard.matrix.dtype.itemsize, shard.total_columns
+    item = shard.matrix.dtype.itemsize
+    total = shard.total_columns
     most = max(sum(sizes) for sizes in feed.plans)
     travel = bytes_of_member_rows(most, shard.width, total, item)
     here = shard.height if name == "gather-once" else most

@@ -626,11 +626,13 @@ def _draws(task: Task, rows: int) -> Callable[[int], Array]:
 
 def time_passes(task: Task, rows: Array) -> tuple[float, float]:
     """Return the seconds of scores on rows from memory, and of the update after it."""
-    shard, backend = task.shard, task.backend
+    shard = task.shard
+    backend = task.backend
     weights = backend.zeros((shard.width, task.columns))
     margins = np.empty((len(rows), task.columns), dtype=task.margin_dtype)
     residuals = np.zeros((len(rows), task.columns), dtype=_inner(task))
-    plan, room = _group(task, rows, (len(rows),)).plan, _room(task, len(rows))
+    plan = _group(task, rows, (len(rows),)).plan
+    room = _room(task, len(rows))
     began = perf_counter()
     sampled: Rows = shard.matrix.gather(backend, rows, room)
     backend.scores(sampled, weights, margins)
@@ -643,14 +645,21 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
     """Return the seconds of plain steps on rows from memory; inf if no call has all."""
     sizes = [batch] * (len(rows) // batch)
     sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []
-    group, belongs = _group(task, rows, tuple(sizes)), batch_of(task, rows)
+    group = _group(task, rows, tuple(sizes))
     weights = task.backend.zeros((task.shard.width, task.columns))
     room = _room(task, len(rows))
     sampled: Rows = task.shard.matrix.gather(task.backend, rows, room)
-    known = (group.blocks, group.coefficients.plain, task.family, belongs, None)
+    sequence = StepSequence(
+        rows=sampled,
+        blocks=group.blocks,
+        steps=group.coefficients.plain,
+        family=task.family,
+        batch=batch_of(task, rows),
+        intercept=None,
+    )
     began = perf_counter()
-    found = task.backend.fused_steps(weights, StepSequence(sampled, *known))
-    return (float("inf") if found is None else perf_counter() - began,)
+    residuals = task.backend.fused_steps(weights, sequence)
+    return (float("inf") if residuals is None else perf_counter() - began,)
 
 
 def time_gram(task: Task, rows: Array, blocks: Blocks) -> tuple[float]:

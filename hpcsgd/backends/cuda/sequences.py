@@ -489,16 +489,19 @@ class CudaPlainSteps:
         return True
 
     def _make_fused(self) -> tuple[DeviceFusedSteps, CudaSequence] | None:
-        task, device, blocks = self.task, self.device, self.blocks
-        matrix, in_order = self.shard.matrix, self.shard.in_order
-        family, precision = task.family, task.precision
+        task = self.task
+        device = self.device
+        matrix = self.shard.matrix
+        in_order = self.shard.in_order
         if task.states * task.columns > 1 or matrix.is_sparse:
             return None
-        if not has_fused_kernel(device, matrix, blocks, family, precision, in_order):
+        if not has_fused_kernel(
+            device, matrix, self.blocks, task.family, task.precision, in_order
+        ):
             return None
-        sampled = DeviceSampled(device, self.shard.order, blocks.rows)
+        sampled = DeviceSampled(device, self.shard.order, self.blocks.rows)
         fused = DeviceFusedSteps(
-            device, matrix, sampled, blocks, family, precision, in_order
+            device, matrix, sampled, self.blocks, task.family, task.precision, in_order
         )
         kernel = device.kernel(build_of("sample", "fp32", device.arch))
 
@@ -546,7 +549,9 @@ class CudaRows:
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
         own = maker.shard.matrix
         assert not own.is_sparse  # a choice of a product refuses sparse rows
-        self.maker, self.keeps, self.own = maker, keeps, own
+        self.maker = maker
+        self.keeps = keeps
+        self.own = own
         self.widths = tuple(part.stop - part.start for part in maker.task.shard.parts)
         self.pieces: dict[int, tuple[DeviceSampled, DeviceMemberRows]] = {}
         self.matrix = self._room(self.own, rows)

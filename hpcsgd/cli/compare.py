@@ -102,10 +102,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
         read_one_rank(arguments.one_rank)
     check_data(base)
     launch.check_readable(base.data.path)
-    if arguments.plot:
-        from hpcsgd.runs.figures import require
-
-        require()
+    parser_module.require_figures(arguments.plot)
     if launch.must_relaunch(arguments.ranks):
         return launch.relaunch(arguments.ranks, argv)
     if not arguments.verbose:
@@ -180,8 +177,6 @@ def _compare(
 
 def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -> None:
     """Save, draw and print; what learnt nothing is said on standard error."""
-    from rich.console import Console
-
     from hpcsgd.studies.report.page import make_report, write_page
 
     if out:
@@ -197,8 +192,7 @@ def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -
     if arguments.json:
         print(found.json(), flush=True)
     else:
-        width = None if sys.stdout.isatty() else WIDTH
-        Console(highlight=False, width=width).print(table_of(found))
+        parser_module.new_console(WIDTH).print(table_of(found))
         print("\n".join(_notes(found)), end="\n" if _notes(found) else "", flush=True)
     for name in found.diverged:
         print(f"hpcsgd: {name} diverged; lower its rate (rate=...)", file=sys.stderr)
@@ -226,16 +220,11 @@ def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) 
 
 def table_of(found: "Comparison") -> "Table":
     """A row for each setting."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from hpcsgd.studies.compare import REFUSED
     from hpcsgd.studies.plan import Refusal
 
-    drawn = Table(title=_title(found), title_justify="left", box=SIMPLE_HEAD)
-    drawn.add_column("setting", no_wrap=True)
-    for column in COLUMNS:
-        drawn.add_column(column, justify="right")
+    drawn = parser_module.new_table(_title(found), ("setting",), COLUMNS)
+    drawn.columns[0].no_wrap = True
     for entry in found.entries:
         if isinstance(entry, Refusal):
             cells = ["" for _ in COLUMNS]

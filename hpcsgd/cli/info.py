@@ -88,14 +88,11 @@ def gather() -> dict[str, Any]:
     }
 
 
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+
+
 def _version(package: str) -> str:
-    names = [package] if package != "cupy" else ["cupy-cuda13x", "cupy-cuda12x", "cupy"]
-    for name in names:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "not installed"
+    return _version_of(CUPY if package == "cupy" else (package,)) or "not installed"
 
 
 def cpu_facts() -> dict[str, Any]:

@@ -24,6 +24,9 @@ from hpcsgd.errors import ConfigError, DataError, HpcsgdError, did_you_mean
 from hpcsgd.files import BINARY, UNIT_BYTES
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from hpcsgd.comm.communicator import Communicator
 
 
@@ -41,6 +44,45 @@ def not_negative(text: str) -> float:
             f"{text!r} must be a finite number of at least 0"
         )
     return value
+
+
+# Tables for people.
+
+
+def new_console(width: int, stream: Any = None) -> "Console":
+    """Return a console on a stream, of this width where the stream is no terminal.
+
+    Without `stream` it is standard output.
+    """
+    from rich.console import Console
+
+    stream = stream or sys.stdout
+    return Console(
+        file=stream, highlight=False, width=None if stream.isatty() else width
+    )
+
+
+def new_table(
+    title: str, texts: Iterable[str], numbers: Iterable[str], justify: Any = "left"
+) -> "Table":
+    """Return a table without rows: columns of texts, then columns of numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, title_justify=justify, box=SIMPLE_HEAD)
+    for name in texts:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def require_figures(plot: str | None) -> None:
+    """Refuse --plot where what draws is not installed, before the work is done."""
+    if plot:
+        from hpcsgd.runs.figures import require
+
+        require()
 
 
 # What the command line shows of the log: one handler, every record with its rank.

@@ -140,7 +140,7 @@ def plan_line(plan: "StudyPlan") -> str:
 
 def plan_text(plan: "StudyPlan") -> str:
     """Return the table of a plan, one row for each point."""
-    table = _new_table(PLANNED, plan_line(plan))
+    table = parser_module.new_table(plan_line(plan), PLANNED[:1], PLANNED[1:])
     for point in plan.settings():
         emulated = " emulated" if point.emulated else ""
         table.add_row(
@@ -171,7 +171,7 @@ def account_text(account: "Account") -> str:
     """Return the table of an account, and notes on its columns and marks."""
     missing = f", {account.missing} not run yet" if account.missing else ""
     title = f"{account.kind}: {account.runs} good runs{missing}, in {account.folder}"
-    table = _new_table(RESULTS, title)
+    table = parser_module.new_table(title, RESULTS[:1], RESULTS[1:])
     for row in account.rows:
         table.add_row(*_cells(row))
     return _text_of(table) + _notes(account)
@@ -242,16 +242,6 @@ def _notes(account: "Account") -> str:
         word = "most rows a second" if account.kind == "weak" else "fastest"
         lines.append(f"{word}: {best.setting}, {best.seconds:.3f} s")
     return "\n".join(lines)
-
-
-def _new_table(columns: tuple[str, ...], title: str) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    return table
 
 
 def _text_of(table: "Table") -> str:
@@ -632,15 +622,10 @@ def add_predict_parser(actions: Any) -> None:
 
 def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Predict, and print a table and sentences, or a JSON document."""
-    from rich.console import Console
-
     from hpcsgd.runs.machine import load_hardware
     from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
 
-    if arguments.plot:
-        from hpcsgd.runs.figures import require
-
-        require()
+    parser_module.require_figures(arguments.plot)
     hardware = load_hardware(arguments.machine)
     rows, columns = _shape(arguments.data)
     run = PredictedRun(
@@ -659,8 +644,7 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(prediction.as_dict(), indent=2), flush=True)
         return 0
-    width = None if sys.stdout.isatty() else WIDTH
-    console = Console(highlight=False, width=width)
+    console = parser_module.new_console(WIDTH)
     console.print(prediction_table(prediction))
     console.print(*sentences(prediction), sep="\n", soft_wrap=True)
     return 0
@@ -691,13 +675,8 @@ def _shape(text: str) -> tuple[int, int]:
 
 def prediction_table(prediction: "Prediction") -> "Table":
     """Return the table of a prediction, one row for each number of ranks."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     title = f"a step on {prediction.hardware.name}, predicted"
-    table = Table(box=SIMPLE_HEAD, title=title)
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+    table = parser_module.new_table(title, (), COLUMNS, justify="center")
     for point in prediction.points:
         best = point.best
         share = point.terms[point.limit] / best.seconds

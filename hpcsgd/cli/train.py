@@ -68,24 +68,15 @@ COLUMNS = ("seconds", "share", "µs/exchange", "slowest", "on rank")
 
 def show_profile(report: Mapping[str, Any]) -> None:
     """One table, a block for each section."""
-    from rich.console import Console
-
-    width = None if sys.stderr.isatty() else WIDTH
-    console = Console(stderr=True, highlight=False, width=width)
+    console = parser_module.new_console(WIDTH, sys.stderr)
     console.print(profile_table(report))
 
 
 def profile_table(report: Mapping[str, Any]) -> "Table":
     """Mean seconds over ranks and their share; the slowest rank and its seconds."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     ranks = report["ranks"]
     said = f"mean of {ranks} ranks, and the slowest" if ranks > 1 else "one rank"
-    table = Table(title=f"profile: {said}", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
+    table = parser_module.new_table(f"profile: {said}", ("",), COLUMNS)
     for section, rows in report["profile"].items():
         for name, row in rows.items():
             table.add_row(f"{section} / {name}", *cells(row))

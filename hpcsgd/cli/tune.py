@@ -194,8 +194,6 @@ def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) 
 
 def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Write what was asked for, then print."""
-    from rich.console import Console
-
     from hpcsgd.tuning.tuner import explained
 
     if arguments.part:
@@ -210,20 +208,19 @@ def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(found, indent=2), flush=True)
         return
-    width = None if sys.stdout.isatty() else WIDTH
-    console = Console(highlight=False, width=width)
+    console = parser_module.new_console(WIDTH)
     console.print(table(found))
     console.print(*explained(found, arguments.tuned), sep="\n", soft_wrap=True)
 
 
 def table(found: dict[str, Any]) -> "Table":
     """The best five: what was expected of a step, and what it took."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    shown = Table(box=SIMPLE_HEAD, title="seconds of a step, the best first")
-    for name in ("ranks", *COLUMNS, "error"):
-        shown.add_column(name, justify="right")
+    shown = parser_module.new_table(
+        "seconds of a step, the best first",
+        (),
+        ("ranks", *COLUMNS, "error"),
+        justify="center",
+    )
     for row in found["best"]:
         ahead = " ahead" if row["look_ahead"] else ""
         shown.add_row(
@@ -305,10 +302,7 @@ def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
             "precision looks at the data in one process; say --members C for a run"
             " on C ranks, and leave --ranks out"
         )
-    if arguments.plot:
-        from hpcsgd.runs.figures import require
-
-        require()
+    parser_module.require_figures(arguments.plot)
     reader = open_reader(Path(config.data.path))
     try:
         found = study(_question(config, arguments), reader, log.info)
@@ -338,8 +332,6 @@ def _question(
 
 
 def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
     if arguments.plot:
         from hpcsgd.studies.precision import plot_errors
 
@@ -347,8 +339,7 @@ def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(found.json(), flush=True)
     else:
-        width = None if sys.stdout.isatty() else PRECISION_WIDTH
-        console = Console(highlight=False, width=width)
+        console = parser_module.new_console(PRECISION_WIDTH)
         for table in (fields_table(found), recipes_table(found)):
             console.print(table)
         console.print(*sentences(found), sep="\n", soft_wrap=True)
@@ -375,22 +366,15 @@ def warnings(found: "PrecisionReport") -> list[str]:
 
 def fields_table(found: "PrecisionReport") -> "Table":
     """A row for each field and format."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     asked = found.question
     schedule = asked.config.schedule
-    drawn = Table(
-        title=f"one field low, the others fp64: error of w after one exchange, relative"
+    drawn = parser_module.new_table(
+        f"one field low, the others fp64: error of w after one exchange, relative"
         f" to its update (b = {schedule.batch}, s = {schedule.steps or 'auto'},"
         f" C = {asked.members}, median of {asked.groups})",
-        title_justify="left",
-        box=SIMPLE_HEAD,
+        ("field", "format"),
+        ("roundoff", "bound", "measured", "bytes saved", "µs saved"),
     )
-    drawn.add_column("field")
-    drawn.add_column("format")
-    for name in ("roundoff", "bound", "measured", "bytes saved", "µs saved"):
-        drawn.add_column(name, justify="right")
     for row in found.fields:
         drawn.add_row(
             row.field,
@@ -408,14 +392,11 @@ def fields_table(found: "PrecisionReport") -> "Table":
 
 def recipes_table(found: "PrecisionReport") -> "Table":
     """A row for each recipe."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    drawn = Table(title="whole recipes", title_justify="left", box=SIMPLE_HEAD)
-    drawn.add_column("recipe")
-    names = ("bound", "measured", "loss gap, pilot", "predicted", "bytes sent", "µs")
-    for name in names:
-        drawn.add_column(name, justify="right")
+    drawn = parser_module.new_table(
+        "whole recipes",
+        ("recipe",),
+        ("bound", "measured", "loss gap, pilot", "predicted", "bytes sent", "µs"),
+    )
     for row in found.recipes:
         is_timed = row.cost.seconds is not None
         drawn.add_row(

@@ -196,21 +196,23 @@ class TrainingLoop(Generic[S]):
         self.observers = observers
         self.polls = polls  # None: messages of the solver carry requests
         self.saver = saver  # None: no checkpoints are made
-        self.meter: EnergyMeter | None = None  # since `run`
+        self.meter: EnergyMeter | None = None  # None: nobody counts the energy
         self.alarm: dict[str, Any] | None = None  # the one that ended the loop
 
-    def run(self, state: S, meter: EnergyMeter) -> tuple[S, Status]:
+    def run(self, state: S, meter: EnergyMeter | None) -> tuple[S, Status]:
         """Begin, train to an ending, and take the loss there; return state and status.
 
-        The meter counts the energy of training.
+        The meter counts the energy of training, where there is one.
         """
         solver, view = self.solver, self.view
         self.meter = meter
         solver.begin(state, view)
         self.observers.start(state, view.exchanges)
-        meter.resume()
+        if meter is not None:
+            meter.resume()
         state, status = self.train(state)
-        meter.pause()
+        if meter is not None:
+            meter.pause()
         state = solver.finish(state, view)
         self.observers.at_end(state, view.exchanges, status.is_finished)
         # A run that goes on later is evaluated at the end of its last leg alone.
@@ -368,7 +370,10 @@ class Training(Generic[S]):
         return EnergyReport() if meter is None else meter.report()
 
     def run(
-        self, state: S, meter: EnergyMeter, request: Request = Request.NONE
+        self,
+        state: S,
+        meter: EnergyMeter | None = None,
+        request: Request = Request.NONE,
     ) -> tuple[S, Status]:
         """Train; return the last state, or the last good one of a run that diverged.
 
@@ -393,7 +398,9 @@ class Training(Generic[S]):
             loop.saver.finish()
         return state, status
 
-    def _refine(self, state: S, status: Status, meter: EnergyMeter) -> tuple[S, Status]:
+    def _refine(
+        self, state: S, status: Status, meter: EnergyMeter | None
+    ) -> tuple[S, Status]:
         """Refine the model where that is asked for; warn of a goal not reached."""
         last = self.loop
         if self.refinement is not None:

@@ -1,6 +1,6 @@
 """Twins of decentralised methods that lack one part."""
 
-from hpcsgd.agreements.averaging import flat_positions
+from hpcsgd.agreements.averaging import flat_positions, positions
 from hpcsgd.agreements.more.decentralized import LowPrecision, MixPairs
 
 
@@ -21,7 +21,7 @@ class WithoutFeedback(LowPrecision):
         own = flat_positions(state, self.columns)
         for share, theirs in zip(self.shares, self.neighbours, strict=True):
             own += share * (theirs - before)
-        _put(state, own, self.columns)
+        positions(state, self.columns).become(own)
         for theirs in self.neighbours:
             theirs[...] = 0.0
         record = self._encode(own)
@@ -29,11 +29,3 @@ class WithoutFeedback(LowPrecision):
             land = self._send(record)
         with self.overlap.waiting():
             land()
-
-
-def _put(state, words, columns):
-    """Put [weights | intercept] back, as `flat_positions` gives them."""
-    weights = state.weights[:, :columns]
-    weights[...] = words[: weights.size].reshape(weights.shape)
-    if state.intercept is not None:
-        state.intercept[0] = words[weights.size :]

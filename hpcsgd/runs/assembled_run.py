@@ -27,7 +27,7 @@ from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.loop import Training, TrainingLoop
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
-from hpcsgd.solvers.sgd import SgdSolver
+from hpcsgd.solvers.sgd import RunLength, SgdSolver
 from hpcsgd.solvers.snapshot import Snapshot
 
 # The groups of a whole run, in order: sampling, rates and plans put together.
@@ -200,6 +200,17 @@ class RunChoice:
     figures: str = ""  # of the machine behind `seconds`: measured, assumed, or a file
 
 
+def poll_every(config: RunConfig, task: Task) -> int:
+    """Return the exchanges between two polls of all ranks.
+
+    Alarms of a monitor are seen in polls, so these are as frequent as its checks.
+    """
+    run = config.run
+    return (
+        run.check_every if task.monitor is None else min(run.check_every, run.gap_every)
+    )
+
+
 @dataclass(frozen=True)
 class Parts:
     """What is there before the training loop is."""
@@ -235,11 +246,11 @@ class AssembledRun:
     feed: Feed
     columns: Columns
     capture: Capture
-    training: Training
+    training: Training[State]
     state: State
 
     @property
-    def loop(self) -> TrainingLoop:
+    def loop(self) -> TrainingLoop[State]:
         """Return the loop over the exchanges."""
         return self.training.loop
 
@@ -264,8 +275,9 @@ class AssembledRun:
         return self.capture.evaluation
 
     @property
-    def saver(self) -> Saver:
+    def saver(self) -> Saver[State]:
         """Return what writes checkpoints."""
+        assert self.loop.saver is not None
         return self.loop.saver
 
     @property
@@ -305,9 +317,13 @@ class AssembledRun:
             self.saver.finish()  # a first step without it could not be found
 
     def run_exchanges(self, groups: Iterator[Group | None], more: int) -> None:
-        """Run so many exchanges and no more, to time them: no loss is evaluated."""
-        self.solver.feed(groups)
-        self.loop.train_for(self.state, more)
+        """Run so many exchanges and no more, to time them: no loss is evaluated.
+
+        The rest of the run is lost: its length is now one epoch that ends there.
+        """
+        length = RunLength(1, self.view.exchanges + more, evaluate_every=0)
+        self.solver.feed(groups, length)
+        self.loop.train(self.state)
         self.agreement.arrive(self.state)
 
     def release(self) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -489,14 +489,14 @@ def _shares(rows: int, replicas: int) -> Array:
 
 # Checkpoints while training goes on: a copy now, the disk in the background.
 
-CaptureCall = Callable[[State, View], Snapshot]
+S = TypeVar("S")  # what a run saves the state of
 
 
 def _unwatched(what: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class Saver:
+class Saver(Generic[S]):
     """Decides when, has the state collected, and hands it to a writer thread.
 
     Every rank has one and `save` is called by all of them together; only the rank
@@ -506,7 +506,7 @@ class Saver:
     def __init__(
         self,
         config: CheckpointConfig | None,
-        capture: CaptureCall | None = None,
+        capture: Callable[[S, View], Snapshot] | None = None,
         store: CheckpointStore | None = None,
         working: Callable[[str], AbstractContextManager[None]] | None = None,
         remember: int = 0,
@@ -541,7 +541,7 @@ class Saver:
         late = time.monotonic() - self._began >= self.config.seconds
         return Request.SAVE if late and not self._is_writing() else Request.NONE
 
-    def save(self, state: State, view: View) -> None:
+    def save(self, state: S, view: View) -> None:
         """Collect the state; the disk is waited for only by a checkpoint before."""
         if self.config is None or self.capture is None:
             return

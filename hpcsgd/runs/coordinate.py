@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.base import emulated_fields
-from hpcsgd.backends.task import Group
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -29,7 +28,6 @@ from hpcsgd.products.cost import CACHE_BUDGET, ProductsConfig
 from hpcsgd.products.observers import Observers
 from hpcsgd.runs.advice import judge_fit
 from hpcsgd.runs.build import OpenedRun, open_all
-from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.checks import penalty_of
 from hpcsgd.runs.energy import make_meter, total
 from hpcsgd.runs.folder import RunFolder
@@ -40,7 +38,7 @@ from hpcsgd.runs.report import machine_facts, named
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.session import Session, borrow_world, check_settings
 from hpcsgd.settings import refuse
-from hpcsgd.solvers.callbacks import Callback, Callbacks, View
+from hpcsgd.solvers.callbacks import Callback, Callbacks, Request, View
 from hpcsgd.solvers.coordinate import COORDINATE, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
 from hpcsgd.solvers.evaluation import Columns
@@ -532,7 +530,7 @@ def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     own *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     world = run.ready.opened.grid.world
-    everyone = world.exchange_objects((own, run.training.loop.meter.report()))
+    everyone = world.exchange_objects((own, run.training.energy))
     energy, why = total(said for _, said in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
@@ -547,8 +545,9 @@ def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
 class Descent:
     """Takes the steps of coordinate descent for the training loop."""
 
-    last_group: Group | None = None  # no observer of SGD looks at these steps
-    alarm: dict[str, Any] | None = None
+    is_resumable = False  # a form writes no checkpoint to continue from
+    request = Request.NONE  # the loop polls all ranks
+    facts: dict[str, Any] | None = None  # a form has a section of its own
 
     def __init__(self, ready: OpenedForm) -> None:
         self.ready = ready
@@ -559,15 +558,15 @@ class Descent:
         self.evaluate_every = ready.config.run.evaluate_every
         self._steps: Iterator[tuple[int, int, int]] = iter(())
 
-    def clear_alarm(self) -> None:
-        """Do nothing: there is no monitor, since gaps are certified."""
+    @property
+    def length(self) -> "Descent":
+        """Return the descent itself, which knows where its epochs end."""
+        return self
 
-    def begin(self, state: CoordinatePoint, done: int) -> None:
+    def begin(self, state: CoordinatePoint, view: View) -> None:
         """Do nothing: a form writes no checkpoint to continue from."""
 
-    def advance(
-        self, state: CoordinatePoint, number: int, view: View
-    ) -> CoordinatePoint:
+    def advance(self, state: CoordinatePoint, view: View) -> CoordinatePoint:
         """Take the steps of an exchange, or of a sweep that needs none."""
         self.clock.start()
         if not self.is_amid:
@@ -578,28 +577,28 @@ class Descent:
         if done == planned:
             self.ready.form.settle(state)
             self.epochs, self.is_amid = self.epochs + 1, False
+        view.exchanges += 1
         return state
 
-    def agree(self, state: CoordinatePoint, number: int) -> None:
-        """Do nothing: every exchange gives all ranks the same steps."""
-
-    def finish(self, state: CoordinatePoint, done: int) -> None:
+    def finish(self, state: CoordinatePoint, view: View) -> CoordinatePoint:
         """Make the point of an epoch that broke off whole."""
         if self.is_amid:
             self.ready.form.settle(state)
             self.is_amid = False
+        return state
 
     def is_over(self, done: int) -> bool:
         """Return whether all epochs are over."""
         return self.epochs >= self.ready.config.schedule.epochs
 
-    def epoch_beginning_at(self, number: int) -> int | None:
-        """Return the epoch that the next exchange begins; None: it begins none."""
-        return None if self.is_amid else self.epochs
-
     def epochs_done_after(self, number: int) -> int | None:
         """Return the epochs that the last exchange completed; None: it ended none."""
         return None if self.is_amid else self.epochs
+
+    def is_evaluated_after(self, number: int) -> bool:
+        """Return whether the last exchange ended an epoch that is evaluated."""
+        every = self.evaluate_every
+        return not self.is_amid and every > 0 and self.epochs % every == 0
 
     def _begin_epoch(self, point: CoordinatePoint) -> None:
         form, exchanges = self.ready.form, self.ready.exchanges
@@ -772,7 +771,7 @@ class CoordinateTraining:
 
     ready: OpenedForm
     evaluation: CertifiedEvaluation
-    training: Training
+    training: Training[CoordinatePoint]
 
     @property
     def view(self) -> View:
@@ -796,14 +795,13 @@ def make_coordinate_training(
     )
     loop = TrainingLoop(
         solver=descent,
-        observers=Observers(),
         evaluation=evaluation,
         callbacks=Callbacks(callbacks, view),
+        ledger=world.ledger,
+        observers=Observers(),
         polls=PollSchedule(world, config.run.check_every, at_epoch_end=False),
-        saver=Saver(None),
-        length=descent,
     )
-    training = Training(loop, keeps_checkpoints=False)
+    training = Training(loop)
     return CoordinateTraining(ready, evaluation, training)
 
 

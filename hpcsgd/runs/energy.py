@@ -165,9 +165,9 @@ class Gain:
 class EnergyReport:
     """What one rank says at the end: nothing where it leaves reading to another."""
 
-    gains: tuple[Gain, ...]
-    seconds: float
-    reason: str
+    gains: tuple[Gain, ...] = ()
+    seconds: float = 0.0
+    reason: str = ""
 
 
 def total(everyone: Iterable[EnergyReport]) -> tuple[dict[str, Any] | None, str]:

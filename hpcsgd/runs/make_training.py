@@ -7,7 +7,7 @@ from typing import Any
 from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.base import Agreement, AgreementInputs
 from hpcsgd.agreements.gradient import Gradient
-from hpcsgd.backends.task import Task
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.data.shard import lengths
@@ -16,12 +16,12 @@ from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products.direct import MicroBatches
 from hpcsgd.products.observers import Observer, Observers
-from hpcsgd.runs.assembled_run import Parts, last_rate
+from hpcsgd.runs.assembled_run import Parts, last_rate, poll_every
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
 from hpcsgd.runs.checks import penalty_of, proximal_observers, snapshot_observers
 from hpcsgd.runs.fall_back import GoodStates, next_fallback_level
 from hpcsgd.runs.gpu import on_gpu
-from hpcsgd.runs.loop import PollSchedule, RunLength, Training, TrainingLoop
+from hpcsgd.runs.loop import PollSchedule, Training, TrainingLoop
 from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges
 from hpcsgd.solvers.callbacks import Callback, Callbacks, View
 from hpcsgd.solvers.evaluation import (
@@ -31,9 +31,9 @@ from hpcsgd.solvers.evaluation import (
     ReplicaLossScale,
     TailAverage,
 )
-from hpcsgd.solvers.newton import Finisher
+from hpcsgd.solvers.newton import Refinement
 from hpcsgd.solvers.objective import Objective, SlicedObjective, TiledObjective
-from hpcsgd.solvers.sgd import SgdSolver
+from hpcsgd.solvers.sgd import RunLength, SgdSolver
 
 # Which observers a run has: what reads or touches its state between exchanges.
 
@@ -248,7 +248,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
 def make_training(
     parts: Parts, callbacks: list[Callback]
-) -> tuple[Capture, SgdSolver, Training]:
+) -> tuple[Capture, SgdSolver, Training[State]]:
     """Return what takes a run's state and puts it back, its solver, its training."""
     config, grid, task = parts.config, parts.grid, parts.task
     agreement = _agreement(parts)
@@ -265,30 +265,48 @@ def make_training(
         phases=lambda: phases_so_far(task.clock, grid.world.ledger),
         evaluations_planned=evaluations(schedule.epochs, config.run.evaluate_every),
     )
-    good_states = _good_states(parts, view, evaluation)
     observers = [guard, *make_observers(parts, agreement, evaluation, view)]
-    groups = parts.feed.groups
-    solver = SgdSolver(parts.product, agreement, task.clock, task.monitor, groups)
+    good_states = _good_states(parts, view, evaluation)
+    if good_states is not None:
+        observers.append(good_states)
+    solver = SgdSolver(
+        product=parts.product,
+        agreement=agreement,
+        clock=task.clock,
+        observers=Observers(observers),
+        groups_after=parts.feed.groups,
+        length=RunLength(schedule.epochs, each, config.run.evaluate_every),
+    )
     loop = TrainingLoop(
         solver=solver,
-        observers=Observers([*observers, *good_states]),
         evaluation=evaluation,
         callbacks=Callbacks(callbacks, view),
-        polls=PollSchedule(grid.world, _looks_every(parts), _falls_back(parts)),
+        ledger=grid.world.ledger,
+        observers=solver.observers,
+        polls=PollSchedule(
+            grid.world,
+            poll_every(config, task),
+            monitor=task.monitor,
+            ends_on_alarm=_falls_back(parts),
+        ),
         saver=_saver(parts, capture),
-        length=RunLength(schedule.epochs, each, config.run.evaluate_every),
     )
     training = Training(
         loop,
-        _finisher(parts, evaluation),
-        next(iter(good_states), None),
+        refinement=_refinement(parts, evaluation, loop),
+        good_states=good_states,
         has_own_loss=not config.run.emulate_members and task.models is None,
     )
     return capture, solver, training
 
 
-def _finisher(parts: Parts, evaluation: Evaluation) -> Finisher | None:
-    """What comes after the last step; weights that are made up have no optimum."""
+def _refinement(
+    parts: Parts, evaluation: Evaluation, loop: TrainingLoop[State]
+) -> TrainingLoop[State] | None:
+    """Return the loop over full passes that follows `loop`; None: there is none.
+
+    Weights that are made up have no optimum, and are refused.
+    """
     config = parts.config
     if config.polish.kind == "none":
         return None
@@ -307,26 +325,31 @@ def _finisher(parts: Parts, evaluation: Evaluation) -> Finisher | None:
             "[polish] follows gradients, and l1 or bounds have none where they bend F;"
             " set polish.kind = 'none'"
         )
-    each = config.run.evaluate == "gap"
-    return Finisher(config.polish, evaluation, parts.columns, bounds_passes=each)
+    refinement = Refinement(
+        settings=config.polish,
+        evaluation=evaluation,
+        columns=parts.columns,
+        callbacks=loop.callbacks,
+        clock=loop.solver.clock,
+        bounds_passes=config.run.evaluate == "gap",
+    )
+    return TrainingLoop(
+        solver=refinement,
+        evaluation=refinement,
+        callbacks=loop.callbacks,
+        ledger=loop.ledger,
+        observers=Observers(),
+    )
 
 
-def _looks_every(parts: Parts) -> int:
-    """Verdicts on the recurrence are heard of when all ranks look up: soon."""
-    run = parts.config.run
-    if not parts.is_watched:
-        return run.check_every
-    return min(run.check_every, run.gap_every)
-
-
-def _good_states(parts: Parts, view: View, evaluation: Evaluation) -> list[GoodStates]:
-    """Copies are kept where there is something to fall back to."""
+def _good_states(parts: Parts, view: View, evaluation: Evaluation) -> GoodStates | None:
+    """Return what keeps good states; None: there is no level to fall back to."""
     if not _falls_back(parts):
-        return []
+        return None
     if next_fallback_level(parts.config, parts.product_name) is None:
-        return []
+        return None
     every = parts.config.run.gap_every if parts.is_watched else 0
-    return [GoodStates(every, view, evaluation)]
+    return GoodStates(every, view, evaluation)
 
 
 def _falls_back(parts: Parts) -> bool:
@@ -388,7 +411,7 @@ def _capture(
     )
 
 
-def _saver(parts: Parts, capture: Capture) -> Saver:
+def _saver(parts: Parts, capture: Capture) -> Saver[State]:
     config, out = parts.config.checkpoint, parts.config.run.out
     shrinks = parts.config.run.on_failure == "shrink"
     if out is None and not shrinks:

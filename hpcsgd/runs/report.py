@@ -232,7 +232,9 @@ def _judged(live: AssembledRun) -> dict[str, Any]:
     """The models of a sweep with their losses, and the loss of rows held out."""
     models, history = live.task.models, live.view.history
     made_up = live.config.run.emulate_members  # then nobody knows a loss
-    found = {} if made_up else dict(live.view.more)
+    # A refinement has its figures in facts of its own.
+    is_elsewhere = made_up or live.training.polish_facts is not None
+    found = {} if is_elsewhere else dict(live.view.more)
     if models is None:
         return found
     first = history[0]["losses"] if history and not made_up else []
@@ -335,7 +337,7 @@ def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     own *= 1 if sys.platform == "darwin" else 1024
-    everyone = live.grid.world.exchange_objects((own, live.loop.meter.report()))
+    everyone = live.grid.world.exchange_objects((own, live.training.energy))
     energy, why = total(said for _, said in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),

@@ -9,6 +9,7 @@ import numpy as np
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import least_losses
 from hpcsgd.settings import Settings, setting
+from hpcsgd.solvers.callbacks import Request
 from hpcsgd.solvers.full_passes import (
     LEAST,
     AllRows,
@@ -183,7 +184,7 @@ def _next(begin: Trial, low: Trial, high: Trial | None) -> float:
     return low.step + width * min(max(share, MARGIN), 1.0 - MARGIN)
 
 
-# Where the finisher stands, and what it may see from there.
+# Where a refinement stands, and what it may see from there.
 
 NOISE = 1e-14  # of the mean size of the losses: what a sum of them is worth
 
@@ -306,7 +307,7 @@ class Landscape:
         return float(losses.sum()), float(slope), float(np.abs(losses).sum())
 
 
-# What is asked of the finisher.
+# What is asked of a refinement.
 
 KINDS = ("none", "lbfgs", "newton", "auto")
 REFINES = ("auto", "lbfgs", "newton")  # those that do something
@@ -466,11 +467,17 @@ class LbfgsStatus:
     gradient: float  # ‖∇F‖
     relative: float  # ‖g‖ of the scaled variables, over the size of the residuals
     floor: float  # of the latter: below it there are no digits
-    requests: tuple[int, ...]  # how many ranks have each of them
+    requests: tuple[int, ...]  # how many ranks have each of `REQUESTS`
+
+    @property
+    def request(self) -> Request:
+        """Return the largest request of any rank."""
+        counted = zip(REQUESTS, self.requests, strict=True)
+        return max((one for one, count in counted if count), default=Request.NONE)
 
 
-# What a rank wishes after an iteration, one word for each wish; all ranks are asked.
-Ask = Callable[[LbfgsStatus, RefinementPoint], tuple[int, ...]]
+# The requests that end a refinement: a word for each travels with the inner products.
+REQUESTS = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
 
 
 def depth_for(columns: int) -> int:
@@ -486,108 +493,102 @@ def bytes_of_lbfgs(rows: int, cols: int, columns: int) -> int:
 
 
 class Lbfgs:
-    """One run of it; `ask` says what this rank wishes, after every iteration."""
+    """L-BFGS from given weights on; `advance` takes an iteration. Collective."""
 
-    fall: GapCertificate | None = (
-        None  # what a step of Newton expects, where one is tried
-    )
+    # What a step of Newton expects, where one is tried.
+    fall: GapCertificate | None = None
 
     def __init__(
         self,
         land: Landscape,
         settings: PolishConfig,
-        ask: Ask,
-        certificate: GapCertificate | None = None,
+        start: RefinementPoint,
+        certificate: GapCertificate | None,
     ) -> None:
         self.landscape = land
         self.settings = settings
-        self.ask = ask
         self.certificate = certificate  # None: the gradient alone decides
         self.tol = settings.tol  # refinements lower it
         self.refined_at: list[float] = []  # how far above points were that were refined
         self.rescaled_at = RESCALED_FIRST
         self.centers: Centers | None = None  # what the columns of `landscape` lack
-        self.requests: tuple[int, ...] = (0, 0, 0)
         self.passes = self.trials = 0
+        self.ending: StopReason | None = None  # None: it goes on
+        self.point = start
+        self._look_around()
+        self.first = self.status = self._take_status(Request.NONE)
+        self.best = _Best(self.status)
 
-    def run(
-        self, weights: Array, intercept: Array | None
-    ) -> tuple[RefinementPoint, StopReason]:
-        """Return the optimum reached from weights (d_c, K) and intercept (K,)."""
-        point = self._begin(weights, intercept)
-        stand = self.first = self._hear(point)
-        best = _Best(stand, self.here.noise)
-        while True:
-            ending = self._ending(stand, best)
-            if ending is None and not self._step(point):
-                ending = _given_up(stand)
-            if ending is None:
-                if self.passes == self.rescaled_at:
-                    self.rescaled_at *= 2
-                    self._rescale(point, at_least=RESCALED_BY)
-                stand = self._hear(point)
-                best.look(stand, self.here.noise)
-                continue
-            ending = self._certified(point, stand, ending)
-            if ending is not None:
-                self.last = stand
-                return point, ending
-            stand = self._hear(point)
+    def advance(self, request: Request) -> None:
+        """Take an iteration, or set the ending where none is to follow. Collective.
+
+        `request` is that of this rank: all ranks learn of it with the inner products,
+        and the iteration that follows is not begun.
+        """
+        ending = self._ending()
+        if ending is None and not self._step():
+            ending = _given_up(self.status)
+        if ending is None:
+            if self.passes == self.rescaled_at:
+                self.rescaled_at *= 2
+                self._rescale(at_least=RESCALED_BY)
+            self.status = self._take_status(request)
+            self.best.look(self.status, self.here.noise)
+            return
+        self.ending = self._certified(ending)
+        if self.ending is None:
             # A point that looked optimal has to move on in the new variables.
-            self.tol = min(self.tol, TIGHTER * stand.relative)
-            best = _Best(stand, self.here.noise)
+            self.status = self._take_status(request)
+            self.tol = min(self.tol, TIGHTER * self.status.relative)
+            self.best = _Best(self.status)
 
-    def _begin(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        point = self.landscape.start_at(weights, intercept)
-        moments = self._moments_at(point)
-        if intercept is not None:
+    def _look_around(self) -> None:
+        """Take scaling and loss at the start, on centred columns where they are far."""
+        moments = self._moments()
+        if self.landscape.has_intercept:
             self.centers = find_centers(self.landscape.rows, moments)
-        if intercept is not None and self.centers is not None:
+        if self.centers is not None:
+            weights, intercept = self.point.weights, self.point.intercept
             self.landscape = self.landscape.centred(self.centers)
             moved = self.centers.moved(self.landscape.rows.objective, weights)
-            point = self.landscape.start_at(weights, intercept + moved)
-            moments = self._moments_at(point)
+            self.point = self.landscape.start_at(weights, intercept + moved)
+            moments = self._moments()
         self.scaling = make_scaling(
             moments, self.landscape.l2, self.landscape.has_intercept
         )
-        self._forget(point)
+        self._forget()
         self.here = self.landscape.look(
-            point, self.landscape.zero_direction(point), 0.0
+            self.point, self.landscape.zero_direction(self.point), 0.0
         )
-        return point
 
-    def _moments_at(
-        self, point: RefinementPoint, floor: float = LEAST
-    ) -> WeightedMoments:
-        """Return the moments of columns under the curvatures at a point: one pass."""
+    def _moments(self, floor: float = LEAST) -> WeightedMoments:
+        """Return the moments of columns under the curvatures at the point: one pass."""
         rows = self.landscape.rows
-        h = curvatures(self.landscape.family, point.scores, rows.targets, floor)
+        h = curvatures(self.landscape.family, self.point.scores, rows.targets, floor)
         return rows.moments(h * rows.share)
 
-    def _forget(self, point: RefinementPoint) -> None:
-        """Begin the memory with the gradient at a point in the variables of now."""
-        rows, gradient = self.landscape.rows, self._scaled(point)
+    def _forget(self) -> None:
+        """Begin the memory with the gradient at the point in the variables of now."""
+        rows, gradient = self.landscape.rows, self._scaled()
         total = rows.objective.shard.total_columns * rows.columns
         self.memory = CurvaturePairs(depth_for(total), len(gradient))
         self.memory.begin(gradient)
 
-    def _rescale(self, point: RefinementPoint, at_least: float = 1.0) -> None:
-        """Take variables for the curvatures at a point, where they have changed.
+    def _rescale(self, at_least: float = 1.0) -> None:
+        """Take variables for the curvatures at the point, where they have changed.
 
         With a ridge no row's curvature needs a floor: λ keeps every column off zero.
         """
-        moments = self._moments_at(point, 0.0 if self.landscape.l2 else LEAST)
+        moments = self._moments(0.0 if self.landscape.l2 else LEAST)
         fresh = make_scaling(moments, self.landscape.l2, self.landscape.has_intercept)
         change = np.square(np.log(fresh.roots / self.scaling.roots)).max(initial=0.0)
         change = max(change, np.square(np.log(fresh.level / self.scaling.level)).max())
         is_changed = bool(2.0 * np.sqrt(change) >= np.log(at_least))
         if self.landscape.world.max_flag(int(is_changed)):
             self.scaling = fresh
-            self._forget(point)
+            self._forget()
 
-    def _certified(
-        self, point: RefinementPoint, stand: LbfgsStatus, ending: StopReason
-    ) -> StopReason | None:
+    def _certified(self, ending: StopReason) -> StopReason | None:
         """Return how a run ends by the certified gap of its point; None: it goes on.
 
         The gap decides wherever there is one. The gradient is relative to residuals,
@@ -595,7 +596,7 @@ class Lbfgs:
         """
         if self.certificate is None or ending is StopReason.ASKED:
             return ending
-        is_met = self.certificate.judge(self.landscape, point, stand.loss)
+        is_met = self.certificate.judge(self.landscape, self.point, self.status.loss)
         if is_met is None or (is_met and ending.is_good):
             return ending
         if is_met:
@@ -604,7 +605,7 @@ class Lbfgs:
             return ending
         if not self._goes_on(self.certificate.gap):
             return StopReason.UNCERTIFIED if ending.is_good else ending
-        self._rescale(point)
+        self._rescale()
         return None
 
     def _goes_on(self, gap: float | None) -> bool:
@@ -618,22 +619,26 @@ class Lbfgs:
         refined.append(gap)
         return True
 
-    def _scaled(self, point: RefinementPoint) -> Array:
-        """The gradient in the scaled variables, flat: this member's part, then ν's."""
-        parts = self.scaling.gradient(point.slope, point.drift)
+    def _scaled(self) -> Array:
+        """Return the gradient in the scaled variables, flat: this member's part, then
+        ν's.
+        """
+        parts = self.scaling.gradient(self.point.slope, self.point.drift)
         return np.concatenate([part.reshape(-1) for part in parts])
 
-    def _step(self, point: RefinementPoint) -> bool:
-        """One iteration; False where no step leads down that float64 can show."""
+    def _step(self) -> bool:
+        """Move the point; return False where no step leads down that float64 can
+        show.
+        """
         self.passes += 1
-        for move, slope in self._directions(point):
-            found = self._walk(point, move, slope) if slope < 0.0 else None
+        for move, slope in self._directions():
+            found = self._walk(move, slope) if slope < 0.0 else None
             if found is not None:
-                self.memory.put(found.step * move, self._scaled(point))
+                self.memory.put(found.step * move, self._scaled())
                 return True
         return False
 
-    def _directions(self, point: RefinementPoint) -> Iterator[tuple[Array, float]]:
+    def _directions(self) -> Iterator[tuple[Array, float]]:
         """What to try, one after the other: p, this rank's part of it, and g·p."""
         yield self._combined()
         if self.memory.order:
@@ -649,9 +654,10 @@ class Lbfgs:
         move, slope = self.memory.direction()
         return self.landscape.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
 
-    def _walk(self, point: RefinementPoint, move: Array, slope: float) -> Trial | None:
+    def _walk(self, move: Array, slope: float) -> Trial | None:
         """Go along the move as far as is good; None: nowhere."""
-        land, width = self.landscape, point.weights.size
+        land, point = self.landscape, self.point
+        width = point.weights.size
         weights = self.scaling.weights(move[:width].reshape(point.weights.shape))
         intercept = move[width:] / self.scaling.level
         way = land.along(point, weights, intercept, self.scaling.pull(weights))
@@ -663,27 +669,26 @@ class Lbfgs:
             self.here = found
         return found
 
-    def _hear(self, point: RefinementPoint) -> LbfgsStatus:
-        """Inner products, sizes and wishes, in one message to all ranks."""
+    def _take_status(self, request: Request) -> LbfgsStatus:
+        """Sum inner products, sizes and requests over all ranks, in one message."""
         words = self.memory.words
-        message = np.zeros(words + 3 + len(self.requests))
-        message[words : words + 3] = self._sizes(point)
-        message[words + 3 :] = self.requests
+        message = np.zeros(words + 3 + len(REQUESTS))
+        message[words : words + 3] = self._sizes()
+        message[words + 3 :] = [request is one for one in REQUESTS]
         if self.landscape.rows.grid.replica == 0:
-            message[:words] = self.memory.parts(self._own(point))
+            message[:words] = self.memory.parts(self._own())
         self.landscape.world.sum(message, "evaluate")
         self.memory.add_products(message[:words])
-        stand = self._judged(message[words:])
-        self.requests = self.ask(stand, point)
-        return stand
+        return self._judged(message[words:])
 
-    def _own(self, point: RefinementPoint) -> slice:
+    def _own(self) -> slice:
         """This rank's part of the vectors: the intercept counts once."""
-        return slice(None) if self.landscape.is_first else slice(point.weights.size)
+        width = self.point.weights.size
+        return slice(None) if self.landscape.is_first else slice(width)
 
-    def _sizes(self, point: RefinementPoint) -> tuple[float, float, float]:
+    def _sizes(self) -> tuple[float, float, float]:
         """‖∇F‖², and in the units of scaled gradients residuals² and scores²."""
-        square = residuals = scores = 0.0
+        point, square, residuals, scores = self.point, 0.0, 0.0, 0.0
         if self.landscape.rows.grid.replica == 0:
             square = float(np.vdot(point.slope, point.slope))
         if self.landscape.is_first:
@@ -707,32 +712,34 @@ class Lbfgs:
             requests=tuple(int(count) for count in heard[3:]),
         )
 
-    def _ending(self, stand: LbfgsStatus, best: "_Best") -> StopReason | None:
-        if stand.relative <= self.tol:
+    def _ending(self) -> StopReason | None:
+        """Return why no further iteration is needed, or allowed; None: one is."""
+        status = self.status
+        if status.relative <= self.tol:
             return StopReason.CONVERGED
-        if stand.relative <= stand.floor:
+        if status.relative <= status.floor:
             return StopReason.ROUNDING
-        if best.age >= STALE:
-            return _given_up(stand)
-        if any(stand.requests):
+        if self.best.age >= STALE:
+            return _given_up(status)
+        if any(status.requests):
             return StopReason.ASKED
         return StopReason.PASSES if self.passes >= self.settings.passes else None
 
 
-def _given_up(stand: LbfgsStatus) -> StopReason:
-    return StopReason.ROUNDING if stand.relative <= STUCK else StopReason.STUCK
+def _given_up(status: LbfgsStatus) -> StopReason:
+    return StopReason.ROUNDING if status.relative <= STUCK else StopReason.STUCK
 
 
 class _Best:
     """How long ago there was a gain."""
 
-    def __init__(self, stand: LbfgsStatus, noise: float) -> None:
-        self.loss, self.relative, self.age = stand.loss, stand.relative, 0
+    def __init__(self, status: LbfgsStatus) -> None:
+        self.loss, self.relative, self.age = status.loss, status.relative, 0
 
-    def look(self, stand: LbfgsStatus, noise: float) -> None:
-        """After an iteration."""
+    def look(self, status: LbfgsStatus, noise: float) -> None:
+        """Compare with what is known after an iteration."""
         self.age += 1
-        if stand.loss < self.loss - noise:
-            self.loss, self.age = stand.loss, 0
-        if stand.relative < 0.9 * self.relative:
-            self.relative, self.age = stand.relative, 0
+        if status.loss < self.loss - noise:
+            self.loss, self.age = status.loss, 0
+        if status.relative < 0.9 * self.relative:
+            self.relative, self.age = status.relative, 0

@@ -1,18 +1,19 @@
 """Newton's method on all rows, and the refinement after the last step."""
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from hpcsgd.backends.task import State
-from hpcsgd.comm.ledger import Entry
+from hpcsgd.comm.ledger import Clock, Entry
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
-from hpcsgd.solvers.callbacks import Request, View
+from hpcsgd.solvers.callbacks import Callbacks, Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.full_passes import (
     NO_MINIMUM,
@@ -25,11 +26,9 @@ from hpcsgd.solvers.full_passes import (
 )
 from hpcsgd.solvers.lbfgs import (
     EPS,
-    Ask,
     GapCertificate,
     Landscape,
     Lbfgs,
-    LbfgsStatus,
     PolishConfig,
     RefinementPoint,
     StopReason,
@@ -173,27 +172,34 @@ def is_small(columns: int, scores: int) -> bool:
 class NewtonSolver(Lbfgs):
     """L-BFGS whose directions are Newton's, from pass `after` on."""
 
-    after = 0
     hessian: Hessian | None = None
 
-    def _rescale(self, point: RefinementPoint, at_least: float = 1.0) -> None:
+    def __init__(
+        self,
+        land: Landscape,
+        settings: PolishConfig,
+        start: RefinementPoint,
+        certificate: GapCertificate | None,
+    ) -> None:
+        self.after = 0 if settings.kind == "newton" else PATIENCE
+        super().__init__(land, settings, start, certificate)
+
+    def _rescale(self, at_least: float = 1.0) -> None:
         """Change the variables, which those of the Hessian have to follow."""
-        super()._rescale(point, at_least)
+        super()._rescale(at_least)
         self.hessian = None
         if self.refined_at:
             self.after = self.passes
 
-    def _certified(
-        self, point: RefinementPoint, stand: LbfgsStatus, ending: StopReason
-    ) -> StopReason | None:
+    def _certified(self, ending: StopReason) -> StopReason | None:
         """Return how a run ends by its gap, else by the fall that Newton expects."""
-        ended = super()._certified(point, stand, ending)
+        ended = super()._certified(ending)
         has_rule = self.landscape.l2 == 0.0 and self.settings.gap
         if ended is None or not (ended.is_good and has_rule):
             return ended
         self.fall = GapCertificate(self.settings.tol)
-        fall = self._expected_fall(point, stand)
-        is_met = self.fall.meets(self.landscape, fall, stand.loss)
+        fall = self._expected_fall()
+        is_met = self.fall.meets(self.landscape, fall, self.status.loss)
         if is_met is not False:
             return ended
         if not self._goes_on(self.fall.gap):
@@ -201,33 +207,31 @@ class NewtonSolver(Lbfgs):
         self.after = self.passes
         return None
 
-    def _expected_fall(
-        self, point: RefinementPoint, stand: LbfgsStatus
-    ) -> float | None:
+    def _expected_fall(self) -> float | None:
         """Return g·H⁺g/2, the same on all ranks; None: H is not finite. Collective."""
-        whole, gradient = self._whole(point)
+        whole, gradient = self._whole()
         word = np.zeros(1)
         if self.landscape.world.rank == 0:
-            size = float(np.linalg.norm(gradient)) / max(stand.relative, TINY)
+            size = float(np.linalg.norm(gradient)) / max(self.status.relative, TINY)
             word[0] = expected_fall(whole, gradient, NOISE * EPS * size)
         self.landscape.world.broadcast(word, 0, "evaluate")
         return None if np.isnan(word[0]) else float(word[0])
 
-    def _whole(self, point: RefinementPoint) -> tuple[Array, Array]:
-        """Return Hessian and gradient of all variables at a point. Collective."""
+    def _whole(self) -> tuple[Array, Array]:
+        """Return Hessian and gradient of all variables at the point. Collective."""
         if self.hessian is None:
             self.hessian = Hessian(self.landscape, self.scaling)
-        return self.hessian.take(point, self._scaled(point))
+        return self.hessian.take(self.point, self._scaled())
 
-    def _directions(self, point: RefinementPoint) -> Iterator[tuple[Array, float]]:
+    def _directions(self) -> Iterator[tuple[Array, float]]:
         """Newton's, then those of L-BFGS where it leads nowhere."""
         if self.passes > self.after:
-            yield self._newton(point)
-        yield from super()._directions(point)
+            yield self._newton()
+        yield from super()._directions()
 
-    def _newton(self, point: RefinementPoint) -> tuple[Array, float]:
+    def _newton(self) -> tuple[Array, float]:
         world = self.landscape.world
-        whole, gradient = self._whole(point)
+        whole, gradient = self._whole()
         words = np.zeros(len(gradient) + 1)
         if world.rank == 0:
             words[:-1] = downhill(whole, gradient)
@@ -280,8 +284,6 @@ def least_curvature(values: Array) -> float:
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would say it alike
-REQUESTS = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
-Tell = Callable[[dict[str, Any]], Request]
 
 REMEDY = {
     StopReason.PASSES: (
@@ -306,92 +308,76 @@ REMEDY = {
 }
 
 
-class Finisher:
-    """L-BFGS or Newton from the last step's weights, in float64 on exact values."""
+class Refinement:
+    """L-BFGS or Newton from the weights of the last step, in float64 on exact values.
+
+    It is the solver, the length and the evaluation of a training loop. A step of it is
+    a pass over all rows, which no poll follows: requests travel with its sums. It ends
+    by a rule of its own, and returns the weights of the last pass.
+    """
+
+    is_resumable = False  # passes write no checkpoints
+    steps: Lbfgs  # since `begin`
+    sent: Entry  # for evaluations ahead of `begin`
+    ending: StopReason  # by the weights that are returned, since these are evaluated
 
     def __init__(
         self,
         settings: PolishConfig,
         evaluation: Evaluation,
         columns: Columns,
+        callbacks: Callbacks,
+        clock: Clock,
         bounds_passes: bool = False,
     ) -> None:
         self.settings = settings
         self.evaluation = evaluation
         self.columns = columns
+        self.callbacks = callbacks
+        self.clock = clock
         self.bounds_passes = bounds_passes  # every pass has a gap, and costs one more
-        self.gap: float | None = None  # where it was asked for, and is known
-        self.facts: dict[str, Any] | None = None  # of what was done, for the report
+        has_ridge = evaluation.objective.penalty.l2 > 0.0
+        has_gap = (settings.gap and has_ridge) or bounds_passes
+        self.certificate = GapCertificate(settings.tol) if has_gap else None
+        self.ledger = evaluation.objective.grid.world.ledger
+        self.request = Request.NONE  # that ended it
         self.has_minimum = True  # False: F falls without end
-
-    def finish(self, state: State, view: View, tell: Tell) -> tuple[State, Request]:
-        """The optimum; every pass is told as an evaluation."""
-        evaluation, settings = self.evaluation, self.settings
-        said = evaluation.objective.grid.world.ledger.entries["evaluate"]
-        before = Entry(said.calls, said.words)
-        columns, objective = evaluation.columns, evaluation.objective
-        weights, intercept = _begin(state, evaluation)
-        land = Landscape(
-            open_rows(objective, columns), objective.penalty.l2, intercept is not None
-        )
-
-        def ask(stand: LbfgsStatus, point: RefinementPoint) -> tuple[int, ...]:
-            """Tell of a pass; what this rank wishes, one word for each wish."""
-            if not stand.passes:
-                return tuple(0 for _ in REQUESTS)
-            view.loss = stand.loss
-            known = {"gradient": stand.gradient, **self._bound(steps.landscape, point)}
-            wish = tell({**known, "passes": stand.passes})
-            return tuple(int(wish is one) for one in REQUESTS)
-
-        certificate = GapCertificate(settings.tol) if self._has_gap else None
-        steps = make_steps(land, settings, ask, certificate)
-        point, ending = steps.run(weights, intercept)
-        final = self._settled(point, steps)
-        self._measure(final, point, steps, view)
-        if certificate is not None and ending.is_good:
-            # The judge is the gap of the weights as they are returned.
-            is_met = certificate.meets(steps.landscape, self.gap, view.loss)
-            ending = StopReason.UNCERTIFIED if is_met is False else ending
-        penalty, family = objective.penalty, objective.family.name
-        endless = may_lack_minimum(family, penalty) and is_separated(
-            steps.landscape.rows, point.scores
-        )
-        limit = None if certificate is None else certificate.limit
-        more = {"gap": self.gap} if self._has_gap else {}
-        self.facts = _facts(steps, ending, view, self.gradient) | {
-            "messages": said.calls - before.calls,
-            "words": said.words - before.words,
-            **more,
-            **({"gap_limit": limit} if self._has_gap else {}),
-            **_expected(steps),
-        }
-        self.has_minimum = not endless
-        if endless:
-            log.warning("polish: %s (--l2)", NO_MINIMUM, extra=ONCE)
-        else:
-            self._say(steps, ending, limit)
-        tell({"gradient": self.gradient, **more, "passes": steps.passes})
-        return final, _granted(
-            steps.last
-        ) if ending is StopReason.ASKED else Request.NONE
+        self.facts: dict[str, Any] | None = None  # of what was done, for the report
 
     @property
-    def _has_gap(self) -> bool:
-        has_ridge = self.evaluation.objective.penalty.l2 > 0.0
-        return (self.settings.gap and has_ridge) or self.bounds_passes
+    def length(self) -> "Refinement":
+        """Return the refinement itself, which knows when it is over."""
+        return self
 
-    def _bound(self, land: Landscape, point: RefinementPoint) -> dict[str, Any]:
-        """The gap of a pass, where it was asked for: one pass more."""
-        if not self.bounds_passes:
-            return {}
-        intercept = point.intercept if land.has_intercept else None
-        return {"gap": gap_at(land.rows, point.weights, intercept, point.scores).gap}
+    def begin(self, state: State, view: View) -> None:
+        """Look around at the weights of `state`: a few passes over all rows."""
+        self.clock.start()
+        began = perf_counter()
+        self.sent = replace(self.ledger.entries["evaluate"])
+        evaluation, objective = self.evaluation, self.evaluation.objective
+        rows = open_rows(objective, evaluation.columns)
+        weights, intercept = _begin(state, evaluation)
+        land = Landscape(rows, objective.penalty.l2, intercept is not None)
+        start = land.start_at(weights, intercept)
+        self.steps = make_steps(land, self.settings, start, self.certificate)
+        view.seconds += perf_counter() - began
+        self.clock.lap("polish")
 
-    def _settled(self, point: RefinementPoint, steps: Lbfgs) -> State:
+    def advance(self, state: State, view: View) -> State:
+        """Take a pass, or find that none is to follow; the state stays."""
+        self.clock.start()
+        # Requests are granted after the first pass at the earliest.
+        request = self.callbacks.request if self.steps.passes else Request.NONE
+        self.steps.advance(request)
+        if self.steps.ending is StopReason.ASKED:
+            self.request = self.steps.status.request
+        self.clock.lap("polish")
+        return state
+
+    def finish(self, state: State, view: View) -> State:
         """Return the point as a state, its intercept the same bits on all ranks."""
-        weights, grid = point.weights, self.columns.grid
-        own = point.intercept
+        steps, grid = self.steps, self.columns.grid
+        weights, own = steps.point.weights, steps.point.intercept
         if steps.centers is not None:
             own = own - steps.centers.moved(self.evaluation.objective, weights)
         if self.columns.whole:
@@ -401,43 +387,133 @@ class Finisher:
             weights, intercept[None, :] if steps.landscape.has_intercept else None
         )
 
-    def _measure(
-        self, final: State, point: RefinementPoint, steps: Lbfgs, view: View
-    ) -> None:
-        """Take F, ‖∇F‖ and the gap of the weights as they are returned.
+    def is_over(self, done: int) -> bool:
+        """Return whether no pass is to follow."""
+        return self.steps.ending is not None
+
+    def epochs_done_after(self, number: int) -> int | None:
+        """Return None: no epoch of steps ends with a pass."""
+        return None
+
+    def is_evaluated_after(self, number: int) -> bool:
+        """Return whether there was a pass that is not reported yet."""
+        return self.steps.ending is None and self.steps.passes > 0
+
+    def measure(self, state: State, view: View) -> bool:
+        """Put loss, gradient and gap into the view: of the pass, or at the end of the
+        weights as they are returned. Collective.
+        """
+        if self.steps.ending is None:
+            self._measure_pass(view)
+        else:
+            self._measure_end(self.steps.ending, state, view)
+        return True
+
+    def _measure_pass(self, view: View) -> None:
+        """Take what the pass has summed; the gap costs one pass more."""
+        steps, point = self.steps, self.steps.point
+        view.loss = steps.status.loss
+        view.more = {"gradient": steps.status.gradient}
+        if self.bounds_passes:
+            land = steps.landscape
+            intercept = point.intercept if land.has_intercept else None
+            known = gap_at(land.rows, point.weights, intercept, point.scores)
+            view.more["gap"] = known.gap
+        view.more["passes"] = steps.status.passes
+
+    def _measure_end(self, ending: StopReason, final: State, view: View) -> None:
+        """Take F, ‖∇F‖ and the gap of the weights, and judge the end by them.
 
         The gap is that of the weights with the tangents at the point's scores.
         """
-        rows = steps.landscape.rows
+        steps, certificate = self.steps, self.certificate
+        rows, scores = steps.landscape.rows, steps.point.scores
         objective, weights = rows.objective, final.weights[self.evaluation.own]
         intercept = None if final.intercept is None else final.intercept[0]
         if intercept is not None and steps.centers is not None:
             intercept = intercept + steps.centers.moved(objective, weights)
         slope = objective.slope(weights, intercept)
-        self.gradient, view.loss = objective.norm(slope), slope.loss
-        if self._has_gap:
-            exact = rows.start(weights, intercept)
-            self.gap = gap_at(rows, weights, intercept, point.scores, exact).gap
+        view.loss = slope.loss
+        view.more = {"gradient": objective.norm(slope)}
         self.evaluation.clipped = slope.clips
+        if certificate is not None:
+            exact = rows.start(weights, intercept)
+            gap = gap_at(rows, weights, intercept, scores, exact).gap
+            view.more["gap"] = gap
+            if ending.is_good:
+                is_met = certificate.meets(steps.landscape, gap, view.loss)
+                ending = StopReason.UNCERTIFIED if is_met is False else ending
+        view.more["passes"] = steps.passes
+        family, penalty = objective.family.name, objective.penalty
+        self.has_minimum = not (
+            may_lack_minimum(family, penalty) and is_separated(rows, scores)
+        )
+        self.ending = ending
+        self.facts = self._facts_of_end(view)
 
-    def _say(self, steps: Lbfgs, ending: StopReason, limit: float | None) -> None:
-        stand = steps.last
-        if ending in REMEDY:
-            figures: tuple[Any, ...] = (stand.passes, stand.relative, self.settings.tol)
-            if ending is StopReason.UNCERTIFIED:
-                figures += self.gap, limit
-            elif steps.fall is not None and ending is StopReason.HIDDEN:
-                figures += amount(_fall_of(steps)), steps.fall.limit
-            log.warning(f"polish: {REMEDY[ending]}", *figures, extra=ONCE)
-        else:
-            said = ("polish: %s after %d passes", ending.value, stand.passes)
+    def _facts_of_end(self, view: View) -> dict[str, Any]:
+        steps, sent = self.steps, self.ledger.entries["evaluate"]
+        facts = {
+            "kind": self.settings.kind,
+            "ended": self.ending.value,
+            "passes": steps.passes,
+            "trials": steps.trials,
+            "loss_before": steps.first.loss,
+            "loss_after": view.loss,
+            "gradient_before": steps.first.gradient,
+            "gradient_after": view.more["gradient"],
+            "relative_before": steps.first.relative,
+            "relative_after": steps.status.relative,
+            "tol": self.settings.tol,
+            "messages": sent.calls - self.sent.calls,
+            "words": sent.words - self.sent.words,
+        }
+        if self.certificate is not None:
+            facts |= {"gap": view.more["gap"], "gap_limit": self.certificate.limit}
+        if steps.fall is not None and steps.fall.gap is not None:
+            facts["expected_fall"] = _fall_of(steps)
+            facts["fall_limit"] = steps.fall.limit
+        return facts
+
+    def has_broken_weights(self, state: State) -> bool:
+        """Return False: every pass lowers F."""
+        return False
+
+    def is_fresh(self, view: View) -> bool:
+        """Return False: the weights that are returned are always evaluated."""
+        return False
+
+    def has_reached_goal(self, view: View) -> bool:
+        """Return False: the refinement ends by its own rule."""
+        return False
+
+    def warn_of_goal(self, state: State, view: View, has_converged: bool) -> None:
+        """Warn where F has no minimum, or its optimum is not reached."""
+        if not self.has_minimum:
+            log.warning("polish: %s (--l2)", NO_MINIMUM, extra=ONCE)
+            return
+        steps, ending = self.steps, self.ending
+        if ending not in REMEDY:
+            said = ("polish: %s after %d passes", ending.value, steps.status.passes)
             log.info(*said, extra=ONCE)
+            return
+        passes, relative = steps.status.passes, steps.status.relative
+        figures: tuple[Any, ...] = (passes, relative, self.settings.tol)
+        if self.certificate is not None and ending is StopReason.UNCERTIFIED:
+            figures += view.more["gap"], self.certificate.limit
+        elif steps.fall is not None and ending is StopReason.HIDDEN:
+            figures += amount(_fall_of(steps)), steps.fall.limit
+        log.warning(f"polish: {REMEDY[ending]}", *figures, extra=ONCE)
+
+    def restore(self, state: State) -> float:
+        """Return the last loss: no weights are better than the last ones."""
+        return self.callbacks.view.loss
 
 
 def make_steps(
     land: Landscape,
     settings: PolishConfig,
-    ask: Ask,
+    start: RefinementPoint,
     certificate: GapCertificate | None,
 ) -> Lbfgs:
     """Return steps of the kind that was asked for; `auto` where there may be both."""
@@ -448,11 +524,8 @@ def make_steps(
             f"[polish] kind = 'newton' takes at most {MOST} variables, and here"
             f" are {(columns + 1) * scores}; use kind = 'lbfgs'"
         )
-    if settings.kind == "lbfgs" or not small:
-        return Lbfgs(land, settings, ask, certificate)
-    steps = NewtonSolver(land, settings, ask, certificate)
-    steps.after = 0 if settings.kind == "newton" else PATIENCE
-    return steps
+    kind = NewtonSolver if small and settings.kind != "lbfgs" else Lbfgs
+    return kind(land, settings, start, certificate)
 
 
 def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
@@ -470,12 +543,6 @@ def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
     return found, intercept
 
 
-def _granted(stand: LbfgsStatus) -> Request:
-    """The largest that any rank has."""
-    heard = zip(REQUESTS, stand.requests, strict=True)
-    return max((wish for wish, count in heard if count), default=Request.NONE)
-
-
 def amount(fall: float | None) -> str:
     """Return in words how much F is expected to fall; None: more than can be told."""
     return "an unknown amount" if fall is None else f"{fall:.2g}"
@@ -485,28 +552,3 @@ def _fall_of(steps: Lbfgs) -> float | None:
     """Return the fall of F that Newton expected at the end; None: it is unknown."""
     fall = None if steps.fall is None else steps.fall.gap
     return fall if fall is not None and np.isfinite(fall) else None
-
-
-def _expected(steps: Lbfgs) -> dict[str, Any]:
-    """Return what the report has of the fall, where a step of Newton was tried."""
-    if steps.fall is None or steps.fall.gap is None:
-        return {}
-    return {"expected_fall": _fall_of(steps), "fall_limit": steps.fall.limit}
-
-
-def _facts(
-    steps: Lbfgs, ending: StopReason, view: View, gradient: float
-) -> dict[str, Any]:
-    return {
-        "kind": steps.settings.kind,
-        "ended": ending.value,
-        "passes": steps.passes,
-        "trials": steps.trials,
-        "loss_before": steps.first.loss,
-        "loss_after": view.loss,
-        "gradient_before": steps.first.gradient,
-        "gradient_after": gradient,
-        "relative_before": steps.first.relative,
-        "relative_after": steps.last.relative,
-        "tol": steps.settings.tol,
-    }

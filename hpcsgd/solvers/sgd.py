@@ -1,80 +1,115 @@
 """Stochastic gradient descent as a solver of the training loop."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from hpcsgd.agreements.base import Agreement
-from hpcsgd.backends.task import Group, Monitor, State
+from hpcsgd.backends.task import Group, State
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.products.base import Product
-from hpcsgd.solvers.callbacks import View
+from hpcsgd.products.observers import Observers
+from hpcsgd.solvers.callbacks import Request, View
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The length of a run whose epochs have the same number of exchanges."""
+
+    epochs: int
+    exchanges_per_epoch: int
+    evaluate_every: int  # epochs; 0 = no evaluation before the end
+
+    def is_over(self, done: int) -> bool:
+        """Return whether exchange `done` was the last one."""
+        return done >= self.epochs * self.exchanges_per_epoch
+
+    def epoch_beginning_at(self, number: int) -> int | None:
+        """Return the index of the epoch that begins with exchange `number`, if any."""
+        epoch, offset = divmod(number - 1, self.exchanges_per_epoch)
+        return None if offset else epoch
+
+    def epochs_done_after(self, number: int) -> int | None:
+        """Return the count of epochs done where exchange `number` ends one, or None."""
+        epochs, offset = divmod(number, self.exchanges_per_epoch)
+        return None if offset else epochs
+
+    def is_evaluated_after(self, number: int) -> bool:
+        """Return whether the model is evaluated after exchange `number`."""
+        epochs, every = self.epochs_done_after(number), self.evaluate_every
+        return epochs is not None and every > 0 and epochs % every == 0
 
 
 class SgdSolver:
-    """Takes the steps of each exchange through a product; then replicas agree."""
+    """Takes the s steps of each exchange through a product; then replicas agree."""
+
+    is_resumable = True
+    request = Request.NONE  # the loop polls all ranks
+    facts: dict[str, Any] | None = None  # SGD ends with its last exchange
 
     def __init__(
         self,
         product: Product,
         agreement: Agreement,
         clock: Clock,
-        monitor: Monitor | None,
+        observers: Observers,
         groups_after: Callable[[int], Iterator[Group | None]],
+        length: RunLength,
     ) -> None:
         self.product = product
         self.agreement = agreement
         self.clock = clock
-        self.monitor = monitor  # of the recurrence; None: there is none
+        self.observers = observers
         # Exchange -> the groups of all exchanges after it; None: no rows are left.
         self.groups_after = groups_after
+        self.length = length
         self.group: Group | None = None  # of the next exchange; None: it has no rows
-        self.last_group: Group | None = (
-            None  # of the last exchange; None: it took no steps
-        )
         self._groups: Iterator[Group | None] = iter(())
 
-    def begin(self, state: State, done: int) -> None:
-        """Go on from `state` after exchange `done`."""
-        self.agreement.start(state, done)
-        self.feed(self.groups_after(done))
+    def begin(self, state: State, view: View) -> None:
+        """Prepare to continue from `state` after exchange `view.exchanges`."""
+        self.agreement.start(state, view.exchanges)
+        self.feed(self.groups_after(view.exchanges), self.length)
 
-    def feed(self, groups: Iterator[Group | None]) -> None:
-        """Take the groups of the next exchanges from here on."""
-        self._groups = groups
+    def feed(self, groups: Iterator[Group | None], length: RunLength) -> None:
+        """Take these groups in the next exchanges, in a run of this length."""
+        self._groups, self.length = groups, length
         self.group = next(groups, None)
 
-    def advance(self, state: State, number: int, view: View) -> State:
-        """Take the steps of exchange `number`, where this replica trains in it."""
-        group, agreement = self.group, self.agreement
+    def advance(self, state: State, view: View) -> State:
+        """Do the next exchange, and count it in the view."""
+        number, observers = view.exchanges + 1, self.observers
+        observers.before_exchange(state, number)
+        epoch = self.length.epoch_beginning_at(number)
+        if epoch is not None:
+            observers.before_epoch(state, epoch)
+
+        # 1. The rows of the exchange after this one, which a product may look ahead to.
         self.clock.start()
+        group = self.group
         upcoming = self.group = next(self._groups, None)
         self.clock.lap("sample")
-        self.last_group = None
-        if group is None:
-            return state
-        view.steps += agreement.updates(len(group.blocks.sizes))
-        if agreement.trains(number):
-            ahead = upcoming if agreement.trains(number + 1) else None
-            state = self.product.advance(state, group, ahead)
-            self.last_group = group
-        view.rows += agreement.visited(len(group.rows))
+
+        # 2. The steps, where this replica has rows and takes part.
+        agreement = self.agreement
+        trained: Group | None = None
+        if group is not None:
+            view.steps += agreement.updates(len(group.blocks.sizes))
+            if agreement.trains(number):
+                ahead = upcoming if agreement.trains(number + 1) else None
+                state = self.product.advance(state, group, ahead)
+                trained = group
+            view.rows += agreement.visited(len(group.rows))
+        observers.after_steps(state, number, trained)
+        view.exchanges = number
+
+        # 3. Replicas agree, where that is due.
+        agreement.after_exchange(state, number)
+        observers.after_exchange(state, number)
         return state
 
-    def agree(self, state: State, number: int) -> None:
-        """Let replicas agree behind the steps of exchange `number`, where it is due."""
-        self.agreement.after_exchange(state, number)
-
-    def finish(self, state: State, done: int) -> None:
-        """Wait for what is under way, and make the state that of all replicas."""
+    def finish(self, state: State, view: View) -> State:
+        """Wait for pending messages; return the state that replicas agree on."""
         self.product.finish()
-        self.agreement.settle(state, done)
-
-    @property
-    def alarm(self) -> dict[str, Any] | None:
-        """Return what the monitor has found wrong since the last poll."""
-        return None if self.monitor is None else self.monitor.alarm
-
-    def clear_alarm(self) -> None:
-        """Clear the alarm of the monitor; all ranks have seen it."""
-        if self.monitor is not None:
-            self.monitor.alarm = None
+        self.agreement.settle(state, view.exchanges)
+        return state

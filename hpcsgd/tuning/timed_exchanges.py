@@ -17,7 +17,7 @@ from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 from hpcsgd.products.base import product_facts
 from hpcsgd.products.cost import CostInputs, ProductsConfig, kept_bytes
-from hpcsgd.runs.assembled_run import AssembledRun
+from hpcsgd.runs.assembled_run import AssembledRun, poll_every
 from hpcsgd.runs.build import assemble_run, open_all
 from hpcsgd.runs.choose import job_of
 from hpcsgd.runs.load import LoadedRows
@@ -244,7 +244,7 @@ class _TimedRun:
             self.live.run_exchanges(groups, count)
         calls, waited = looks.calls - control[0], looks.seconds - control[1]
         own = (view.seconds - before - waited) / count
-        own += waited / max(calls, 1) / loop.polls.every
+        own += waited / max(calls, 1) / poll_every(self.live.config, self.live.task)
         return float(max(*world.exchange_objects(own), 1e-9))
 
 

@@ -275,9 +275,8 @@ class AssembledRun:
         return self.capture.evaluation
 
     @property
-    def saver(self) -> Saver[State]:
-        """Return what writes checkpoints."""
-        assert self.loop.saver is not None
+    def saver(self) -> Saver[State] | None:
+        """Return what writes checkpoints; None: the run leaves nothing behind."""
         return self.loop.saver
 
     @property
@@ -313,8 +312,8 @@ class AssembledRun:
         agreement: Any = self.agreement
         if self.config.agreement.on_disk and not agreement.is_open:
             agreement.open()
-            self.saver.save(self.state, self.view)
-            self.saver.finish()  # a first step without it could not be found
+            self.save()
+            self.finish_saving()  # a first step without it could not be found
 
     def run_exchanges(self, groups: Iterator[Group | None], more: int) -> None:
         """Run so many exchanges and no more, to time them: no loss is evaluated.
@@ -325,6 +324,16 @@ class AssembledRun:
         self.solver.feed(groups, length)
         self.loop.train(self.state)
         self.agreement.arrive(self.state)
+
+    def save(self) -> None:
+        """Make a checkpoint, where the run leaves any behind. Collective."""
+        if self.saver is not None:
+            self.saver.save(self.state, self.view)
+
+    def finish_saving(self) -> None:
+        """Wait until the last checkpoint is on disk; a local call."""
+        if self.saver is not None:
+            self.saver.finish()
 
     def release(self) -> None:
         """Let go of files and threads, however the run ended; a local call."""

@@ -500,18 +500,18 @@ class Saver(Generic[S]):
     """Decides when, has the state collected, and hands it to a writer thread.
 
     Every rank has one and `save` is called by all of them together; only the rank
-    that was given a store writes.
+    that was given a store writes. A run that leaves nothing behind has none.
     """
 
     def __init__(
         self,
-        config: CheckpointConfig | None,
-        capture: Callable[[S, View], Snapshot] | None = None,
+        config: CheckpointConfig,
+        capture: Callable[[S, View], Snapshot],
         store: CheckpointStore | None = None,
         working: Callable[[str], AbstractContextManager[None]] | None = None,
         remember: int = 0,
     ) -> None:
-        self.config = config  # None: this run leaves nothing behind
+        self.config = config
         self.capture = capture
         self.store = store
         # Told what we wait for when it is no rank.
@@ -530,21 +530,17 @@ class Saver(Generic[S]):
 
     def is_due(self, number: int, at_end: bool) -> bool:
         """True after the exchanges that every rank knows to be saved."""
-        if self.config is None:
-            return False
         return at_end or (self.config.every > 0 and number % self.config.every == 0)
 
     def request(self) -> Request:
         """Return the request of this rank: a checkpoint if one is due by the clock."""
-        if self.config is None or self.store is None or not self.config.seconds:
+        if self.store is None or not self.config.seconds:
             return Request.NONE
         late = time.monotonic() - self._began >= self.config.seconds
         return Request.SAVE if late and not self._is_writing() else Request.NONE
 
     def save(self, state: S, view: View) -> None:
         """Collect the state; the disk is waited for only by a checkpoint before."""
-        if self.config is None or self.capture is None:
-            return
         checkpoint = self.capture(state, view)
         self.remembered.append(checkpoint)
         self._began = time.monotonic()

@@ -411,11 +411,12 @@ def _capture(
     )
 
 
-def _saver(parts: Parts, capture: Capture) -> Saver[State]:
+def _saver(parts: Parts, capture: Capture) -> Saver[State] | None:
+    """Return what writes checkpoints; None: the run leaves nothing behind."""
     config, out = parts.config.checkpoint, parts.config.run.out
     shrinks = parts.config.run.on_failure == "shrink"
     if out is None and not shrinks:
-        return Saver(None, capture.take, None)
+        return None
     world = parts.grid.world
     store = CheckpointStore(Path(out), config.keep) if out and world.rank == 0 else None
     # Two: a rank may be lost while the newest is being collected.

@@ -95,7 +95,7 @@ def device_loss_error(
     """
     where = "before the first exchange"
     if live is not None:
-        live.saver.finish()
+        live.finish_saving()
         where = f"after exchange {live.view.exchanges}"
     who = "" if rank is None else f" by rank {rank}"
     return DeviceLost(

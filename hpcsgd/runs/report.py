@@ -291,8 +291,8 @@ def _facts(
         **named(live.loaded),
         "data_fingerprint": live.loaded.fingerprint,
         "resumes": live.capture.resumes,
-        "checkpoints_written": live.saver.written,
-        "checkpoints_failed": live.saver.failed,
+        "checkpoints_written": 0 if live.saver is None else live.saver.written,
+        "checkpoints_failed": 0 if live.saver is None else live.saver.failed,
         **_where(),
         **({"profile": profile(live, setup)} if config.run.profile else {}),
     }

@@ -252,7 +252,7 @@ class Session:
                 self._without_gpu(error)
             except (Exception, KeyboardInterrupt) as error:
                 if self.live is not None:  # whoever catches this may go on from there
-                    self.live.saver.finish()
+                    self.live.finish_saving()
                 shrinks = self.config.run.on_failure == "shrink"
                 if not (shrinks and self.world.has_lost_ranks(error)):
                     raise
@@ -274,7 +274,8 @@ class Session:
         self.world = self.world.survivors()
         self.lost += before - self.world.size
         self.config = smaller_grid(self.config, self.world.size)
-        known = [] if live is None else list(live.saver.remembered)
+        saver = None if live is None else live.saver
+        known = [] if saver is None else list(saver.remembered)
         self.last = last_common(self.world, known) or self.last
         for callback in self.callbacks:
             if live is not None:
@@ -407,7 +408,7 @@ class Session:
             live.loop.callbacks.add(SlowerThanExpected(live.chosen, keeps))
         if self.requested_config is not None:
             # At once: what is on disk was made with the settings that failed.
-            live.saver.save(live.state, live.view)
+            live.save()
 
 
 def _gpu(live: AssembledRun) -> str:

@@ -9,8 +9,9 @@ import pytest
 from hpcsgd.config import CheckpointConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checkpoint import Saver
-from hpcsgd.solvers.callbacks import Request, View
+from hpcsgd.solvers.callbacks import Callback, Request, View
 from hpcsgd.solvers.snapshot import Snapshot
+from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.limits import HANG
 
 
@@ -119,10 +120,15 @@ def test_the_last_two_are_remembered_where_that_is_asked_for():
     assert not forgetful.remembered
 
 
-def test_a_run_without_a_folder_saves_nothing():
-    saver = Saver(None, lambda state, view: pytest.fail("collected"), None)
-    assert not saver.is_due(1, True) and saver.request() is Request.NONE
-    saver.save(None, view_at(1))
+def test_a_run_without_a_folder_saves_nothing(monkeypatch):
+    class Asks(Callback):
+        def on_exchange(self, view):
+            return Request.SAVE
+
+    monkeypatch.setattr(Saver, "save", lambda *_: pytest.fail("collected"))
+    problem = make_problem("logistic")
+    result = train_on(1, config_for(problem), problem, callbacks=[Asks()])
+    assert result.report["checkpoints_written"] == 0
 
 
 @pytest.mark.parametrize("setting", [{"every": -1}, {"seconds": -1.0}, {"keep": 0}])

@@ -1,4 +1,7 @@
-"""The training loop of all solvers, its polls, and what surrounds it in a run."""
+"""The training loop of all solvers, its polls, and what surrounds it in a run.
+
+`TrainingLoop.train` is the loop; what SGD does in an exchange is in `solvers/sgd.py`.
+"""
 
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
@@ -229,7 +232,8 @@ class TrainingLoop(Generic[S]):
         if self.polls is not None:
             self.polls.begin(view.exchanges, view.seconds)
         while not solver.length.is_over(view.exchanges):
-            done, began = view.exchanges, perf_counter()
+            done = view.exchanges
+            began = perf_counter()
             state = solver.advance(state, view)
             view.seconds += perf_counter() - began
             if view.exchanges > done:  # a pass of a refinement is no exchange

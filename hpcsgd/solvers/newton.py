@@ -354,9 +354,9 @@ class Refinement:
         self.clock.start()
         began = perf_counter()
         self.sent = replace(self.ledger.entries["evaluate"])
-        evaluation, objective = self.evaluation, self.evaluation.objective
-        rows = open_rows(objective, evaluation.columns)
-        weights, intercept = _begin(state, evaluation)
+        objective = self.evaluation.objective
+        rows = open_rows(objective, self.evaluation.columns)
+        weights, intercept = _begin(state, self.evaluation)
         land = Landscape(rows, objective.penalty.l2, intercept is not None)
         start = land.start_at(weights, intercept)
         self.steps = make_steps(land, self.settings, start, self.certificate)
@@ -376,7 +376,8 @@ class Refinement:
 
     def finish(self, state: State, view: View) -> State:
         """Return the point as a state, its intercept the same bits on all ranks."""
-        steps, grid = self.steps, self.columns.grid
+        steps = self.steps
+        grid = self.columns.grid
         weights, own = steps.point.weights, steps.point.intercept
         if steps.centers is not None:
             own = own - steps.centers.moved(self.evaluation.objective, weights)
@@ -428,7 +429,8 @@ class Refinement:
         """
         steps, certificate = self.steps, self.certificate
         rows, scores = steps.landscape.rows, steps.point.scores
-        objective, weights = rows.objective, final.weights[self.evaluation.own]
+        objective = rows.objective
+        weights = final.weights[self.evaluation.own]
         intercept = None if final.intercept is None else final.intercept[0]
         if intercept is not None and steps.centers is not None:
             intercept = intercept + steps.centers.moved(objective, weights)
@@ -452,7 +454,8 @@ class Refinement:
         self.facts = self._facts_of_end(view)
 
     def _facts_of_end(self, view: View) -> dict[str, Any]:
-        steps, sent = self.steps, self.ledger.entries["evaluate"]
+        steps = self.steps
+        sent = self.ledger.entries["evaluate"]
         facts = {
             "kind": self.settings.kind,
             "ended": self.ending.value,

@@ -36,8 +36,8 @@ class RunLength:
 
     def is_evaluated_after(self, number: int) -> bool:
         """Return whether the model is evaluated after exchange `number`."""
-        epochs, every = self.epochs_done_after(number), self.evaluate_every
-        return epochs is not None and every > 0 and epochs % every == 0
+        every = self.evaluate_every
+        return every > 0 and number % (every * self.exchanges_per_epoch) == 0
 
 
 class SgdSolver:
@@ -73,12 +73,14 @@ class SgdSolver:
 
     def feed(self, groups: Iterator[Group | None], length: RunLength) -> None:
         """Take these groups in the next exchanges, in a run of this length."""
-        self._groups, self.length = groups, length
+        self._groups = groups
         self.group = next(groups, None)
+        self.length = length
 
     def advance(self, state: State, view: View) -> State:
         """Do the next exchange, and count it in the view."""
-        number, observers = view.exchanges + 1, self.observers
+        number = view.exchanges + 1
+        observers = self.observers
         observers.before_exchange(state, number)
         epoch = self.length.epoch_beginning_at(number)
         if epoch is not None:

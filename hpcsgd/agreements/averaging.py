@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    PURPOSE,
     Agreement,
     AgreementInputs,
     AgreementSettings,
@@ -24,8 +25,8 @@ from hpcsgd.agreements.base import (
     Overlap,
     StateShape,
     Supports,
+    same_on_members,
 )
-from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
@@ -147,10 +148,8 @@ class Average(Agreement):
         buffer = state.portion(share, group)
         group.sum(buffer, purpose)
         intercept = state.become(buffer)
-        # Each column block summed its own copy; with three or more replicas the
-        # order of that sum may differ in the last bit, and members must not.
-        if intercept is not None and group.size > 2 and self.grid.members.size > 1:
-            self.grid.members.broadcast(intercept, 0, purpose)
+        if intercept is not None:
+            same_on_members(self.grid, intercept, group.size, purpose)
 
 
 def sent_for_average(shape: AgreementShape, replicas: int = 0) -> list[SentWords]:
@@ -426,12 +425,6 @@ def put_flat_positions(state: State, words: Array, columns: int) -> None:
         state.intercept[0] = words[weights.size :]
 
 
-def share_intercept(state: State, grid: Grid) -> None:
-    """Each column block added its own copy; the order of a sum may have differed."""
-    if state.intercept is not None and grid.replicas.size > 2 and grid.members.size > 1:
-        grid.members.broadcast(state.intercept, 0, PURPOSE)
-
-
 # Averages that travel while replicas continue (BAGUA's asynchronous model average).
 #
 # The all-reduce of an average begins after exchange t = τ, 2τ, ... After exchange
@@ -622,7 +615,8 @@ class AsyncAverage(Average):
             put_flat_positions(state, moved, self.classes)
             if self.momentum == "reset":
                 clear_momentum(state, self.classes)
-        share_intercept(state, self.grid)
+        if state.intercept is not None:
+            same_on_members(self.grid, state.intercept, self.grid.replicas.size)
 
     def _said(self, state: State) -> Array:
         """A copy of what travels, in one row."""
@@ -651,8 +645,8 @@ class AsyncAverage(Average):
         if exchanges % shape.period == 0:
             sent = shape.sum((shape.local_columns + shape.intercept) * wide)
         is_applied = since > 0 and since % shape.period == 0
-        if is_applied and shape.intercept and shape.shares_tail:
-            sent.append(shape.sent(shape.classes * shape.states, 8))
+        if is_applied and shape.intercept:
+            sent += shape.to_members(shape.classes * shape.states)
         return sent
 
     @classmethod

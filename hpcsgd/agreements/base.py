@@ -5,7 +5,7 @@ import logging
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,6 +49,7 @@ class AgreementInputs:
 
 
 ROUNDS_FILE = "rounds.csv"  # in the folder of a run whose exchanges are rounds
+PURPOSE = "agreement"  # of the messages of agreements, in the ledger
 
 # The table of agreements.
 
@@ -636,9 +637,7 @@ class Agreement(ABC):
         """
         if self.is_whole(exchanges):
             return state
-        seen = state.host_state()
-        intercept = None if seen.intercept is None else seen.intercept.copy()
-        copy = replace(seen, weights=seen.weights.copy(), intercept=intercept)
+        copy = copied(state)
         self.conclude(copy, exchanges, "evaluate")
         return copy
 
@@ -888,6 +887,32 @@ class Agreement(ABC):
         """Release communicators that it opened. Collective."""
 
 
+def copied(state: State, names: Iterable[str] | None = None) -> State:
+    """Return a state on the host whose weights and intercept are copies.
+
+    With `names`, these arrays of its memory, and what is shared, are copies, too.
+    """
+    seen = state.host_state()
+    intercept = None if seen.intercept is None else seen.intercept.copy()
+    copy = replace(seen, weights=seen.weights.copy(), intercept=intercept)
+    if names is not None:
+        copy.memory = {name: state.memory[name].copy() for name in names}
+        copy.shared = {name: kept.copy() for name, kept in state.shared.items()}
+    return copy
+
+
+def same_on_members(
+    grid: Grid, words: Array, replicas: int, purpose: str = PURPOSE
+) -> None:
+    """Give all members the words of member 0, if theirs may differ. Collective.
+
+    Each member has summed its own copy over so many replicas. The order of a sum of
+    more than two, and so its last bit, may differ from member to member.
+    """
+    if replicas > 2 and grid.members.size > 1:
+        grid.members.broadcast(words, 0, purpose)
+
+
 # Agreements by name.
 
 
@@ -1123,14 +1148,33 @@ class Overlap:
         message.stood += self.clock() - began
         message.charged += (self.replicas.charged or 0.0) - charged
 
-    def facts(self) -> dict[str, float | str]:
-        """For the report of a run."""
+    def facts(self, *others: "Overlap") -> dict[str, float | str]:
+        """Return what the report of a run contains, of the transfers of others, too."""
+        transfer = sum((one.transfer for one in others), self.transfer)
+        hidden = sum((one.hidden for one in others), self.hidden)
         return {
-            "transfer_seconds": self.transfer,
-            "hidden_seconds": self.hidden,
-            "hidden_share": self.hidden / self.transfer if self.transfer else 0.0,
+            "transfer_seconds": transfer,
+            "hidden_seconds": hidden,
+            "hidden_share": hidden / transfer if transfer else 0.0,
             "transfer_by": "clock" if self.replicas.charged is None else "network",
         }
+
+
+# Columns in tiles: those of a bucket, or of a message of slices.
+
+
+def tiles_of(columns: int, count: int, alignment: int = 1) -> list[slice]:
+    """Cut columns into `count` tiles at most that begin at multiples of `alignment`.
+
+    Their heights are equal, give or take `alignment` columns.
+    """
+    units = -(-columns // alignment)
+    count = min(count, units)
+    parts = (split_range(units, count, number) for number in range(count))
+    return [
+        slice(part.start * alignment, min(part.stop * alignment, columns))
+        for part in parts
+    ]
 
 
 # What rank 0 sends to other replicas, from sizes and settings alone.
@@ -1170,16 +1214,17 @@ class AgreementShape:
     @cached_property
     def tiles(self) -> list[int]:
         """Words of the gradient in each bucket, those of the first columns first."""
-        units = -(-self.local_columns // self.alignment)
-        parts = (split_range(units, self.buckets, k) for k in range(self.buckets))
-        edges = ((p.start * self.alignment, p.stop * self.alignment) for p in parts)
-        heights = [min(stop, self.local_columns) - start for start, stop in edges]
-        return [height * self.classes for height in heights if height > 0]
+        parts = tiles_of(self.local_columns, self.buckets, self.alignment)
+        return [(part.stop - part.start) * self.classes for part in parts]
 
     @property
     def shares_tail(self) -> bool:
-        """Whether members compare notes: sums of their own may differ in a bit."""
+        """Whether members broadcast a tail: sums of their own may differ in a bit."""
         return self.replicas > 2 and self.members > 1
+
+    def to_members(self, words: int) -> list[SentWords]:
+        """Return the broadcast of a tail of so many words; [] where it is not sent."""
+        return [self.sent(words, 8)] if self.shares_tail else []
 
     def sent(self, words: int, itemsize: int = 0) -> SentWords:
         """One collective of so many words, of those of weights where none are named."""

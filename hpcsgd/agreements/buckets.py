@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.base import PURPOSE, Overlap
 from hpcsgd.agreements.codecs.base import Codec, Finish, Moment
 from hpcsgd.backends.base import HOST, Memory, Wait
 from hpcsgd.comm.communicator import Communicator, Message, Pending
@@ -40,6 +40,13 @@ def pieces_of(words: int, itemsize: int, partition: float) -> list[slice]:
     most = max(int(min(partition * MIB, words * itemsize)) // itemsize, 1)
     count = -(-words // most)
     return [split_range(words, count, part) for part in range(count)]
+
+
+def add_to_tail(tail: Array, residuals: Array, sums: int) -> None:
+    """Count the rows in the last word, and add their Σr to the first `sums` words."""
+    tail[-1] += len(residuals)
+    if sums:
+        tail[:sums] += residuals.sum(axis=0, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -182,9 +189,7 @@ class Buffer:
 
     def count_in(self, residuals: Array) -> None:
         """Count the rows, and add their Σr where there is an intercept."""
-        self.tail[-1] += len(residuals)
-        if self.sums and not self.is_flagged:
-            self.tail[: self.sums] += residuals.sum(axis=0, dtype=np.float64)
+        add_to_tail(self.tail, residuals, 0 if self.is_flagged else self.sums)
 
     @property
     def is_flagged(self) -> bool:
@@ -228,8 +233,6 @@ class SummedColumns:
 
 
 # The replicas as a codec sees them: one bucket's line to all of them.
-
-PURPOSE = "agreement"
 
 
 class ReplicaChannel:

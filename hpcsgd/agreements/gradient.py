@@ -36,12 +36,14 @@ from typing import Any, ClassVar, Protocol, cast
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    PURPOSE,
     Agreement,
     AgreementSettings,
     AgreementShape,
     GradientSettings,
     ReplicaCheck,
     StateShape,
+    same_on_members,
 )
 from hpcsgd.agreements.buckets import (
     Buffer,
@@ -496,13 +498,8 @@ class Gradient(Agreement):
 
     def facts(self) -> dict[str, Any]:
         """Return what the report of a run contains."""
-        shaped = {
-            key: said
-            for shaper in self.inputs.shapers
-            for key, said in shaper.facts().items()
-        }
         return {
-            **shaped,
+            **self._shaped(),
             "buckets": len(self.buffer.tiles),
             "codec": self.sender.codec,
             **self.sender.facts(),
@@ -510,6 +507,13 @@ class Gradient(Agreement):
             **self.sender.overlap.facts(),
             **self.buffer.facts(),
         }
+
+    def _shaped(self) -> dict[str, Any]:
+        """Return what shapers counted, for the report of a run."""
+        facts: dict[str, Any] = {}
+        for shaper in self.inputs.shapers:
+            facts |= shaper.facts()
+        return facts
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
@@ -664,14 +668,19 @@ class Gradient(Agreement):
         if counts:
             self._shape_mean(self.buffer.gradient)
 
+    @property
+    def _columns_of_mean(self) -> slice | Array:
+        """Return which of all columns the mean gradient has here."""
+        return self.inputs.local_columns
+
     def _shape_mean(self, mean: Array) -> None:
-        whole = GradientFacts(self.inputs.local_columns, self._total)
+        whole = GradientFacts(self._columns_of_mean, self._total)
         for shaper in self.inputs.shapers:
             shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
         """Sum words over members, which have other columns of the mean gradient."""
-        return self.grid.members.sum(words, "agreement")
+        return self.grid.members.sum(words, PURPOSE)
 
     def _tail(self) -> Array:
         """Return Σ [Σr | count], the same on all members."""
@@ -679,8 +688,7 @@ class Gradient(Agreement):
 
     def _same_on_members(self, tail: Array) -> Array:
         tail = tail.astype(np.float64)
-        if self.grid.replicas.size > 2 and self.grid.members.size > 1:
-            self.grid.members.broadcast(tail, 0, "agreement")
+        same_on_members(self.grid, tail, self.grid.replicas.size)
         return tail
 
 
@@ -785,7 +793,6 @@ def _kept_by_codecs(shape: StateShape) -> int:
 
 NAME = "accordion"
 TOTAL = "accordion_total"  # the name of G among what is saved
-PURPOSE = "agreement"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import numpy as np
 
 from hpcsgd.agreements.averaging import Average, AverageSettings, sent_for_average
 from hpcsgd.agreements.base import (
+    PURPOSE,
     AgreementInputs,
     AgreementSettings,
     AgreementShape,
@@ -31,7 +32,6 @@ from hpcsgd.agreements.base import (
     Supports,
 )
 from hpcsgd.agreements.buckets import (
-    PURPOSE,
     Buffer,
     CodecSender,
     PlainSender,

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    PURPOSE,
     AgreementSettings,
     AgreementShape,
     GradientSettings,
@@ -29,16 +30,15 @@ from hpcsgd.agreements.base import (
     Requires,
     StateShape,
     Supports,
+    tiles_of,
 )
-from hpcsgd.agreements.buckets import MIB, PURPOSE, SummedColumns
+from hpcsgd.agreements.buckets import MIB, SummedColumns, add_to_tail
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
-from hpcsgd.agreements.shaping import GradientFacts
 from hpcsgd.backends.base import HOST, VELOCITY, Memory, Rows, Wait, WordRange
 from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
-from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
@@ -90,7 +90,8 @@ class Cuts:
         self.columns, self.width = columns, width
         self.all: list[Cut] = []
         first = turn = 0
-        for tile in _tiles(columns, tiles, alignment):
+        # A member without columns has one tile of none.
+        for tile in tiles_of(columns, tiles, alignment) or [slice(0, 0)]:
             heights = slice_widths(tile.stop - tile.start, replicas, turn)
             turn += (tile.stop - tile.start) % replicas
             self.all.append(_cut(tile, heights, replica, first))
@@ -118,15 +119,6 @@ class Cuts:
     def of(self, whole: Array) -> Array:
         """Return this replica's rows of an array with one row a column; a copy."""
         return np.concatenate([whole[cut.own] for cut in self.all])
-
-
-def _tiles(columns: int, tiles: int, alignment: int) -> Iterator[slice]:
-    """Yield tiles of equal heights, give or take `alignment` columns."""
-    units = -(-columns // alignment)
-    tiles = max(min(tiles, units), 1)
-    for number in range(tiles):
-        part = split_range(units, tiles, number)
-        yield slice(part.start * alignment, min(part.stop * alignment, columns))
 
 
 def slice_widths(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
@@ -365,9 +357,7 @@ class Tail:
 
     def count_in(self, residuals: Array) -> None:
         """Count the rows, and add their Σr where there is an intercept."""
-        self.words[-1] += len(residuals)
-        if self.words.size > 1:
-            self.words[:-1] += residuals.sum(axis=0, dtype=np.float64)
+        add_to_tail(self.words, residuals, self.words.size - 1)
 
     def send(self) -> None:
         """Start the sum of the words, which are complete."""
@@ -786,21 +776,17 @@ class ShardedAgreement(SlicedState):
         for own, cut in zip(found, self.cuts, strict=True):
             memory.from_host(mean[cut.place], own)
 
-    def _shape_mean(self, mean: Array) -> None:
-        columns = self.inputs.local_columns.start + self.cuts.numbers
-        whole = GradientFacts(columns, self._total)
-        for shaper in self.inputs.shapers:
-            shaper.shape(mean, whole, self._moment)
+    @property
+    def _columns_of_mean(self) -> Array:
+        columns: Array = self.inputs.local_columns.start + self.cuts.numbers
+        return columns
 
     def _total(self, words: Array) -> Array:
         """Sum words over members and over replicas, which have other columns."""
         return self.replicas.sum(super()._total(words), PURPOSE)
 
     def _tail(self) -> Array:
-        tail = self.scatter.tail.total().astype(np.float64)
-        if self.replicas.size > 2 and self.grid.members.size > 1:
-            self.grid.members.broadcast(tail, 0, PURPOSE)
-        return tail
+        return self._same_on_members(self.scatter.tail.total())
 
     @classmethod
     def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
@@ -810,12 +796,8 @@ class ShardedAgreement(SlicedState):
         Where members may differ in a bit of the intercept's sums, one broadcasts the
         tail to the others.
         """
-        shared = shape.intercept and shape.shares_tail
-        return [
-            *sent_for_sums(shape),
-            *sent_for_weights(shape),
-            *([shape.sent(shape.tail, 8)] if shared else []),
-        ]
+        shared = shape.to_members(shape.tail) if shape.intercept else []
+        return [*sent_for_sums(shape), *sent_for_weights(shape), *shared]
 
     @classmethod
     def stage_of(cls, shape: StateShape) -> int:
@@ -846,21 +828,14 @@ class ShardedAgreement(SlicedState):
 
     def facts(self) -> dict[str, Any]:
         """Return what the report of a run contains."""
-        shaped = [shaper.facts() for shaper in self.inputs.shapers]
-        scattered, joined = (o.overlap for o in (self.scatter, self.joining))
-        transfer = scattered.transfer + joined.transfer
-        hidden = scattered.hidden + joined.hidden
         return {
-            **{key: said for facts in shaped for key, said in facts.items()},
+            **self._shaped(),
             "stage": self.stage,
             "buckets": len(self.cuts),
             "codec": "identity",
             "own_columns": self.cuts.height,
             "mended_replicas": self.check.mended,
-            **scattered.facts(),
-            "transfer_seconds": transfer,
-            "hidden_seconds": hidden,
-            "hidden_share": hidden / transfer if transfer else 0.0,
+            **self.scatter.overlap.facts(self.joining.overlap),
             **self.inputs.memory.facts(),
         }
 

@@ -34,7 +34,7 @@ from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import make_rule
-from hpcsgd.glm.mirror_maps import MirrorMap, make_mirror
+from hpcsgd.glm.mirror_maps import LOGARITHMIC, MirrorMap, make_mirror
 from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Product
@@ -121,7 +121,7 @@ def terms_of(
             grid.replicas,
             graph,
             asked.mixing,
-            config.mirror.kind in ("entropy", "eg"),
+            config.mirror.kind in LOGARITHMIC,
         ),
         weighted=asked.weighted,
         mirror=mirror,

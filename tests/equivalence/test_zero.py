@@ -306,7 +306,7 @@ def test_a_norm_of_own_slices_goes_elsewhere(monkeypatch):
     shaped = {"update": {"kind": "sgd", **SHAPED[0]}}
     plain = train_on(3, sliced(problem, 0, 3, **shaped), problem)
     monkeypatch.setattr(
-        "hpcsgd.agreements.zero.GradientFacts",
+        "hpcsgd.agreements.gradient.GradientFacts",
         lambda columns, total: GradientFacts(columns, lambda words: words),
     )
     result = train_on(3, sliced(problem, 2, 3, **shaped), problem)

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    PURPOSE,
     ROUNDS_FILE,
     AgreementSettings,
     AgreementShape,
@@ -34,6 +35,7 @@ from hpcsgd.agreements.base import (
     Requires,
     StateShape,
     Supports,
+    same_on_members,
 )
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.backends.base import Rows
@@ -44,7 +46,7 @@ from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import read_entry_text
 from hpcsgd.formats import Array
-from hpcsgd.glm.mirror_maps import MirrorMap, ReplicaViews, log_sum
+from hpcsgd.glm.mirror_maps import LOGARITHMIC, MirrorMap, ReplicaViews, log_sum
 from hpcsgd.precision import Precision
 from hpcsgd.products.direct import Stream
 from hpcsgd.settings import setting
@@ -353,8 +355,6 @@ def _of_edges(text: str, size: int) -> Array:
 #
 #     ln Σ_j W_ij x_j = log-sum-exp_j (ln W_ij + ln x_j)
 
-PURPOSE = "agreement"
-
 
 class RoundMixer:
     """k iterations a round, of words of which the first `logs` are logarithms."""
@@ -660,7 +660,8 @@ class Anybatch(Gradient):
                 array[...] = part.reshape(array.shape)
                 first += array.size
             self.mirror.arrive(point)
-        self._mend_intercept(state)
+        if state.intercept is not None and self.mixer.by_sum:
+            same_on_members(self.grid, state.intercept, self.grid.replicas.size)
 
     def _knows(self, state: State, words: Array, logs: int) -> bool:
         """num / den; False where no neighbour had any rows: nothing is known here."""
@@ -669,13 +670,6 @@ class Anybatch(Gradient):
         den = divide_by_weight(words, logs)
         state.shared[DEN][...] = den
         return den != 0.0
-
-    def _mend_intercept(self, state: State) -> None:
-        """Sums of other column blocks may have another last bit; members must not."""
-        members = self.grid.members
-        sums = self.mixer.by_sum and self.grid.replicas.size > 2
-        if state.intercept is not None and members.size > 1 and sums:
-            members.broadcast(state.intercept, 0, PURPOSE)
 
     def _point(self, state: State) -> ReplicaViews:
         return ReplicaViews(
@@ -776,15 +770,13 @@ class Anybatch(Gradient):
 
         How many rows a round has depends on the clock; what is mixed after it does not.
         """
-        asked, has_logs = shape.settings, shape.mirror in ("entropy", "eg")
+        asked, has_logs = shape.settings, shape.mirror in LOGARITHMIC
         words = shape.classes * (shape.local_columns + shape.intercept) + asked.weighted
         if shape.mirror == "eg":  # both signs, and the slack
             words += shape.classes * (shape.local_columns + 1)
         if asked.graph == "full" and not has_logs:
-            sent = shape.sum(words)
-            if shape.intercept and shape.shares_tail:
-                sent.append(shape.sent(shape.classes, 8))
-            return sent
+            shared = shape.to_members(shape.classes) if shape.intercept else []
+            return shape.sum(words) + shared
         graph = _known_graph(asked.graph, shape.replicas, shape.seed)
         iterations = 1 if asked.graph == "full" else asked.mixing
         first = (exchanges - 1) * iterations

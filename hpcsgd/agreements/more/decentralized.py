@@ -19,7 +19,7 @@ Sends    `Decentralized` (d + i)·K words, in an all-reduce or a swap with one r
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -30,17 +30,17 @@ from hpcsgd.agreements.averaging import (
     flat_positions,
     put_flat_positions,
     sent_for_mean,
-    share_intercept,
 )
 from hpcsgd.agreements.base import (
+    PURPOSE,
     AgreementSettings,
     AgreementShape,
     GradientSettings,
     Overlap,
     StateShape,
     Supports,
+    same_on_members,
 )
-from hpcsgd.agreements.buckets import PURPOSE
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
@@ -49,7 +49,6 @@ from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
-from hpcsgd.glm.updates import ColumnViews, Turn
 from hpcsgd.precision import Precision
 from hpcsgd.settings import setting
 
@@ -90,6 +89,7 @@ class OwnSteps(Gradient, ABC):
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
         self.mean = Average(grid, share, 1)
+        self.unpenalised = replace(inputs.steps, l2=0.0)  # gradients have the penalty
         self.overlap = Overlap(grid.replicas)
         self._departed = False
 
@@ -188,14 +188,11 @@ class OwnSteps(Gradient, ABC):
 
     def _descend(self, state: State) -> None:
         """The step of this replica; its gradient has the penalty already."""
-        count = float(self.buffer.tail[-1])
+        count, moment = float(self.buffer.tail[-1]), self._moment
         if not count:
             return
-        rule, moment = self.steps.rule, self._moment
-        kept = {name: state.memory[name] for name in rule.state_names}
-        turn = Turn(moment.number, moment.rate)
-        part = ColumnViews(state.weights, kept)
-        rule.step(part, self.buffer.gradient, 1.0, turn, 0.0)
+        gradient = self.buffer.gradient
+        self.unpenalised.take(state, slice(None), gradient, 1.0, moment)
         if state.intercept is not None:
             sums = self.buffer.tail[: self.buffer.sums].astype(np.float64)
             self.steps.take_intercept(state, sums / count, moment)
@@ -245,8 +242,8 @@ class Decentralized(OwnSteps):
         words = _words_of(shape)
         is_sum = shape.settings.peers == "all"
         sent = shape.sum(words) if is_sum else [shape.sent(words)]
-        if shape.intercept and shape.shares_tail:
-            sent.append(shape.sent(shape.classes * shape.states, 8))
+        if shape.intercept:
+            sent += shape.to_members(shape.classes * shape.states)
         return sent
 
     def _depart(self, state: State) -> None:
@@ -262,7 +259,8 @@ class Decentralized(OwnSteps):
             with self.overlap.waiting():
                 mixed = self._arrive()
             put_flat_positions(state, mixed, self.columns)
-            share_intercept(state, self.grid)
+            if state.intercept is not None:
+                same_on_members(self.grid, state.intercept, self.grid.replicas.size)
         self._descend(state)
 
 

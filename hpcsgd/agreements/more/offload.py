@@ -17,15 +17,20 @@ Sends    an all-reduce of the tail, K·i + 1 words (i = 1 with an intercept, els
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementSettings, AgreementShape, StateShape
-from hpcsgd.agreements.buckets import PURPOSE
+from hpcsgd.agreements.base import (
+    PURPOSE,
+    AgreementSettings,
+    AgreementShape,
+    StateShape,
+    copied,
+)
 from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.agreements.gradient import GradientInputs
 from hpcsgd.agreements.zero import (
@@ -356,14 +361,7 @@ class Offload(ShardedAgreement):
         """Return the state with the late gradient taken, on copies."""
         if self.late is None:
             return state
-        names = self._sliced()
-        held = state.host_state()
-        seen = replace(
-            held,
-            intercept=None if held.intercept is None else held.intercept.copy(),
-            memory={name: state.memory[name].copy() for name in names},
-            shared={name: kept.copy() for name, kept in state.shared.items()},
-        )
+        seen = copied(state, self._sliced())
         master = self.master.copy()
         self._apply(_Host(master, seen.memory), seen.memory[PENDING], self.late)
         seen.weights = self.joining.join(master, "evaluate")
@@ -413,9 +411,7 @@ class Offload(ShardedAgreement):
         sent = sent_for_sums(shape)
         if exchanges > late + 1:
             sent += sent_for_weights(shape)
-        if shape.shares_tail:
-            sent.append(shape.sent(shape.tail, 8))
-        return sent
+        return sent + shape.to_members(shape.tail)
 
     @classmethod
     def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:

@@ -27,9 +27,13 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from hpcsgd.agreements.base import AgreementSettings, AgreementShape, GradientSettings
-from hpcsgd.agreements.buckets import (
+from hpcsgd.agreements.base import (
     PURPOSE,
+    AgreementSettings,
+    AgreementShape,
+    GradientSettings,
+)
+from hpcsgd.agreements.buckets import (
     Buffer,
     PlainSender,
     Sender,

@@ -18,7 +18,7 @@ Sends    exact-sum: 2 (d·K + t) words in an exchange, an all-reduce of each buc
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from hpcsgd.agreements.base import (
     GradientSettings,
     StateShape,
     Supports,
+    copied,
 )
 from hpcsgd.agreements.buckets import Buffer, PlainSender, Tile
 from hpcsgd.agreements.codecs.base import Moment
@@ -165,11 +166,6 @@ class TickTock(Gradient):
         self.half = self.inputs.settings.accumulate  # batches of the tick
         self._seen = 0
 
-    def begin(self, epoch: int, index: int, batches: int) -> None:
-        """Start an exchange of so many batches: the tick's, then the tock's."""
-        self._begin(epoch * self.steps.each + index)
-        self._left = batches
-
     @property
     def is_full(self) -> bool:
         """Return whether the next batch completes the sums of its item."""
@@ -209,18 +205,9 @@ class TickTock(Gradient):
 
     def facts(self) -> dict[str, Any]:
         """Return what the report contains, with the transfers of both items."""
-        own = [item.sender.overlap.facts() for item in self.items]
-        transfer, hidden = (
-            sum(float(one[name]) for one in own)
-            for name in ("transfer_seconds", "hidden_seconds")
-        )
-        return {
-            **super().facts(),
-            "mode": self.inputs.settings.mode,
-            "transfer_seconds": transfer,
-            "hidden_seconds": hidden,
-            "hidden_share": hidden / transfer if transfer else 0.0,
-        }
+        tick, tock = (item.sender.overlap for item in self.items)
+        mode = self.inputs.settings.mode
+        return {**super().facts(), "mode": mode, **tick.facts(tock)}
 
     def close(self) -> None:
         """Close both communicators. Collective."""
@@ -240,10 +227,7 @@ class TickTock(Gradient):
             return None if shape.shares_tail else sent_in_place(shape)
         if shape.rows <= shape.batch * asked.accumulate:
             return sent_for_gradient(shape)
-        sent = 2 * sent_in_place(shape)
-        if shape.shares_tail:
-            sent.append(shape.sent(shape.tail, 8))
-        return sent
+        return 2 * sent_in_place(shape) + shape.to_members(shape.tail)
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
@@ -372,15 +356,7 @@ class LateTickTock(TickTock):
     def consensus(self, state: State, exchanges: int) -> State:
         """Return the state that `settle` would give; `state` stays as it is."""
         self.arrive(state)
-        seen = state.host_state()
-        intercept = None if seen.intercept is None else seen.intercept.copy()
-        copy = replace(
-            seen,
-            weights=seen.weights.copy(),
-            intercept=intercept,
-            memory=_copies(state.memory),
-            shared=_copies(state.shared),
-        )
+        copy = copied(state, state.memory)
         self._apply_rested(copy, exchanges)
         return copy
 
@@ -441,10 +417,6 @@ class LateTickTock(TickTock):
         now, self._moment = self._moment, self.steps.moment(exchanges - 1)
         self._take_whole(state, gradient, tail, task)
         self._moment = now
-
-
-def _copies(arrays: dict[str, Array]) -> dict[str, Array]:
-    return {name: array.copy() for name, array in arrays.items()}
 
 
 # Two pieces of work on one rank that take turns: one computes while the other waits.

@@ -30,6 +30,7 @@ from uuid import uuid4
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    PURPOSE,
     AgreementSettings,
     AgreementShape,
     GradientSettings,
@@ -81,7 +82,6 @@ from hpcsgd.settings import setting
 #
 # Two tiles of each are there at a time, where there are others to send them to.
 
-PURPOSE = "agreement"
 ALONE, TOGETHER = 2, 5  # tiles of w and G that are there at a time, own parts of w too
 Owned = Iterable[tuple[int, Array]]
 Sizes = Callable[[int], Sequence[int]]  # tile -> words of all replicas
@@ -617,9 +617,7 @@ class Infinity(Gradient):
                 shape.sent(own * shape.classes),
                 shape.sent(sum([own, *others]) * shape.classes),
             ]
-        if shape.shares_tail:
-            sent.append(shape.sent(shape.tail, 8))
-        return sent
+        return sent + shape.to_members(shape.tail)
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
@@ -762,7 +760,4 @@ class Infinity(Gradient):
     def _tail(self) -> Array:
         """Σ [Σr | count], the same on all members, who each summed their own."""
         tail = self.buffer.tail.astype(np.float64)
-        self.grid.replicas.sum(tail, PURPOSE)
-        if self.grid.replicas.size > 2 and self.grid.members.size > 1:
-            self.grid.members.broadcast(tail, 0, PURPOSE)
-        return tail
+        return self._same_on_members(self.grid.replicas.sum(tail, PURPOSE))

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,7 @@ class FitArguments:
             tables["data"] = {"path": facts.path}
         self._leave_to_method(tables)
         config = RunConfig.parse(overlay_tables(tables, self.config))
-        config = replace(config, run=replace(config.run, defaults=FIT))
+        config = config.with_values({"run.defaults": FIT})
         # The rest is as others want it, which the caller may have turned off.
         check_configuration(
             config, overlay_tables({"update": {"momentum": 0.0}}, self.config)

@@ -1,10 +1,13 @@
-"""How far it is from `train` to the first sum of a product: frames and files."""
+"""How far `train` is from the first sum of a product, and who changes settings."""
 
+import ast
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import hpcsgd
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
+from hpcsgd.config import RunConfig
 from tests.helpers.harness import make_problem
 
 PACKAGE = Path(hpcsgd.__file__).parent
@@ -76,3 +79,35 @@ def test_the_way_to_the_first_sum_is_short():
     files = {file for file, _ in profile.stack}
     assert len(files) <= MOST_FILES_OF_FRAMES, files
     assert len(profile.files) <= MOST_FILES, sorted(profile.files)
+
+
+# Places where a configuration is made from another one.
+
+SECTIONS = {field.name for field in fields(RunConfig)}
+IN_A_RUN = ("api.py", "runs", "tuning/auto_precision.py")
+MOST_IN_A_RUN, MOST_PLACES = 14, 35
+
+
+def rebuilding_places():
+    """Yield file and line of every call that makes a RunConfig from another one."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and _rebuilds(node):
+                yield str(path.relative_to(PACKAGE)), node.lineno
+
+
+def _rebuilds(call):
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if name in ("with_values", "rehearsal"):
+        return True
+    named = {keyword.arg for keyword in call.keywords}
+    is_replaced = name == "replace" and named and named <= SECTIONS
+    return is_replaced and "config" in ast.unparse(call.args[0])
+
+
+def test_a_configuration_is_rebuilt_in_few_places():
+    """In a run before its plan alone; elsewhere for trial runs, which are others."""
+    places = list(rebuilding_places())
+    of_runs = [place for place in places if place[0].startswith(IN_A_RUN)]
+    assert len(of_runs) <= MOST_IN_A_RUN, of_runs
+    assert len(places) <= MOST_PLACES, places

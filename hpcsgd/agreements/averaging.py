@@ -87,13 +87,14 @@ class Average(Agreement):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Average":
-        """Every τ exchanges."""
-        return cls(terms.grid, terms.share, terms.period, *cls.buffers(terms))
-
-    @staticmethod
-    def buffers(terms: AgreementInputs) -> tuple[str, int]:
-        """What becomes of momentum, and where in the state it begins."""
-        return terms.settings.momentum, terms.classes
+        """Return the agreement of these inputs."""
+        return cls(
+            terms.grid,
+            terms.share,
+            terms.period,
+            terms.settings.momentum,
+            terms.classes,
+        )
 
     def agree(self, state: State, purpose: str) -> None:
         """Average over all replicas by the rows of each."""
@@ -105,23 +106,24 @@ class Average(Agreement):
 
     def keeps_own(self, state: State) -> bool:
         """Kept momentum is a replica's own, too."""
-        if self.momentum == "keep" and not self._has_no_momentum(state):
+        if self.momentum == "keep" and not self.averages_all(state):
             return True
         return super().keeps_own(state)
 
-    def _has_no_momentum(self, state: State) -> bool:
+    def averages_all(self, state: State) -> bool:
+        """Return whether there is no momentum, or it is averaged, too."""
+        if self.momentum == "average":
+            return True
         return bool(state.host_array("weights").shape[1] <= self.classes)
 
     def average(
         self, state: State, share: float, group: Communicator, purpose: str
     ) -> None:
         """x ← Σ share · x over the group, whose shares add up to 1."""
-        if self.momentum == "average" or self._has_no_momentum(state):
+        if self.averages_all(state):
             self._average_all(state, share, group, purpose)
             return
-        own = positions(state, self.classes)
-        self._average_all(own, share, group, purpose)
-        put_positions(state, own, self.classes)
+        self._average_all(positions(state, self.classes), share, group, purpose)
         if self.momentum == "reset":
             clear_momentum(state, self.classes)
 
@@ -180,24 +182,16 @@ def sent_for_mean(shape: AgreementShape, wide: int, replicas: int) -> list[SentW
 
 
 def positions(state: State, classes: int) -> State:
-    """A copy of the weights and the intercept alone, without momentum."""
-    seen = state.host_state()
-    intercept: Array | None = seen.intercept
+    """Return views of weights and intercept, without momentum."""
+    intercept: Array | None = state.intercept
     return State(
-        weights=seen.weights[:, :classes].copy(),
-        intercept=None if intercept is None else intercept[:1].copy(),
+        weights=state.weights[:, :classes],
+        intercept=None if intercept is None else intercept[:1],
     )
 
 
-def put_positions(state: State, own: State, classes: int) -> None:
-    """What `positions` gave, back into the state."""
-    state.weights[:, :classes] = own.weights
-    if state.intercept is not None:
-        state.intercept[:1] = own.intercept
-
-
 def clear_momentum(state: State, classes: int) -> None:
-    """Steps begin from rest."""
+    """Set momentum to zero."""
     state.weights[:, classes:] = 0.0
     if state.intercept is not None:
         state.intercept[1:] = 0.0
@@ -230,24 +224,20 @@ class PostLocal(Average):
 
     settings: ClassVar[type[AgreementSettings]] = PostLocalSettings
 
-    def __init__(
-        self,
-        grid: Grid,
-        share: float,
-        period: int,
-        switch: int,
-        momentum: str = "average",
-        classes: int = 0,
-    ) -> None:
-        super().__init__(grid, share, period, momentum, classes)
-        self.switch = switch
+    def __init__(self, terms: AgreementInputs) -> None:
+        super().__init__(
+            terms.grid,
+            terms.share,
+            terms.period,
+            terms.settings.momentum,
+            terms.classes,
+        )
+        self.switch = exchanges_in(terms.settings.switch, terms.exchanges_per_epoch)
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "PostLocal":
-        """The switch is set in epochs, parts of one included."""
-        switch = exchanges_in(terms.settings.switch, terms.exchanges_per_epoch)
-        own = terms.grid, terms.share, terms.period
-        return cls(*own, switch, *cls.buffers(terms))
+        """Return the agreement of these inputs."""
+        return cls(terms)
 
     def is_whole(self, exchanges: int) -> bool:
         """The period counts from the start of the run, as in every other row."""
@@ -300,27 +290,22 @@ class FedAvg(Average):
 
     settings: ClassVar[type[AgreementSettings]] = FedAvgSettings
 
-    def __init__(
-        self,
-        grid: Grid,
-        rows: tuple[int, ...],
-        period: int,
-        fraction: float,
-        seed: int,
-        momentum: str = "average",
-        classes: int = 0,
-    ) -> None:
-        share = rows[grid.replica] / sum(rows)
-        super().__init__(grid, share, period, momentum, classes)
-        self.rows = rows
-        self.count = client_count(len(rows), fraction)
-        self.seed = seed
+    def __init__(self, terms: AgreementInputs) -> None:
+        super().__init__(
+            terms.grid,
+            terms.share,
+            terms.period,
+            terms.settings.momentum,
+            terms.classes,
+        )
+        self.rows = terms.rows
+        self.count = client_count(len(terms.rows), terms.settings.fraction)
+        self.seed = terms.seed  # that of the row order
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "FedAvg":
-        """The seed is that of the row order."""
-        own = terms.grid, terms.rows, terms.period, terms.settings.fraction
-        return cls(*own, terms.seed, *cls.buffers(terms))
+        """Return the agreement of these inputs."""
+        return cls(terms)
 
     @property
     def workers(self) -> int:
@@ -408,21 +393,13 @@ class NoAgreement(Agreement):
 
 
 def flat_positions(state: State, columns: int) -> Array:
-    """A copy of [weights | intercept] without momentum, in one row."""
-    seen = state.host_state()
-    parts = [seen.weights[:, :columns].reshape(-1)]
-    if seen.intercept is not None:
-        parts.append(seen.intercept[0].astype(seen.weights.dtype))
+    """Return a copy of [weights | intercept] without momentum, in one row."""
+    own = positions(state.host_state(), columns)
+    parts = [own.weights.reshape(-1)]
+    if own.intercept is not None:
+        parts.append(own.intercept.reshape(-1).astype(own.weights.dtype))
     whole: Array = np.concatenate(parts)
     return whole
-
-
-def put_flat_positions(state: State, words: Array, columns: int) -> None:
-    """And back."""
-    weights = state.weights[:, :columns]
-    weights[...] = words[: weights.size].reshape(weights.shape)
-    if state.intercept is not None:
-        state.intercept[0] = words[weights.size :]
 
 
 # Averages that travel while replicas continue (BAGUA's asynchronous model average).
@@ -494,18 +471,15 @@ class AsyncAverage(Average):
 
     settings: ClassVar[type[AgreementSettings]] = AsyncAverageSettings
 
-    def __init__(
-        self,
-        grid: Grid,
-        share: float,
-        period: int,
-        delay: int,
-        aside: Communicator,
-        momentum: str = "average",
-        classes: int = 0,
-    ) -> None:
-        super().__init__(grid, share, period, momentum, classes)
-        self.delay = delay
+    def __init__(self, terms: AgreementInputs, aside: Communicator) -> None:
+        super().__init__(
+            terms.grid,
+            terms.share,
+            terms.period,
+            terms.settings.momentum,
+            terms.classes,
+        )
+        self.delay = terms.settings.delay
         self.aside = aside
         self.overlap = Overlap(aside)
         self._travelling: AverageUnderWay | None = None
@@ -516,8 +490,7 @@ class AsyncAverage(Average):
         terms.grid.meet()
         replicas = terms.grid.replicas
         aside = replicas.host_group.split(0, replicas.rank)
-        own = terms.grid, terms.share, terms.period, terms.settings.delay, aside
-        return cls(*own, *cls.buffers(terms))
+        return cls(terms, aside)
 
     def prepare(self, state: State) -> None:
         """Room for a checkpoint to keep what travels and what was said.
@@ -609,10 +582,10 @@ class AsyncAverage(Average):
         state.rank_arrays[SINCE][0] = 0
         # In this order: where nothing was done meanwhile, it is the mean, to the bit.
         moved = self._arrive(now) + (self._said(state) - now.own)
-        if self._says_all(state):
+        if self.averages_all(state):
             state.become(moved)
         else:
-            put_flat_positions(state, moved, self.classes)
+            positions(state, self.classes).become(moved)
             if self.momentum == "reset":
                 clear_momentum(state, self.classes)
         if state.intercept is not None:
@@ -620,14 +593,10 @@ class AsyncAverage(Average):
 
     def _said(self, state: State) -> Array:
         """A copy of what travels, in one row."""
-        if self._says_all(state):
+        if self.averages_all(state):
             said: Array = state.portion(1.0, self.aside)
             return said
         return flat_positions(state, self.classes)
-
-    def _says_all(self, state: State) -> bool:
-        width = state.host_array("weights").shape[1]
-        return self.momentum == "average" or width <= self.classes
 
     @classmethod
     def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:

@@ -63,6 +63,36 @@ class Tile:
         return int(self.columns.stop - self.columns.start)
 
 
+class LinearStep(Protocol):
+    """A step that is taken on a device along what replicas have summed there."""
+
+    def to(self, target: Any, carry: Array, gain: Array) -> None:
+        """Compute target ← carry · target + gain · gradient on the device."""
+
+
+@dataclass(frozen=True)
+class DeviceRole:
+    """What a device does for the gradients of a run; without a device nothing.
+
+    Attributes
+    ----------
+    memory : Memory
+        Where gradients are added up, and slices are stepped.
+    sums : bool
+        Whether replicas sum gradients there.
+    linear_step : callable or None
+        Makes what takes steps there, of (a row, words of it, states of each); None
+        where the host takes them.
+    alignment : int
+        Tiles of slices begin at multiples of so many columns.
+    """
+
+    memory: Memory = HOST
+    sums: bool = False
+    linear_step: Callable[[Any, int, int], LinearStep] | None = None
+    alignment: int = 1
+
+
 class Buffer:
     """The words of a replica in an exchange: sums and a count, never means of means.
 
@@ -72,38 +102,29 @@ class Buffer:
 
     def __init__(
         self,
-        columns: int,
-        width: int,
+        shape: tuple[int, int],
         dtype: np.dtype,
-        count: int,
+        tiles: Sequence[slice],
         intercept: bool,
-        alignment: int = 1,
         flagged: bool = False,
-        memory: Memory = HOST,
-        is_summed_on_device: bool = False,
+        role: DeviceRole = DeviceRole(),  # noqa: B008
     ) -> None:
-        """Make the words; tiles begin at multiples of `alignment` columns.
+        """Make the words of a gradient of this shape, in tiles of these columns.
 
-        `flagged`: a flag lies before the count. `is_summed_on_device`: replicas sum
-        what is on their devices.
+        `flagged`: a flag lies before the count.
         """
-        words, self.width = columns * width, width
-        self.sums = width if intercept else 0
-        self.memory, self.is_summed_on_device = memory, is_summed_on_device
-        self.flat = memory.host_zeros((words + self.sums + flagged + 1,), dtype)
-        self.row = memory.row_of(self.flat)
+        columns, self.width = shape
+        words = columns * self.width
+        self.sums = self.width if intercept else 0
+        self.memory, self.is_summed_on_device = role.memory, role.sums
+        self.flat = self.memory.host_zeros((words + self.sums + flagged + 1,), dtype)
+        self.row = self.memory.row_of(self.flat)
         self.device_values = self.row[0][: self.flat.size]
         self._copies: dict[int, Wait] = {}  # by the first column of their tile
         gradient, self.tail = self._parts(words)
-        self.gradient = gradient.reshape(columns, width)
+        self.gradient = gradient.reshape(shape)
         # The last columns first: what follows them in the buffer goes with them.
-        units = -(-columns // alignment)
-        parts = [split_range(units, count, k) for k in range(count)]
-        starts = [part.start * alignment for part in parts]
-        stops = [min(part.stop * alignment, columns) for part in parts]
-        cuts = zip(starts, stops, strict=True)
-        self.tiles = [self._tile(slice(*cut)) for cut in cuts if cut[0] < cut[1]]
-        self.tiles.reverse()
+        self.tiles = [self._tile(part) for part in reversed(tiles)]
         self.send_order = self.tiles  # in the order in which they are sent
 
     def _parts(self, words: int) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ Sends    what `Gradient` sends, for each batch or, once batches have grown, for 
          and rank 0 broadcasts one of int32 to all ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -44,16 +44,18 @@ from hpcsgd.agreements.base import (
     ReplicaCheck,
     StateShape,
     same_on_members,
+    tiles_of,
 )
 from hpcsgd.agreements.buckets import (
     Buffer,
+    DeviceRole,
+    LinearStep,
     PlainSender,
-    Sender,
     Tile,
     bucket_count,
     pieces_of,
 )
-from hpcsgd.agreements.codecs import kept_bytes, make_codec
+from hpcsgd.agreements.codecs import kept_bytes, make_codec, owed
 from hpcsgd.agreements.codecs.base import (
     FIRST,
     HIGHS,
@@ -63,12 +65,14 @@ from hpcsgd.agreements.codecs.base import (
     Moment,
     Regime,
 )
+from hpcsgd.agreements.hierarchical import SenderOpener
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
 from hpcsgd.backends.base import HOST, LossScale, Memory, Rows, WordRange
 from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
-from hpcsgd.data.shard import lengths
+from hpcsgd.data.sampling import plan_groups
+from hpcsgd.data.shard import Shard, lengths
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of, gradient_step
 from hpcsgd.glm.updates import ColumnViews, Rule, Turn
@@ -150,15 +154,12 @@ class Steps:
 # gradient before the next one, and momenta move by it as they would have done; any
 # other step takes it together with the next gradient, as if a codec had sent all of it.
 
-# The saved arrays of codecs, and the rate of a step -> the gradient, if there is one.
-UnsentOf = Callable[[Mapping[str, Array], float], Array | None]
-
 
 class UnsentGradient:
     """The gradient that codecs of earlier replicas had not sent, until a step."""
 
-    def __init__(self, unsent_of: UnsentOf) -> None:
-        self._unsent_of = unsent_of
+    def __init__(self, config: Any) -> None:
+        self._config = config
         self._saved: dict[str, Array] = {}  # by codecs of the earlier replicas
         self._gradient: Array | None = None
 
@@ -170,7 +171,15 @@ class UnsentGradient:
         """Step along it, or leave it to the next step; at a rate of 0 none follows."""
         if not self._saved or not moment.rate:
             return
-        gradient, self._saved = self._unsent_of(self._saved, moment.rate), {}
+        config = self._config
+        gradient = owed(
+            config.agreement.codec,
+            config.codec,
+            config.accordion,
+            self._saved,
+            moment.rate,
+        )
+        self._saved = {}
         if gradient is None or rule.linear is None:
             self._gradient = gradient
             return
@@ -187,14 +196,7 @@ class UnsentGradient:
         unsent[...] = 0.0
 
 
-# Steps, backend, buckets, sender, shapers: what gradient agreements are made of.
-
-
-class Opener(Protocol):
-    """Makes the sender of a run, once the shape of its weights is known."""
-
-    def __call__(self, state: State, buffer: Buffer) -> Sender:
-        """Return the sender; what it keeps between exchanges goes into the state."""
+# Settings, rows, steps, backend, shapers: what gradient agreements are made of.
 
 
 class RowBackend(Protocol):
@@ -218,40 +220,51 @@ class RowBackend(Protocol):
         """Add Yᵀr to a gradient."""
 
 
-class LinearStep(Protocol):
-    """A step that is taken on a device along what replicas have summed there."""
-
-    def to(self, target: Any, carry: Array, gain: Array) -> None:
-        """Compute target ← carry · target + gain · gradient on the device."""
-
-
 @dataclass(frozen=True)
 class GradientInputs:
-    """The inputs of a gradient agreement."""
+    """The inputs of a gradient agreement.
 
+    Attributes
+    ----------
+    config : RunConfig
+        The settings of the run.
+    shard : Shard
+        The rows and columns of this rank.
+    columns : int
+        K, columns of the gradient.
+    steps : Steps
+        The step of all replicas.
+    backend : RowBackend
+        What multiplies with rows.
+    shapers : tuple of Shaper
+        What the mean gradient is changed by before a step.
+    loss_scale : LossScale or None
+        That of residuals, the same on all replicas.
+    role : DeviceRole
+        What a device does for the gradients.
+    more : object
+        What one kind of agreement alone needs.
+    """
+
+    config: Any
+    shard: Shard
+    columns: int
     steps: Steps
     backend: RowBackend
-    columns: int  # K
-    local_columns: slice  # of all columns, those of this member
-    buckets: Callable[[int, int], int]  # columns held, bytes of a word -> tiles
-    opener: Opener
-    check: ReplicaCheck
-    settings: Any  # the section [agreement]
-    rows: tuple[int, ...] = ()  # of every replica
-    accordion: AccordionConfig = AccordionConfig()
-    batches: tuple[int, ...] = ()  # of the largest replica, in exchanges of an epoch
-    shapers: tuple[Shaper, ...] = ()
-    total: int = 0  # columns of the data
-    more: Any = None  # what one kind of agreement alone needs
-    place: Any = None  # of states that are on disk
-    loss_scale: LossScale | None = None  # of residuals; all replicas have the same
-    memory: Memory = HOST  # where gradients are added up, and slices are stepped
-    is_summed_on_device: bool = False  # replicas sum gradients where these are
-    # What takes steps on the device, of (a row, words of it, states of each), is made
-    # by this; None: the host takes them.
-    linear_step: Callable[[Any, int, int], LinearStep] | None = None
-    alignment: int = 1  # tiles of slices begin at multiples of so many columns
-    unsent_of: UnsentOf = lambda saved, rate: None
+    shapers: tuple[Shaper, ...]
+    loss_scale: LossScale | None
+    role: DeviceRole
+    more: Any
+
+    @property
+    def settings(self) -> Any:
+        """The section [agreement]."""
+        return self.config.agreement
+
+    @property
+    def memory(self) -> Memory:
+        """Where gradients are added up, and slices are stepped."""
+        return self.role.memory
 
 
 # gradient ← gradient + Yᵀr, as a backend's step of weight one.
@@ -338,7 +351,8 @@ class Gradient(Agreement):
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, 1)
         self.inputs = inputs
-        self.check = inputs.check
+        self.rows = lengths(inputs.shard.total_rows, grid.replicas.size)
+        self.check = ReplicaCheck(grid.replicas, inputs.config.run.check_members)
         self.steps = inputs.steps
         self.backend = inputs.backend
         self.columns = inputs.columns
@@ -346,7 +360,7 @@ class Gradient(Agreement):
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
-        self.unsent = UnsentGradient(inputs.unsent_of)
+        self.unsent = UnsentGradient(inputs.config)
 
     @property
     def takes_at_once(self) -> bool:
@@ -356,7 +370,7 @@ class Gradient(Agreement):
     @property
     def holds_weights_on_device(self) -> bool:
         """Return whether the weights of a run with a device stay there."""
-        return self.inputs.linear_step is not None
+        return self.inputs.role.linear_step is not None
 
     # A device that adds up gradients asks the following of the next batch.
 
@@ -389,30 +403,41 @@ class Gradient(Agreement):
         self.buffer = self._make_buffer(state)
         if self.inputs.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.inputs.loss_scale.kept())
-        self.sender = self.inputs.opener(state, self.buffer)
+        self.sender = SenderOpener(self.grid, self.inputs.config)(state, self.buffer)
         self.steps.prepare(state, self.columns)
         self.linear: LinearStep | None = None
-        if self.inputs.linear_step is not None:
+        if self.inputs.role.linear_step is not None:
             row, words = self.buffer.row, self.buffer.gradient.size
             states = self.steps.rule.states
-            self.linear = self.inputs.linear_step(row, words, states)
+            self.linear = self.inputs.role.linear_step(row, words, states)
         for shaper in self.inputs.shapers:
             shaper.prepare(state)
 
     def _make_buffer(self, state: State, tiles: int = 0) -> Buffer:
         """Return a buffer of so many tiles; 0: of as many as messages have buckets."""
         columns, dtype = len(state.weights), state.weights.dtype
+        count = tiles or self.tile_count(columns, dtype.itemsize)
         return self.buffer_kind(
-            columns,
-            self.columns,
+            (columns, self.columns),
             dtype,
-            tiles or self.inputs.buckets(columns, dtype.itemsize),
+            tiles_of(columns, count, self.steps.rule.alignment),
             state.intercept is not None,
-            self.steps.rule.alignment,
             flagged=self.inputs.loss_scale is not None,
-            memory=self.inputs.memory,
-            is_summed_on_device=self.inputs.is_summed_on_device,
+            role=self.inputs.role,
         )
+
+    def tile_count(self, columns: int, itemsize: int) -> int:
+        """Return the tiles of a gradient of so many columns.
+
+        It is one where nobody waits for tiles, or to cut sparse rows would save
+        nothing.
+        """
+        asked, inputs = self.inputs.settings, self.inputs
+        on_device = inputs.memory.on_device
+        waits = self.grid.replicas.size > 1 or (self.steps_on_host and on_device)
+        if not waits or (inputs.shard.is_sparse and not asked.slices):
+            return 1
+        return bucket_count(columns, self.columns, itemsize, asked.bucket)
 
     def start(self, state: State, exchanges: int) -> None:
         """Resume with the scale of residuals, and with the gradient not sent yet."""
@@ -671,7 +696,7 @@ class Gradient(Agreement):
     @property
     def _columns_of_mean(self) -> slice | Array:
         """Return which of all columns the mean gradient has here."""
-        return self.inputs.local_columns
+        return self.inputs.shard.columns
 
     def _shape_mean(self, mean: Array) -> None:
         whole = GradientFacts(self._columns_of_mean, self._total)
@@ -825,12 +850,16 @@ class Growing(Gradient):
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
         self.times = int(inputs.settings.accumulate)  # A
+        self.accordion: AccordionConfig = inputs.config.accordion
+        # Of the largest replica, in each exchange of an epoch.
+        groups = plan_groups(self.rows[0], inputs.config.schedule.batch, self.times)
+        self.batches = tuple(len(sizes) for sizes in groups)
         self._step_in = 0  # steps that this exchange has taken
 
     def prepare(self, state: State) -> None:
         """Allocate also the sum of watched gradients, which outlives the grid."""
         super().prepare(state)
-        asked = self.inputs.accordion
+        asked = self.accordion
         total = state.remember(TOTAL, self.columns)
         self.regime = Regime(total, asked.eta, asked.interval)
         record = np.tile(FIRST[:, None], self.columns)
@@ -903,7 +932,7 @@ class Growing(Gradient):
     def _begin_step(self, number: int) -> None:
         """Start a step, numbered through; the rate is that of the exchange."""
         super()._begin(number)
-        grows = not self.regime.is_low and self.inputs.accordion.scale_rate
+        grows = not self.regime.is_low and self.accordion.scale_rate
         factor, moment = self.times if grows else 1, self._moment
         self._moment = replace(
             moment,
@@ -936,7 +965,7 @@ class Growing(Gradient):
         """Return the steps of all replicas in this exchange."""
         if not self.regime.is_low:
             return 1
-        return self.inputs.batches[number % self.steps.each]
+        return self.batches[number % self.steps.each]
 
     def _look(self, exchanges: int) -> None:
         """Have rank 0 decide by |G|², which members sum, whether batches grow."""

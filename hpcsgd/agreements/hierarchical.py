@@ -39,13 +39,7 @@ from hpcsgd.agreements.buckets import (
     Tile,
 )
 from hpcsgd.agreements.codecs import make_codec
-from hpcsgd.agreements.codecs.base import (
-    AccordionConfig,
-    Bucket,
-    Codec,
-    CodecConfig,
-    Moment,
-)
+from hpcsgd.agreements.codecs.base import Bucket, Codec, Moment
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Address, Communicator, own_address
 from hpcsgd.comm.grid import Grid
@@ -220,15 +214,14 @@ class Hierarchical(Average):
 
     settings: ClassVar[type[AgreementSettings]] = HierarchicalSettings
 
-    def __init__(
-        self,
-        grid: Grid,
-        share: float,
-        circles: list[Circle],
-        momentum: str = "average",
-        classes: int = 0,
-    ) -> None:
-        super().__init__(grid, share, circles[-1].period, momentum, classes)
+    def __init__(self, terms: AgreementInputs, circles: list[Circle]) -> None:
+        super().__init__(
+            terms.grid,
+            terms.share,
+            circles[-1].period,
+            terms.settings.momentum,
+            terms.classes,
+        )
         self.circles = circles
 
     @classmethod
@@ -244,7 +237,7 @@ class Hierarchical(Average):
             open_circle(grid, terms.rows, level.period, groups)
             for level, groups in zip(levels, labels, strict=True)
         ]
-        return cls(grid, terms.share, circles, *cls.buffers(terms))
+        return cls(terms, circles)
 
     @property
     def circle_sizes(self) -> list[int]:
@@ -425,14 +418,11 @@ class SenderOpener:
     """Makes the sender of the buckets of one run."""
 
     grid: Grid
-    settings: Any  # the section [agreement]
-    codec: CodecConfig
-    accordion: AccordionConfig
-    seed: int
+    config: Any  # RunConfig
 
     def __call__(self, state: State, buffer: Buffer) -> Sender:
         """Return the sender; what its codecs keep goes into the state. Collective."""
-        replicas, kind = self.grid.replicas, self.settings.hierarchical
+        replicas, kind = self.grid.replicas, self.config.agreement.hierarchical
         if buffer.is_summed_on_device:
             return PlainSender(replicas)
         if kind == "off" or replicas.size == 1:
@@ -445,14 +435,14 @@ class SenderOpener:
         self, state: State, buffer: Buffer, speakers: Communicator, count: int
     ) -> Sender:
         """Return the sender between so many ranks; one alone encodes nothing."""
-        name = self.settings.codec
-        is_plain = name == "identity" and self.codec.feedback != "on"
+        name, settings = self.config.agreement.codec, self.config.codec
+        is_plain = name == "identity" and settings.feedback != "on"
         if is_plain or count == 1:
             return PlainSender(speakers)
         codecs: dict[int, Codec] = {}
         for number, tile in enumerate(buffer):
             bucket = self._bucket(state, buffer, number, tile)
-            codec = make_codec(name, bucket, self.codec, self.accordion)
+            codec = make_codec(name, bucket, settings, self.config.accordion)
             codecs[tile.columns.start] = codec
             for what, kept in codec.kept.items():
                 state.rank_arrays[f"codec_{number}_{what}"] = kept
@@ -471,7 +461,7 @@ class SenderOpener:
             height=tile.height,
             width=buffer.width,
             dtype=buffer.flat.dtype,
-            seed=self.seed,
+            seed=self.config.sampling.seed,
             member=self.grid.member,
             room=room,
         )

@@ -55,9 +55,9 @@ Work = Callable[[State, Array], None]
 class Shards:
     """Averages the columns that a rank holds, a share of them on each replica."""
 
-    def __init__(self, base: Average, classes: int) -> None:
+    def __init__(self, base: Average) -> None:
         self.base = base
-        self.classes = classes
+        self.classes = base.classes
         self.replicas = base.grid.replicas
 
     def part(self, rows: int, replica: int | None = None) -> slice:
@@ -221,36 +221,23 @@ class SlowMo(Agreement):
     def __init__(
         self,
         base: Average,
-        classes: int,
-        rate: float,
-        momentum: float,
+        settings: SlowMoSettings,
         fast_rate: Callable[[int], float],
-        slow_period: int = 0,
-        sharded: bool = False,
     ) -> None:
         super().__init__(base.grid, base.share, base.period)
         self.base = base
-        self.classes = classes
-        self.rate = rate
-        self.momentum = momentum
+        self.classes = base.classes
+        self.rate = settings.slow_rate
+        self.momentum = settings.slow_momentum
         self.fast_rate = fast_rate
-        self.slow_period = slow_period
-        self.shards = Shards(base, classes) if sharded else None
+        self.slow_period = settings.slow_period
+        self.shards = Shards(base) if settings.slow_sharded else None
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "SlowMo":
         """Make the base agreement from the same inputs, and wrap it."""
-        asked = terms.settings
-        base: Any = get_agreement(asked.base)
-        return cls(
-            base.of(terms),
-            terms.classes,
-            asked.slow_rate,
-            asked.slow_momentum,
-            terms.last_rate,
-            asked.slow_period,
-            asked.slow_sharded,
-        )
+        base: Any = get_agreement(terms.settings.base)
+        return cls(base.of(terms), terms.settings, terms.last_rate)
 
     @property
     def workers(self) -> int:

@@ -253,10 +253,13 @@ class SlicedState(Gradient):
     def shape(self, columns: int, width: int) -> tuple[int, int]:
         """Return the shape of the weights: velocities are apart, stage 3 has slices."""
         replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
-        tiles = self.inputs.buckets(columns, dtype.itemsize)
-        own = (replicas.size, replicas.rank)
         self.cuts = Cuts(
-            columns, self.columns, tiles, *own, alignment=self.inputs.alignment
+            columns,
+            self.columns,
+            self.tile_count(columns, dtype.itemsize),
+            replicas.size,
+            replicas.rank,
+            self.inputs.role.alignment,
         )
         self.workspace = TileWorkspace(self.cuts.largest, len(self.cuts), dtype)
         self.joining = ColumnAssembler(replicas, self.cuts, self.workspace)
@@ -778,7 +781,7 @@ class ShardedAgreement(SlicedState):
 
     @property
     def _columns_of_mean(self) -> Array:
-        columns: Array = self.inputs.local_columns.start + self.cuts.numbers
+        columns: Array = self.inputs.shard.columns.start + self.cuts.numbers
         return columns
 
     def _total(self, words: Array) -> Array:

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcsgd.agreements import get_agreement
-from hpcsgd.agreements.base import ReplicaCheck
-from hpcsgd.agreements.buckets import bucket_count
-from hpcsgd.agreements.codecs import owed
+from hpcsgd.agreements.buckets import DeviceRole
 from hpcsgd.agreements.gradient import Gradient, GradientInputs, Steps
-from hpcsgd.agreements.hierarchical import SenderOpener
 from hpcsgd.agreements.shaping import (
     ByNorm,
     ByPercentile,
@@ -28,8 +25,7 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.sampling import plan_groups
-from hpcsgd.data.shard import lengths, split_range
+from hpcsgd.data.shard import split_range
 from hpcsgd.data.stream import StreamedMatrix, Unheld
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
@@ -156,14 +152,10 @@ def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
 
 def infinity_place(
     config: RunConfig, loaded: LoadedRows, task: Task, rule: Rule
-) -> "InfinityPlace | None":
-    """Return the folder, and the tile that the budget allows; None without states on
-    disk.
-    """
+) -> "InfinityPlace":
+    """Return the folder, and the tile that the budget allows."""
     asked: Any = config.agreement
     shard = loaded.shard
-    if not asked.on_disk:
-        return None
     from hpcsgd.agreements.more.infinity.agreement import (
         InfinityPlace,
         store_in,
@@ -222,14 +214,6 @@ def make_gradient(
     each, shard = feed.exchanges_per_epoch, loaded.shard
     epochs = config.schedule.epochs
     rate = make_rate(config.rate, epochs * each, epochs)
-
-    def buckets(columns: int, itemsize: int) -> int:
-        """One where nobody waits for them, or to cut sparse rows would save nothing."""
-        waits = grid.replicas.size > 1 or (kind.steps_on_host and device is not None)
-        if not waits or (shard.is_sparse and not config.agreement.slices):
-            return 1
-        return bucket_count(columns, task.columns, itemsize, config.agreement.bucket)
-
     replicas = grid.replicas.size
     most = split_range(shard.total_rows, replicas, 0).stop
     named: Any = get_agreement(words.agreement)
@@ -237,32 +221,19 @@ def make_gradient(
         config.agreement, replicas, most, config.schedule.batch
     )
     rule = make_rule(config.update, words.update)
+    on_disk = config.agreement.on_disk
     inputs = GradientInputs(
+        config=config,
+        shard=shard,
+        columns=task.columns,
         steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
         backend=task.backend,
-        columns=task.columns,
-        local_columns=shard.columns,
-        buckets=buckets,
-        opener=SenderOpener(
-            grid,
-            config.agreement,
-            config.codec,
-            config.accordion,
-            config.sampling.seed,
-        ),
-        check=ReplicaCheck(grid.replicas, config.run.check_members),
-        settings=config.agreement,
-        rows=lengths(shard.total_rows, grid.replicas.size),
-        total=shard.total_columns,
-        more=terms_of(config, grid, loaded, feed),
-        accordion=config.accordion,
-        batches=_batches(config, loaded, grid),
-        place=infinity_place(config, loaded, task, rule),
-        loss_scale=_loss_scale(task.backend),
         shapers=make_shapers(config, shard.total_columns, task.columns),
-        unsent_of=lambda saved, rate: owed(
-            config.agreement.codec, config.codec, config.accordion, saved, rate
-        ),
+        loss_scale=_loss_scale(task.backend),
+        role=DeviceRole(),
+        more=infinity_place(config, loaded, task, rule)
+        if on_disk
+        else terms_of(config, grid, loaded, feed),
     )
     if device is not None:
         from hpcsgd.backends.cuda.matrix import CHUNK
@@ -294,10 +265,12 @@ def _on_device(
     return replace(
         inputs,
         backend=DeviceRows(),
-        memory=memory,
-        is_summed_on_device=sums,
-        linear_step=memory.linear_step if takes and is_linear else None,
-        alignment=chunk if kind.adds_tiles else 1,
+        role=DeviceRole(
+            memory=memory,
+            sums=sums,
+            linear_step=memory.linear_step if takes and is_linear else None,
+            alignment=chunk if kind.adds_tiles else 1,
+        ),
     )
 
 
@@ -309,13 +282,6 @@ def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
     if gradient.takes_at_once and most > 1:
         return AtOnce(one, gradient, most)
     return MicroBatches(one, gradient, most)
-
-
-def _batches(config: RunConfig, loaded: LoadedRows, grid: Grid) -> tuple[int, ...]:
-    """Of the largest replica, in each exchange of an epoch."""
-    rows = split_range(loaded.shard.total_rows, grid.replicas.size, 0).stop
-    batch, together = config.schedule.batch, config.agreement.accumulate
-    return tuple(len(sizes) for sizes in plan_groups(rows, batch, together))
 
 
 def _loss_scale(backend: Backend) -> LossScale | None:

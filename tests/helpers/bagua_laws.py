@@ -1,6 +1,6 @@
 """Twins of decentralised methods that lack one part."""
 
-from hpcsgd.agreements.averaging import flat_positions, put_flat_positions
+from hpcsgd.agreements.averaging import flat_positions, positions
 from hpcsgd.agreements.more.decentralized import LowPrecision, MixPairs
 
 
@@ -21,7 +21,7 @@ class WithoutFeedback(LowPrecision):
         own = flat_positions(state, self.columns)
         for share, theirs in zip(self.shares, self.neighbours, strict=True):
             own += share * (theirs - before)
-        put_flat_positions(state, own, self.columns)
+        positions(state, self.columns).become(own)
         for theirs in self.neighbours:
             theirs[...] = 0.0
         record = self._encode(own)

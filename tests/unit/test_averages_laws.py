@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements import Average, FedAvg, Hierarchical, SlowMo, get_agreement
-from hpcsgd.agreements.slowmo import MOMENTUM, slow_step
+from hpcsgd.agreements.slowmo import MOMENTUM, SlowMoSettings, slow_step
 from hpcsgd.backends.task import State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import SerialCommunicator
@@ -188,7 +188,7 @@ def test_a_rate_that_has_fallen_to_zero_divides_nothing():
     """The last steps of a cosine of 10⁸ steps have a rate of 0 in float64."""
     grid = Grid(SerialCommunicator(), 1, 1)
     rates = {1: 0.5, 2: 0.0, 3: 0.0}
-    slow = SlowMo(Average(grid, 1.0, 1), 1, 1.0, 0.5, rates.__getitem__)
+    slow = SlowMo(Average(grid, 1.0, 1, classes=1), SlowMoSettings(), rates.__getitem__)
     state = State(weights=np.ones((3, 1)), intercept=None)
     slow.prepare(state)
     slow.start(state, 0)

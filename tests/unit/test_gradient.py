@@ -5,7 +5,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.base import Overlap
+from hpcsgd.agreements.base import Overlap, tiles_of
 from hpcsgd.agreements.buckets import Buffer, bucket_count
 from hpcsgd.agreements.codecs import Bucket, CodecConfig, Feedback, make_codec
 from hpcsgd.comm.ledger import Ledger
@@ -81,7 +81,7 @@ def test_steps_auto_is_one_step():
 
 
 def test_tiles_are_views_of_one_buffer_in_one_order():
-    buffer = Buffer(7, 2, np.dtype(float), 3, intercept=True)
+    buffer = Buffer((7, 2), np.dtype(float), tiles_of(7, 3), intercept=True)
     assert [t.columns for t in buffer] == [slice(5, 7), slice(3, 5), slice(0, 3)]
     for tile in buffer:
         tile.gradient[...] = tile.columns.start

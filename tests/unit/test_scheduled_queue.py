@@ -8,6 +8,7 @@ from threading import Event, local
 import numpy as np
 import pytest
 
+from hpcsgd.agreements.base import tiles_of
 from hpcsgd.agreements.more import scheduled as scheduled_transfers
 from hpcsgd.agreements.more.scheduled import (
     MOST,
@@ -115,7 +116,7 @@ def test_pieces_are_views_of_the_words(partition):
 
 
 def test_the_first_tile_brings_what_all_steps_need():
-    buffer = OrderedTiles(7, 2, np.dtype(float), 3, intercept=True)
+    buffer = OrderedTiles((7, 2), np.dtype(float), tiles_of(7, 3), intercept=True)
     assert [t.columns for t in buffer] == [slice(0, 3), slice(3, 5), slice(5, 7)]
     buffer.tail[...] = 9.0
     for tile in buffer:

@@ -549,7 +549,7 @@ class Anybatch(Gradient):
     def prepare(self, state: State) -> None:
         """One buffer for sums, the first point of the map, and its room."""
         self.buffer = self._make_buffer(state, tiles=1)
-        self.mirror = self.terms.mirror(len(state.weights) == self.inputs.total)
+        self.mirror = self.terms.mirror(self._holds_all(state))
         for name in self.mirror.state_names:
             state.remember(name, self.columns)
         real = state.weights.dtype
@@ -557,6 +557,10 @@ class Anybatch(Gradient):
             state.shared.setdefault(name, np.zeros((1, self.columns), real))
         state.shared.setdefault(DEN, np.ones((1, self.columns)))
         self.mirror.begin(self._point(state))
+
+    def _holds_all(self, state: State) -> bool:
+        """Return whether this member has all columns of the data."""
+        return len(state.weights) == self.inputs.shard.total_columns
 
     def plan_in_words(self, state: State) -> dict[str, str]:
         """Who swaps what with whom."""

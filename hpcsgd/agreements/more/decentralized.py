@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hpcsgd.agreements.averaging import (
     Average,
     flat_positions,
-    put_flat_positions,
+    positions,
     sent_for_mean,
 )
 from hpcsgd.agreements.base import (
@@ -227,7 +227,7 @@ class Decentralized(OwnSteps):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        self.mixer = MIXERS[inputs.settings.peers](grid, inputs.rows)
+        self.mixer = MIXERS[inputs.settings.peers](grid, self.rows)
 
     def facts(self) -> dict[str, Any]:
         """Whom they mix with."""
@@ -258,7 +258,7 @@ class Decentralized(OwnSteps):
         if self.grid.replicas.size > 1:
             with self.overlap.waiting():
                 mixed = self._arrive()
-            put_flat_positions(state, mixed, self.columns)
+            positions(state, self.columns).become(mixed)
             if state.intercept is not None:
                 same_on_members(self.grid, state.intercept, self.grid.replicas.size)
         self._descend(state)
@@ -382,8 +382,8 @@ class LowPrecision(OwnSteps):
         super().__init__(grid, share, inputs)
         size, rank = grid.replicas.size, grid.replicas.rank
         self.peers = (rank - 1) % size, (rank + 1) % size
-        own = inputs.rows[rank]
-        self.shares = [mixing_share(own, inputs.rows[peer]) for peer in self.peers]
+        own = self.rows[rank]
+        self.shares = [mixing_share(own, self.rows[peer]) for peer in self.peers]
         self.resync = inputs.settings.resync
         self._land: Callable[[], None] | None = None
 
@@ -429,7 +429,7 @@ class LowPrecision(OwnSteps):
         for share, theirs in zip(self.shares, self.neighbours, strict=True):
             change += change.dtype.type(share) * (theirs - before)
         record = self._encode(change)
-        put_flat_positions(state, before + self._decode(record), self.columns)
+        positions(state, self.columns).become(before + self._decode(record))
         with self.overlap.posting():
             self._land = self._send(record)
 

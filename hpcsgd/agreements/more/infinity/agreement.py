@@ -497,7 +497,7 @@ class Infinity(Gradient):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        self.place: InfinityPlace = inputs.place
+        self.place: InfinityPlace = inputs.more
         self.height = self.place.height  # columns of a tile
         self.opened: TileStore | None = None
         self.run = ""  # what tells its states from those of others
@@ -516,7 +516,7 @@ class Infinity(Gradient):
         """Room in memory for tiles and what belongs to the intercept alone."""
         dtype = state.weights.dtype
         has_intercept = state.intercept is not None
-        self.buffer = Buffer(0, self.columns, dtype, 0, has_intercept)
+        self.buffer = Buffer((0, self.columns), dtype, (), has_intercept)
         kept = dict.fromkeys(self.steps.rule.state_names, self.columns)
         widths = {WEIGHTS: state.weights.shape[1], **kept}
         if has_intercept:

@@ -21,8 +21,8 @@ from hpcsgd.agreements.base import (
     Agreement,
     AgreementInputs,
     AgreementSettings,
-    AgreementShape,
     Overlap,
+    RunShape,
     StateShape,
     Supports,
     same_on_members,
@@ -128,17 +128,17 @@ class Average(Agreement):
             clear_momentum(state, self.classes)
 
     @classmethod
-    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+    def agrees(cls, shape: RunShape, exchanges: int) -> bool:
         """Return whether all replicas average after so many exchanges."""
         return exchanges % shape.period == 0
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what an average of all replicas sends, [] where none is due."""
         return sent_for_average(shape) if cls.agrees(shape, exchanges) else []
 
     @classmethod
-    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what an average sends, [] where the last exchange had one of all."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 
@@ -154,7 +154,7 @@ class Average(Agreement):
             same_on_members(self.grid, intercept, group.size, purpose)
 
 
-def sent_for_average(shape: AgreementShape, replicas: int = 0) -> list[SentWords]:
+def sent_for_average(shape: RunShape, replicas: int = 0) -> list[SentWords]:
     """Return what rank 0 sends for an average of so many replicas, of all by default.
 
     A sum of w words of state, those of the intercept among them; behind a sum of more
@@ -165,13 +165,13 @@ def sent_for_average(shape: AgreementShape, replicas: int = 0) -> list[SentWords
     return sent_for_mean(shape, words_averaged(shape), replicas)
 
 
-def words_averaged(shape: AgreementShape) -> int:
+def words_averaged(shape: RunShape) -> int:
     """Return the words of a column that travel in an average."""
     travels = shape.settings.momentum == "average"
     return shape.classes * (shape.states if travels else 1)
 
 
-def sent_for_mean(shape: AgreementShape, wide: int, replicas: int) -> list[SentWords]:
+def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
     """Return the same of so many words of each column, and of the intercept."""
     if replicas == 1:
         return []
@@ -244,9 +244,9 @@ class PostLocal(Average):
         return exchanges <= self.switch or exchanges % self.period == 0
 
     @classmethod
-    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+    def agrees(cls, shape: RunShape, exchanges: int) -> bool:
         """Return whether the run has not switched, or a period is over."""
-        switch = exchanges_in(shape.settings.switch, shape.each)
+        switch = exchanges_in(shape.settings.switch, shape.each())
         return exchanges <= switch or super().agrees(shape, exchanges)
 
 
@@ -337,6 +337,13 @@ class FedAvg(Average):
         share = self.weight(exchanges)
         self.average(state, share, self.grid.replicas, purpose)
 
+    @classmethod
+    def rank_0_trains(cls, shape: RunShape, number: int) -> bool:
+        """Return whether replica 0 is drawn for the round of an exchange."""
+        count = client_count(shape.replicas, shape.settings.fraction)
+        seed, round_number = shape.config.sampling.seed, number // shape.period
+        return 0 in draw(seed, round_number, shape.replicas, count)
+
 
 def client_count(replicas: int, fraction: float) -> int:
     """Return the number of clients m, one at least."""
@@ -384,7 +391,7 @@ class NoAgreement(Agreement):
         """Nothing to say."""
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return an empty list: replicas send nothing."""
         return []
 
@@ -599,12 +606,12 @@ class AsyncAverage(Average):
         return flat_positions(state, self.classes)
 
     @classmethod
-    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+    def agrees(cls, shape: RunShape, exchanges: int) -> bool:
         """Return whether all are one: only where nothing is done meanwhile."""
         return shape.settings.delay == 0 and super().agrees(shape, exchanges)
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return the all-reduce that begins, and the broadcast of what is applied now.
 
         An average that would be applied after the last exchange is dropped.

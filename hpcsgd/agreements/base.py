@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
+from math import ceil
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -18,10 +19,12 @@ from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
+from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import ConfigError, did_you_mean
-from hpcsgd.formats import Array
+from hpcsgd.formats import Array, get_format
 from hpcsgd.glm import ADAPTIVE, UPDATES
+from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
 from hpcsgd.settings import Condition, Resolved, RunFacts, Settings, setting
 
@@ -49,6 +52,7 @@ class AgreementInputs:
 
 
 ROUNDS_FILE = "rounds.csv"  # in the folder of a run whose exchanges are rounds
+MIB = 2**20
 PURPOSE = "agreement"  # of the messages of agreements, in the ledger
 
 # The table of agreements.
@@ -292,11 +296,6 @@ class AgreementSettings(Settings, section="agreement"):
     def zero_stage(self) -> int:
         """What ZeRO divides: states (1), also gradients (2), also weights (3), or 0."""
         return 0
-
-    @property
-    def averaging_kind(self) -> str:
-        """The kind whose averages these are."""
-        return self.kind
 
     @property
     def states_folder(self) -> str:
@@ -827,7 +826,7 @@ class Agreement(ABC):
         """
 
     @classmethod
-    def messages(cls, shape: "AgreementShape", exchanges: int) -> Sent | None:
+    def messages(cls, shape: "RunShape", exchanges: int) -> Sent | None:
         """Return what rank 0 of several replicas sends after an exchange.
 
         It follows from sizes and settings alone. `hpcsgd verify` and the tables of
@@ -836,7 +835,7 @@ class Agreement(ABC):
 
         Parameters
         ----------
-        shape : AgreementShape
+        shape : RunShape
             Sizes and settings of a run.
         exchanges : int
             Number of exchanges that are done.
@@ -849,12 +848,29 @@ class Agreement(ABC):
         return None
 
     @classmethod
-    def last_messages(cls, shape: "AgreementShape", exchanges: int) -> Sent:
+    def rank_0_trains(cls, shape: "RunShape", number: int) -> bool:
+        """Return whether replica 0 trains in an exchange.
+
+        Parameters
+        ----------
+        shape : RunShape
+            Sizes and settings of a run.
+        number : int
+            Number of the exchange, from 0.
+
+        Returns
+        -------
+        bool
+        """
+        return True
+
+    @classmethod
+    def last_messages(cls, shape: "RunShape", exchanges: int) -> Sent:
         """Return what rank 0 sends at the end of a run, behind its last exchange.
 
         Parameters
         ----------
-        shape : AgreementShape
+        shape : RunShape
             Sizes and settings of a run.
         exchanges : int
             Number of exchanges that are done.
@@ -1163,6 +1179,12 @@ class Overlap:
 # Columns in tiles: those of a bucket, or of a message of slices.
 
 
+def bucket_count(columns: int, width: int, itemsize: int, cap: float) -> int:
+    """Return ⌈bytes of the gradient / cap⌉ buckets, no more than there are columns."""
+    size = columns * width * itemsize
+    return max(min(ceil(size / (cap * MIB)), columns), 1)
+
+
 def tiles_of(columns: int, count: int, alignment: int = 1) -> list[slice]:
     """Cut columns into `count` tiles at most that begin at multiples of `alignment`.
 
@@ -1177,42 +1199,143 @@ def tiles_of(columns: int, count: int, alignment: int = 1) -> list[slice]:
     ]
 
 
-# What rank 0 sends to other replicas, from sizes and settings alone.
+# What a run sends and holds, from sizes and settings alone.
 
 
 @dataclass(frozen=True, eq=False)
-class AgreementShape:
-    """The sizes and settings that decide what rank 0 sends in order to agree."""
+class RunShape:
+    """The settings and sizes that decide what rank 0 sends.
 
-    settings: Any  # the section [agreement]
+    Attributes
+    ----------
+    config : RunConfig
+        The settings that run.
+    precision : Precision
+        The number formats.
+    rows, columns : int
+        Rows and columns of the data.
+    classes : int
+        K, columns of the gradient.
+    states : int
+        Arrays of the update: 1, or 2 with momentum.
+    replicas, members : int
+        Sizes of the grid.
+    gathers : bool
+        Whether every member holds all columns.
+    sparse : bool
+        Whether rows are sparse.
+    reproducible : bool
+        Whether a sum takes two collectives.
+    circles : tuple of int
+        Sizes of the nested groups of rank 0.
+    tiles : int
+        Tiles of slices, if a device has chosen their number; else 0.
+    tile_columns : int
+        Columns of a tile of weights on disk.
+    stored : callable or None
+        (exchange from 0, columns) -> values of sparse rows in these columns.
+    """
+
+    config: Any
+    precision: Precision
+    rows: int
+    columns: int
+    classes: int
+    states: int
     replicas: int
-    members: int
-    local_columns: int  # of rank 0
-    classes: int  # K
-    intercept: bool
-    states: int = 1  # 1, or 2 with momentum
-    itemsize: int = 8  # bytes of a word of weights
+    members: int = 1
+    gathers: bool = False
+    sparse: bool = False
     reproducible: bool = False
-    period: int = 1  # exchanges
-    each: int = 1  # exchanges of an epoch
-    rows: int = 0  # of the replica of rank 0
-    batch: int = 1
-    seed: int = 0
-    circles: tuple[int, ...] = ()  # sizes of the nested groups of rank 0
-    buckets: int = 1  # of gradient, or tiles of slices
-    alignment: int = 1  # buckets begin at multiples of so many columns
-    tile_columns: int = 1  # of weights on disk
-    flagged: bool = False  # gradients travel with a word on overflow
-    codec: Any = None  # the section [codec]
-    mirror: str = ""  # the mirror map of any-batch rounds
+    circles: tuple[int, ...] = ()
+    tiles: int = 0
+    tile_columns: int = 1
+    stored: Callable[[int, int], int] | None = None
+
+    @property
+    def settings(self) -> Any:
+        """The section [agreement]."""
+        return self.config.agreement
+
+    @property
+    def intercept(self) -> bool:
+        """Whether the model has an intercept."""
+        return bool(self.config.problem.intercept)
+
+    @property
+    def period(self) -> int:
+        """Exchanges from one average to the next."""
+        return int(self.config.schedule.period)
+
+    @property
+    def own_rows(self) -> int:
+        """Rows of replica 0, which has the most rows."""
+        return int(split_range(self.rows, self.replicas, 0).stop)
+
+    @property
+    def member_columns(self) -> int:
+        """Columns of the rows of member 0."""
+        return int(split_range(self.columns, self.members, 0).stop)
+
+    @cached_property
+    def local_columns(self) -> int:
+        """Columns of the weights of rank 0."""
+        return self.columns if self.gathers else self.member_columns
+
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of a word of weights: they travel in the format of arithmetic."""
+        return get_format(self.precision.weights).carrier.itemsize
+
+    @property
+    def flagged(self) -> bool:
+        """Whether gradients travel with a word on overflow."""
+        return bool(get_format(self.precision.residual).wants_scale)
 
     @property
     def tail(self) -> int:
         """Words that go with a gradient: of the intercept, a flag, the rows."""
         return self.classes * self.intercept + self.flagged + 1
 
+    @property
+    def together(self) -> int:
+        """Batches of an exchange of gradients; 1 for other agreements."""
+        settings = self.settings
+        return settings.batches_together if settings.shares_gradients else 1
+
+    @property
+    def is_at_once(self) -> bool:
+        """Whether products see the batches of an exchange of gradients as one batch."""
+        return bool(self.settings.on_disk or self.settings.zero_stage > 1)
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Return the batch sizes of each exchange of an epoch, as products see them."""
+        schedule = self.config.schedule
+        if self.is_at_once:
+            return plan_groups(self.own_rows, schedule.batch * self.together, 1)
+        return plan_groups(self.own_rows, schedule.batch, schedule.steps)
+
+    def each(self) -> int:
+        """Return the number of exchanges of an epoch, as agreements see them."""
+        if not self.settings.shares_gradients:
+            return len(self.groups())
+        return -(-self.own_rows // int(self.config.schedule.batch * self.together))
+
+    @property
+    def buckets(self) -> int:
+        """Messages of a gradient, or tiles of slices; one for sparse rows."""
+        if self.replicas == 1 or (self.sparse and not self.settings.slices):
+            return 1
+        words = self.local_columns, self.classes, self.itemsize
+        return self.tiles or bucket_count(*words, self.settings.bucket)
+
+    @property
+    def alignment(self) -> int:
+        """Columns that the state of an update rule keeps together."""
+        return BLOCK if self.config.update.bits == 8 else 1
+
     @cached_property
-    def tiles(self) -> list[int]:
+    def tile_words(self) -> list[int]:
         """Words of the gradient in each bucket, those of the first columns first."""
         parts = tiles_of(self.local_columns, self.buckets, self.alignment)
         return [(part.stop - part.start) * self.classes for part in parts]
@@ -1227,34 +1350,66 @@ class AgreementShape:
         return [self.sent(words, 8)] if self.shares_tail else []
 
     def sent(self, words: int, itemsize: int = 0) -> SentWords:
-        """One collective of so many words, of those of weights where none are named."""
+        """Return one collective of so many words, of weights where no size is named."""
         return SentWords(words, words * (itemsize or self.itemsize))
 
     def sum(self, words: int, itemsize: int = 0) -> list[SentWords]:
-        """A sum, which takes two collectives where it is reproducible."""
+        """Return a sum, which takes two collectives where it is reproducible."""
         return [self.sent(words, itemsize)] * (2 if self.reproducible else 1)
-
-
-# What a rank keeps for its agreement, from sizes and settings alone.
 
 
 @dataclass(frozen=True)
 class StateShape:
-    """The sizes and settings that decide what a rank keeps between exchanges."""
+    """The settings and sizes that decide what a rank keeps between exchanges.
 
-    settings: Any  # the section [agreement]
-    replicas: int
-    columns: int  # that this rank holds
-    states: int = 1  # words of a column
-    itemsize: int = 8  # bytes of a word
-    moments: int = 0  # arrays that a rule keeps beside the weights
-    is_packed: bool = False  # in eight bits a word
-    copies: int = 2  # of the state
-    snapshots: int = 0  # of what is kept beside the state, for a run that falls back
+    Attributes
+    ----------
+    config : RunConfig
+        The settings of the run.
+    precision : Precision
+        The number formats.
+    columns : int
+        Columns that this rank holds.
+    states : int
+        Words of a column.
+    copies : int
+        Copies of the state.
+    sparse : bool
+        Whether rows are sparse.
+    """
+
+    config: Any
+    precision: Precision
+    columns: int
+    states: int = 1
+    copies: int = 2
     sparse: bool = False
-    codec: Any = None  # the section [codec]
-    accordion: Any = None  # the section [accordion]
-    mirror: str = ""  # the mirror map of any-batch rounds
+
+    @property
+    def settings(self) -> Any:
+        """The section [agreement]."""
+        return self.config.agreement
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the run."""
+        return max(int(self.config.grid.replicas), 1)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a word."""
+        return get_format(self.precision.weights).carrier.itemsize
+
+    @property
+    def moments(self) -> int:
+        """Arrays that the rule keeps beside the weights; in eight bits they are one."""
+        update = self.config.update
+        return 1 if update.bits == 8 else ADAPTIVE.get(update.kind, 0)
+
+    @property
+    def snapshots(self) -> int:
+        """Copies of what is kept beside the state, for a run that falls back."""
+        return 4 * int(self.config.run.fall_back)
 
     @property
     def vector(self) -> int:

@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
 from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.agreements.base import PURPOSE, Overlap
+from hpcsgd.agreements.base import MIB, PURPOSE, Overlap
 from hpcsgd.agreements.codecs.base import Codec, Finish, Moment
 from hpcsgd.backends.base import HOST, Memory, Wait
 from hpcsgd.comm.communicator import Communicator, Message, Pending
@@ -25,14 +24,6 @@ from hpcsgd.formats import Array
 # words. Tiles are copied to pinned memory one after the other, and the first travels to
 # other replicas while the next is copied; or replicas sum what is on their devices, and
 # only what all of them said together is copied to the host.
-
-MIB = 2**20
-
-
-def bucket_count(columns: int, width: int, itemsize: int, cap: float) -> int:
-    """Return ⌈bytes of the gradient / cap⌉ buckets, no more than there are columns."""
-    size = columns * width * itemsize
-    return max(min(ceil(size / (cap * MIB)), columns), 1)
 
 
 def pieces_of(words: int, itemsize: int, partition: float) -> list[slice]:

@@ -39,10 +39,11 @@ from hpcsgd.agreements.base import (
     PURPOSE,
     Agreement,
     AgreementSettings,
-    AgreementShape,
     GradientSettings,
     ReplicaCheck,
+    RunShape,
     StateShape,
+    bucket_count,
     same_on_members,
     tiles_of,
 )
@@ -52,7 +53,6 @@ from hpcsgd.agreements.buckets import (
     LinearStep,
     PlainSender,
     Tile,
-    bucket_count,
     pieces_of,
 )
 from hpcsgd.agreements.codecs import kept_bytes, make_codec, owed
@@ -541,7 +541,7 @@ class Gradient(Agreement):
         return facts
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what one mean gradient sends.
 
         Return None where the data decide the bytes of a codec, where nodes or racks
@@ -552,8 +552,7 @@ class Gradient(Agreement):
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
         """Return the arrays of moments and gradient, and of what codecs send."""
-        moments = 1 if shape.is_packed else shape.moments
-        return moments + (1 if shape.settings.codec == "identity" else 3)
+        return shape.moments + (1 if shape.settings.codec == "identity" else 3)
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
@@ -725,14 +724,16 @@ class Gradient(Agreement):
 # are first reduced inside, and what leaders then have is broadcast there.
 
 
-def is_coded(shape: AgreementShape) -> bool:
+def is_coded(shape: RunShape) -> bool:
     """Return whether gradients do not travel as they are."""
-    return bool(shape.settings.codec != "identity" or shape.codec.feedback == "on")
+    return bool(
+        shape.settings.codec != "identity" or shape.config.codec.feedback == "on"
+    )
 
 
 @lru_cache(maxsize=4)
 def sent_for_gradient(
-    shape: AgreementShape, coded: bool = False, partition: float = inf
+    shape: RunShape, coded: bool = False, partition: float = inf
 ) -> Sequence[SentWords] | None:
     """Return the collectives of rank 0; None where sizes and settings do not decide.
 
@@ -747,7 +748,7 @@ def sent_for_gradient(
     shares_tail = shape.intercept and shape.shares_tail
     if shape.flagged and (inside > 1 or shares_tail):
         return None  # what overflows has no tail that anybody asks for
-    tail, tiles = shape.tail, shape.tiles
+    tail, tiles = shape.tail, shape.tile_words
     sent: list[SentWords] = []
     if inside > 1:
         sent += [shape.sent(tail), *(2 * [shape.sent(words) for words in tiles])]
@@ -764,9 +765,9 @@ def sent_for_gradient(
     return sent
 
 
-def sent_in_place(shape: AgreementShape, partition: float = inf) -> list[SentWords]:
+def sent_in_place(shape: RunShape, partition: float = inf) -> list[SentWords]:
     """Return the sums of all buckets, or of their pieces; one takes the tail along."""
-    first, *others = shape.tiles
+    first, *others = shape.tile_words
     return [
         sent
         for words in (first + shape.tail, *others)
@@ -775,15 +776,15 @@ def sent_in_place(shape: AgreementShape, partition: float = inf) -> list[SentWor
     ]
 
 
-def _sent_coded(shape: AgreementShape, ranks: int) -> list[SentWords] | None:
+def _sent_coded(shape: RunShape, ranks: int) -> list[SentWords] | None:
     """Return what so many replicas, or leaders of their groups, send by a codec."""
     if shape.reproducible:
         return None  # a codec may gather or sum: how often is its own affair
     sent, wants_norm = [shape.sent(shape.tail, 8)], False
-    for number, words in enumerate(shape.tiles):
+    for number, words in enumerate(shape.tile_words):
         height, dtype = words // shape.classes, np.dtype(f"f{shape.itemsize}")
         bucket = Bucket(number, height, shape.classes, dtype)
-        codec = make_codec(shape.settings.codec, bucket, shape.codec)
+        codec = make_codec(shape.settings.codec, bucket, shape.config.codec)
         payload = codec.payload_bytes(ranks, 0)
         if payload is None:
             return None
@@ -796,13 +797,13 @@ def _sent_coded(shape: AgreementShape, ranks: int) -> list[SentWords] | None:
 
 def _kept_by_codecs(shape: StateShape) -> int:
     """Return the bytes that the codecs of all buckets keep between exchanges."""
-    asked, count = shape.settings, 1
+    config, asked, count = shape.config, shape.settings, 1
     if not shape.sparse:
         count = bucket_count(shape.columns, 1, shape.itemsize, asked.bucket)
     kept, dtype = 0, np.dtype(f"f{shape.itemsize}")
     for number, columns in enumerate(lengths(shape.columns, count)):
         bucket = Bucket(number, columns, 1, dtype)
-        kept += kept_bytes(asked.codec, bucket, shape.codec, shape.accordion)
+        kept += kept_bytes(asked.codec, bucket, config.codec, config.accordion)
     return kept
 
 
@@ -914,7 +915,7 @@ class Growing(Gradient):
         return super().facts() | counts
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> None:
+    def messages(cls, shape: RunShape, exchanges: int) -> None:
         """Return None: gradients decide when batches grow."""
         return
 

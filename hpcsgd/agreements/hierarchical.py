@@ -27,8 +27,8 @@ from hpcsgd.agreements.base import (
     PURPOSE,
     AgreementInputs,
     AgreementSettings,
-    AgreementShape,
     Overlap,
+    RunShape,
     Supports,
 )
 from hpcsgd.agreements.buckets import (
@@ -255,12 +255,12 @@ class Hierarchical(Average):
             self.average(state, due[-1].share, due[-1].group, "agreement")
 
     @classmethod
-    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+    def agrees(cls, shape: RunShape, exchanges: int) -> bool:
         """Return whether the last of the periods is over."""
         return exchanges % _periods(shape)[-1] == 0
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what an average in the widest group that is due sends.
 
         The list is empty where no group is due, or where that group is one replica.
@@ -277,7 +277,7 @@ class Hierarchical(Average):
                 circle.group.close()
 
 
-def _periods(shape: AgreementShape) -> list[int]:
+def _periods(shape: RunShape) -> list[int]:
     """Of the nested groups; without any, as `plan_levels` has them."""
     asked = shape.settings.periods
     return _numbers(asked) if asked else [1, shape.period]

@@ -28,7 +28,7 @@ from hpcsgd.agreements.base import (
     Agreement,
     AgreementInputs,
     AgreementSettings,
-    AgreementShape,
+    RunShape,
     StateShape,
     Supports,
     get_agreement,
@@ -172,11 +172,6 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
     supports: ClassVar[Supports] = AverageSettings.supports
 
     @property
-    def averaging_kind(self) -> str:
-        """The base."""
-        return self.base
-
-    @property
     def of_base(self) -> type[AgreementSettings]:
         """The settings class of the base."""
         return get_agreement(self.base).settings
@@ -200,9 +195,9 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
         yield from self.of_base.conflicts_with(self, config, precision)
 
 
-def base_of(shape: AgreementShape) -> type[Average]:
+def base_of(shape: RunShape) -> type[Average]:
     """Return the agreement below the slow momentum of a run."""
-    base: Any = get_agreement(shape.settings.averaging_kind)
+    base: Any = get_agreement(shape.settings.base)
     found: type[Average] = base
     return found
 
@@ -332,14 +327,14 @@ class SlowMo(Agreement):
         self.base.close()
 
     @classmethod
-    def agrees(cls, shape: AgreementShape, exchanges: int) -> bool:
+    def agrees(cls, shape: RunShape, exchanges: int) -> bool:
         """Return whether the base agrees or a slow step is due."""
         if cls.steps_slowly(shape, exchanges):
             return True
         return base_of(shape).agrees(shape, exchanges)
 
     @classmethod
-    def steps_slowly(cls, shape: AgreementShape, exchanges: int) -> bool:
+    def steps_slowly(cls, shape: RunShape, exchanges: int) -> bool:
         """Return whether a slow step is due."""
         period = shape.settings.slow_period
         if period:
@@ -347,7 +342,12 @@ class SlowMo(Agreement):
         return base_of(shape).agrees(shape, exchanges)
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def rank_0_trains(cls, shape: RunShape, number: int) -> bool:
+        """Return what the base does."""
+        return base_of(shape).rank_0_trains(shape, number)
+
+    @classmethod
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what the base sends; one average of all where a slow step is due.
 
         A sharded one is a reduce-scatter of d_c·W words and R times the intercept, and
@@ -364,7 +364,7 @@ class SlowMo(Agreement):
         return [pieces, shape.sent(own * wide)]
 
     @classmethod
-    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return one average of all, unless the last exchange had one."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 

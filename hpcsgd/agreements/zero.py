@@ -22,17 +22,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    MIB,
     PURPOSE,
     AgreementSettings,
-    AgreementShape,
     GradientSettings,
     Overlap,
     Requires,
+    RunShape,
     StateShape,
     Supports,
     tiles_of,
 )
-from hpcsgd.agreements.buckets import MIB, SummedColumns, add_to_tail
+from hpcsgd.agreements.buckets import SummedColumns, add_to_tail
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.backends.base import HOST, VELOCITY, Memory, Rows, Wait, WordRange
 from hpcsgd.backends.task import State, Task
@@ -792,7 +793,7 @@ class ShardedAgreement(SlicedState):
         return self._same_on_members(self.scatter.tail.total())
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return the all-reduce of the tail, and what each tile sends.
 
         A tile is a reduce-scatter of its gradient and an all-gather of its weights.
@@ -846,18 +847,18 @@ class ShardedAgreement(SlicedState):
 # What rank 0 sends of slices, from sizes and settings alone.
 
 
-def sent_for_sums(shape: AgreementShape) -> list[SentWords]:
+def sent_for_sums(shape: RunShape) -> list[SentWords]:
     """Return a sum of the tail, and one of each tile of the gradient in parts."""
     tiles = [shape.sent(cut.height * shape.classes) for cut in _cuts_of(shape)]
     return [*shape.sum(shape.tail), *tiles]
 
 
-def sent_for_weights(shape: AgreementShape) -> list[SentWords]:
+def sent_for_weights(shape: RunShape) -> list[SentWords]:
     """Return the gathers to which rank 0 gives its slice of each tile of weights."""
     return [shape.sent(cut.heights[0] * shape.classes) for cut in _cuts_of(shape)]
 
 
 @lru_cache(maxsize=4)
-def _cuts_of(shape: AgreementShape) -> Cuts:
+def _cuts_of(shape: RunShape) -> Cuts:
     sizes = shape.local_columns, shape.classes, shape.buckets, shape.replicas
     return Cuts(*sizes, replica=0, alignment=shape.alignment)

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import StateShape, get_agreement
-from hpcsgd.agreements.buckets import MIB, bucket_count
+from hpcsgd.agreements.base import MIB, StateShape, bucket_count, get_agreement
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.numpy_rows import HEAVY
 from hpcsgd.comm.grid import Grid
@@ -25,7 +24,6 @@ from hpcsgd.data.stream import bytes_of_windows
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import format_bytes
 from hpcsgd.formats import get_format
-from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
 from hpcsgd.products import get_product
 from hpcsgd.products.base import MemoryShape, product_facts
@@ -35,25 +33,6 @@ from hpcsgd.solvers.lbfgs import bytes_of_lbfgs
 from hpcsgd.solvers.objective import bytes_of_losses
 
 # What agreements and their codecs hold: states, and what lies beside them.
-
-
-def state_shape(
-    config: RunConfig, held: int, states: int, precision: Precision
-) -> StateShape:
-    """The sizes of what a rank keeps that holds so many columns."""
-    return StateShape(
-        settings=config.agreement,
-        replicas=max(config.grid.replicas, 1),
-        columns=held,
-        states=states,
-        itemsize=get_format(precision.weights).carrier.itemsize,
-        moments=ADAPTIVE.get(config.update.kind, 0),
-        is_packed=config.update.bits == 8,
-        snapshots=4 * config.run.fall_back,
-        codec=config.codec,
-        accordion=config.accordion,
-        mirror=config.mirror.kind,
-    )
 
 
 def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
@@ -573,8 +552,11 @@ def predict(
     kept = 0 if kind == "auto" else exchanges.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
         kept = min(max(map(exchanges.kept, OF_SEVERAL)), CACHE_BUDGET)
-    shape = replace(
-        state_shape(config, width, states, precision),
+    shape = StateShape(
+        config,
+        precision,
+        columns=width,
+        states=states,
         sparse=is_sparse(reader),
         # Good states, the one that a checkpoint is made of, and the walk of a check.
         copies=2 + 4 * config.run.fall_back + 3 * exchanges.is_monitored,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import Any
 
+from hpcsgd.agreements.base import RunShape
 from hpcsgd.backends.task import NO_MONITOR
 from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
@@ -15,7 +16,6 @@ from hpcsgd.config import get_method as method_called
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.stream import Unheld
 from hpcsgd.files import format_bytes, toml_literal
-from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
 from hpcsgd.products.cost import look_ahead_reason
 from hpcsgd.runs.assembled_run import AssembledRun, RunChoice, steps_in
@@ -25,7 +25,7 @@ from hpcsgd.runs.choose import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.memory import GIB, predict, streamed, system_limits
 from hpcsgd.runs.result import finite
-from hpcsgd.runs.traffic import TrafficShape, expected, why_uncounted
+from hpcsgd.runs.traffic import expected, why_uncounted
 from hpcsgd.settings import Resolved, RunFacts, declarations
 from hpcsgd.solvers.coordinate import COORDINATE
 
@@ -452,21 +452,15 @@ def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
     config, shard, grid = live.config, live.loaded.shard, live.grid
     settings = config.agreement
     agreement: Any = live.agreement
-    shape = TrafficShape(
-        schedule=config.schedule,
+    shape = RunShape(
+        config=config,
         precision=live.task.precision,
         rows=shard.total_rows,
         columns=shard.total_columns,
         classes=live.task.columns,
         states=live.task.states,
-        intercept=config.problem.intercept,
         replicas=grid.replicas.size,
-        settings=settings,
-        codec=config.codec,
-        mirror=config.mirror.kind,
-        seed=config.sampling.seed,
         sparse=shard.is_sparse,
-        alignment=BLOCK if config.update.bits == 8 else 1,
         tiles=agreement.facts()["buckets"] if settings.zero_stage else 0,
         tile_columns=agreement.height if settings.on_disk else 1,
     )

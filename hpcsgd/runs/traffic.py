@@ -1,24 +1,17 @@
 """The traffic of a run: calls, words and bytes of rank 0, from its configuration."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from hpcsgd.agreements.averaging import FedAvg, client_count, draw
 from hpcsgd.agreements.base import (
     Agreement,
     AgreementSettings,
-    AgreementShape,
+    RunShape,
     get_agreement,
 )
-from hpcsgd.agreements.buckets import bucket_count
-from hpcsgd.agreements.codecs import CodecConfig
 from hpcsgd.comm.ledger import SentWords, totals
-from hpcsgd.data.sampling import plan_groups
-from hpcsgd.data.shard import split_range
 from hpcsgd.formats import get_format
-from hpcsgd.glm.unrolling import Schedule
-from hpcsgd.precision import Precision
 from hpcsgd.products import get_product
 from hpcsgd.products.base import ExchangeMessage, ExchangeShape, product_facts
 
@@ -37,109 +30,6 @@ Leg = dict[str, Any]
 Count = dict[str, dict[str, int]]
 
 
-@dataclass(frozen=True)
-class TrafficShape:
-    """Everything that the traffic of a run depends on."""
-
-    schedule: Schedule
-    precision: Precision
-    rows: int
-    columns: int
-    classes: int
-    states: int
-    intercept: bool
-    replicas: int
-    settings: AgreementSettings
-    codec: CodecConfig = CodecConfig()
-    mirror: str = ""  # the mirror map of any-batch rounds
-    seed: int = 0
-    sparse: bool = False
-    alignment: int = 1  # columns that the state of an update rule keeps together
-    tiles: int = 0  # tiles of slices, if a device has chosen their number
-    tile_columns: int = 1  # columns of a tile of weights on disk
-    # For sparse rows: (exchange from 0, columns) -> stored values in these columns.
-    stored: Callable[[int, int], int] | None = None
-
-    @property
-    def own_rows(self) -> int:
-        """Rows of replica 0, which has the most rows."""
-        return int(split_range(self.rows, self.replicas, 0).stop)
-
-    @property
-    def together(self) -> int:
-        """Batches of an exchange of gradients; 1 for other agreements."""
-        settings = self.settings
-        return settings.batches_together if settings.shares_gradients else 1
-
-    @property
-    def is_at_once(self) -> bool:
-        """Whether products see the batches of an exchange of gradients as one batch."""
-        return self.settings.on_disk or self.settings.zero_stage > 1
-
-    def groups(self) -> list[tuple[int, ...]]:
-        """Return the batch sizes of each exchange of an epoch, as products see them."""
-        if self.is_at_once:
-            return plan_groups(self.own_rows, self.schedule.batch * self.together, 1)
-        return plan_groups(self.own_rows, self.schedule.batch, self.schedule.steps)
-
-    def each(self) -> int:
-        """Return the number of exchanges of an epoch, as agreements see them."""
-        if not self.settings.shares_gradients:
-            return len(self.groups())
-        return -(-self.own_rows // (self.schedule.batch * self.together))
-
-    def trains(self, number: int) -> bool:
-        """Return whether replica 0 takes part in exchange `number`, from 0."""
-        settings: Any = self.settings
-        if get_agreement(settings.averaging_kind) is not FedAvg:
-            return True
-        count = client_count(self.replicas, settings.fraction)
-        place = number // self.schedule.period
-        return 0 in draw(self.seed, place, self.replicas, count)
-
-    def local_columns(self, leg: Leg) -> int:
-        """Return the number of columns of the weights of rank 0."""
-        if product_facts(leg["product"]).holds_all_columns:
-            return self.columns
-        return int(split_range(self.columns, leg["members"], 0).stop)
-
-    def buckets(self, columns: int, itemsize: int) -> int:
-        """Return the number of messages of a gradient; one for sparse rows."""
-        if self.replicas == 1 or (self.sparse and not self.settings.slices):
-            return 1
-        cap = self.settings.bucket
-        return self.tiles or bucket_count(columns, self.classes, itemsize, cap)
-
-    def agreement(self, leg: Leg) -> AgreementShape:
-        """Return everything that the messages of an agreement depend on."""
-        # Weights are sent in the format of arithmetic, also if they are stored in less.
-        itemsize = get_format(self.precision.weights).carrier.itemsize
-        columns = self.local_columns(leg)
-        return AgreementShape(
-            settings=self.settings,
-            replicas=self.replicas,
-            members=leg["members"],
-            local_columns=columns,
-            classes=self.classes,
-            intercept=self.intercept,
-            states=self.states,
-            itemsize=itemsize,
-            reproducible=leg["reproducible"],
-            period=self.schedule.period,
-            each=self.each(),
-            rows=self.own_rows,
-            batch=self.schedule.batch,
-            seed=self.seed,
-            circles=tuple(leg.get("circles", ())),
-            buckets=self.buckets(columns, itemsize),
-            alignment=self.alignment,
-            tile_columns=self.tile_columns,
-            flagged=get_format(self.precision.residual).wants_scale,
-            codec=self.codec,
-            mirror=self.mirror,
-        )
-
-
 def kind_of(settings: AgreementSettings) -> type[Agreement] | None:
     """Return the agreement of a run; None if it has no formula for its messages."""
     kind = get_agreement(settings.kind)
@@ -148,7 +38,18 @@ def kind_of(settings: AgreementSettings) -> type[Agreement] | None:
     return kind if is_own else None
 
 
-def expected(shape: TrafficShape, legs: list[Leg]) -> Count:
+def of_leg(shape: RunShape, leg: Leg) -> RunShape:
+    """Return the shape of a run in one leg."""
+    return replace(
+        shape,
+        members=leg["members"],
+        gathers=product_facts(leg["product"]).holds_all_columns,
+        reproducible=leg["reproducible"],
+        circles=tuple(leg.get("circles", ())),
+    )
+
+
+def expected(shape: RunShape, legs: list[Leg]) -> Count:
     """Return calls, words and bytes of a whole run, by purpose.
 
     The purpose "agreement" is left out if the data or the time decide what it sends.
@@ -163,7 +64,7 @@ def expected(shape: TrafficShape, legs: list[Leg]) -> Count:
     return counts
 
 
-def why_uncounted(shape: TrafficShape, leg: Leg, update: Mapping[str, Any]) -> str:
+def why_uncounted(shape: RunShape, leg: Leg, update: Mapping[str, Any]) -> str:
     """Return why the sizes of a run do not decide what it sends; "" where they do.
 
     Norms of gradients and their means need sums beside those of products and
@@ -198,7 +99,7 @@ def gap_in(legs: list[Leg], exchanges: int, resumes: int) -> str:
     return ""
 
 
-def _agreement(shape: TrafficShape, leg: Leg, at_end: bool) -> list[SentWords] | None:
+def _agreement(shape: RunShape, leg: Leg, at_end: bool) -> list[SentWords] | None:
     """Return the messages of agreements in one leg; None if there is no formula.
 
     With `at_end`, those after the last exchange of the run are included.
@@ -208,29 +109,30 @@ def _agreement(shape: TrafficShape, leg: Leg, at_end: bool) -> list[SentWords] |
         return None
     if shape.replicas == 1 and not shape.settings.asks_members:
         return []
-    sizes = shape.agreement(leg)
+    shape = of_leg(shape, leg)
     messages: list[SentWords] = []
     for number in range(leg["first"] + 1, leg["last"] + 1):
-        sent = kind.messages(sizes, number)
+        sent = kind.messages(shape, number)
         if sent is None:
             return None
         messages += sent
     if at_end:
-        messages += kind.last_messages(sizes, leg["last"])
+        messages += kind.last_messages(shape, leg["last"])
     return messages
 
 
-def _products(shape: TrafficShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:
+def _products(shape: RunShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:
     """Yield the messages of products in one leg, in the batches that products see."""
     if leg["members"] == 1:
         return
+    shape = of_leg(shape, leg)
     leg = _by_batches(shape, leg)
     groups = shape.groups()
     product = get_product(leg["product"], leg["look_ahead"])
     seen: set[int] = set()
     last = _before(shape, leg["first"])
     for number in range(leg["first"], leg["last"]):
-        if not shape.trains(number):
+        if not _trains(shape, number):
             continue
         before = last
         last = number
@@ -239,8 +141,8 @@ def _products(shape: TrafficShape, leg: Leg, at_end: bool) -> Iterator[SentWords
             sizes=groups[index],
             scores=shape.classes,
             states=shape.states,
-            local_columns=_member_columns(shape, leg),
-            stored=_stored(shape, leg, number),
+            local_columns=shape.member_columns,
+            stored=shape.stored and shape.stored(number, shape.member_columns),
             one_message=shape.precision.one_message,
             monitor_words=_monitored(leg, groups, before, _before(shape, before)),
             epoch=epoch,
@@ -251,7 +153,7 @@ def _products(shape: TrafficShape, leg: Leg, at_end: bool) -> Iterator[SentWords
             yield from _sent(shape, leg, message)
     is_partial = leg["first"] < leg["last"] < leg["planned"]
     ends = (leg["last"] - 1, leg["last"])
-    if leg["look_ahead"] and is_partial and all(shape.trains(n) for n in ends):
+    if leg["look_ahead"] and is_partial and all(_trains(shape, n) for n in ends):
         gram = ExchangeShape(groups[leg["last"] % len(groups)]).gram
         posted = list(_sent(shape, leg, gram))
         # The look-ahead has started the next sum. A narrow sum has a second message, a
@@ -261,25 +163,16 @@ def _products(shape: TrafficShape, leg: Leg, at_end: bool) -> Iterator[SentWords
         yield from posted[:1] if is_narrow and not at_end else posted
 
 
-def _member_columns(shape: TrafficShape, leg: Leg) -> int:
-    """Return the number of columns of the rows of member 0."""
-    return int(split_range(shape.columns, leg["members"], 0).stop)
+def _trains(shape: RunShape, number: int) -> bool:
+    """Return whether replica 0 takes part in exchange `number`, from 0."""
+    return get_agreement(shape.settings.kind).rank_0_trains(shape, number)
 
 
-def _stored(shape: TrafficShape, leg: Leg, number: int) -> int | None:
-    """Return the stored values of an exchange of sparse rows, else None."""
-    if shape.stored is None:
-        return None
-    return shape.stored(number, _member_columns(shape, leg))
-
-
-def _sent(
-    shape: TrafficShape, leg: Leg, message: ExchangeMessage
-) -> Iterator[SentWords]:
+def _sent(shape: RunShape, leg: Leg, message: ExchangeMessage) -> Iterator[SentWords]:
     return message.sent(shape.precision, leg["members"], leg["reproducible"])
 
 
-def _by_batches(shape: TrafficShape, leg: Leg) -> Leg:
+def _by_batches(shape: RunShape, leg: Leg) -> Leg:
     """Return the leg with exchanges numbered as products see them, batch by batch."""
     if not shape.settings.shares_gradients:
         return leg
@@ -294,9 +187,9 @@ def _by_batches(shape: TrafficShape, leg: Leg) -> Leg:
     return {**leg, **{key: place(leg[key]) for key in ("first", "last", "planned")}}
 
 
-def _before(shape: TrafficShape, first: int) -> int:
+def _before(shape: RunShape, first: int) -> int:
     """Return the last exchange before `first` in which replica 0 took part, or -1."""
-    numbers = (n for n in range(first - 1, -1, -1) if shape.trains(n))
+    numbers = (n for n in range(first - 1, -1, -1) if _trains(shape, n))
     return next(numbers, -1)
 
 

@@ -14,9 +14,9 @@ from tempfile import gettempdir
 from typing import Any
 from uuid import uuid4
 
-from hpcsgd.agreements.codecs import CodecConfig
+from hpcsgd.agreements.base import RunShape
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.config import RunConfig, agreement_in
+from hpcsgd.config import RunConfig, without_retired
 from hpcsgd.data.hdf5 import COLUMNS
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
@@ -44,12 +44,11 @@ from hpcsgd.files import (
     write_text,
 )
 from hpcsgd.glm.unrolling import Schedule
-from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.report import processor
 from hpcsgd.runs.result import finite
-from hpcsgd.runs.traffic import TrafficShape, expected, why_uncounted
+from hpcsgd.runs.traffic import expected, why_uncounted
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
 
 # A study on disk has its plan, one line for each run, and a folder for each run.
@@ -257,31 +256,28 @@ def expected_traffic(report: Report) -> dict[str, int] | None:
     return {f: sum(count[f] for count in by_purpose.values()) for f in figures}
 
 
-def _shape(report: Report) -> TrafficShape:
-    config = report["config"]
-    schedule = report["schedule"]
+def _shape(report: Report) -> RunShape:
+    tables = without_retired(report["config"])
     agreement = report["agreement"]
-    return TrafficShape(
-        schedule=Schedule(*(schedule[k] for k in ("batch", "steps", "period"))),
+    named = {**tables.get("agreement", {}), "method": ""}  # it has set what it sets
+    config = RunConfig.parse({**tables, "agreement": named})
+    schedule = report["schedule"]
+    steps = Schedule(*(schedule[k] for k in ("batch", "steps", "period")))
+    return RunShape(
+        config=replace(config, schedule=steps),
         precision=Precision(**report["precision"]),
         rows=report["rows"],
         columns=report["columns"],
         classes=report["classes"],
-        states=1 if config["update"]["kind"] == "sgd" else 2,
-        intercept=config["problem"]["intercept"],
+        states=1 if config.update.kind == "sgd" else 2,
         replicas=report["grid"]["replicas"],
-        settings=agreement_in(config),
-        codec=CodecConfig(**config["codec"]),
-        mirror=config["mirror"]["kind"],
-        seed=config["sampling"]["seed"],
         sparse=report["sparse"],
-        alignment=BLOCK if config["update"]["bits"] == 8 else 1,
         tiles=agreement.get("buckets", 0) if "stage" in agreement else 0,
         tile_columns=agreement.get("tile_columns", 1),
     )
 
 
-def _leg(report: Report, shape: TrafficShape) -> dict[str, Any]:
+def _leg(report: Report, shape: RunShape) -> dict[str, Any]:
     """Return the exchanges of a whole run, as the formulas of traffic take them."""
     run = report["config"]["run"]
     total = shape.each() * report["schedule"]["epochs"]

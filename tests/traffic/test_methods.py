@@ -2,9 +2,10 @@
 
 import pytest
 
+from hpcsgd.agreements.base import RunShape
 from hpcsgd.config import METHODS
 from hpcsgd.precision import Precision
-from hpcsgd.runs.traffic import TrafficShape, expected
+from hpcsgd.runs.traffic import expected
 from tests.helpers.contracts.codec import ROWS as CODEC_ROWS
 from tests.helpers.contracts.codec import sections_of
 from tests.helpers.harness import config_for, train_on
@@ -70,17 +71,14 @@ def trained(method, grid, folder, family="softmax", **more):
 def summed_messages(config, result):
     """Purpose -> what `messages` of all exchanges add up to."""
     report, told = result.as_dict(), result.report["agreement"]
-    shape = TrafficShape(
-        schedule=config.schedule,
+    shape = RunShape(
+        config=config,
         precision=Precision(**report["precision"]),
         rows=ROWS,
         columns=COLUMNS,
         classes=report["classes"],
         states=1,
-        intercept=True,
         replicas=config.grid.replicas,
-        settings=config.agreement,
-        codec=config.codec,
         tile_columns=told.get("tile_columns", 1),
     )
     leg = {

@@ -6,6 +6,7 @@ import pytest
 from hpcsgd import sweep
 from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.averaging import client_count, draw, exchanges_in
+from hpcsgd.agreements.base import StateShape
 from hpcsgd.agreements.hierarchical import GroupLevel, label, plan_levels
 from hpcsgd.api import train
 from hpcsgd.comm.communicator import Address, own_address
@@ -15,7 +16,6 @@ from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.precision import Precision
 from hpcsgd.runs.build import build
-from hpcsgd.runs.memory import state_shape
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status
 from tests.helpers.averages import CHANGING, ROWS, SLOW, config_of, error_of
@@ -380,7 +380,7 @@ def test_memory_is_asked_for_the_slow_state():
     held = []
     for row in ("slowmo", "sharded", "average"):
         config = config_of(problem, row)
-        shape = state_shape(config, 1000, 1, Precision())
+        shape = StateShape(config, Precision(), columns=1000)
         held.append(dict(get_agreement(config.agreement.kind).holds(shape)))
     whole, parts, none = (kept.get("slow state", 0) for kept in held)
     assert none == 0 < parts < whole

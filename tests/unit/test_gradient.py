@@ -5,8 +5,8 @@ from math import ceil
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.base import Overlap, tiles_of
-from hpcsgd.agreements.buckets import Buffer, bucket_count
+from hpcsgd.agreements.base import Overlap, bucket_count, tiles_of
+from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.agreements.codecs import Bucket, CodecConfig, Feedback, make_codec
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.network_model import DelayedCommunicator, Network

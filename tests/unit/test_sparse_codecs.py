@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements import Gradient
+from hpcsgd.agreements.base import StateShape
 from hpcsgd.agreements.codecs import AccordionConfig, Bucket, CodecConfig, kept_bytes
 from hpcsgd.agreements.codecs.sparse import (
     EVERY,
@@ -22,7 +23,6 @@ from hpcsgd.agreements.codecs.sparse import (
     unpack_indices,
 )
 from hpcsgd.errors import ConfigError
-from hpcsgd.runs.memory import state_shape
 from tests.helpers.contracts.codec import (
     ROWS,
     Alone,
@@ -427,7 +427,8 @@ def test_memory_counts_the_arrays_of_a_run(name, monkeypatch):
 
     monkeypatch.setattr(Gradient, "prepare", known)
     on_all(3, config, problem)
-    shape = state_shape(config, 101, 1, config.precision.resolve())
+    shape = StateShape(config, config.precision.resolve(), columns=101)
     said = dict(Gradient.holds(shape))
     assert set(held) == {said["codecs"] // 2} and said["codecs"] > 0
-    assert "codecs" not in dict(Gradient.holds(replace(shape, replicas=1)))
+    alone = replace(config, grid=replace(config.grid, replicas=1))
+    assert "codecs" not in dict(Gradient.holds(replace(shape, config=alone)))

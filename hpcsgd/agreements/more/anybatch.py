@@ -30,9 +30,9 @@ from hpcsgd.agreements.base import (
     PURPOSE,
     ROUNDS_FILE,
     AgreementSettings,
-    AgreementShape,
     GradientSettings,
     Requires,
+    RunShape,
     StateShape,
     Supports,
     same_on_members,
@@ -769,26 +769,27 @@ class Anybatch(Gradient):
     # ------------------------------------------------------------- what it sends
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what rank 0 sends to its neighbours in the iterations of a round.
 
         How many rows a round has depends on the clock; what is mixed after it does not.
         """
-        asked, has_logs = shape.settings, shape.mirror in LOGARITHMIC
+        asked, mirror = shape.settings, shape.config.mirror.kind
+        has_logs = mirror in LOGARITHMIC
         words = shape.classes * (shape.local_columns + shape.intercept) + asked.weighted
-        if shape.mirror == "eg":  # both signs, and the slack
+        if mirror == "eg":  # both signs, and the slack
             words += shape.classes * (shape.local_columns + 1)
         if asked.graph == "full" and not has_logs:
             shared = shape.to_members(shape.classes) if shape.intercept else []
             return shape.sum(words) + shared
-        graph = _known_graph(asked.graph, shape.replicas, shape.seed)
+        graph = _known_graph(asked.graph, shape.replicas, shape.config.sampling.seed)
         iterations = 1 if asked.graph == "full" else asked.mixing
         first = (exchanges - 1) * iterations
         peers = [len(graph.row(0, first + k)) - 1 for k in range(iterations)]
         return [shape.sent(words)] * sum(peers)
 
     @classmethod
-    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what the weighted mean of all sends, [] where the graph is full."""
         if shape.settings.graph == "full":
             return []
@@ -801,8 +802,9 @@ class Anybatch(Gradient):
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
         """Return the arrays of a map, the gradient, and neighbours, in float64."""
-        travels = {"entropy": 1, "eg": 2}.get(shape.mirror, 0)
-        kept = 2 if shape.mirror == "diagonal" else travels
+        mirror = shape.config.mirror.kind
+        travels = {"entropy": 1, "eg": 2}.get(mirror, 0)
+        kept = 2 if mirror == "diagonal" else travels
         few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
         others = shape.replicas - 1
         if travels:  # logarithms have no sum: all peers of a full graph

@@ -34,9 +34,9 @@ from hpcsgd.agreements.averaging import (
 from hpcsgd.agreements.base import (
     PURPOSE,
     AgreementSettings,
-    AgreementShape,
     GradientSettings,
     Overlap,
+    RunShape,
     StateShape,
     Supports,
     same_on_members,
@@ -153,7 +153,7 @@ class OwnSteps(Gradient, ABC):
         return super().vectors(shape) + cls.others
 
     @classmethod
-    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what the mean of all replicas sends, momentum included."""
         return sent_for_mean(shape, shape.classes * shape.states, shape.replicas)
 
@@ -234,7 +234,7 @@ class Decentralized(OwnSteps):
         return {"peers": self.inputs.settings.peers, **super().facts()}
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return an all-reduce of weights and intercept, or a swap with one replica.
 
         Where members may differ in a bit of the intercept, one broadcasts it to them.
@@ -264,7 +264,7 @@ class Decentralized(OwnSteps):
         self._descend(state)
 
 
-def _words_of(shape: AgreementShape) -> int:
+def _words_of(shape: RunShape) -> int:
     """Words of weights and intercept, without momentum."""
     return shape.classes * (shape.local_columns + shape.intercept)
 
@@ -482,7 +482,7 @@ class LowPrecision(OwnSteps):
         return Chunks(self.words, self.words)
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return the records for both neighbours; if a resync is due, the weights."""
         tail = shape.classes * shape.intercept * shape.itemsize
         record = HEAD + shape.local_columns * shape.classes + tail

@@ -27,7 +27,7 @@ import numpy as np
 from hpcsgd.agreements.base import (
     PURPOSE,
     AgreementSettings,
-    AgreementShape,
+    RunShape,
     StateShape,
     copied,
 )
@@ -403,7 +403,7 @@ class Offload(ShardedAgreement):
         }
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what slices send; where steps are late, weights of the step before."""
         late = shape.settings.delay_after
         if not 0 <= late < exchanges:
@@ -414,7 +414,7 @@ class Offload(ShardedAgreement):
         return sent + shape.to_members(shape.tail)
 
     @classmethod
-    def last_messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what the weights of the last step send where it was late."""
         is_late = 0 <= shape.settings.delay_after < exchanges
         return sent_for_weights(shape) if is_late else []

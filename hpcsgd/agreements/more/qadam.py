@@ -18,9 +18,9 @@ from typing import ClassVar
 
 from hpcsgd.agreements.base import (
     AgreementSettings,
-    AgreementShape,
     GradientSettings,
     Requires,
+    RunShape,
     Supports,
 )
 from hpcsgd.agreements.buckets import Sender, Tile
@@ -125,7 +125,7 @@ class QAdam(Gradient):
         super().close()
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what a gradient sends, after the warm-up a momentum in the codec."""
         if exchanges <= shape.settings.warmup_steps:
             return sent_for_gradient(shape)

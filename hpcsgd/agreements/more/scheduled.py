@@ -30,8 +30,8 @@ import numpy as np
 from hpcsgd.agreements.base import (
     PURPOSE,
     AgreementSettings,
-    AgreementShape,
     GradientSettings,
+    RunShape,
 )
 from hpcsgd.agreements.buckets import (
     Buffer,
@@ -594,7 +594,7 @@ class Scheduled(Gradient):
         }
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what the pieces of a gradient send, the tail with the first tile.
 
         Return None where the pieces are tuned, since time decides how many there are,

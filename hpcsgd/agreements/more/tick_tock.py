@@ -25,8 +25,8 @@ import numpy as np
 
 from hpcsgd.agreements.base import (
     AgreementSettings,
-    AgreementShape,
     GradientSettings,
+    RunShape,
     StateShape,
     Supports,
     copied,
@@ -216,7 +216,7 @@ class TickTock(Gradient):
             item.sender.replicas.close()
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent | None:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what the gradients of tick and tock send, or one gradient of both.
 
         Return None for a delayed gradient whose tail is broadcast to members, since
@@ -225,15 +225,14 @@ class TickTock(Gradient):
         asked = shape.settings
         if asked.mode == "delayed":
             return None if shape.shares_tail else sent_in_place(shape)
-        if shape.rows <= shape.batch * asked.accumulate:
+        if shape.own_rows <= shape.config.schedule.batch * asked.accumulate:
             return sent_for_gradient(shape)
         return 2 * sent_in_place(shape) + shape.to_members(shape.tail)
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
         """Return the arrays of moments, both items, and a gradient that is late."""
-        moments = 1 if shape.is_packed else shape.moments
-        return moments + 2 + int(shape.settings.mode == "delayed")
+        return shape.moments + 2 + int(shape.settings.mode == "delayed")
 
     def _begin(self, number: int) -> None:
         self._moment = self.steps.moment(number)

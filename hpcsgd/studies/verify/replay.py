@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.agreements.base import RunShape
 from hpcsgd.backends.base import ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import weigh
 from hpcsgd.config import RunConfig, agreement_in
@@ -27,7 +28,6 @@ from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.recording import NAME, Recording, read_recording
 from hpcsgd.runs.result import Result, load_result
-from hpcsgd.runs.traffic import TrafficShape
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.studies.verify.allowance import (
     PARTS,
@@ -428,23 +428,18 @@ class RecordedRun:
     family: Family
 
     @property
-    def shape(self) -> TrafficShape:
+    def shape(self) -> RunShape:
         """Everything that the traffic of the run depends on."""
         report = self.result.report
         update = self.config.update.kind
-        return TrafficShape(
-            schedule=self.config.schedule,
+        return RunShape(
+            config=self.config,
             precision=self.precision,
             rows=report["rows"],
             columns=report["columns"],
             classes=report["classes"],
             states=1 if update == "sgd" else 2,
-            intercept=self.config.problem.intercept,
             replicas=report["grid"]["replicas"],
-            settings=self.config.agreement,
-            codec=self.config.codec,
-            mirror=self.config.mirror.kind,
-            seed=self.config.sampling.seed,
             sparse=bool(report.get("sparse")),
         )
 
@@ -511,7 +506,7 @@ class RecordedRun:
         epoch, index = divmod(number, len(groups))
         return self._rows(number), groups[index], self._rates(epoch, index)
 
-    def counting(self, source: RecordedSource) -> TrafficShape:
+    def counting(self, source: RecordedSource) -> RunShape:
         """Return the shape of a run on sparse rows, with their stored values."""
         lengths: dict[int, Array] = {}
 

@@ -30,16 +30,17 @@ from uuid import uuid4
 import numpy as np
 
 from hpcsgd.agreements.base import (
+    MIB,
     PURPOSE,
     AgreementSettings,
-    AgreementShape,
     GradientSettings,
     Overlap,
     Requires,
+    RunShape,
     StateShape,
     Supports,
 )
-from hpcsgd.agreements.buckets import MIB, Buffer
+from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
 from hpcsgd.agreements.more.infinity import RUN, OnDisk
 from hpcsgd.agreements.more.infinity.store import (
@@ -603,7 +604,7 @@ class Infinity(Gradient):
         return {}
 
     @classmethod
-    def messages(cls, shape: AgreementShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return the all-reduce of the tail, and what each tile sends.
 
         A tile is an all-gather of its weights and a reduce-scatter of its gradient. The

@@ -1,6 +1,5 @@
 """Codecs that send a few entries: top-k, random-k, threshold, Wangni, DGC."""
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,9 +63,15 @@ class Sparse(Codec):
 class RecordCodec(Sparse):
     """They travel by records, which are gathered and added in rank order."""
 
-    @abstractmethod
     def add(self, record: Array, head: Array, total: Array) -> None:
-        """total ← total + what the record says; `head` is what went ahead of it."""
+        """Compute total ← total + the words of a record; `head` has their number."""
+        add_record(record, int(head[0]), total)
+
+    def is_dense_smaller(self, lengths: list[int]) -> bool:
+        """Return whether all words by a sum are fewer bytes than these records."""
+        words, size = self.bucket.words, self.bucket.dtype.itemsize
+        is_smaller = is_sparse_smaller(lengths, words, size)
+        return self.config.dense == "auto" and not is_smaller
 
     def start_records(
         self,
@@ -206,10 +211,6 @@ class TopK(RecordCodec):
         heads = [np.array([count])] * line.size
         return self.start_records(record, heads, [record.size] * line.size, line)
 
-    def add(self, record: Array, head: Array, total: Array) -> None:
-        """k is what everybody says."""
-        add_record(record, int(head[0]), total)
-
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """k words and their indices, or all words; a warm-up changes k."""
         if self.config.warm_up:
@@ -222,10 +223,7 @@ class TopK(RecordCodec):
 
     def _is_dense(self, count: int, ranks: int) -> bool:
         words, size = self.bucket.words, self.bucket.dtype.itemsize
-        lengths = [record_bytes(count, words, size)] * ranks
-        return self.config.dense == "auto" and not is_sparse_smaller(
-            lengths, words, size
-        )
+        return self.is_dense_smaller([record_bytes(count, words, size)] * ranks)
 
 
 # k words that all replicas draw alike: no indices travel, and the k words are summed.
@@ -296,14 +294,10 @@ class Threshold(RecordCodec):
         heads = line.start_gather(np.array([chosen.size], dtype=np.int64))()
         words, item = part.size, part.itemsize
         lengths = [record_bytes(int(head[0]), words, item) for head in heads]
-        if self.config.dense == "auto" and not is_sparse_smaller(lengths, words, item):
+        if self.is_dense_smaller(lengths):
             return self.start_dense(part, line, COUNT_BYTES)
         record = pack(part, chosen)
         return self.start_records(record, heads, lengths, line, COUNT_BYTES)
-
-    def add(self, record: Array, head: Array, total: Array) -> None:
-        """k went ahead."""
-        add_record(record, int(head[0]), total)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """The words that are large decide."""
@@ -381,7 +375,8 @@ class Wangni(RecordCodec):
         expected = self._length(kept.size, round(float(chance[~sure].sum())))
         own = np.array([expected, kept.size, drawn.size], dtype=np.int64)
         heads = line.start_gather(own)()
-        if self._is_dense(heads):
+        # By the lengths to be expected: by those that came, dice would bias it.
+        if self.is_dense_smaller([int(head[0]) for head in heads]):
             return self.start_dense(part, line, HEAD)
         record = self._pack(part, kept, drawn, size)
         lengths = [self._length(int(head[1]), int(head[2])) for head in heads]
@@ -433,13 +428,6 @@ class Wangni(RecordCodec):
         words, item = self.bucket.words, self.bucket.dtype.itemsize
         indices = index_bytes(sure, words) + index_bytes(drawn, words)
         return (sure + 1) * item + indices + -(-drawn // 8)
-
-    def _is_dense(self, heads: list[Array]) -> bool:
-        """By the lengths to be expected: by those that came, dice would bias it."""
-        words, item = self.bucket.words, self.bucket.dtype.itemsize
-        expected = [int(head[0]) for head in heads]
-        is_smaller = is_sparse_smaller(expected, words, item)
-        return self.config.dense == "auto" and not is_smaller
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """Draws decide which words travel."""

@@ -27,7 +27,7 @@ Sends    what `Gradient` sends, for each batch or, once batches have grown, for 
          and rank 0 broadcasts one of int32 to all ranks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -55,7 +55,7 @@ from hpcsgd.agreements.buckets import (
     Tile,
     pieces_of,
 )
-from hpcsgd.agreements.codecs import kept_bytes, make_codec, owed
+from hpcsgd.agreements.codecs import is_coded, kept_bytes, make_codec, owed
 from hpcsgd.agreements.codecs.base import (
     FIRST,
     HIGHS,
@@ -314,8 +314,7 @@ class Gradient(Agreement):
     """
 
     settings: ClassVar[type[AgreementSettings]] = SummedSettings
-    # A device may add up the sums of all replicas, and take the step. A subclass that
-    # leaves both as they are declares so itself.
+    # A device may add up the sums of all replicas, and take the step.
     sums_on_devices: ClassVar[bool] = True
     steps_on_devices: ClassVar[bool] = True
     # Where rows are on a device, its steps wait for the host.
@@ -324,6 +323,17 @@ class Gradient(Agreement):
     adds_tiles: ClassVar[bool] = False
     gradients: ClassVar[int] = 1  # that are added up at a time
     buffer_kind: ClassVar[type[Buffer]] = Buffer
+
+    def __init_subclass__(
+        cls,
+        sums_on_devices: bool = False,
+        steps_on_devices: bool = False,
+        **more: Any,
+    ) -> None:
+        """Take from a subclass whether it leaves sums and steps as they are here."""
+        super().__init_subclass__(**more)
+        cls.sums_on_devices = sums_on_devices
+        cls.steps_on_devices = steps_on_devices
 
     @classmethod
     def variant(
@@ -482,13 +492,10 @@ class Gradient(Agreement):
             return
         self._finish_sums(state)
         self.sender.begin(self.buffer, self._moment)
-        for tile in self.buffer:
-            self.add_gradient(tile.gradient, self._columns(rows, tile), residuals)
+        for tile in self._computed(task, self.buffer, rows, residuals):
             self._finish_tile(state, tile)
-            task.clock.lap("update")
             if not self.sender.wants_norm:
                 self.sender.send(self.buffer, tile)
-            task.clock.start()  # what a sum takes is booked by the ledger
         if self.sender.wants_norm:
             self._send_whole()
         self._step(state, task)
@@ -547,7 +554,7 @@ class Gradient(Agreement):
         Return None where the data decide the bytes of a codec, where nodes or racks
         are the groups of `hierarchical`, and where `sent_for_gradient` has no formula.
         """
-        return sent_for_gradient(shape, is_coded(shape))
+        return sent_for_gradient(shape, is_coded(shape.config))
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
@@ -602,6 +609,16 @@ class Gradient(Agreement):
     def add_gradient(self, gradient: Array, rows: Rows, residuals: Array) -> None:
         """Add Yᵀr of some rows of this replica to `gradient`, in place."""
         self._adder.add(gradient, rows, residuals)
+
+    def _computed(
+        self, task: Task, tiles: Iterable[Tile], rows: Rows, residuals: Array
+    ) -> Iterator[Tile]:
+        """Yield each tile when Yᵀr is added to it; its sum is booked by the ledger."""
+        for tile in tiles:
+            self.add_gradient(tile.gradient, self._columns(rows, tile), residuals)
+            task.clock.lap("update")
+            yield tile
+            task.clock.start()
 
     def _columns(self, rows: Rows, tile: Tile) -> Rows:
         """Return the rows of one tile; all columns where there is one tile."""
@@ -724,13 +741,6 @@ class Gradient(Agreement):
 # are first reduced inside, and what leaders then have is broadcast there.
 
 
-def is_coded(shape: RunShape) -> bool:
-    """Return whether gradients do not travel as they are."""
-    return bool(
-        shape.settings.codec != "identity" or shape.config.codec.feedback == "on"
-    )
-
-
 @lru_cache(maxsize=4)
 def sent_for_gradient(
     shape: RunShape, coded: bool = False, partition: float = inf
@@ -842,11 +852,10 @@ class GrowingSettings(GradientSettings):
             )
 
 
-class Growing(Gradient):
+class Growing(Gradient, sums_on_devices=True):
     """A gradient agreement whose exchange is several steps at first."""
 
     settings: ClassVar[type[AgreementSettings]] = GrowingSettings
-    sums_on_devices: ClassVar[bool] = True
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)

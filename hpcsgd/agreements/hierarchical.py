@@ -38,7 +38,7 @@ from hpcsgd.agreements.buckets import (
     Sender,
     Tile,
 )
-from hpcsgd.agreements.codecs import make_codec
+from hpcsgd.agreements.codecs import is_coded, make_codec
 from hpcsgd.agreements.codecs.base import Bucket, Codec, Moment
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Address, Communicator, own_address
@@ -435,14 +435,13 @@ class SenderOpener:
         self, state: State, buffer: Buffer, speakers: Communicator, count: int
     ) -> Sender:
         """Return the sender between so many ranks; one alone encodes nothing."""
-        name, settings = self.config.agreement.codec, self.config.codec
-        is_plain = name == "identity" and settings.feedback != "on"
-        if is_plain or count == 1:
+        if count == 1 or not is_coded(self.config):
             return PlainSender(speakers)
+        name = self.config.agreement.codec
         codecs: dict[int, Codec] = {}
         for number, tile in enumerate(buffer):
             bucket = self._bucket(state, buffer, number, tile)
-            codec = make_codec(name, bucket, settings, self.config.accordion)
+            codec = make_codec(name, bucket, self.config.codec, self.config.accordion)
             codecs[tile.columns.start] = codec
             for what, kept in codec.kept.items():
                 state.rank_arrays[f"codec_{number}_{what}"] = kept

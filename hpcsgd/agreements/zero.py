@@ -95,8 +95,10 @@ class Cuts:
         for tile in tiles_of(columns, tiles, alignment) or [slice(0, 0)]:
             heights = slice_widths(tile.stop - tile.start, replicas, turn)
             turn += (tile.stop - tile.start) % replicas
-            self.all.append(_cut(tile, heights, replica, first))
-            first += heights[replica]
+            start, height = tile.start + sum(heights[:replica]), heights[replica]
+            own, place = slice(start, start + height), slice(first, first + height)
+            self.all.append(Cut(tile, own, place, heights))
+            first += height
         self.height = first  # columns that this replica owns
         self.leaves_some_without = columns < replicas
 
@@ -128,17 +130,6 @@ def slice_widths(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
     """
     size, extra = divmod(columns, replicas)
     return tuple(size + ((r - turn) % replicas < extra) for r in range(replicas))
-
-
-def _cut(tile: slice, heights: tuple[int, ...], replica: int, first: int) -> Cut:
-    start = tile.start + sum(heights[:replica])
-    height = heights[replica]
-    return Cut(
-        columns=tile,
-        own=slice(start, start + height),
-        place=slice(first, first + height),
-        heights=heights,
-    )
 
 
 # Two tiles of room that a step uses again and again, for one thing after the other.

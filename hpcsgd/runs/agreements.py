@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcsgd.agreements import get_agreement
 from hpcsgd.agreements.buckets import DeviceRole
+from hpcsgd.agreements.codecs import is_coded
 from hpcsgd.agreements.gradient import Gradient, GradientInputs, Steps
 from hpcsgd.agreements.shaping import (
     ByNorm,
@@ -35,7 +36,7 @@ from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.precision import PrecisionConfig
 from hpcsgd.products.base import Product
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
-from hpcsgd.runs.assembled_run import Feed, ResolvedNames, RoundFeed
+from hpcsgd.runs.assembled_run import Feed, ResolvedNames
 from hpcsgd.runs.gpu import BY_HOST
 from hpcsgd.runs.load import LoadedRows
 
@@ -75,11 +76,9 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
 
 
 def terms_of(
-    config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Feed
-) -> "AnyBatchInputs | None":
-    """None where rounds are exchanges like any other."""
-    if not isinstance(feed, RoundFeed) or feed.stream is None:
-        return None
+    config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Any
+) -> "AnyBatchInputs":
+    """Return what rounds need whose rows are those of the stream of `feed`."""
     from hpcsgd.agreements.more.anybatch import (
         AnyBatchInputs,
         ReplicaGraph,
@@ -221,7 +220,11 @@ def make_gradient(
         config.agreement, replicas, most, config.schedule.batch
     )
     rule = make_rule(config.update, words.update)
-    on_disk = config.agreement.on_disk
+    more: Any = None
+    if config.agreement.on_disk:
+        more = infinity_place(config, loaded, task, rule)
+    elif config.agreement.takes_rounds:
+        more = terms_of(config, grid, loaded, feed)
     inputs = GradientInputs(
         config=config,
         shard=shard,
@@ -231,9 +234,7 @@ def make_gradient(
         shapers=make_shapers(config, shard.total_columns, task.columns),
         loss_scale=_loss_scale(task.backend),
         role=DeviceRole(),
-        more=infinity_place(config, loaded, task, rule)
-        if on_disk
-        else terms_of(config, grid, loaded, feed),
+        more=more,
     )
     if device is not None:
         from hpcsgd.backends.cuda.matrix import CHUNK
@@ -259,7 +260,7 @@ def _on_device(
     from hpcsgd.backends.cuda.weights import DeviceMemory, DeviceRows
 
     rule, memory = inputs.steps.rule, DeviceMemory(device)
-    takes = sums and vars(kind).get("steps_on_devices") and not inputs.shapers
+    takes = sums and kind.steps_on_devices and not inputs.shapers
     # Of many scores a row, what momenta keep lies between the scores.
     is_linear = rule.linear is not None and 1 in (rule.states, inputs.columns)
     return replace(
@@ -298,14 +299,13 @@ def _sums_on_device(
 
     By way of the host would be twice the way that gradients take anyhow.
     """
-    if not vars(kind).get("sums_on_devices"):
+    if not kind.sums_on_devices:
         return False
     if replicas.size == 1:
         return True
-    asked, feedback = config.agreement, config.codec.feedback
-    plain = asked.codec == "identity" and asked.hierarchical == "off"
+    plain = not is_coded(config) and config.agreement.hierarchical == "off"
     carries = isinstance(replicas, DeviceCommunicator) and replicas.kind != BY_HOST
-    return plain and feedback != "on" and carries
+    return plain and carries
 
 
 # What a configuration says of rounding, besides the nine formats.

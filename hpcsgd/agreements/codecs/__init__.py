@@ -1,6 +1,7 @@
 """How a gradient is made small on the wire."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from hpcsgd.agreements.codecs.base import (
     CODECS,
@@ -40,6 +41,11 @@ def make_codec(
     if config.remembers_errors(codec.wants_feedback):
         return Feedback(codec)
     return codec
+
+
+def is_coded(config: Any) -> bool:
+    """Return whether gradients travel by a codec, or with error feedback."""
+    return bool(config.agreement.codec != "identity" or config.codec.feedback == "on")
 
 
 def kept_bytes(
@@ -120,6 +126,7 @@ __all__ = [
     "Decoded",
     "GatheredCodec",
     "get_codec",
+    "is_coded",
     "kept_bytes",
     "make_codec",
     "owed",

@@ -14,7 +14,7 @@ Sends    in the first `warmup_steps` exchanges a gradient, later what becomes of
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from hpcsgd.agreements.base import (
     AgreementSettings,
@@ -104,8 +104,7 @@ class QAdam(Gradient):
     settings: ClassVar[type[AgreementSettings]] = QAdamSettings
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
-        adam = inputs.steps.rule
-        assert isinstance(adam, Adam)
+        adam = cast(Adam, inputs.steps.rule)  # which its settings require
         self.rule = RestingAdam.of(adam, inputs.settings.warmup_steps)
         steps = replace(inputs.steps, rule=self.rule)
         super().__init__(grid, share, replace(inputs, steps=steps))

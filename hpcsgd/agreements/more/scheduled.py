@@ -40,7 +40,8 @@ from hpcsgd.agreements.buckets import (
     Tile,
     pieces_of,
 )
-from hpcsgd.agreements.gradient import Gradient, is_coded, sent_for_gradient
+from hpcsgd.agreements.codecs import is_coded
+from hpcsgd.agreements.gradient import Gradient, sent_for_gradient
 from hpcsgd.backends.base import Rows
 from hpcsgd.backends.exchange import probed
 from hpcsgd.backends.task import State, Task
@@ -539,13 +540,10 @@ class Scheduled(Gradient):
             self.add_gradient(self.buffer.gradient, rows, residuals)
             return
         self.sender.begin(self.buffer, self._moment)
-        for number in self.order:
-            tile = self.buffer.tiles[number]
-            self.add_gradient(tile.gradient, self._columns(rows, tile), residuals)
-            task.clock.lap("update")
+        tiles = self._computed(task, self.buffer.send_order, rows, residuals)
+        for number, tile in zip(self.order, tiles, strict=True):
             if not self.sender.wants_norm:
                 self._is_ready(number, tile)
-            task.clock.start()
         if self.sender.wants_norm:
             self._all_are_ready()
 
@@ -603,7 +601,7 @@ class Scheduled(Gradient):
         asked = shape.settings
         if asked.tune_schedule:
             return None
-        if is_coded(shape) or asked.hierarchical != "off":
+        if is_coded(shape.config) or asked.hierarchical != "off":
             return super().messages(shape, exchanges)
         return sent_for_gradient(shape, partition=asked.partition)
 

@@ -248,11 +248,8 @@ class TickTock(Gradient):
         if not is_full:
             self.add_gradient(buffer.gradient, rows, residuals)
             return
-        for tile in buffer:
-            self.add_gradient(tile.gradient, self._columns(rows, tile), residuals)
-            task.clock.lap("update")
+        for tile in self._computed(task, buffer, rows, residuals):
             item.send(tile)
-            task.clock.start()  # what a sum takes is booked by the ledger
 
     def _say(self, item: Item) -> None:
         """Send an empty item."""
@@ -287,12 +284,10 @@ class TickTock(Gradient):
             task.clock.lap("update")
 
 
-class AsOne(Gradient):
+class AsOne(Gradient, sums_on_devices=True, steps_on_devices=True):
     """Both halves as one gradient, where no half can hide behind the other."""
 
     settings: ClassVar[type[AgreementSettings]] = TickTockSettings
-    sums_on_devices: ClassVar[bool] = True
-    steps_on_devices: ClassVar[bool] = True
 
 
 # Tick-tock with one weight vector and gradients that come one batch late.

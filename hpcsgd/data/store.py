@@ -18,6 +18,7 @@ from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
 from hpcsgd.data.hdf5 import COLUMNS, FEW, PIECE, Hdf5Reader, StoreLayout
+from hpcsgd.data.matrix import Csr, stack
 from hpcsgd.data.part_file import open_part
 from hpcsgd.data.preparation import CATEGORIES, MEANS, NAMES, SCALES
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
@@ -26,28 +27,11 @@ from hpcsgd.formats import Array
 # Rows as a store holds them: bytes that its writer has only to put in place.
 
 
-class StoredCsr:
-    """CSR rows whose elements may be bits that SciPy does not know."""
-
-    def __init__(self, data: Array, indices: Array, indptr: Array) -> None:
-        self.data, self.indices, self.indptr = data, indices, indptr
-        self.shape = (len(indptr) - 1,)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> "StoredCsr":
-        start, stop, _ = rows.indices(self.shape[0])
-        pointers = self.indptr[start : stop + 1]
-        part = slice(pointers[0], pointers[-1])
-        return StoredCsr(self.data[part], self.indices[part], pointers - pointers[0])
-
-
 @dataclass(frozen=True)
 class StoredRows:
     """Consecutive rows of a store, and their columns beside X."""
 
-    matrix: Any  # an array of stored elements, or CsrStored
+    matrix: Array | Csr  # of stored elements, which may be bits
     columns: dict[str, Array]
     largest: float  # norm of these rows, as they were given
 
@@ -70,7 +54,7 @@ def _encode_dense(layout: StoreLayout, X: Any, first: int, path: Path) -> Array:
     return _encode(layout, np.asarray(X), first, path)
 
 
-def _encode_csr(layout: StoreLayout, X: Any, first: int, path: Path) -> StoredCsr:
+def _encode_csr(layout: StoreLayout, X: Any, first: int, path: Path) -> Csr:
     """Columns in order."""
     rows = csr_array(X)
     if not rows.has_canonical_format:
@@ -78,7 +62,7 @@ def _encode_csr(layout: StoreLayout, X: Any, first: int, path: Path) -> StoredCs
         rows.sum_duplicates()
     data = _encode(layout, rows.data, first, path, rows.indptr)
     indices = rows.indices.astype(layout.index, copy=False)
-    return StoredCsr(data, indices, rows.indptr.astype("<i8"))
+    return Csr(rows.indptr.astype("<i8"), indices, data, layout.cols)
 
 
 def _largest_dense(X: Any) -> float:
@@ -138,7 +122,7 @@ class PendingRows:
     """Rows that wait until there is a whole block of them."""
 
     def __init__(self, is_sparse: bool) -> None:
-        self.stack = _stack_sparse if is_sparse else np.concatenate
+        self.stack: Callable[[list[Any]], Any] = stack if is_sparse else np.concatenate
         self.pieces: list[Piece] = []
 
     def __len__(self) -> int:
@@ -309,15 +293,6 @@ def _chunk(expected: float | None, most: int = PIECE) -> tuple[int]:
     return (most if expected is None else max(math.ceil(min(most, expected)), 1),)
 
 
-def _stack_sparse(parts: list[StoredCsr]) -> StoredCsr:
-    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
-    return StoredCsr(
-        np.concatenate([part.data for part in parts]),
-        np.concatenate([part.indices for part in parts]),
-        np.concatenate([[0], np.cumsum(lengths)]).astype("<i8"),
-    )
-
-
 # Writes a store row by row; the file takes its name only when it is complete.
 
 
@@ -412,8 +387,7 @@ class StoreWriter:
 
     def append_stored(self, rows: StoredRows, position: int) -> None:
         """The next rows, encoded for this store by whoever read them."""
-        width = rows.matrix.shape[1:] or (self.layout.cols,)
-        self._check_fit((len(rows), *width), rows.columns)
+        self._check_fit(rows.matrix.shape, rows.columns)
         self._take(rows, position)
 
     def _take(self, rows: StoredRows, position: int | None) -> None:

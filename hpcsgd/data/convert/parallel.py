@@ -14,8 +14,9 @@ from hpcsgd.data.convert.sink import StoreFile, held
 from hpcsgd.data.convert.sources import SourceRows
 from hpcsgd.data.convert.transform import Parts, Recipe, choose, pack, unpack
 from hpcsgd.data.hdf5 import StoreLayout
+from hpcsgd.data.matrix import Csr
 from hpcsgd.data.preparation import count_test
-from hpcsgd.data.store import StoredCsr, StoredRows, encode_rows
+from hpcsgd.data.store import StoredRows, encode_rows
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.formats import Array
 
@@ -352,14 +353,19 @@ class Encoder:
         return self._drawn if test else row - self._drawn
 
 
-def _named(stored: StoredRows) -> dict[str, Array]:
-    """Its arrays by name; those beside X begin with a dot."""
+def _named(stored: StoredRows) -> dict[str, Any]:
+    """Return its parts by name; those beside X begin with a dot."""
     beside = {f".{name}": column for name, column in stored.columns.items()}
     matrix = stored.matrix
-    if not isinstance(matrix, StoredCsr):
+    if not isinstance(matrix, Csr):
         return {"X": matrix, **beside}
-    own = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    return {**own, **beside}
+    return {
+        "data": matrix.data,
+        "indices": matrix.indices,
+        "indptr": matrix.indptr,
+        "width": matrix.width,
+        **beside,
+    }
 
 
 def _stored(parts: Parts, prefix: str, largest: float) -> StoredRows:
@@ -368,5 +374,5 @@ def _stored(parts: Parts, prefix: str, largest: float) -> StoredRows:
     columns = {name[1:]: array for name, array in own.items() if name[0] == "."}
     if "X" in own:
         return StoredRows(own["X"], columns, largest)
-    matrix = StoredCsr(own["data"], own["indices"], own["indptr"])
+    matrix = Csr(own["indptr"], own["indices"], own["data"], own["width"])
     return StoredRows(matrix, columns, largest)

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -1096,7 +1096,7 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
 
 def _changed(section: Any, table: Mapping[str, Any]) -> Any:
     """Return a section with the values of `table` in the place of its own."""
-    if isinstance(section, AgreementSettings):
+    if section.section == AgreementSettings.section:
         return _agreement({**_table(section), **dict(section.foreign), **table})
     return replace(section, **_values(section.section, type(section), table))
 
@@ -1122,9 +1122,9 @@ def _values(name: str, kind: type[Any], table: Mapping[str, Any]) -> dict[str, A
     return values
 
 
-def _reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> None:
+def _reject_unknown(place: str, given: Iterable[str], known: Collection[str]) -> None:
     """Refuse names that are not known; those of an earlier version with a reason."""
-    for key in sorted(set(given) - set(known)):
+    for key in sorted(set(given).difference(known)):
         if said := why_retired(place.strip("[]"), key):
             raise ConfigError(said)
     reject_unknown(place, given, known)

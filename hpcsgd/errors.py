@@ -4,7 +4,7 @@ Each message is one sentence that names the remedy.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -149,7 +149,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {name}?)" if name else ""
 
 
-def reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> None:
+def reject_unknown(place: str, given: Iterable[str], known: Collection[str]) -> None:
     """Refuse names that are not known, with a suggestion for the first of them.
 
     >>> reject_unknown("[grid]", ["mebers"], ["members", "replicas"])
@@ -157,11 +157,10 @@ def reject_unknown(place: str, given: Iterable[str], known: Iterable[str]) -> No
     hpcsgd.errors.ConfigError: [grid] unknown: ['mebers'] (did you mean members?); \
 known: ['members', 'replicas']
     """
-    known = sorted(known)
-    unknown = sorted(set(given) - set(known))
+    unknown = sorted(set(given).difference(known))
     if unknown:
         hint = did_you_mean(str(unknown[0]), known)
-        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {known}")
+        raise ConfigError(f"{place} unknown: {unknown}{hint}; known: {sorted(known)}")
 
 
 def either(names: Iterable[object]) -> str:

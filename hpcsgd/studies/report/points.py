@@ -33,7 +33,7 @@ PYTHON = ("sample",)
 
 @dataclass(frozen=True)
 class PointSource:
-    """Where the files of a run are."""
+    """Folders and key of a run."""
 
     folder: str  # the folder from which the run was read
     key: str
@@ -42,7 +42,7 @@ class PointSource:
 
 @dataclass(frozen=True)
 class PointTask:
-    """What a run has learnt from."""
+    """Data of a run, and the kind of its study."""
 
     study: str
     data: str
@@ -52,7 +52,7 @@ class PointTask:
 
 @dataclass(frozen=True)
 class PointConfig:
-    """What a run has in common with its repeats, beside its label."""
+    """Settings that a run has in common with its repeats."""
 
     ranks: int
     emulated: int  # ranks that the one started rank stands for, or 0
@@ -72,7 +72,7 @@ class PointConfig:
 
 @dataclass(frozen=True)
 class PointMachine:
-    """Where a run has run; None or empty for what its file lacks."""
+    """Machine and software of a run; None or empty for what its file lacks."""
 
     host: str
     processor: str
@@ -86,7 +86,7 @@ class PointMachine:
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """What a run has learnt, and how it ended."""
+    """End of a run, and its losses."""
 
     status: str
     error: str
@@ -315,7 +315,7 @@ class RunSetting:
 
     @property
     def config(self) -> PointConfig:
-        """What all runs have in common."""
+        """Settings that all runs have in common."""
         return self.first.config
 
     @property

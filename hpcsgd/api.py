@@ -260,7 +260,6 @@ def _plan_of_form(
         config=ready.config,
         grid=opened.grid,
         loaded=opened.loaded,
-        precision=opened.words.precision,
         choice=RunChoice(
             "cached" if ready.is_cached else "gram",
             steps,

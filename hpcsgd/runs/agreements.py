@@ -23,11 +23,10 @@ from hpcsgd.agreements.shaping import (
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.shard import split_range
-from hpcsgd.data.stream import StreamedMatrix, Unheld
+from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import make_rule
@@ -162,7 +161,7 @@ def infinity_place(
     )
 
     rows = 0 if shard.is_sparse else config.schedule.batch * asked.accumulate
-    if isinstance(shard.matrix, Unheld):
+    if not shard.matrix.is_in_memory:
         rows *= 2  # as they are stored, and widened
     height = tile_height(
         budget=asked.tile,
@@ -286,5 +285,5 @@ def _sums_on_device(
     if replicas.size == 1:
         return True
     plain = not is_coded(config) and config.agreement.hierarchical == "off"
-    carries = isinstance(replicas, DeviceCommunicator) and replicas.kind != BY_HOST
+    carries = replicas.kind not in ("none", BY_HOST)
     return plain and carries

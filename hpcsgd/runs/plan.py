@@ -7,14 +7,12 @@ from textwrap import wrap
 from typing import Any
 
 from hpcsgd.agreements.base import RunShape
-from hpcsgd.comm.gpu import DeviceCommunicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.config import FOREIGN, RunConfig, is_in, is_read, value_of
 from hpcsgd.config import get_method as method_called
 from hpcsgd.data.readers import RowReader
 from hpcsgd.files import format_bytes, toml_literal
-from hpcsgd.precision import Precision
 from hpcsgd.products.cost import look_ahead_reason
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.feed import steps_in
@@ -233,7 +231,6 @@ class PlanFacts:
     config: RunConfig  # that runs
     grid: Grid
     loaded: LoadedRows
-    precision: Precision
     choice: RunChoice
     form: str = ""  # of coordinate descent
     gram_kernel: str = ""  # of a GPU
@@ -251,9 +248,7 @@ def _look_ahead(facts: PlanFacts) -> Resolved:
 
 
 def _transport(facts: PlanFacts) -> Resolved:
-    world = facts.grid.world
-    kind = world.kind if isinstance(world, DeviceCommunicator) else "none"
-    return kind, "what every rank has"
+    return facts.grid.world.kind, "what every rank has"
 
 
 def _memory(facts: PlanFacts) -> Resolved:
@@ -390,7 +385,6 @@ def plan_run(
         config=live.config,
         grid=live.grid,
         loaded=live.loaded,
-        precision=live.task.precision,
         choice=live.chosen,
         gram_kernel=getattr(exchanges, "gram_kernel", ""),
         loss_scale=0.0 if scale is None else scale.value,

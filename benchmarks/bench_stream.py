@@ -71,6 +71,6 @@ def epoch(path: Path, product: str, streams: bool) -> float:
         "run": {"evaluate_every": 0},
         "rate": {"value": 1e-3},
     }
-    with mock.patch("hpcsgd.runs.build.check_memory", lambda *arguments: streams):
+    with mock.patch("hpcsgd.runs.opened_run.check_memory", lambda *arguments: streams):
         result = train(config)
     return result.report["seconds_total"] / EPOCHS

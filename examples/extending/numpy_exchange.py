@@ -1,5 +1,7 @@
 """A product on plain NumPy: s steps of SGD after one sum of G = Y Yᵀ and z = Y w."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from hpcsgd import PRODUCTS, RECIPES
@@ -8,7 +10,7 @@ from hpcsgd.products.gram import Gram
 
 
 class NumpyExchange:
-    """Take s steps on the columns of one member (`hpcsgd.backends.base.Exchange`).
+    """Take s steps on the columns of one member (`hpcsgd.backends.task.Exchange`).
 
     The s batches Y_1, ..., Y_s are the rows of Y, one batch below the other. Members
     sum the blocks G_ji = Y_j Y_iᵀ of all i < j, and z = Y w. The steps need neither Y
@@ -40,7 +42,7 @@ class NumpyExchange:
 
     def sample(self):
         """Gather Y: the sampled rows, in the columns of this member."""
-        self.Y = self.task.shard.matrix[self.rows]
+        self.Y = self.task.shard.matrix.take(self.rows)
 
     def products(self):
         """Compute this member's part of G and of z."""
@@ -75,17 +77,8 @@ class NumpyExchange:
         """Do nothing: the state is up to date."""
 
 
-class NumpySequence(list):
-    """The parts of an exchange in order (`hpcsgd.backends.base.PartSequence`)."""
-
-    def run(self):
-        """Call all parts."""
-        for part in self:
-            part()
-
-
 class NumpyExchanges:
-    """Make the exchanges of one member (`hpcsgd.backends.base.MemberExchanges`)."""
+    """Make the exchanges of one member (`hpcsgd.backends.task.MemberExchanges`)."""
 
     device, gram_kernel = None, ""  # it computes on the host
 
@@ -97,8 +90,9 @@ class NumpyExchanges:
         return NumpyExchange(self.task, blocks)
 
     def sequence(self, exchange, before, sums, after, once=False):
-        """Return the parts in their order."""
-        return NumpySequence([*before, *sums, *after])
+        """Return what runs the parts in their order."""
+        parts = [*before, *sums, *after]
+        return SimpleNamespace(run=lambda: [part() for part in parts])
 
 
 class NumpyGram(Gram):
@@ -111,7 +105,8 @@ class NumpyGram(Gram):
         others = shard.weights, shard.offsets, task.models, task.gradient_sink
         is_plain = task.states == task.columns == 1 and all(x is None for x in others)
         is_wide = task.precision in (RECIPES["fp32"], RECIPES["fp64"])
-        if not (is_plain and is_wide and isinstance(shard.matrix, np.ndarray)):
+        is_array = shard.matrix.is_in_memory and not shard.is_sparse
+        if not (is_plain and is_wide and is_array):
             raise ConfigError(
                 "[products] kind = 'numpy' takes plain SGD, one score a row, fp32 or"
                 " fp64, and dense rows without weights and offsets; use kind = 'gram'"

@@ -18,7 +18,7 @@ from hpcsgd.comm.nccl import NcclCommunicator
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS
-from hpcsgd.runs import build
+from hpcsgd.runs import opened_run
 from tests.helpers.harness import make_problem, oracle_for, relative_error, train_on
 from tests.helpers.kernels.runs import FAMILIES, on_gpu
 from tests.helpers.sparse import make_sparse
@@ -127,7 +127,7 @@ def test_rows_of_a_file_alone_train_alike(device, tmp_path, monkeypatch, width):
         file["X"], file["y"] = problem.X.astype(np.float32), problem.y
     config = on_gpu(problem, data={"path": str(tmp_path / "x.h5")})
     held = train(config)
-    monkeypatch.setattr(build, "check_memory", lambda *given: True)
+    monkeypatch.setattr(opened_run, "check_memory", lambda *given: True)
     assert train(config).weights_sha256 == held.weights_sha256
 
 

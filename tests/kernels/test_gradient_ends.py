@@ -10,7 +10,7 @@ from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError
-from hpcsgd.runs import build
+from hpcsgd.runs import opened_run
 from hpcsgd.runs.result import Status
 from tests.helpers.harness import make_problem, train_on
 from tests.helpers.kernels.fake_device import FakeDevice
@@ -139,7 +139,7 @@ def test_rows_may_be_on_the_device_alone(devices, monkeypatch, tmp_path):
         writer.append(problem.X.astype(np.float32), problem.y)
     found = []
     for full in (False, True):
-        monkeypatch.setattr(build, "check_memory", lambda *given, full=full: full)
+        monkeypatch.setattr(opened_run, "check_memory", lambda *given, full=full: full)
         config = shared(problem, 2, data={"path": str(path)})
         found.append(run_ranks(2, lambda world, own=config: train(own, world=world)))
     for one, other in zip(*found, strict=True):

@@ -19,7 +19,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data import stream
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.runs import build, memory
+from hpcsgd.runs import memory, opened_run
 from tests.helpers.fake_cuda import Node
 from tests.helpers.fake_cupy import FakeCupy
 from tests.helpers.harness import make_problem
@@ -82,7 +82,7 @@ def devices(monkeypatch):
 @pytest.fixture
 def without_room(monkeypatch):
     """The host cannot hold the matrix."""
-    monkeypatch.setattr(build, "check_memory", lambda *given: True)
+    monkeypatch.setattr(opened_run, "check_memory", lambda *given: True)
 
 
 def stored(tmp_path, width, element="fp32"):

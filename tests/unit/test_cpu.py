@@ -208,7 +208,7 @@ def test_steps_in_one_call_are_those_of_numpy(
         native.NativeBackend, "fused_steps", steps.around(NativeBackend.fused_steps)
     )
     for backend in (HostBackend, NativeBackend):
-        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.opened_run.make_backend", backend)
         found.append(train(config, X=problem.X, y=problem.y, **sides))
     assert steps.were_taken(update)
     one, two = (np.append(r.weights, r.intercept) for r in found)
@@ -235,7 +235,7 @@ def test_steps_between_messages_are_those_of_numpy(
     spy = calls.around(NativeBackend.pipelined_steps)
     monkeypatch.setattr(native.NativeBackend, "pipelined_steps", spy)
     for backend in (HostBackend, NativeBackend):
-        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.opened_run.make_backend", backend)
         done = train_on(2, config, problem, weights=True, offset=True)
         found.append(np.append(done.weights, done.intercept))
     assert calls.were_taken(update)

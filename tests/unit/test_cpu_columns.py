@@ -90,7 +90,7 @@ def test_runs_use_them_and_equal_those_of_numpy(family, update, recipe, monkeypa
         monkeypatch.setattr(compiled_calls, name, spy.around(product))
     for backend in (HostBackend, NativeBackend):
         assert not any(spy.done for spy in spies.values())
-        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.opened_run.make_backend", backend)
         found.append(train(config, X=problem.X, y=problem.y))
     if compiled_calls.instructions() != "portable":
         assert spies["update_columns"].done

@@ -142,7 +142,7 @@ def test_runs_use_them_and_equal_those_without(
     monkeypatch.setattr(compiled_calls.CompiledSteps, "__call__", steps.around(walk))
     for backend in (HostBackend, NativeBackend):
         assert not calls.done and not steps.done
-        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.opened_run.make_backend", backend)
         found.append(train(config, X=stored.X, y=stored.y))
     at_once = kind != "gram" and family != "softmax"
     assert bool(steps.done) == at_once and (calls.done or at_once)

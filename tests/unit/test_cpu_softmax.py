@@ -78,7 +78,7 @@ def test_runs_use_it(update, recipe, monkeypatch):
     )
     for backend in (HostBackend, NativeBackend):
         assert not calls.done
-        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.opened_run.make_backend", backend)
         found.append(train(config, X=problem.X, y=problem.y))
     assert calls.done and get_family("softmax").name == native.SOFTMAX
     one, two = (np.append(r.weights, r.intercept) for r in found)

@@ -45,7 +45,7 @@ def test_a_run_on_one_rank(kernels, recipe, update, kind, monkeypatch):
         NativeBackend, "fused_steps", steps.around(NativeBackend.fused_steps)
     )
     for backend in (HostBackend, NativeBackend):
-        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.opened_run.make_backend", backend)
         done = train(config, X=problem.X, y=problem.y, **sides)
         found.append(np.vstack([done.weights, np.atleast_2d(done.intercept)]))
     assert steps.were_taken(update)
@@ -61,7 +61,7 @@ def test_a_run_on_two_members(kernels, recipe, update, monkeypatch):
     spy = calls.around(NativeBackend.pipelined_steps)
     monkeypatch.setattr(NativeBackend, "pipelined_steps", spy)
     for backend in (HostBackend, NativeBackend):
-        monkeypatch.setattr("hpcsgd.runs.checks.make_backend", backend)
+        monkeypatch.setattr("hpcsgd.runs.opened_run.make_backend", backend)
         done = train_on(2, config, problem, weights=True, offset=True)
         found.append(np.vstack([done.weights, np.atleast_2d(done.intercept)]))
     assert calls.were_taken(update)

@@ -182,7 +182,7 @@ def test_streamed_rows_are_scaled_as_rows_in_memory(
         scaled, results = replace(config, precision=precision), []
         for streams in (False, True):
             monkeypatch.setattr(
-                "hpcsgd.runs.build.check_memory", lambda *a, s=streams: s
+                "hpcsgd.runs.opened_run.check_memory", lambda *a, s=streams: s
             )
             results.append(run_ranks(2, lambda w, c=scaled: train(c, world=w))[0])
         memory, file = results
@@ -210,7 +210,9 @@ def test_streamed_runs_have_the_bits_of_runs_in_memory(case, data, monkeypatch):
     ranks = case["grid"][0] * case["grid"][1]
     made, results = counted(monkeypatch), []
     for streams in (False, True):
-        monkeypatch.setattr("hpcsgd.runs.build.check_memory", lambda *a, s=streams: s)
+        monkeypatch.setattr(
+            "hpcsgd.runs.opened_run.check_memory", lambda *a, s=streams: s
+        )
         results.append(run_ranks(ranks, lambda world: train(config, world=world))[0])
     assert len(made) == ranks
     memory, file = results
@@ -223,7 +225,7 @@ def test_streamed_runs_have_the_bits_of_runs_in_memory(case, data, monkeypatch):
 def test_a_streamed_run_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
     from tests.helpers.resumed import PreemptAt
 
-    monkeypatch.setattr("hpcsgd.runs.build.check_memory", lambda *a: True)
+    monkeypatch.setattr("hpcsgd.runs.opened_run.check_memory", lambda *a: True)
 
     def run(folder, stop_at=None):
         out = {"out": str(tmp_path / folder), "resume": "auto", "check_every": 1}

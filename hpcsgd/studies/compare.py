@@ -801,6 +801,7 @@ def _reason_to_refuse(
             world.together(lambda: _check_on_ranks(config, world))
     except ConfigError as error:
         if not setting.is_method:
+            error.args = (f"setting {setting.name!r}: {error}",)
             raise
         return str(error)
     return ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.backends.cuda.kernels import launch_of, tiles_of
+from hpcsgd.backends.cuda.kernels import STAGES, launch_of, tiles_of
 from tests.helpers.kernels.emulator import (
     SEEDS,
     Kernel,
@@ -118,7 +118,7 @@ def multiply(
 ):
     """(tiles, margins) of a launch; the tickets are as they were."""
     count, m = len(given.tiles), len(given.rows)
-    sizes = {"tile": tile, "itemsize": given.item, "splits": splits, "stages": stages}
+    sizes = {"tile": tile, "itemsize": given.item, "splits": splits}
     shape = launch_of(count, m, given.cols, **sizes, margins=margins)
     out = empty(shape.result + m)
     room, tickets = empty(max(1, shape.workspace)), on_device(np.zeros(count), "u4")
@@ -128,7 +128,7 @@ def multiply(
         *(given.weights if margins else None, out),
         *(c_void_p(out.ctypes.data + 4 * shape.result), room, tickets),
     )
-    how = {"shared": shape.shared, "seed": seed, "workers": workers}
+    how = {"shared": shape.shared * stages // STAGES, "seed": seed, "workers": workers}
     for _ in range(times):
         kernel(shape.grid, shape.block, arguments, **how)
     assert not tickets.any(), "tickets are not ready for the next launch"

@@ -27,7 +27,10 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Length(Protocol):
-    """Where epochs end, where the model is evaluated, and where the loop ends."""
+    """Where epochs end, where the model is evaluated, and where the loop ends.
+
+    All ranks get the same answers. A refinement counts its passes itself.
+    """
 
     def is_over(self, done: int) -> bool:
         """Return whether the loop is over after exchange `done`."""
@@ -44,9 +47,10 @@ class Solver(Protocol[S]):
 
     clock: Clock
     is_resumable: bool  # False: what is interrupted cannot go on from a checkpoint
-    # What ranks have requested in messages of the solver itself, and ended it.
+    # The request of a rank that ended a refinement, whose messages carry requests; the
+    # requests that end other solvers are seen in polls.
     request: Request
-    facts: dict[str, Any] | None  # how it ended, for the report; None: nothing is said
+    facts: dict[str, Any] | None  # how a refinement ended, for the report; else None
 
     @property
     def length(self) -> Length:
@@ -56,14 +60,20 @@ class Solver(Protocol[S]):
         """Prepare to continue from `state` after exchange `view.exchanges`."""
 
     def advance(self, state: S, view: View) -> S:
-        """Do the next exchange, or pass, and count it in the view. Collective."""
+        """Do the next exchange and count it in the view. Collective.
+
+        A refinement does its next pass, which counts as no exchange.
+        """
 
     def finish(self, state: S, view: View) -> S:
         """Wait for pending messages; return the state of the model. Collective."""
 
 
 class ModelEvaluation(Protocol[S_contra]):
-    """What measures the model that a run would return now."""
+    """What measures the model that a run would return now.
+
+    Ranks make the same calls, and get the same answers but of broken weights.
+    """
 
     has_minimum: bool  # False: the objective is unbounded below
 
@@ -194,7 +204,8 @@ class TrainingLoop(Generic[S]):
         self.view = callbacks.view
         self.ledger = ledger
         self.observers = observers
-        self.polls = polls  # None: messages of the solver carry requests
+        # None: messages of the solver carry requests, and nothing is saved.
+        self.polls = polls
         self.saver = saver  # None: no checkpoints are made
         self.meter: EnergyMeter | None = None  # None: nobody counts the energy
         self.alarm: dict[str, Any] | None = None  # the one that ended the loop
@@ -236,7 +247,7 @@ class TrainingLoop(Generic[S]):
             began = perf_counter()
             state = solver.advance(state, view)
             view.seconds += perf_counter() - began
-            if view.exchanges > done:  # a pass of a refinement is no exchange
+            if view.exchanges > done:  # it was an exchange, not a pass of a refinement
                 self.callbacks.call("on_exchange")
             ending = self._after_advance(state, view.exchanges)
             if ending is not None:
@@ -246,7 +257,8 @@ class TrainingLoop(Generic[S]):
     def _after_advance(self, state: S, number: int) -> Status | None:
         """Poll all ranks where it is due, evaluate, save; return an ending, if any.
 
-        Whatever ends the loop is known to all ranks, so that all leave together.
+        All ranks return the same: a poll gives them the gravest flag of any rank, and
+        an evaluation the same loss.
         """
         length, polls, saver = self.solver.length, self.polls, self.saver
         epochs = length.epochs_done_after(number)

@@ -154,6 +154,24 @@ class Average(Agreement):
             same_on_members(self.grid, intercept, group.size, purpose)
 
 
+class AverageVariant(Average):
+    """An average that is made of all inputs of a run, for the variants of local SGD."""
+
+    def __init__(self, terms: AgreementInputs) -> None:
+        super().__init__(
+            terms.grid,
+            terms.share,
+            terms.period,
+            terms.settings.momentum,
+            terms.classes,
+        )
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "Average":
+        """Return the agreement of these inputs."""
+        return cls(terms)
+
+
 def sent_for_average(shape: RunShape, replicas: int = 0) -> list[SentWords]:
     """Return what rank 0 sends for an average of so many replicas, of all by default.
 
@@ -211,7 +229,7 @@ class PostLocalSettings(AverageSettings):
     )
 
 
-class PostLocal(Average):
+class PostLocal(AverageVariant):
     """Post-local SGD (Lin, Stich, Patel and Jaggi, 2020).
 
     Needs    what `Average` needs.
@@ -225,19 +243,8 @@ class PostLocal(Average):
     settings: ClassVar[type[AgreementSettings]] = PostLocalSettings
 
     def __init__(self, terms: AgreementInputs) -> None:
-        super().__init__(
-            terms.grid,
-            terms.share,
-            terms.period,
-            terms.settings.momentum,
-            terms.classes,
-        )
+        super().__init__(terms)
         self.switch = exchanges_in(terms.settings.switch, terms.exchanges_per_epoch)
-
-    @classmethod
-    def of(cls, terms: AgreementInputs) -> "PostLocal":
-        """Return the agreement of these inputs."""
-        return cls(terms)
 
     def is_whole(self, exchanges: int) -> bool:
         """The period counts from the start of the run, as in every other row."""
@@ -278,7 +285,7 @@ class FedAvgSettings(AverageSettings):
     )
 
 
-class FedAvg(Average):
+class FedAvg(AverageVariant):
     """FedAvg: the drawn replicas train, all take their average (McMahan et al., 2017).
 
     Needs    what `Average` needs.
@@ -291,21 +298,10 @@ class FedAvg(Average):
     settings: ClassVar[type[AgreementSettings]] = FedAvgSettings
 
     def __init__(self, terms: AgreementInputs) -> None:
-        super().__init__(
-            terms.grid,
-            terms.share,
-            terms.period,
-            terms.settings.momentum,
-            terms.classes,
-        )
+        super().__init__(terms)
         self.rows = terms.rows
         self.count = client_count(len(terms.rows), terms.settings.fraction)
         self.seed = terms.seed  # that of the row order
-
-    @classmethod
-    def of(cls, terms: AgreementInputs) -> "FedAvg":
-        """Return the agreement of these inputs."""
-        return cls(terms)
 
     @property
     def workers(self) -> int:
@@ -462,7 +458,7 @@ class AsyncAverageSettings(AverageSettings):
             )
 
 
-class AsyncAverage(Average):
+class AsyncAverage(AverageVariant):
     """Asynchronous model average of BAGUA (Gan et al., 2021).
 
     Needs    what `Average` needs, and `delay` of at most τ.
@@ -479,13 +475,7 @@ class AsyncAverage(Average):
     settings: ClassVar[type[AgreementSettings]] = AsyncAverageSettings
 
     def __init__(self, terms: AgreementInputs, aside: Communicator) -> None:
-        super().__init__(
-            terms.grid,
-            terms.share,
-            terms.period,
-            terms.settings.momentum,
-            terms.classes,
-        )
+        super().__init__(terms)
         self.delay = terms.settings.delay
         self.aside = aside
         self.overlap = Overlap(aside)

@@ -22,7 +22,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcsgd.agreements.averaging import Average, AverageSettings, sent_for_average
+from hpcsgd.agreements.averaging import (
+    AverageSettings,
+    AverageVariant,
+    sent_for_average,
+)
 from hpcsgd.agreements.base import (
     PURPOSE,
     AgreementInputs,
@@ -209,19 +213,13 @@ class HierarchicalSettings(AverageSettings):
         yield from ()
 
 
-class Hierarchical(Average):
+class Hierarchical(AverageVariant):
     """Averages in the widest circle that is due; the last one is all replicas."""
 
     settings: ClassVar[type[AgreementSettings]] = HierarchicalSettings
 
     def __init__(self, terms: AgreementInputs, circles: list[Circle]) -> None:
-        super().__init__(
-            terms.grid,
-            terms.share,
-            circles[-1].period,
-            terms.settings.momentum,
-            terms.classes,
-        )
+        super().__init__(replace(terms, period=circles[-1].period))
         self.circles = circles
 
     @classmethod

@@ -256,7 +256,8 @@ class Session:
 
     def run(self) -> Result:
         """Train leg after leg, until one ends with the result. Collective."""
-        leg, result = Leg(self.config), None
+        leg = Leg(self.config)
+        result = None
         with self._borrowed_ranks():
             while result is None:
                 try:
@@ -331,7 +332,8 @@ class Session:
 
     def _train_leg(self, leg: Leg) -> tuple[Result | None, Leg]:
         """Train a leg; return the result, or None and the leg after a fall-back."""
-        world, self.live = self.world, None
+        world = self.world
+        self.live = None
         world.watch(leg.config.run.timeout)
         folder = RunFolder(leg.config.run.out if world.rank == 0 else None)
         callbacks = [History(folder.history), *self.callbacks]
@@ -345,7 +347,8 @@ class Session:
                 state, status = live.training.run(live.state, self.meter, leg.request)
             log.debug("training: %s", live.task.clock)
             damage = find_damage(live) if status is Status.DIVERGED else ""
-            following, result = None, None
+            following = None
+            result = None
             if status is Status.DIVERGED and not damage:
                 following = self._leg_of_fallback(leg, live)
             if following is None:

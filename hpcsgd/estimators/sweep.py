@@ -50,7 +50,7 @@ from hpcsgd.runs.result import (
     work_text,
 )
 from hpcsgd.runs.session import RunSettings
-from hpcsgd.runs.settle import Earlier
+from hpcsgd.runs.settle import EarlierChoice
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import AverageConfig, is_good
 
@@ -817,7 +817,7 @@ class _Race:
     ) -> AssembledRun:
         """The same run with the columns of those that are left."""
         chosen = live.chosen
-        earlier = Earlier(
+        earlier = EarlierChoice(
             chosen.product, chosen.steps, chosen.look_ahead, live.task.members.size
         )
         fewer = assemble_run(self._config(left), self.opened, [], earlier)

@@ -30,7 +30,7 @@ from hpcsgd.runs.feed import Feed, make_feed, rates_of, steps_in, steps_together
 from hpcsgd.runs.gpu import make_gradient_on_gpu, make_on_gpu, on_gpu
 from hpcsgd.runs.make_training import make_training
 from hpcsgd.runs.opened_run import OpenedRun, make_task, open_run
-from hpcsgd.runs.settle import Earlier, Plan, find_facts, settle
+from hpcsgd.runs.settle import EarlierChoice, Plan, find_facts, settle
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import Columns
 
@@ -169,7 +169,7 @@ def build(
     reader: Callable[[Communicator], RowReader],
     callbacks: list[Callback],
     setup: Clock,
-    earlier: Earlier | None = None,
+    earlier: EarlierChoice | None = None,
 ) -> AssembledRun:
     """Open a run, settle its plan and assemble it. Collective.
 
@@ -187,7 +187,7 @@ def assemble_run(
     config: RunConfig,
     opened: OpenedRun,
     callbacks: list[Callback],
-    earlier: Earlier | None = None,
+    earlier: EarlierChoice | None = None,
 ) -> AssembledRun:
     """Settle the plan of a run on what was opened, and assemble it. Collective.
 

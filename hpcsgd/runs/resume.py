@@ -26,7 +26,7 @@ from hpcsgd.runs.checkpoint import (
     read_checkpoint,
 )
 from hpcsgd.runs.fall_back import RAISED
-from hpcsgd.runs.settle import Earlier
+from hpcsgd.runs.settle import EarlierChoice
 from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class CheckpointedRun:
         The settings before the first fall-back.
     has_fallen_back : bool
         Whether these two differ by fall-backs.
-    choice : Earlier
+    choice : EarlierChoice
         The product and the steps that ran.
     precision_auto : mapping or None
         How the recipe was chosen; None where it was named.
@@ -88,7 +88,7 @@ class CheckpointedRun:
     config: Tables
     requested: Tables
     has_fallen_back: bool
-    choice: Earlier
+    choice: EarlierChoice
     precision_auto: Mapping[str, Any] | None
 
     @classmethod
@@ -99,7 +99,7 @@ class CheckpointedRun:
             config=config,
             requested=document.get(REQUESTED) or config,
             has_fallen_back=bool(document.get(REQUESTED)),
-            choice=Earlier(
+            choice=EarlierChoice(
                 product=document["product"],
                 steps=config["schedule"]["steps"],
                 look_ahead=document.get("look_ahead", False),

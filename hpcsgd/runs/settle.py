@@ -43,8 +43,8 @@ MEASURED_FIGURES, ASSUMED_FIGURES = "measured", "assumed"  # speeds of a machine
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """What the run that goes on had chosen."""
+class EarlierChoice:
+    """The product and the steps that the run that goes on had chosen."""
 
     product: str
     steps: int
@@ -89,7 +89,7 @@ class ChoiceFacts:
         The speed of the machine; None where it decides nothing.
     gathers : bool
         Whether products for which a member holds all columns may be chosen.
-    earlier : Earlier or None
+    earlier : EarlierChoice or None
         What the run that goes on had chosen.
     """
 
@@ -99,7 +99,7 @@ class ChoiceFacts:
     job: CostInputs | None = None
     machine: MachineFacts | None = None
     gathers: bool = True
-    earlier: Earlier | None = None
+    earlier: EarlierChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Plan:
 
 
 def find_facts(
-    config: RunConfig, opened: OpenedRun, earlier: Earlier | None = None
+    config: RunConfig, opened: OpenedRun, earlier: EarlierChoice | None = None
 ) -> ChoiceFacts:
     """Return the facts that the open settings of `config` are decided from. Collective.
 
@@ -246,7 +246,7 @@ def assumed(job: CostInputs, members: Communicator) -> Machine:
 # What `auto` becomes: the product and the steps of a run, by what they would take.
 
 
-def open_steps(config: RunConfig, earlier: Earlier | None) -> int:
+def open_steps(config: RunConfig, earlier: EarlierChoice | None) -> int:
     """Return the steps of an exchange; 0 where the cost model decides them."""
     steps = config.schedule.steps
     if not steps and takes_one_step(config):
@@ -254,7 +254,7 @@ def open_steps(config: RunConfig, earlier: Earlier | None) -> int:
     return steps or (earlier.steps if earlier else 0)
 
 
-def _kept_choice(config: RunConfig, facts: ChoiceFacts) -> Earlier | None:
+def _kept_choice(config: RunConfig, facts: ChoiceFacts) -> EarlierChoice | None:
     """Return the choice that a run keeps from the one that goes on, if it is open."""
     earlier = facts.earlier
     if config.products.kind != "auto" or earlier is None:

@@ -12,7 +12,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.products.cost import CostInputs, Machine
 from hpcsgd.runs import build as assembly
 from hpcsgd.runs.machine import MeasuredFigures
-from hpcsgd.runs.settle import ChoiceFacts, Earlier, MachineFacts, settle
+from hpcsgd.runs.settle import ChoiceFacts, EarlierChoice, MachineFacts, settle
 from tests.helpers.harness import make_problem
 
 JOB = CostInputs(
@@ -92,7 +92,7 @@ def test_l1_behind_every_step_leaves_one_step_of_an_exchange():
 
 @pytest.mark.parametrize("members, product", [(4, "cached"), (2, "direct")])
 def test_a_run_that_goes_on_keeps_its_product_on_as_many_members(members, product):
-    earlier = Earlier("cached", 16, look_ahead=False, members=members)
+    earlier = EarlierChoice("cached", 16, look_ahead=False, members=members)
     config = config_of(schedule={"steps": "auto"})
     plan = settle(config, replace(facts(FREE_NETWORK), earlier=earlier))
     assert (plan.choice.product, plan.config.schedule.steps) == (product, 16)

@@ -1,9 +1,13 @@
 """How far `train` is from the first sum of a product, and who changes settings."""
 
 import ast
+import gc
+import logging
 import sys
 from dataclasses import fields
 from pathlib import Path
+
+import pytest
 
 import hpcsgd
 from hpcsgd.comm.threads import ThreadCommunicator, run_ranks
@@ -73,6 +77,16 @@ def profiled():
     return run_ranks(2, on_rank)[0]
 
 
+@pytest.fixture
+def undisturbed(monkeypatch):
+    """Leaves out what other tests left: a handler of the command line, finalizers."""
+    monkeypatch.setattr(logging.getLogger("hpcsgd"), "handlers", [])
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("undisturbed")
 def test_the_way_to_the_first_sum_is_short():
     profile = profiled()
     assert profile.stack[-1][1] == "train", "the first sum was not seen"

@@ -18,7 +18,7 @@ from hpcsgd.backends.base import (
     StepBatch,
     StepSequence,
 )
-from hpcsgd.data.matrix import ByColumns, Csr
+from hpcsgd.data.matrix import COLUMN, ByColumns, Csr
 from hpcsgd.formats import Array, decode, encode, get_format, round_through, widen_bf16
 from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, ManyUnrolledSteps, UnrolledSteps
@@ -552,6 +552,74 @@ def _add_light(matrix: Any, blocks: Blocks, panels: list[Array], work: float) ->
             part(middle, high, work / 4)
 
     part(0, len(blocks.sizes), work)
+
+
+# The memory that a Gram takes while it is multiplied, beside its own.
+
+# Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
+# rounds in place.
+ROUNDED, ROUNDED_IN_PLACE = 6, 3
+
+
+def dense_gram_workspace(rows: int, precision: Precision, on_gpu: bool) -> int:
+    """Return the bytes that a Gram of dense rows takes beside its own.
+
+    It is made by halves, squares of m/2, m/4, ... rows, or by a kernel for bf16 that
+    has scratch of its own. An emulated accumulator goes through all m x m words at
+    once, and the Gram is then rounded in a copy.
+
+    Parameters
+    ----------
+    rows : int
+        m, the rows of the Gram.
+    precision : Precision
+        The number formats.
+    on_gpu : bool
+        Whether the kernels of a GPU multiply.
+    """
+    wide = precision.working.itemsize
+    if precision.is_uniform:
+        is_for_pairs = precision.matrix == "bf16" and precision.working == np.float32
+        pairs = is_for_pairs and not on_gpu
+        room = compiled_calls.pair_room_bytes(rows) if pairs else 0
+        return max(rows * rows * wide // 3, room)
+    in_place = precision.gram_sum == "bf16" and compiled_calls.available()
+    arrays = ROUNDED_IN_PLACE if in_place else ROUNDED
+    return arrays * rows * rows * wide
+
+
+def sparse_gram_workspace(
+    rows: int, columns: int, density: float, precision: Precision, on_gpu: bool
+) -> int:
+    """Return the bytes that a Gram of sparse rows takes beside its own.
+
+    Columns that many rows share become a dense panel. The others are multiplied as
+    sparse rows: one square of m x m words where they share little, else halves, each
+    as a sparse array and as a dense one. Compiled kernels multiply the rows where they
+    are stored, and take nothing.
+
+    Parameters
+    ----------
+    rows : int
+        m, the rows of the Gram.
+    columns : int
+        Columns of this member.
+    density : float
+        Share of the values that the rows store.
+    precision : Precision
+        The number formats.
+    on_gpu : bool
+        Whether the kernels of a GPU multiply.
+    """
+    wide = precision.working.itemsize
+    is_narrow = precision.working == np.float32 and precision.is_uniform
+    has_kernels = is_narrow and precision.matrix in ("fp32", "bf16")
+    if has_kernels and compiled_calls.available():
+        return 0
+    # A heavy column has at least HEAVY·m values, which bounds how many there are.
+    panel = min(int(int(rows * columns * density) / HEAVY), rows * columns) * wide
+    light = max(rows * rows * wide, rows * rows * (2 * wide + COLUMN) // 3)
+    return panel + max(dense_gram_workspace(rows, precision, on_gpu), light)
 
 
 # Passes over blocks of rows, by a kernel where one takes them and by NumPy elsewhere.

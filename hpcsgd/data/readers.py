@@ -442,8 +442,20 @@ def real_dtype(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
 class HeldReader:
     """Rows × columns of one rank, read under the numbers they have in the whole data.
 
-    Targets, weights and offsets are there for all rows. `parts` are the columns of
-    every member: this rank can give no others than its own.
+    Parameters
+    ----------
+    block : array or sparse matrix
+        The values that this rank holds.
+    held : (slice, slice)
+        The rows and columns of the whole data that `block` consists of.
+    parts : tuple of slice
+        The columns of every member of the grid.
+    stored : int
+        The stored elements of all ranks together.
+    sides : dict
+        y, sample_weight, offset and qid of all rows; None: there are none.
+    layout : str
+        Which axis the ranks divide: "rows" or "columns".
     """
 
     is_in_memory = True
@@ -452,20 +464,21 @@ class HeldReader:
     def __init__(
         self,
         block: Any,
-        rows: slice,
+        held: tuple[slice, slice],
         parts: tuple[slice, ...],
-        member: int,
-        total_rows: int,
         stored: int,
         sides: dict[str, Array | None],
         layout: str,
     ) -> None:
         self.X = block
         self.is_sparse = hasattr(block, "tocsr")
-        self.rows, self.cols = total_rows, int(parts[-1].stop)
-        self.nnz = stored  # of all ranks
+        assert sides["y"] is not None  # data of a run have targets
+        self.y = sides["y"]
+        self.rows = len(self.y)
+        self.cols = int(parts[-1].stop)
+        self.nnz = stored
         self.parts = parts
-        self.held_rows, self.held_cols = rows, parts[member]
+        self.held_rows, self.held_cols = held
         self.sides = sides
         self.layout = layout
 
@@ -487,9 +500,7 @@ class HeldReader:
 
     def targets(self, rows: slice) -> Any:
         """Targets as float64."""
-        found = self.sides["y"]
-        assert found is not None
-        return found[rows]
+        return self.y[rows]
 
     def sample_weight(self, rows: slice) -> Any:
         """Weights as float64, or None."""

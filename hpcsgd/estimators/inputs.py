@@ -309,10 +309,8 @@ def _rows(
         block = (deal_sparse if held[0]["kind"] == "sparse" else deal_dense)(deal, own)
     return HeldReader(
         block=block,
-        rows=rows,
+        held=(rows, parts[place_on_grid(world.rank, len(parts))[1]]),
         parts=parts,
-        member=place_on_grid(world.rank, len(parts))[1],
-        total_rows=deal.rows,
         stored=sum(one["stored"] for one in held),
         sides=_told(world, given, held[0], counts),
         layout="rows",
@@ -405,10 +403,8 @@ def _columns(world: Communicator, given: RankArrays, replicas: int) -> RowReader
     total = said[0]["rows"]
     return HeldReader(
         block=given.X,
-        rows=slice(0, total),
+        held=(slice(0, total), parts[world.rank]),
         parts=parts,
-        member=world.rank,
-        total_rows=total,
         stored=sum(one["stored"] for one in said),
         sides={name: _of_rank_0(world, given, said[0], name) for name in SIDES},
         layout="columns",

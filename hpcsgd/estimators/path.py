@@ -153,9 +153,8 @@ class PathFit:
         live = build(config, self.world, data.open_reader, [], Clock())
         Start().load_into(live)
         objective, state = live.evaluation.objective, live.state
-        columns = live.task.columns
-        rows = open_rows(objective, columns)
-        weights = np.zeros((objective.shard.width, columns))
+        rows = open_rows(objective)
+        weights = np.zeros((objective.shard.width, objective.columns))
         scores = rows.start(
             weights, None if state.intercept is None else state.intercept[0]
         )

@@ -401,7 +401,7 @@ def _about_intercept(live: AssembledRun) -> list[str]:
     """Return an intercept, where the null model alone gains by one."""
     if live.config.problem.intercept:
         return []
-    rows = open_rows(live.evaluation.objective, live.task.columns)
+    rows = open_rows(live.evaluation.objective)
     with np.errstate(all="ignore"):
         without, least = (null_excess(rows, has) for has in (False, True))
     if not least < (1.0 - WORTH) * without:

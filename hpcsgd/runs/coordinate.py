@@ -46,7 +46,7 @@ from hpcsgd.settings import refuse
 from hpcsgd.solvers.callbacks import Callback, Callbacks, Request, View
 from hpcsgd.solvers.coordinate import COORDINATE, CoordinatePoint, Exchanges
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
-from hpcsgd.solvers.evaluation import Columns
+from hpcsgd.solvers.evaluation import Columns, HistoryRecords
 from hpcsgd.solvers.full_passes import (
     Centers,
     centre,
@@ -367,11 +367,12 @@ def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
         shard=judged,
         penalty=nonempty.penalty(penalty),
         read=nonempty.reader(loaded, judged),
+        columns=loaded.columns,
         block=_block(judged),
     )
     centers = None
     if config.problem.intercept and not judged.is_sparse:
-        centers = _centers(objective, loaded.columns)
+        centers = _centers(objective)
     if centers is not None:
         values = centers.centred(objective.read(slice(0, judged.height)))
         centred = centre(objective, centers)
@@ -383,10 +384,10 @@ def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
     return OpenedForm(config, opened, nonempty, centers, form, exchanges, clock)
 
 
-def _centers(objective: Objective, classes: int) -> Centers | None:
+def _centers(objective: Objective) -> Centers | None:
     """Return what to subtract from columns far from zero. Collective, one pass."""
-    rows = open_rows(objective, classes)
-    shares = np.broadcast_to(rows.share, (rows.height, classes))
+    rows = open_rows(objective)
+    shares = np.broadcast_to(rows.share, (rows.height, objective.columns))
     return find_centers(rows, rows.moments(shares))
 
 
@@ -805,8 +806,7 @@ def make_coordinate_training(
         solver=descent,
         evaluation=evaluation,
         callbacks=Callbacks(callbacks, view),
-        ledger=world.ledger,
-        observers=Observers(),
+        observers=Observers([HistoryRecords(world.ledger)]),
         polls=PollSchedule(world, config.run.check_every, at_epoch_end=False),
     )
     training = Training(loop)

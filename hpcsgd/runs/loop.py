@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from hpcsgd.backends.task import Monitor
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.ledger import Clock, Ledger
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.products.observers import Observers
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.runs.energy import EnergyMeter, EnergyReport
@@ -193,7 +193,6 @@ class TrainingLoop(Generic[S]):
         solver: Solver[S],
         evaluation: ModelEvaluation[S],
         callbacks: Callbacks,
-        ledger: Ledger,
         observers: Observers,
         polls: PollSchedule | None = None,
         saver: Saver[S] | None = None,
@@ -202,7 +201,6 @@ class TrainingLoop(Generic[S]):
         self.evaluation = evaluation
         self.callbacks = callbacks
         self.view = callbacks.view
-        self.ledger = ledger
         self.observers = observers
         # None: messages of the solver carry requests, and nothing is saved.
         self.polls = polls
@@ -337,7 +335,6 @@ class TrainingLoop(Generic[S]):
         clock.start()
         is_good = self.evaluation.measure(state, self.view)
         clock.lap("evaluate")
-        self.view.note(self.ledger)
         self.observers.after_evaluation(state, self.view)
         self.callbacks.call("on_evaluate")
         return is_good

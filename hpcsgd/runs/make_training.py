@@ -29,6 +29,7 @@ from hpcsgd.solvers.evaluation import (
     MEASURES,
     BestWeights,
     Evaluation,
+    HistoryRecords,
     ReplicaLossScale,
     TailAverage,
 )
@@ -114,6 +115,7 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
         ),
         loaded.read_exact,
         task.models,
+        task.columns,
     )
     asked = parts.config.agreement
     objective = (
@@ -127,7 +129,6 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
     return Evaluation(
         objective,
         agreement,
-        task.columns,
         own,
         takes,
         has_intercept=parts.config.problem.intercept,
@@ -266,7 +267,8 @@ def make_training(
         phases=lambda: phases_so_far(task.clock, grid.world.ledger),
         evaluations_planned=evaluations(schedule.epochs, config.run.evaluate_every),
     )
-    observers = [guard, *make_observers(parts, agreement, evaluation, view)]
+    records = HistoryRecords(grid.world.ledger)  # the observers behind it read them
+    observers = [records, guard, *make_observers(parts, agreement, evaluation, view)]
     good_states = _good_states(parts, view, evaluation)
     if good_states is not None:
         observers.append(good_states)
@@ -282,7 +284,6 @@ def make_training(
         solver=solver,
         evaluation=evaluation,
         callbacks=Callbacks(callbacks, view),
-        ledger=grid.world.ledger,
         observers=solver.observers,
         polls=PollSchedule(
             grid.world,
@@ -338,8 +339,7 @@ def _refinement(
         solver=refinement,
         evaluation=refinement,
         callbacks=loop.callbacks,
-        ledger=loop.ledger,
-        observers=Observers(),
+        observers=Observers([HistoryRecords(parts.grid.world.ledger)]),
     )
 
 

@@ -10,11 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
 from hpcsgd.agreements.base import MIB, StateShape, bucket_count, get_agreement
-from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.numpy_rows import HEAVY
+from hpcsgd.backends.numpy_rows import dense_gram_workspace, sparse_gram_workspace
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.matrix import COLUMN
@@ -290,10 +287,6 @@ def _field(path: Path, name: str) -> int | None:
 #
 #     peak = buffers(m) + max(workspace(m), buffers(rest) + workspace(rest))
 
-# Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
-# rounds in place.
-ROUNDED, ROUNDED_IN_PLACE = 6, 3
-
 
 @dataclass(frozen=True)
 class ExchangeSizes:
@@ -386,14 +379,6 @@ class ExchangeSizes:
             if self._is_open and self.epoch.density is None:
                 yield get_product("gather")
 
-    @property
-    def _has_sparse_kernels(self) -> bool:
-        """True where kernels make the Gram of sparse rows where they are stored."""
-        form = self.precision
-        is_narrow = form.working == np.float32 and form.is_uniform
-        fits = is_narrow and form.matrix in ("fp32", "bf16")
-        return fits and compiled_calls.available()
-
     def _words(self, m: int) -> int:
         """Words of the packed Gram of m rows."""
         if not self._has_gram:
@@ -407,52 +392,16 @@ class ExchangeSizes:
         return sum(max(part.get(name, 0) for part in parts) for name in names)
 
     def _workspace(self, m: int) -> int:
-        """Bytes that multiplying m rows takes for a moment."""
-        if self.epoch.density is None:
-            return self._dense_workspace(m)
-        return self._sparse_workspace(m, self.epoch.density)
-
-    def _dense_workspace(self, m: int) -> int:
-        """Bytes that a Gram of m dense rows takes beside its own.
-
-        It is made by halves, squares of m/2, m/4, ... rows, or by a kernel for bf16
-        that has scratch of its own; an emulated accumulator goes through all m x m
-        words at once, and G is then rounded in a copy.
-        """
-        form = self.precision
+        """Return the bytes that multiplying m rows takes for a moment."""
         m = min(m, self.rows_of_gram)
-        words, wide = self._words(m), self.epoch.working
-        if not words:
-            return 0
-        if form.is_uniform:
-            return max(m * m * wide // 3, self._pairs(m))
-        in_place = form.gram_sum == "bf16" and compiled_calls.available()
-        arrays = ROUNDED_IN_PLACE if in_place else ROUNDED
-        return max(arrays * m * m, words) * wide
-
-    def _pairs(self, m: int) -> int:
-        """Bytes of scratch with which bf16 rows are multiplied in pairs or tiles."""
-        form = self.precision
-        is_for_pairs = form.matrix == "bf16" and form.working == np.float32
         on_gpu = self.config.run.device == "cuda"
-        return compiled_calls.pair_room_bytes(m) if is_for_pairs and not on_gpu else 0
-
-    def _sparse_workspace(self, m: int, density: float) -> int:
-        """Bytes that a Gram of m sparse rows takes beside its own.
-
-        Columns that many rows share become a dense panel. The others are multiplied
-        as sparse rows: one square of m x m words where they share little, else halves,
-        each as a sparse array and as a dense one.
-        """
-        wide = self.epoch.working
-        m = min(m, self.rows_of_gram)
-        if not self._words(m) or self._has_sparse_kernels:
+        shape = self.epoch
+        if not self._words(m):
             return 0
-        # A heavy column has at least HEAVY·m values, which bounds how many there are.
-        stored = int(m * self.epoch.local_columns * density)
-        panel = min(int(stored / HEAVY), m * self.epoch.local_columns) * wide
-        light = max(m * m * wide, m * m * (2 * wide + COLUMN) // 3)
-        return panel + max(self._dense_workspace(m), light)
+        if shape.density is None:
+            return dense_gram_workspace(m, self.precision, on_gpu)
+        columns, density = shape.local_columns, shape.density
+        return sparse_gram_workspace(m, columns, density, self.precision, on_gpu)
 
 
 # What one rank will hold at most: predicted from sizes, and what it holds already.

@@ -868,7 +868,7 @@ class NewtonForm(Form):
         self.objective.penalty.prox(x, 0.0)
         self._stand(x, np.zeros(self.classes))
         if self.intercept:
-            rows = open_rows(self.objective, self.classes)
+            rows = open_rows(self.objective)
             self._stand(x, level(rows, self.scores).shift)
         width = self.columns.width * self.classes
         return CoordinatePoint(x.reshape(-1), np.zeros(width))

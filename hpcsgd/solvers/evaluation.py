@@ -12,6 +12,7 @@ from hpcsgd.agreements.base import Agreement
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.task import Group, State
 from hpcsgd.comm.grid import Grid
+from hpcsgd.comm.ledger import Ledger
 from hpcsgd.formats import Array
 from hpcsgd.products.observers import Observer
 from hpcsgd.settings import Settings, setting
@@ -36,6 +37,16 @@ ONCE = {"on_all_ranks": True}  # the loss is that of all ranks together
 BLOW_UP = 1e3  # times the scale of the first loss: no useful step goes that far up
 
 
+class HistoryRecords(Observer):
+    """Adds a record to the history of a run at each evaluation, with what was sent."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def after_evaluation(self, state: Any, view: View) -> None:
+        view.note(self.ledger)
+
+
 class Evaluation:
     """Measures the model that a run would return now."""
 
@@ -43,7 +54,6 @@ class Evaluation:
         self,
         objective: Objective,
         agreement: Agreement,
-        columns: int,
         own: slice,
         takes: str = "loss",
         has_intercept: bool = False,
@@ -57,7 +67,7 @@ class Evaluation:
         self.known: Slope | None = None  # at the last evaluation, where it was taken
         self.takes = takes  # gradient, gap: what is taken beside the loss
         self.agreement = agreement
-        self.columns = columns  # K
+        self.columns = objective.columns  # K
         self.own = own  # this member's columns within the weights it holds
         self.first_loss: float | None = None
         self.good: Snapshot | None = None  # the last model with a good loss
@@ -156,7 +166,7 @@ class Evaluation:
         Collective: a few words, and no pass over the rows.
         """
         if self._null_excess is None:
-            rows = open_rows(self.objective, self.columns)
+            rows = open_rows(self.objective)
             self._null_excess = null_excess(rows, self.has_intercept)
         return self._null_excess
 
@@ -173,7 +183,7 @@ class Evaluation:
             return False
         seen = self.agreement.consensus(state, exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
-        rows = open_rows(objective, self.columns)
+        rows = open_rows(objective)
         own = seen.weights[self.own, : self.columns].astype(np.float64)
         return is_separated(rows, rows.start(own, intercept))
 

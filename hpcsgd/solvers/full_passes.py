@@ -114,14 +114,16 @@ class AllRows:
             yield slice(start, min(start + step, self.height))
 
 
-def open_rows(objective: Objective, columns: int) -> AllRows:
-    """The rows of an objective with K = `columns` scores each; one word is summed."""
+def open_rows(objective: Objective) -> AllRows:
+    """Return the rows of an objective. Collective: one word is summed."""
     shard = objective.shard
     weights = np.ones((shard.height, 1)) if shard.weights is None else shard.weights
     total = np.array([weights.sum(dtype=np.float64)])
     objective.grid.replicas.sum(total, "evaluate")
     share = weights.astype(np.float64) / total[0]
-    return AllRows(objective, columns, shard.targets.astype(np.float64), share)
+    return AllRows(
+        objective, objective.columns, shard.targets.astype(np.float64), share
+    )
 
 
 def _squares(block: Any) -> Any:
@@ -409,7 +411,7 @@ def gap_scale(loss: float, null_excess: float) -> float:
 
 def gap_of(objective: Objective, weights: Array, intercept: Array | None) -> Optimality:
     """Gradient and gap: two passes, one for the scores and one for both gradients."""
-    rows = open_rows(objective, weights.shape[1])
+    rows = open_rows(objective)
     weights = weights.astype(np.float64)
     return gap_at(rows, weights, intercept, rows.start(weights, intercept))
 

@@ -355,7 +355,7 @@ class Refinement:
         began = perf_counter()
         self.sent = replace(self.ledger.entries["evaluate"])
         objective = self.evaluation.objective
-        rows = open_rows(objective, self.evaluation.columns)
+        rows = open_rows(objective)
         weights, intercept = _begin(state, self.evaluation)
         land = Landscape(rows, objective.penalty.l2, intercept is not None)
         start = land.start_at(weights, intercept)
@@ -537,9 +537,11 @@ def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
     Of classes, less their mean: scores that all grow by the same change nothing, and
     what rounding has put there would have to be walked back along a flat direction.
     """
-    found = state.weights[evaluation.own, : evaluation.columns].astype(np.float64)
+    found = state.weights[evaluation.own, : evaluation.objective.columns].astype(
+        np.float64
+    )
     intercept = None if state.intercept is None else state.intercept[0].copy()
-    if evaluation.columns > 1:
+    if evaluation.objective.columns > 1:
         found -= found.mean(axis=1, keepdims=True)
         if intercept is not None:
             intercept -= intercept.mean()

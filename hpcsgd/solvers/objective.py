@@ -80,6 +80,7 @@ class Objective:
     penalty: Penalty  # of this member's columns
     read: Callable[[slice], Any]  # local rows -> this member's columns, exact
     models: Models | None = None  # several at once
+    columns: int = 1  # K, the scores of a row: classes, or those of all models
     # Rows looked at together; 0: as many as their width allows.
     block: int = field(default=0, kw_only=True)
 

@@ -21,6 +21,7 @@ from hpcsgd.backends.cuda.matrix import (
     check_element,
     sent,
 )
+from hpcsgd.backends.task import Task
 from hpcsgd.data.matrix import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
@@ -647,10 +648,10 @@ class DeviceFusedSteps:
         matrix: DeviceMatrix,
         rows: WalkRows,
         blocks: Blocks,
-        family: Family,
-        precision: Precision,
+        task: Task,
         in_order: bool = False,
     ) -> None:
+        family = task.family
         self.device, self.matrix, self.rows = device, matrix, rows
         self._tall, self._item = max(blocks.sizes), matrix.values.dtype.itemsize
         size = self._tall * matrix.width * self._item
@@ -661,7 +662,7 @@ class DeviceFusedSteps:
         self._steps = np.int32(len(blocks.sizes))
         self._starts = sent(device, np.asarray(blocks.starts, dtype=np.int32))
         bound = getattr(family, "delta", exp_bound(np.float32))
-        rounds = _rounds_margins(precision)
+        rounds = _rounds_margins(task.precision)
         self._setting = np.float32(bound), np.int32(rounds)
         self._coefficients = _Coefficients(device, matrix.scale)
         self.residuals = device.empty((blocks.rows, 1), np.float32)
@@ -712,8 +713,7 @@ def has_fused_kernel(
     device: Device,
     matrix: DeviceMatrix,
     blocks: Blocks,
-    family: Family,
-    precision: Precision,
+    task: Task,
     in_order: bool = False,
 ) -> bool:
     """Return whether one kernel takes such steps; else each step is an exchange.
@@ -722,10 +722,10 @@ def has_fused_kernel(
     """
     tall, item = max(blocks.sizes), matrix.values.dtype.itemsize
     kinds = ("direct-steps", "gather-steps") if in_order else ("direct-steps",)
-    names = (f"{kind}-{family.name}" for kind in kinds)
+    names = (f"{kind}-{task.family.name}" for kind in kinds)
     shape = kernels.direct_steps(matrix.width, item, tall, device.multiprocessors)
     return (
-        precision.margin in ("fp32", "bf16")
+        task.precision.margin in ("fp32", "bf16")
         and kernels.direct_fits(item, tall)
         and all(serves(name, matrix.element, device.arch) for name in names)
         # Blocks of several ranks that wait for their own could wait for ever.

@@ -495,14 +495,10 @@ class CudaPlainSteps:
         in_order = self.shard.in_order
         if task.states * task.columns > 1 or matrix.is_sparse:
             return None
-        if not has_fused_kernel(
-            device, matrix, self.blocks, task.family, task.precision, in_order
-        ):
+        if not has_fused_kernel(device, matrix, self.blocks, task, in_order):
             return None
         sampled = DeviceSampled(device, self.shard.order, self.blocks.rows)
-        fused = DeviceFusedSteps(
-            device, matrix, sampled, self.blocks, task.family, task.precision, in_order
-        )
+        fused = DeviceFusedSteps(device, matrix, sampled, self.blocks, task, in_order)
         kernel = device.kernel(build_of("sample", "fp32", device.arch))
 
         def sample() -> None:

@@ -1,9 +1,9 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
-Three runs go side by side. Two of them start commands and ranks, and wait a third of
-their time: for a scheduler, for limits, for each other. The third computes, with a
-worker for each core but one. What of the computing goes with the first two makes all
-three about as long. On one core all of it is one ordinary run. With --quick only what
+Three runs go side by side. Two of them start commands, ranks and compilers, and wait a
+third of their time: for a scheduler, for limits, for each other. The third computes,
+with a worker for each core but one. The folders are dealt out so that all three take
+about as long. On one core all of it is one ordinary run. With --quick only what
 computes runs, without compiled kernels, and one case of each test.
 """
 
@@ -23,8 +23,8 @@ QUICK = (
     *("architecture", "contracts", "equivalence", "gpu", "jobs"),
     *("precision", "traffic", "unit"),
 )
-WAITING = ("slurm", "faults", "ranks", "kernels")
-LAUNCHING = ("cli", "setup", "estimators", "architecture")
+WAITING = ("slurm", "faults", "ranks")
+LAUNCHING = ("cli", "estimators", "kernels")
 SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run

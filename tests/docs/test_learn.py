@@ -85,7 +85,11 @@ def grid():
 
 
 def precision():
-    for recipe, words in (("c", "`c` is within"), ("d", "`d` within")):
+    for recipe, words in (
+        ("c", "`c` is within"),
+        ("d", "`d` within"),
+        ("bf16", "with recipe `bf16` is within"),
+    ):
         gaps = [
             abs(row["gap_percent"])
             for row in figures_of("bench_recipes")

@@ -276,8 +276,8 @@ def supporting():
     for near, to in (("momentum, 8 bits", "momentum"), ("adam, 8 bits", "adam")):
         assert abs(last[near] - last[to]) < 1e-5
     yield (
-        "With optimizer states in 8 bits (`bits = 8`), the final loss of momentum and"
-        " adam is within 10⁻⁵ of that with 32 bits"
+        "With optimizer states in 8 bits (`bits = 8`), the final losses of momentum and"
+        " adam differ by less than 10⁻⁵ (absolute) from their final losses with 32 bits"
     )
 
 

@@ -91,14 +91,17 @@ def campaigns():
     assert not (starts["segments_left"] or kills["segments_left"])
     count = starts["starts"] + kills["starts"]
     slowest = max(part["longest_seconds"] for part in (starts, kills))
-    yield f"{starts['starts']} starts of three ranks"
-    yield f"{kills['starts']} more starts are killed"
+    yield f"one signal to each of {count} short training runs on three ranks"
     yield (
-        f"All {count} randomly interrupted starts of hpcsgd ended within their time"
-        f" limit, the slowest after {slowest:.1f} s"
+        f"{starts['starts']} receive one of seven signals within two seconds of their"
+        f" start, and {kills['starts']} receive SIGKILL"
+    )
+    yield (
+        f"All {count} interrupted runs ended within their time limit, at most"
+        f" {slowest:.1f} s after the signal"
     )
     mapped = sum(part["starts_that_mapped_segments"] for part in (starts, kills))
-    yield f"In {mapped} of the {count} randomly interrupted starts"
+    yield f"The ranks of {mapped} interrupted runs mapped shared memory"
     soak = figures_of("soak")
     storm, calm = soak["storm"], soak["calm"]
     assert storm["wrong"] == 0 and calm["growth"] == 0
@@ -107,6 +110,7 @@ def campaigns():
         f" runs on two to four ranks received {sum(storm['blows'].values())} kills and"
         f" signals and were resumed {storm['resumes']} times"
     )
+    yield f"The final weights of all {storm['runs']} killed and resumed runs equal"
     yield (
         f"run of {calm['exchanges']:,} exchanges (rounds of s SGD steps) wrote"
         f" {calm['checkpoints']:,} checkpoints"

@@ -53,17 +53,19 @@ def performance(document: Figures) -> str:
     return "\n\n".join(
         [
             _conditions(document),
-            "The following table has the µs of a step on two ranks and, in parentheses,"
-            " the fastest number s of steps per message and the speed relative to plain"
-            " SGD:",
+            "The following table shows the µs per step on two ranks and, in"
+            " parentheses, the fastest number s of steps per message and the speed"
+            " relative to plain SGD:",
             _table(["shape", "network", *heads, "`auto`, c"], times),
-            "The following table has the messages and words (array elements) that a"
-            " rank sends in ten epochs behind an emulated LAN, and the memory for"
-            " stored Gram matrices and rows (MiB kept):",
+            "The following table shows the messages and words (array elements) that a"
+            " rank sends in ten epochs on an emulated LAN, and the stored Gram matrices"
+            " and rows (MiB kept):",
             _table(["shape", "", *heads], traffic),
-            "The following table has the µs of a step of one rank that acts as one of"
-            " many (`--emulate-members`), behind an emulated LAN of 64 ranks (six hops,"
-            " 300 µs per message). In the table of emulated ranks, the column"
+            "The following table shows the µs per step of one process that computes"
+            " the share of one emulated rank (`--emulate-members`); the column"
+            " *members* has the number of emulated ranks. For each message, the process"
+            " waits as long as a message takes on an emulated LAN of 64 ranks (six"
+            " hops, 300 µs of latency). In the table of emulated ranks, the column"
             " *gradient sum* has the time of one all-reduce of a gradient, calculated"
             " from the network model and not measured.",
             _table(["shape", "members", *heads, *more], many),
@@ -82,8 +84,8 @@ def _conditions(document: Figures) -> str:
         " (shuffle-once), on two MPI ranks of one thread with emulated networks. The"
         f" runs of `bench_headline` use {machine['cores']} cores of {machine['model']}"
         f" ({', '.join(machine['features'])}). All times of `bench_headline`"
-        f" are medians of {asked['repeats']} alternating runs, at a load average of"
-        f" {min(loads):.1f} to {max(loads):.1f}"
+        f" are medians of {asked['repeats']} runs. The compared settings run in turns,"
+        f" at a load average of {min(loads):.1f} to {max(loads):.1f}"
         " (`benchmarks/results/bench_headline.json`)."
     )
 

@@ -140,9 +140,9 @@ def headline():
         )
     )
     yield (
-        "64 ranks with plain SGD are faster than one rank if the data has more than"
-        f" about {plain:.0f} columns, and 64 ranks with CA-SGD if the data has more"
-        f" than about {best:.0f} columns"
+        "64 ranks on an emulated LAN are faster than one rank above about"
+        f" {plain:.0f} columns with plain SGD, and above about {best:.0f} columns with"
+        " CA-SGD"
     )
     choosing = known(RESULT)["figures"]["epsilon"]["lan"]["rows"]
     seconds, name = min(
@@ -168,7 +168,7 @@ def headline():
     slow, fast = (of_epsilon[name]["rows"]["direct"]["us"] for name in ("lan", "hpc"))
     assert 19 < slow - 50 < 23 and 19 < fast - 5 < 23  # latencies are 50 and 5 µs
     yield (
-        f"a step of plain SGD takes {slow:.0f} µs behind an emulated LAN (50 µs per"
+        f"a step of plain SGD takes {slow:.0f} µs on an emulated LAN (50 µs per"
         f" message) and {fast:.0f} µs with 5 µs per message. About 20 µs of a step of"
         " plain SGD"
     )
@@ -242,7 +242,7 @@ def exchange():
     def range_of(key):
         return f"{min(r[key] for r in found):.0f} to {max(r[key] for r in found):.0f}"
 
-    yield f"Python adds {range_of('overhead_us')} µs to the time of BLAS"
+    yield f"Python adds {range_of('overhead_us')} µs to the time of the BLAS calls"
     yield f"adds {range_of('looks_us')} µs to the average exchange"
 
 
@@ -352,6 +352,6 @@ def test_a_product_has_its_own_column_of_time_messages_words_and_bytes():
     text = text_of("trust/benchmarks")
     for product in ("direct", "gram", "cached", "gather-once"):
         assert re.search(rf"(?m)^\| .*`{product}`, (fp32|c) \|", text), product
-    for what in ("µs of a step", "messages", "thousand words", "MiB kept"):
+    for what in ("µs per step", "messages", "thousand words", "MiB kept"):
         assert what in text, what
     assert "20000 rows" in text and "10 epochs" in text

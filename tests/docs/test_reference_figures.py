@@ -31,14 +31,14 @@ def buckets():
     one, two, *_ = (row["ms_an_exchange"] for row in fast)
     assert two == min(row["ms_an_exchange"] for row in fast)
     yield (
-        f"a step with two buckets took {less(two, one)} less time than with one bucket"
-        " at 50 µs latency and 1.25 GB/s"
+        "At 1.25 GB/s and 50 µs latency, a step with two buckets took"
+        f" {less(two, one)} less time than a step with one bucket"
     )
     one, _, *rest = (row["ms_an_exchange"] for row in slow)
     assert rest[1] == min(rest) < one
     yield (
-        f"a step with eight buckets took {less(rest[1], one)} less time than with one"
-        " bucket at 125 MB/s"
+        "At 125 MB/s and 50 µs latency, a step with eight buckets took"
+        f" {less(rest[1], one)} less time than a step with one bucket"
     )
 
 

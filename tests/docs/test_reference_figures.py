@@ -31,14 +31,14 @@ def buckets():
     one, two, *_ = (row["ms_an_exchange"] for row in fast)
     assert two == min(row["ms_an_exchange"] for row in fast)
     yield (
-        f"a step with two buckets took {less(two, one)} less time than with one bucket"
-        " at 50 µs latency and 1.25 GB/s"
+        "At 1.25 GB/s and 50 µs latency, a step with two buckets took"
+        f" {less(two, one)} less time than a step with one bucket"
     )
     one, _, *rest = (row["ms_an_exchange"] for row in slow)
     assert rest[1] == min(rest) < one
     yield (
-        f"a step with eight buckets took {less(rest[1], one)} less time than with one"
-        " bucket at 125 MB/s"
+        "At 125 MB/s and 50 µs latency, a step with eight buckets took"
+        f" {less(rest[1], one)} less time than a step with one bucket"
     )
 
 
@@ -233,8 +233,8 @@ def slices():
     )
     stages = sorted(fast[f"zero{stage}"] for stage in (1, 2, 3))
     yield (
-        f"`zero1` to `zero3` took {more(stages[0], fast['ddp'])} to"
-        f" {more(stages[2], fast['ddp'])} longer than `ddp` at 1.25 GB/s"
+        f"at 1.25 GB/s, `zero1` to `zero3` took {more(stages[0], fast['ddp'])} to"
+        f" {more(stages[2], fast['ddp'])} longer than `ddp`"
     )
     yield (
         f"at 125 MB/s, `zero3` took {less(slow['zero3'], slow['ddp'])} less time than"
@@ -265,7 +265,7 @@ def infinity():
     )
     assert part(way["step_over_sum"]) == "50 %"
     yield (
-        "past the page cache, a step of `infinity` took"
+        "that bypassed the page cache (`direct = true`), a step of `infinity` took"
         f" {1e3 * way['step_seconds']:.0f} ms, half of the sum of its times for"
         " computation, reads and writes"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,8 @@ def persistent(bench: Bench, case: Case, X: np.ndarray, y: np.ndarray) -> Way:
         sent(device, order.astype(np.int64)), sent(device, y[order].astype(np.float32))
     )
     matrix = stored(device, X, "fp32")
-    walk = DeviceFusedSteps(
-        device, matrix, rows, blocks, get_family(case.family), precision
-    )
+    arithmetic = SimpleNamespace(family=get_family(case.family), precision=precision)
+    walk = DeviceFusedSteps(device, matrix, rows, blocks, arithmetic)
     rates = [case.rate] * steps
     walk.load(plain_steps(make_update("sgd", 0.0), rates, blocks.sizes, 0.0))
     weights = device.zeros((X.shape[1], 1), np.float32)

@@ -40,16 +40,30 @@ def read(path, *flags):
     return configuration(make_parser().parse_args(["train", str(path), *flags]))
 
 
+NEEDED = {  # without which a method is refused
+    "infinity": {"agreement": {"store": "states"}},
+    "accordion-batch": {"agreement": {"accumulate": 4}},
+    "hierarchical": {"schedule": {"period": 2}},
+}
+
+
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("name", METHODS)
 def test_its_defaults_are_in_the_way_of_no_method(tmp_path, name):
     """Named by a flag all of a method is set; named in the file what makes it one."""
     path = tmp_path / "run.toml"
     path.write_text(whole())
-    asked = RunConfig.parse({"agreement": {"method": name}})
-    assert read(path, "--method", name) == asked
+    tables = {section: dict(table) for section, table in NEEDED.get(name, {}).items()}
+    flags = [
+        word
+        for section, table in tables.items()
+        for key, value in table.items()
+        for word in ("--set", f"{section}.{key}={value}")
+    ]
+    tables.setdefault("agreement", {})["method"] = name
+    assert read(path, "--method", name, *flags) == RunConfig.parse(tables)
     path.write_text(template().replace('method = ""', f'method = "{name}"'))
-    assert read(path).agreement.method == name
+    assert read(path, *flags).agreement.method == name
 
 
 def test_what_differs_from_a_default_is_a_choice(tmp_path):

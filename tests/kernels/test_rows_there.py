@@ -233,6 +233,7 @@ class Sized:
 
 def test_the_host_need_not_hold_what_a_gpu_holds(monkeypatch):
     """40 GB of rows, 4 of memory: a GPU gets them, a processor is told."""
+    monkeypatch.setattr(memory, "process_bytes", lambda: 2**28)  # not of all tests
     grid = Grid(SerialCommunicator(), 1, 1)
     for device in ("cuda", "cpu"):
         tables = {"run": {"device": device, "memory": 4.0}}

@@ -26,6 +26,7 @@ from hpcsgd.config import (
 )
 from hpcsgd.data.frames import is_wide
 from hpcsgd.errors import ConfigError
+from hpcsgd.glm.unrolling import OPEN_EPOCHS
 from hpcsgd.precision import AUTO
 from hpcsgd.runs.checks import check_configuration
 from hpcsgd.runs.coordinate import fastest_form
@@ -127,13 +128,20 @@ TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
-EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
+EPOCHS = {"polished": OPEN_EPOCHS, "sgd": 200, "svrg": 200, "coordinate": 1000}
 WHOLE = "has no rank that holds all weights"
 STEPS = 8  # of an exchange, where no model of its times may choose them
 ROWS = 32  # of a step
 # Exact minima over single coordinates take the fewest passes; messages are as few for
 # more of them in an exchange.
 COORDINATES = {"batch": 1, "steps": 16}
+ARGUMENTS_OF_SGD = (
+    *("batch", "steps", "rate", "update", "average", "solver"),
+)  # `fit` takes steps of SGD for whoever names one of them
+
+
+MOST_KEPT = 256
+_run_configs: dict[Any, RunConfig] = {}  # of arguments that were translated before
 
 
 @dataclass(frozen=True)
@@ -181,8 +189,23 @@ class FitArguments:
     def run_config(self, facts: FitFacts, record: int = 0) -> RunConfig:
         """Return all settings of the fit; those of `config` override the others.
 
-        `record` is the number of exchanges that are kept for `hpcsgd verify`.
+        `record` is the number of exchanges that are kept for `hpcsgd verify`. Fits with
+        the same arguments, as those of a search, have the same settings, which are
+        made once.
         """
+        key = (*((type(value), value) for value in vars(self).values()), facts, record)
+        try:
+            known = _run_configs.get(key)
+        except TypeError:  # an argument that is a mapping, a list or an array
+            return self._make_run_config(facts, record)
+        if known is None:
+            known = self._make_run_config(facts, record)
+            if len(_run_configs) >= MOST_KEPT:
+                _run_configs.clear()
+            _run_configs[key] = known
+        return known
+
+    def _make_run_config(self, facts: FitFacts, record: int) -> RunConfig:
         problem = self.problem()
         is_fine = facts.is_wide and self.device == "cpu"
         recipe = self.precision or ("fp64" if is_fine else "fp32")
@@ -253,8 +276,25 @@ class FitArguments:
         elif steps == "auto" and replicas > 1:
             # Replicas agree after so many: no clock may decide that.
             steps = 1 if agrees_on_gradients(self.config) else STEPS
-        epochs = EPOCHS[way] if self.epochs is None else plain(self.epochs)
+        if self.epochs is not None:
+            epochs = plain(self.epochs)
+        elif way == "polished" and self._names_no_step():
+            epochs = "auto"
+        else:
+            epochs = EPOCHS[way]
         return {"batch": batch, "steps": steps, "epochs": epochs}
+
+    def _names_no_step(self) -> bool:
+        """Return whether no argument, and no setting of `config`, is one of SGD."""
+        usual = FitArguments()
+        named = any(getattr(self, n) != getattr(usual, n) for n in ARGUMENTS_OF_SGD)
+        if named or self.device != "cpu" or self.precision == AUTO:
+            return False
+        if not isinstance(self.config, Mapping):
+            return self.config is None
+        run = self.config.get("run")
+        records = isinstance(run, Mapping) and run.get("record", 0)  # exchanges
+        return not records and not setting_of_sgd(self.config)
 
     def problem(self) -> dict[str, Any]:
         """Return the settings of [problem]."""
@@ -518,7 +558,7 @@ def resolve_defaults(
     wide : whether the rows are of float64
     ranks : how many there are
     saved : the settings of the run that goes on, if one does: without a request it
-        keeps the defaults that it was made with, and its rate
+        keeps the defaults that it was made with, its rate and its epochs
     """
     if isinstance(request, RunConfig):
         check_configuration(request)
@@ -529,10 +569,14 @@ def resolve_defaults(
         check_configuration(named)
         return named
     config = _as_fit(request, named, wide, ranks)
-    if then != FIT or not config.rate.is_open:
+    if then != FIT or saved is None:
         return config
-    assert saved is not None
-    return config.with_values({"rate.value": saved["rate"]["value"]})
+    kept = {}
+    if config.rate.is_open:
+        kept["rate.value"] = saved["rate"]["value"]
+    if config.schedule.has_open_epochs and "schedule" in saved:
+        kept["schedule.epochs"] = saved["schedule"]["epochs"]
+    return config.with_values(kept)
 
 
 def _as_fit(

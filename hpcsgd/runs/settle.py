@@ -16,6 +16,7 @@ from hpcsgd.comm.network_model import DelayedCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.shard import split_range
 from hpcsgd.formats import get_format
+from hpcsgd.glm.unrolling import OPEN_EPOCHS
 from hpcsgd.products.base import may_clip, product_facts, refuse
 from hpcsgd.products.cost import (
     Choice,
@@ -91,6 +92,10 @@ class ChoiceFacts:
         Whether products for which a member holds all columns may be chosen.
     earlier : EarlierChoice or None
         What the run that goes on had chosen.
+    variables : int
+        Weights and intercepts of all columns; 0 where nobody asks.
+    is_sparse : bool
+        Whether the rows are sparse.
     """
 
     members: int
@@ -100,6 +105,8 @@ class ChoiceFacts:
     machine: MachineFacts | None = None
     gathers: bool = True
     earlier: EarlierChoice | None = None
+    variables: int = 0
+    is_sparse: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,14 +149,21 @@ def find_facts(
 
     `earlier` is what the run that goes on had chosen.
     """
-    family = opened.words.family
-    steepness = find_steepness(config, opened.grid, opened.loaded, family)
+    shard = opened.loaded.shard
+    columns = shard.total_columns + config.problem.intercept
     facts = ChoiceFacts(
         members=opened.grid.members.size,
         latency=opened.words.latency,
-        steepness=steepness,
         earlier=earlier,
+        variables=columns * score_columns(config, opened.loaded.columns),
+        is_sparse=shard.is_sparse,
     )
+    config = _with_epochs(config, facts)
+    if not config.schedule.epochs:  # no step, of which anything would be chosen
+        return facts
+    family = opened.words.family
+    steepness = find_steepness(config, opened.grid, opened.loaded, family)
+    facts = replace(facts, steepness=steepness)
     if not _asks_the_model(config, facts):
         return facts
     job = job_of(config, opened)
@@ -170,8 +184,13 @@ def find_facts(
 
 def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
     """Return the plan of a run, in which every open setting is decided."""
-    choice = _choose(config, facts)
     reasons = {}
+    if config.schedule.has_open_epochs:
+        reasons["schedule.epochs"] = _reason_of_epochs(facts)
+        config = _with_epochs(config, facts)
+    if not config.schedule.epochs:
+        return _without_steps(config, reasons)
+    choice = _choose(config, facts)
     rate = rate_of(config, facts.steepness)
     if rate != config.rate:
         reasons["rate.value"] = rate_reason(config)
@@ -183,6 +202,57 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
         reasons["schedule.steps"] = one_step if takes_one_step(config) else reason
     schedule = replace(config.schedule, steps=choice.steps)
     return Plan(replace(config, rate=rate, schedule=schedule), choice, reasons)
+
+
+# Whether a run goes to the optimum at once, or by steps of SGD first.
+#
+# A pass of Newton costs n P²/2 multiply-adds for P variables, and some eight passes
+# end at the optimum, from wherever they begin. Steps of SGD before it save two or three
+# of them, and each epoch costs what several passes cost: for few variables it is the
+# slower way. Sparse rows are multiplied as dense ones by the Hessian.
+
+NEWTON_VARIABLES = {"dense": 320, "sparse": 128}  # up to which no step is taken
+NO_STEP = "no step is taken"
+
+
+def _goes_at_once(facts: ChoiceFacts) -> bool:
+    most = NEWTON_VARIABLES["sparse" if facts.is_sparse else "dense"]
+    return 0 < facts.variables <= most
+
+
+def _with_epochs(config: RunConfig, facts: ChoiceFacts) -> RunConfig:
+    """Return the settings with the epochs that run, where these are open."""
+    schedule = config.schedule
+    if not schedule.has_open_epochs:
+        return config
+    if not _goes_at_once(facts):
+        return replace(config, schedule=replace(schedule, epochs=OPEN_EPOCHS))
+    return replace(
+        config,
+        schedule=replace(schedule, epochs=0),
+        polish=replace(config.polish, kind="newton"),
+    )
+
+
+def _reason_of_epochs(facts: ChoiceFacts) -> str:
+    if _goes_at_once(facts):
+        return f"Newton's method takes few passes for {facts.variables} variables"
+    return f"SGD brings {facts.variables} variables near the optimum in few passes"
+
+
+def _without_steps(config: RunConfig, reasons: Mapping[str, str]) -> Plan:
+    """Return the plan of a run that is a refinement alone, from where it begins."""
+    schedule = replace(config.schedule, steps=config.schedule.steps or 1)
+    rate = replace(config.rate, value=config.rate.value or 1.0, per_batch=0)
+    average = replace(config.average, kind="none")
+    open_settings = dict.fromkeys((*LEFT_OPEN, "rate.value", "average.kind"), NO_STEP)
+    if "schedule.epochs" in reasons:
+        open_settings["polish.kind"] = reasons["schedule.epochs"]
+    return Plan(
+        replace(config, schedule=schedule, rate=rate, average=average),
+        RunChoice("direct", schedule.steps, look_ahead=False),
+        {**open_settings, **reasons},
+    )
 
 
 # What `auto` becomes on a GPU: the model of docs/learn/products.md, with constants of

@@ -190,7 +190,7 @@ def test_a_warning_says_what_to_change():
     ) as said:
         model.fit(X, y)
     assert len(said) == 1 and said[0].filename == __file__
-    model = hpcsgd.Ridge(config={"polish": {"passes": 1}})
+    model = hpcsgd.PoissonRegressor(config={"polish": {"passes": 1}})
     with pytest.warns(ConvergenceWarning, match="polish.passes"):
         model.fit(X, np.arange(len(X)))
 

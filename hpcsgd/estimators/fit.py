@@ -396,13 +396,14 @@ def run_fit(
         facts = FitFacts(world.size, is_wide_somewhere, matrix.path)
         settings = world.together(lambda: arguments.run_config(facts))
         begin = world.together(lambda: make_start(start))
-        shared = {
-            "layout": repr(layout),
-            "start": "none" if begin.weights is None else "weights",
-            "rate": repr(arguments.rate),
-            "data": "no path" if matrix.path is None else "a path",
-        }
-        check_same(world, shared | settings_of(settings))
+        if world.size > 1:
+            shared = {
+                "layout": repr(layout),
+                "start": "none" if begin.weights is None else "weights",
+                "rate": repr(arguments.rate),
+                "data": "no path" if matrix.path is None else "a path",
+            }
+            check_same(world, shared | settings_of(settings))
         data = world.together(lambda: open_data(matrix, rows.sides, layout, settings))
         names = agree_on_names(world, data.names, layout)
         whole = None if layout == "columns" else names  # a rank has some of them there

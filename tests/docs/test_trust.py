@@ -94,7 +94,7 @@ def campaigns():
     yield f"one signal to each of {count} short training runs on three ranks"
     yield (
         f"{starts['starts']} receive one of seven signals within two seconds of their"
-        f" start, and {kills['starts']} receive SIGKILL"
+        f" start, and {kills['starts']} receive SIGKILL within four seconds"
     )
     yield (
         f"All {count} interrupted runs ended within their time limit, at most"

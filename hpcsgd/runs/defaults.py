@@ -292,6 +292,9 @@ class FitArguments:
             return False
         if not isinstance(self.config, Mapping):
             return self.config is None
+        polish = self.config.get("polish")
+        if isinstance(polish, Mapping) and polish.get("kind") == "none":
+            return False
         run = self.config.get("run")
         records = isinstance(run, Mapping) and run.get("record", 0)  # exchanges
         return not records and not setting_of_sgd(self.config)

@@ -96,6 +96,8 @@ class ChoiceFacts:
         Weights and intercepts of all columns; 0 where nobody asks.
     is_sparse : bool
         Whether the rows are sparse.
+    is_in_memory : bool
+        Whether the rows of all ranks are in memory, and not read again in each epoch.
     """
 
     members: int
@@ -107,6 +109,7 @@ class ChoiceFacts:
     earlier: EarlierChoice | None = None
     variables: int = 0
     is_sparse: bool = False
+    is_in_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ def find_facts(
         earlier=earlier,
         variables=columns * score_columns(config, opened.loaded.columns),
         is_sparse=shard.is_sparse,
+        is_in_memory=shard.matrix.is_in_memory,
     )
     config = _with_epochs(config, facts)
     if not config.schedule.epochs:  # no step, of which anything would be chosen
@@ -206,18 +210,24 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
 
 # Whether a run goes to the optimum at once, or by steps of SGD first.
 #
-# A pass of Newton costs n P²/2 multiply-adds for P variables, and some eight passes
-# end at the optimum, from wherever they begin. Steps of SGD before it save two or three
-# of them, and each epoch costs what several passes cost: for few variables it is the
-# slower way. Sparse rows are multiplied as dense ones by the Hessian.
+# Steps of SGD bring L-BFGS near the optimum, and save it some passes: as many as five
+# epochs read, where a pass is slow because rows come from a disk. In memory an epoch
+# takes the time of several passes, since a step has few rows, and SGD is the slower
+# way (benchmarks/bench_fit.py). Few variables go to the optimum in some eight passes
+# of Newton's method, from wherever these begin. A pass costs n P²/2 multiply-adds for
+# P variables; sparse rows are multiplied as dense ones.
 
-NEWTON_VARIABLES = {"dense": 320, "sparse": 128}  # up to which no step is taken
+NEWTON_VARIABLES = {"dense": 320, "sparse": 128}  # up to which Newton is the method
 NO_STEP = "no step is taken"
 
 
-def _goes_at_once(facts: ChoiceFacts) -> bool:
+def _takes_newton(facts: ChoiceFacts) -> bool:
     most = NEWTON_VARIABLES["sparse" if facts.is_sparse else "dense"]
     return 0 < facts.variables <= most
+
+
+def _goes_at_once(facts: ChoiceFacts) -> bool:
+    return _takes_newton(facts) or facts.is_in_memory
 
 
 def _with_epochs(config: RunConfig, facts: ChoiceFacts) -> RunConfig:
@@ -227,17 +237,18 @@ def _with_epochs(config: RunConfig, facts: ChoiceFacts) -> RunConfig:
         return config
     if not _goes_at_once(facts):
         return replace(config, schedule=replace(schedule, epochs=OPEN_EPOCHS))
-    return replace(
-        config,
-        schedule=replace(schedule, epochs=0),
-        polish=replace(config.polish, kind="newton"),
-    )
+    polish = config.polish
+    if _takes_newton(facts):
+        polish = replace(polish, kind="newton")
+    return replace(config, schedule=replace(schedule, epochs=0), polish=polish)
 
 
 def _reason_of_epochs(facts: ChoiceFacts) -> str:
-    if _goes_at_once(facts):
+    if _takes_newton(facts):
         return f"Newton's method takes few passes for {facts.variables} variables"
-    return f"SGD brings {facts.variables} variables near the optimum in few passes"
+    if _goes_at_once(facts):
+        return "L-BFGS takes less time from the start, since the rows are in memory"
+    return "SGD saves passes of L-BFGS over rows that are read from a file"
 
 
 def _without_steps(config: RunConfig, reasons: Mapping[str, str]) -> Plan:
@@ -246,7 +257,7 @@ def _without_steps(config: RunConfig, reasons: Mapping[str, str]) -> Plan:
     rate = replace(config.rate, value=config.rate.value or 1.0, per_batch=0)
     average = replace(config.average, kind="none")
     open_settings = dict.fromkeys((*LEFT_OPEN, "rate.value", "average.kind"), NO_STEP)
-    if "schedule.epochs" in reasons:
+    if config.polish.kind == "newton" and "schedule.epochs" in reasons:
         open_settings["polish.kind"] = reasons["schedule.epochs"]
     return Plan(
         replace(config, schedule=schedule, rate=rate, average=average),

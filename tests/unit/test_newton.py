@@ -79,7 +79,7 @@ def test_newton_is_refused_where_its_matrix_is_too_large(monkeypatch):
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_messages_of_newton(grid):
-    """One Hessian an iteration: pieces of rows, P² + P words, and the step."""
+    """A Hessian: pieces of rows and P² words; a step: its gradient and itself."""
     replicas, members = grid
     problem = make_problem("logistic")
     without = {"kind": "newton", "gap": False}
@@ -99,6 +99,8 @@ def test_messages_of_newton(grid):
     directions = (replicas > 1) * lbfgs.report["polish"]["passes"] * (d + 1)
     rest = lbfgs.report["polish"]["words"] - plain(lbfgs.report["polish"]) - directions
     said = newton.report["polish"]
-    each = over_members * n * width + over_all * (P * P + P + P + 1)
-    expected = plain(said) + said["passes"] * each + over_members * 2 * d
+    hessians = said["hessians"] * (over_members * n * width + over_all * P * P)
+    steps = said["passes"] * over_all * (P + P + 1)
+    assert 0 < said["hessians"] < said["passes"]
+    expected = plain(said) + hessians + steps + over_members * 2 * d
     assert said["words"] == expected + rest

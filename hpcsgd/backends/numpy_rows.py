@@ -617,9 +617,11 @@ def sparse_gram_workspace(
     if has_kernels and compiled_calls.available():
         return 0
     # A heavy column has at least HEAVY·m values, which bounds how many there are.
-    panel = min(int(int(rows * columns * density) / HEAVY), rows * columns) * wide
+    stored, panel = int(rows * columns * density), rows * columns
+    if HEAVY:
+        panel = min(int(stored / HEAVY), panel)
     light = max(rows * rows * wide, rows * rows * (2 * wide + COLUMN) // 3)
-    return panel + max(dense_gram_workspace(rows, precision, on_gpu), light)
+    return panel * wide + max(dense_gram_workspace(rows, precision, on_gpu), light)
 
 
 # Passes over blocks of rows, by a kernel where one takes them and by NumPy elsewhere.

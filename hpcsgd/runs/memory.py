@@ -324,10 +324,12 @@ class ExchangeSizes:
         peak, rest = self._workspace(self.rows), self.epoch.all_rows % self.rows
         if rest:
             peak = max(peak, self._buffers(rest) + self._workspace(rest))
-        peak += self._buffers(self.rows)
         if self.is_monitored:
-            # A check repeats the recurrence in float64, a block row at a time.
-            peak += self._words(self.rows_of_gram) * self.epoch.gram_size * 3 // 2
+            # A check repeats the recurrence in float64, a block row at a time. The
+            # products are multiplied by then.
+            words = self._words(self.rows_of_gram)
+            peak = max(peak, words * self.epoch.gram_size * 3 // 2)
+        peak += self._buffers(self.rows)
         # A mark for each column and its place among those that are touched.
         return peak + (0 if self.epoch.density is None else marked * (1 + COLUMN))
 

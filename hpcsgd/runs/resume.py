@@ -93,15 +93,28 @@ class CheckpointedRun:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "CheckpointedRun":
-        """Return what the document of a checkpoint records."""
-        config = document["config"]
+        """Return what the document of a checkpoint records.
+
+        Raises
+        ------
+        DataError
+            If it lacks what every run writes.
+        """
+        try:
+            config, product = document["config"], document["product"]
+            steps = config["schedule"]["steps"]
+        except (KeyError, TypeError) as error:
+            raise DataError(
+                f"a checkpoint does not name its product or its steps ({error}); resume"
+                " from an older one"
+            ) from error
         return cls(
             config=config,
             requested=document.get(REQUESTED) or config,
             has_fallen_back=bool(document.get(REQUESTED)),
             choice=EarlierChoice(
-                product=document["product"],
-                steps=config["schedule"]["steps"],
+                product=product,
+                steps=steps,
                 look_ahead=document.get("look_ahead", False),
                 members=document.get("members", 0),
             ),

@@ -153,7 +153,10 @@ def _products(shape: RunShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:
             yield from _sent(shape, leg, message)
     is_partial = leg["first"] < leg["last"] < leg["planned"]
     ends = (leg["last"] - 1, leg["last"])
-    if leg["look_ahead"] and is_partial and all(_trains(shape, n) for n in ends):
+    # An exchange that the monitor checks begins no Gram ahead.
+    is_checked = _monitored(leg, groups, ends[0], _before(shape, ends[0]))
+    looks_ahead = leg["look_ahead"] and is_partial and not is_checked
+    if looks_ahead and all(_trains(shape, n) for n in ends):
         gram = ExchangeShape(groups[leg["last"] % len(groups)]).gram
         posted = list(_sent(shape, leg, gram))
         # The look-ahead has started the next sum. A narrow sum has a second message, a

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.errors import DataError
+from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import HEADER_BYTES, is_sealed, read_sealed, write_sealed
 from hpcsgd.runs.checkpoint import CheckpointStore, read_checkpoint
 from hpcsgd.runs.result import load_result
@@ -298,6 +298,21 @@ def test_checkpoints_turned_over_are_refused_or_used(seed, run_folder, tmp_path)
             outcomes.add("refused")
     assert "refused" in outcomes
     assert read_checkpoint(path).exchanges == checkpoint.exchanges
+
+
+@pytest.mark.parametrize("key", ["config", "product", "schedule"])
+def test_a_checkpoint_that_lacks_what_every_run_writes_is_refused(
+    key, run_folder, tmp_path
+):
+    _, checkpoint = CheckpointStore(run_folder, 2).newest()
+    document = json.loads(json.dumps(checkpoint.document))
+    del (document["config"] if key == "schedule" else document)[key]
+    path = tmp_path / "exchange.h5"
+    write_sealed(path, "checkpoint", 1, document, checkpoint.arrays)
+    problem = make_problem("softmax")
+    run, model = {"resume": str(path)}, {"intercept": True}
+    with pytest.raises((ConfigError, DataError)):
+        train_on(1, config_for(problem, problem=model, run=run), problem)
 
 
 def test_a_checkpoint_with_a_value_that_is_no_number_is_refused(run_folder, tmp_path):

@@ -200,6 +200,15 @@ def test_a_resumed_run(tmp_path, product, at, gap_every):
     check(tmp_path, reader_of(drawn, data=False), exchanges=2)
 
 
+def test_a_run_that_ends_behind_a_checked_exchange(tmp_path):
+    """The monitor's exchange begins no Gram ahead, so that none is summed again."""
+    drawn, run = make_problem("logistic"), {"record": 6, "gap_every": 2}
+    look_ahead = {"products": PRODUCTS["look-ahead"], "run": run}
+    for at in (2, 3):  # checked, and not
+        interrupted(2, drawn, tmp_path / str(at), at=at, **look_ahead)
+        check(tmp_path / str(at), reader_of(drawn, data=False), exchanges=2)
+
+
 def test_a_leg_without_a_record_is_not_guessed(tmp_path):
     """As a kill leaves it: the traffic is not checked, and the reason is said."""
     drawn = make_problem("logistic")

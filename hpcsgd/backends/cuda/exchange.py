@@ -21,7 +21,6 @@ from hpcsgd.backends.cuda.matrix import (
     check_element,
     sent,
 )
-from hpcsgd.backends.task import Task
 from hpcsgd.data.matrix import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
@@ -639,6 +638,18 @@ class WalkRows(Protocol):
     offsets: Any
 
 
+class StepArithmetic(Protocol):
+    """The loss and the formats of the steps, as a `Task` has them."""
+
+    @property
+    def family(self) -> Family:
+        """The GLM family."""
+
+    @property
+    def precision(self) -> Precision:
+        """The number formats."""
+
+
 class DeviceFusedSteps:
     """Steps of the sizes `blocks`, whatever their rates; one score a row, one state."""
 
@@ -648,7 +659,7 @@ class DeviceFusedSteps:
         matrix: DeviceMatrix,
         rows: WalkRows,
         blocks: Blocks,
-        task: Task,
+        task: StepArithmetic,
         in_order: bool = False,
     ) -> None:
         family = task.family
@@ -713,7 +724,7 @@ def has_fused_kernel(
     device: Device,
     matrix: DeviceMatrix,
     blocks: Blocks,
-    task: Task,
+    task: StepArithmetic,
     in_order: bool = False,
 ) -> bool:
     """Return whether one kernel takes such steps; else each step is an exchange.

@@ -24,7 +24,8 @@ QUICK = (
     *("precision", "traffic", "unit"),
 )
 WAITING = ("slurm", "faults", "ranks")
-LAUNCHING = ("cli", "estimators", "kernels")
+LAUNCHING = ("cli", "estimators")
+SHARED = "kernels"  # every second file of it goes with each of the two
 SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run
@@ -39,10 +40,12 @@ def parts(count):
     names = [name for name in names if name not in SITE]
     if count < 2:
         return [folders(names)]
-    others = [name for name in names if name not in (*WAITING, *LAUNCHING)]
+    others = [name for name in names if name not in (*WAITING, *LAUNCHING, SHARED)]
+    shared = sorted(path.name for path in (HERE / SHARED).glob("test_*.py"))
+    shared = folders(f"{SHARED}/{name}" for name in shared)
     return [
-        folders(WAITING),
-        folders(LAUNCHING),
+        (*folders(WAITING), *shared[::2]),
+        (*folders(LAUNCHING), *shared[1::2]),
         (*workers(count - 1), *folders(others)),
     ]
 

@@ -136,8 +136,11 @@ class Hessian:
             return
         sides = [self._scaled(block, k) for k in range(K)]
         for k in range(K):
-            for q in range(K):
-                whole[k::K, q::K] += (sides[k] * h[:, k, q, None]).T @ sides[q]
+            for q in range(k + 1):  # B is symmetric, and so is the whole
+                part = (sides[k] * h[:, k, q, None]).T @ sides[q]
+                whole[k::K, q::K] += part
+                if q < k:
+                    whole[q::K, k::K] += part.T
 
     def _scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
         """Return ã of some rows for class k, (m, P / K), in float64; in `room`."""

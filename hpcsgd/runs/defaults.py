@@ -115,9 +115,10 @@ def overlay_tables(
 
 # The arguments of a fit, and the settings that they stand for.
 
-SOLVERS = ("auto", "sgd", "svrg", "coordinate")
+REFINEMENTS = ("newton", "lbfgs")  # that a fit may begin with, without a step of SGD
+SOLVERS = ("auto", "sgd", "svrg", "coordinate", *REFINEMENTS)
 THEIRS = (  # of scikit-learn's linear models
-    *("lbfgs", "liblinear", "newton-cg", "newton-cholesky", "sag", "saga"),
+    *("liblinear", "newton-cg", "newton-cholesky", "sag", "saga"),
     *("svd", "cholesky", "lsqr", "sparse_cg"),
 )
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
@@ -167,6 +168,7 @@ class FitArguments:
     fit_intercept: bool = True
     bounds: tuple[ArrayLike | None, ArrayLike | None] | None = None
     epochs: int | None = None
+    max_passes: int | None = None
     tol: float = TOL
     batch: int | None = None
     steps: int | str = "auto"
@@ -276,12 +278,15 @@ class FitArguments:
         elif steps == "auto" and replicas > 1:
             # Replicas agree after so many: no clock may decide that.
             steps = 1 if agrees_on_gradients(self.config) else STEPS
-        if self.epochs is not None:
+        epochs: Any
+        if self.solver in REFINEMENTS:
+            epochs = 0
+        elif self.epochs is not None:
             epochs = plain(self.epochs)
         elif way == "polished" and self._names_no_step():
             epochs = "auto"
         else:
-            epochs = EPOCHS[way]
+            epochs = EPOCHS[way] if self.max_passes is None else plain(self.max_passes)
         return {"batch": batch, "steps": steps, "epochs": epochs}
 
     def _names_no_step(self) -> bool:
@@ -360,6 +365,9 @@ class FitArguments:
                     " or by coordinates"
                 )
             raise ConfigError(f"solver = {self.solver!r}; known: {known}")
+        if self.solver in REFINEMENTS:
+            self._check_refinement(problem)
+            return "sgd"
         has_update = self.solver not in ("auto", "sgd")
         if has_update and self.update not in ("sgd", self.solver):
             raise ConfigError(
@@ -375,6 +383,21 @@ class FitArguments:
         suits = recipe in ("fp32", "fp64")
         # Noise would keep weights from 0 for as long as the rate is not.
         return COORDINATE if suits and self.layout != "columns" else "svrg"
+
+    def _check_refinement(self, problem: dict[str, Any]) -> None:
+        """Refuse what a fit without a step of SGD cannot do."""
+        obstacles = {
+            "l1 and bounds bend F": not _is_smooth(problem),
+            "hold_out ends before its minimum": bool(self.hold_out),
+            "polish=False leaves it out": self.polish is False,
+            f"update={self.update!r} is a way of SGD": self.update != "sgd",
+        }
+        reason = next((text for text, holds in obstacles.items() if holds), "")
+        if reason:
+            raise ConfigError(
+                f"solver = {self.solver!r} goes to the minimum of a smooth F at once:"
+                f" {reason}; leave solver='auto'"
+            )
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
         """Return the settings of [polish]: L-BFGS needs a smooth F, and all rows."""
@@ -405,7 +428,14 @@ class FitArguments:
         if self.polish is False or reason:
             return {}
         goal = min(tol, TIGHT) if self.polish is True else tol
-        return {"kind": "auto", "tol": goal, "passes": PASSES, "gap": True}
+        kind, most = "auto", None
+        if self.solver in REFINEMENTS:
+            kind = self.solver
+            most = self.max_passes if self.epochs is None else self.epochs
+        elif self.epochs is None and self._names_no_step():
+            most = self.max_passes
+        passes = PASSES if most is None else plain(most)
+        return {"kind": kind, "tol": goal, "passes": passes, "gap": True}
 
     def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
         """Return the settings of [rate].

@@ -17,6 +17,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.shard import split_range
 from hpcsgd.formats import get_format
 from hpcsgd.glm.unrolling import OPEN_EPOCHS
+from hpcsgd.glm.updates import RateConfig
 from hpcsgd.products.base import may_clip, product_facts, refuse
 from hpcsgd.products.cost import (
     Choice,
@@ -162,8 +163,7 @@ def find_facts(
         is_sparse=shard.is_sparse,
         is_in_memory=shard.matrix.is_in_memory,
     )
-    config = _with_epochs(config, facts)
-    if not config.schedule.epochs:  # no step, of which anything would be chosen
+    if not epochs_of(config, facts):  # no step, of which anything would be chosen
         return facts
     family = opened.words.family
     steepness = find_steepness(config, opened.grid, opened.loaded, family)
@@ -188,14 +188,35 @@ def find_facts(
 
 def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
     """Return the plan of a run, in which every open setting is decided."""
+    epochs = epochs_of(config, facts)
+    average, polish = config.average, config.polish
     reasons = {}
     if config.schedule.has_open_epochs:
         reasons["schedule.epochs"] = _reason_of_epochs(facts)
-        config = _with_epochs(config, facts)
-    if not config.schedule.epochs:
-        return _without_steps(config, reasons)
-    choice = _choose(config, facts)
-    rate = rate_of(config, facts.steepness)
+        if not epochs and polish.kind == "auto" and _takes_newton(facts):
+            polish = replace(polish, kind="newton")
+            reasons["polish.kind"] = reasons["schedule.epochs"]
+    if epochs:
+        choice = _choose(config, facts)
+        rate = rate_of(config, facts.steepness)
+        reasons |= _reasons_of_choice(config, choice, rate)
+    else:
+        choice = RunChoice("direct", config.schedule.steps or 1, look_ahead=False)
+        rate = replace(config.rate, value=config.rate.value or 1.0, per_batch=0)
+        average = replace(average, kind="none")
+        reasons |= dict.fromkeys((*LEFT_OPEN, "rate.value", "average.kind"), NO_STEP)
+    schedule = replace(config.schedule, steps=choice.steps, epochs=epochs)
+    config = replace(
+        config, rate=rate, schedule=schedule, average=average, polish=polish
+    )
+    return Plan(config, choice, reasons)
+
+
+def _reasons_of_choice(
+    config: RunConfig, choice: RunChoice, rate: RateConfig
+) -> dict[str, str]:
+    """Return why product, steps and rate have their values, where they were open."""
+    reasons = {}
     if rate != config.rate:
         reasons["rate.value"] = rate_reason(config)
     if config.products.kind == "auto":
@@ -204,8 +225,7 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
         reason = choice.reasons.get("schedule.steps", "")
         one_step = "l1 and bounds act behind every step"
         reasons["schedule.steps"] = one_step if takes_one_step(config) else reason
-    schedule = replace(config.schedule, steps=choice.steps)
-    return Plan(replace(config, rate=rate, schedule=schedule), choice, reasons)
+    return reasons
 
 
 # Whether a run goes to the optimum at once, or by steps of SGD first.
@@ -230,17 +250,11 @@ def _goes_at_once(facts: ChoiceFacts) -> bool:
     return _takes_newton(facts) or facts.is_in_memory
 
 
-def _with_epochs(config: RunConfig, facts: ChoiceFacts) -> RunConfig:
-    """Return the settings with the epochs that run, where these are open."""
-    schedule = config.schedule
-    if not schedule.has_open_epochs:
-        return config
-    if not _goes_at_once(facts):
-        return replace(config, schedule=replace(schedule, epochs=OPEN_EPOCHS))
-    polish = config.polish
-    if _takes_newton(facts):
-        polish = replace(polish, kind="newton")
-    return replace(config, schedule=replace(schedule, epochs=0), polish=polish)
+def epochs_of(config: RunConfig, facts: ChoiceFacts) -> int:
+    """Return the epochs of SGD that run; 0: the refinement is all there is."""
+    if not config.schedule.has_open_epochs:
+        return config.schedule.epochs
+    return 0 if _goes_at_once(facts) else OPEN_EPOCHS
 
 
 def _reason_of_epochs(facts: ChoiceFacts) -> str:
@@ -249,21 +263,6 @@ def _reason_of_epochs(facts: ChoiceFacts) -> str:
     if _goes_at_once(facts):
         return "L-BFGS takes less time from the start, since the rows are in memory"
     return "SGD saves passes of L-BFGS over rows that are read from a file"
-
-
-def _without_steps(config: RunConfig, reasons: Mapping[str, str]) -> Plan:
-    """Return the plan of a run that is a refinement alone, from where it begins."""
-    schedule = replace(config.schedule, steps=config.schedule.steps or 1)
-    rate = replace(config.rate, value=config.rate.value or 1.0, per_batch=0)
-    average = replace(config.average, kind="none")
-    open_settings = dict.fromkeys((*LEFT_OPEN, "rate.value", "average.kind"), NO_STEP)
-    if config.polish.kind == "newton" and "schedule.epochs" in reasons:
-        open_settings["polish.kind"] = reasons["schedule.epochs"]
-    return Plan(
-        replace(config, schedule=schedule, rate=rate, average=average),
-        RunChoice("direct", schedule.steps, look_ahead=False),
-        {**open_settings, **reasons},
-    )
 
 
 # What `auto` becomes on a GPU: the model of docs/learn/products.md, with constants of
@@ -443,8 +442,8 @@ def job_of(config: RunConfig, opened: OpenedRun) -> CostInputs:
         columns=shard.total_columns,
         local_columns=max(part.stop - part.start for part in shard.parts),
         batch=schedule.batch,
-        epochs=schedule.epochs,
-        comes_again=config.sampling.mode == "shuffle-once" and schedule.epochs > 1,
+        epochs=schedule.most_epochs,
+        comes_again=config.sampling.mode == "shuffle-once" and schedule.most_epochs > 1,
         matrix=each,
         gram_wire=get_format(precision.gram_wire).dtype.itemsize,
         margin_sum=get_format(precision.margin_sum).dtype.itemsize,

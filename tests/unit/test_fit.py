@@ -358,7 +358,7 @@ def test_ways_of_sgd_are_taken_where_coordinates_have_none():
     [
         ({"alpha": "much"}, "alpha = 'much' must be a number"),
         ({"l1_ratio": 2.0}, r"must lie in \[0, 1\]"),
-        ({"solver": "newton"}, "known: 'auto', 'sgd', 'svrg', 'coordinate'"),
+        ({"solver": "simplex"}, "known: 'auto', 'sgd', 'svrg', 'coordinate', 'newton'"),
         ({"polish": "yes"}, "must be 'auto', True or False"),
         ({"polish": True, "l1_ratio": 0.5}, "l1 and bounds bend it"),
         ({"polish": True, "hold_out": 0.1}, "hold_out ends before"),

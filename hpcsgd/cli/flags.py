@@ -1,7 +1,7 @@
 """The flags of commands that train, each with its group and its setting."""
 
 from hpcsgd.cli import names
-from hpcsgd.cli.parser import Flag, gib, numbers, rate, steps
+from hpcsgd.cli.parser import Flag, gib, numbers, rate, whole_or_auto
 from hpcsgd.products import PRODUCTS
 
 DATA, MODEL, STEPS = "data", "model", "steps"
@@ -27,13 +27,20 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--intercept", "problem.intercept", MODEL, TRUE, common=True, fit="on"),
     Flag("--l2", "problem.l2", MODEL, {"type": float}, common=True, fit="1e-4"),
     Flag("--l1", "problem.l1", MODEL, {"type": float}),
-    Flag("--epochs", "schedule.epochs", STEPS, {"type": int}, common=True, fit="5"),
+    Flag(
+        "--epochs",
+        "schedule.epochs",
+        STEPS,
+        {"type": whole_or_auto, "metavar": "N"},
+        common=True,
+        fit="auto",
+    ),
     Flag("--batch", "schedule.batch", STEPS, {"type": int}, common=True),
     Flag(
         "--steps",
         "schedule.steps",
         STEPS,
-        {"type": steps, "metavar": "S"},
+        {"type": whole_or_auto, "metavar": "S"},
         common=True,
         fit="auto",
     ),

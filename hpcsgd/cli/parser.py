@@ -718,8 +718,8 @@ def numbers(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(said) from error
 
 
-def steps(text: str) -> int | str:
-    """A number of steps, or auto."""
+def whole_or_auto(text: str) -> int | str:
+    """Return a whole number of steps or epochs, or auto."""
     try:
         return text if text == "auto" else int(text)
     except ValueError as error:

@@ -23,7 +23,7 @@ from hpcsgd.cli.parser import (
     add_ranks,
     not_negative,
     on_all_ranks,
-    steps,
+    whole_or_auto,
 )
 from hpcsgd.cli.train import add_settings, exit_code, overlaid
 from hpcsgd.comm.launchers import is_launched
@@ -590,7 +590,7 @@ def add_predict_parser(actions: Any) -> None:
     parser.add_argument("--epochs", type=int, default=10, help="epochs of the run")
     parser.add_argument(
         "--steps",
-        type=steps,
+        type=whole_or_auto,
         default="auto",
         metavar="S",
         help="SGD steps s of one exchange; auto takes the fastest number",

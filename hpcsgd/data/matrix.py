@@ -1,6 +1,7 @@
 """Matrices in memory, dense or sparse, as readers fill and backends read them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from hpcsgd.formats import Array
 
 MOST_INT32 = 2**31 - 1
+MOST_OPERANDS = 4096  # blocks of rows that are kept as SciPy has them
 COLUMN = 4  # bytes of a column number, where it is an int32
 
 
@@ -147,8 +149,21 @@ class Csr:
         return backend.gather_sparse(self, rows)
 
     def operand(self, rows: slice) -> Any:
-        """Return neighbouring rows as SciPy multiplies them."""
-        return self[rows].to_scipy()
+        """Return neighbouring rows as SciPy multiplies them.
+
+        Passes over all rows ask for the same blocks again: the arrays are views, which
+        SciPy takes longer to check than to multiply where blocks are small.
+        """
+        key = rows.indices(len(self))
+        if key not in self._operands:
+            if len(self._operands) >= MOST_OPERANDS:
+                self._operands.clear()
+            self._operands[key] = self[rows].to_scipy()
+        return self._operands[key]
+
+    @cached_property
+    def _operands(self) -> dict[tuple[int, int, int], Any]:
+        return {}
 
     def close(self) -> None:
         """Do nothing: no file is open."""

@@ -131,10 +131,12 @@ def make_sampler(config: SamplingConfig, rows: int, replica: int) -> Sampler:
 
 def plan_groups(rows: int, batch: int, steps: int) -> list[tuple[int, ...]]:
     """The batch sizes of each exchange of an epoch; only the last may be ragged."""
-    sizes = [batch] * (rows // batch)
-    if rows % batch:
-        sizes.append(rows % batch)
-    return [tuple(sizes[i : i + steps]) for i in range(0, len(sizes), steps)]
+    whole, rest = divmod(rows, batch * steps)
+    groups = [(batch,) * steps] * whole
+    if rest:
+        full, ragged = divmod(rest, batch)
+        groups.append((batch,) * full + ((ragged,) if ragged else ()))
+    return groups
 
 
 # Rows that are kept apart: folds of a cross-validation, and rows held out.

@@ -395,6 +395,8 @@ def warn_unless_converged(estimator: Any, rank: int) -> None:
         sentence = f"{type(estimator).__name__}: {'; '.join(said)}"
         # Named as `fit` has it; the parameter is scikit-learn's.
         sentence = sentence.replace("raise epochs", "raise max_iter")
+        if getattr(estimator, "max_iter", None) is not None:
+            sentence = sentence.replace("raise polish.passes", "raise max_iter")
         warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
 
 
@@ -635,7 +637,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             l1_ratio=self.l1_ratio,
             fit_intercept=self.fit_intercept,
             bounds=self.bounds,
-            epochs=self.max_iter,
+            max_passes=self.max_iter,
             tol=self.tol,
             batch=self.batch,
             steps=self.steps,

@@ -203,6 +203,7 @@ def fit(
     fit_intercept: bool = True,
     bounds: Any = None,
     epochs: int | None = None,
+    max_passes: int | None = None,
     tol: float = 1e-5,
     batch: int | None = None,
     steps: int | str = "auto",
@@ -262,7 +263,11 @@ def fit(
         Lowest and highest value of every weight: each a number, an array of shape
         (d,), or None for no bound.
     epochs : int, optional
-        Largest number of passes over the data. None takes what suits the solver.
+        Epochs of SGD, or largest number of sweeps of a coordinate form. None takes
+        what suits the solver.
+    max_passes : int, optional
+        Largest number of passes over the data, whichever the solver: of Newton's
+        method or L-BFGS, of epochs or of sweeps. None takes what suits the solver.
     tol : float, default=1e-5
         The fit ends when the duality gap is at most `tol` times F. Where there is no
         gap, the gradient relative to the residuals is compared with `tol`. A smaller
@@ -296,8 +301,9 @@ def fit(
         of float64 and fp32 for others.
     device : {"cpu", "cuda"}, default="cpu"
         Where the fit computes.
-    solver : {"auto", "sgd", "svrg", "coordinate"}, default="auto"
-        The solver. "auto" chooses by family and penalty.
+    solver : {"auto", "newton", "lbfgs", "sgd", "svrg", "coordinate"}, default="auto"
+        The solver. "auto" chooses by family, penalty and size. "newton" and "lbfgs"
+        take no step of SGD; "sgd" takes some before them.
     comm : mpi4py communicator or Communicator, optional
         The ranks of the fit. None fits in this process alone.
     layout : {"replicated", "rows", "columns", "hdf5"}, default="replicated"
@@ -351,6 +357,7 @@ def fit(
         fit_intercept=fit_intercept,
         bounds=bounds,
         epochs=epochs,
+        max_passes=max_passes,
         tol=tol,
         batch=batch,
         steps=steps,
@@ -396,13 +403,14 @@ def run_fit(
         facts = FitFacts(world.size, is_wide_somewhere, matrix.path)
         settings = world.together(lambda: arguments.run_config(facts))
         begin = world.together(lambda: make_start(start))
-        shared = {
-            "layout": repr(layout),
-            "start": "none" if begin.weights is None else "weights",
-            "rate": repr(arguments.rate),
-            "data": "no path" if matrix.path is None else "a path",
-        }
-        check_same(world, shared | settings_of(settings))
+        if world.size > 1:
+            shared = {
+                "layout": repr(layout),
+                "start": "none" if begin.weights is None else "weights",
+                "rate": repr(arguments.rate),
+                "data": "no path" if matrix.path is None else "a path",
+            }
+            check_same(world, shared | settings_of(settings))
         data = world.together(lambda: open_data(matrix, rows.sides, layout, settings))
         names = agree_on_names(world, data.names, layout)
         whole = None if layout == "columns" else names  # a rank has some of them there
@@ -531,9 +539,9 @@ PARAMETERS = {
     ),
     "max_iter": (
         "int or None",
-        "Number of SGD epochs before the refinement, or the largest number of sweeps of"
-        " a coordinate form. None takes what suits the solver; where there is a"
-        " refinement, a larger number is slower and not better.",
+        "Largest number of passes of Newton's method or L-BFGS, of epochs of SGD where"
+        " an argument of SGD is given, or of sweeps of a coordinate form. None takes"
+        " what suits the solver.",
     ),
     "warm_start": ("bool", "Whether a fit begins at the coefficients of the last one."),
     "random_state": (

@@ -161,7 +161,8 @@ def fit_many(
     facts = FitFacts(
         path=matrix.path, is_wide=bool(world.max_flag(int(is_wide(matrix.X))))
     )
-    epochs = EPOCHS["polished"] if arguments.epochs is None else arguments.epochs
+    epochs = arguments.max_passes if arguments.epochs is None else arguments.epochs
+    epochs = EPOCHS["polished"] if epochs is None else epochs
     arguments = replace(
         arguments, alpha=0.0, momentum=0.0, polish=False, epochs=epochs, verbose=0
     )

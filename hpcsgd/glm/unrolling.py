@@ -216,6 +216,7 @@ def _gains(update: LinearUpdate, rates: Array, counts: Array) -> Array:
 # How much is done between two synchronisations, and what that puts on the wire.
 
 MOST_ROWS = 2048  # of an exchange whose steps are left open
+OPEN_EPOCHS = 5  # of SGD before a refinement, where epochs are left open
 
 
 @dataclass(frozen=True)
@@ -245,8 +246,23 @@ class Schedule(Settings, section="schedule"):
         at_least=1,
     )
     epochs: int = setting(
-        1, "passes of each replica over its rows", is_whole=True, at_least=1
+        1,
+        "passes of each replica over its rows; auto takes none where Newton's method"
+        " reaches the optimum with fewer (with a refinement)",
+        is_whole=True,
+        at_least=0,
+        auto=-1,
     )
+
+    @property
+    def has_open_epochs(self) -> bool:
+        """True where the size of the problem decides how many epochs there are."""
+        return self.epochs < 0
+
+    @property
+    def most_epochs(self) -> int:
+        """The epochs, or what they may become where they are left open."""
+        return OPEN_EPOCHS if self.has_open_epochs else self.epochs
 
     @property
     def most_steps(self) -> int:

@@ -181,11 +181,24 @@ def refusals(config: RunConfig) -> Iterator[str]:
             " hpcsgd train for it, or another --update"
         )
         return
+    yield from _of_epochs(config)
     yield from _of_steps(config)
     yield from _of_svrg(config)
     yield from _of_products(config)
     yield from _of_agreement(config, config.precision.resolve())
     yield from _of_sweep(config)
+
+
+def _of_epochs(config: RunConfig) -> Iterator[str]:
+    """Yield why no epoch, or open ones, do not go with the other settings."""
+    schedule = config.schedule
+    if schedule.epochs <= 0 and config.polish.kind == "none":
+        epochs = "'auto'" if schedule.has_open_epochs else schedule.epochs
+        yield (
+            f"[schedule] epochs = {epochs} takes no step of SGD, or leaves that open,"
+            " and nothing else trains the model; set polish.kind = 'newton' or epochs"
+            " of at least 1"
+        )
 
 
 def _of_products(config: RunConfig) -> Iterator[str]:

@@ -26,6 +26,7 @@ from hpcsgd.config import (
 )
 from hpcsgd.data.frames import is_wide
 from hpcsgd.errors import ConfigError
+from hpcsgd.glm.unrolling import OPEN_EPOCHS
 from hpcsgd.precision import AUTO
 from hpcsgd.runs.checks import check_configuration
 from hpcsgd.runs.coordinate import fastest_form
@@ -114,9 +115,10 @@ def overlay_tables(
 
 # The arguments of a fit, and the settings that they stand for.
 
-SOLVERS = ("auto", "sgd", "svrg", "coordinate")
+REFINEMENTS = ("newton", "lbfgs")  # that a fit may begin with, without a step of SGD
+SOLVERS = ("auto", "sgd", "svrg", "coordinate", *REFINEMENTS)
 THEIRS = (  # of scikit-learn's linear models
-    *("lbfgs", "liblinear", "newton-cg", "newton-cholesky", "sag", "saga"),
+    *("liblinear", "newton-cg", "newton-cholesky", "sag", "saga"),
     *("svd", "cholesky", "lsqr", "sparse_cg"),
 )
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
@@ -127,13 +129,20 @@ TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes where none are named: before L-BFGS, where SGD is all there is, and where a
 # step is an exact one.
-EPOCHS = {"polished": 5, "sgd": 200, "svrg": 200, "coordinate": 1000}
+EPOCHS = {"polished": OPEN_EPOCHS, "sgd": 200, "svrg": 200, "coordinate": 1000}
 WHOLE = "has no rank that holds all weights"
 STEPS = 8  # of an exchange, where no model of its times may choose them
 ROWS = 32  # of a step
 # Exact minima over single coordinates take the fewest passes; messages are as few for
 # more of them in an exchange.
 COORDINATES = {"batch": 1, "steps": 16}
+ARGUMENTS_OF_SGD = (
+    *("batch", "steps", "rate", "update", "average", "solver"),
+)  # `fit` takes steps of SGD for whoever names one of them
+
+
+MOST_KEPT = 256
+_run_configs: dict[Any, RunConfig] = {}  # of arguments that were translated before
 
 
 @dataclass(frozen=True)
@@ -159,6 +168,7 @@ class FitArguments:
     fit_intercept: bool = True
     bounds: tuple[ArrayLike | None, ArrayLike | None] | None = None
     epochs: int | None = None
+    max_passes: int | None = None
     tol: float = TOL
     batch: int | None = None
     steps: int | str = "auto"
@@ -181,8 +191,23 @@ class FitArguments:
     def run_config(self, facts: FitFacts, record: int = 0) -> RunConfig:
         """Return all settings of the fit; those of `config` override the others.
 
-        `record` is the number of exchanges that are kept for `hpcsgd verify`.
+        `record` is the number of exchanges that are kept for `hpcsgd verify`. Fits with
+        the same arguments, as those of a search, have the same settings, which are
+        made once.
         """
+        key = (*((type(value), value) for value in vars(self).values()), facts, record)
+        try:
+            known = _run_configs.get(key)
+        except TypeError:  # an argument that is a mapping, a list or an array
+            return self._make_run_config(facts, record)
+        if known is None:
+            known = self._make_run_config(facts, record)
+            if len(_run_configs) >= MOST_KEPT:
+                _run_configs.clear()
+            _run_configs[key] = known
+        return known
+
+    def _make_run_config(self, facts: FitFacts, record: int) -> RunConfig:
         problem = self.problem()
         is_fine = facts.is_wide and self.device == "cpu"
         recipe = self.precision or ("fp64" if is_fine else "fp32")
@@ -253,8 +278,31 @@ class FitArguments:
         elif steps == "auto" and replicas > 1:
             # Replicas agree after so many: no clock may decide that.
             steps = 1 if agrees_on_gradients(self.config) else STEPS
-        epochs = EPOCHS[way] if self.epochs is None else plain(self.epochs)
+        epochs: Any
+        if self.solver in REFINEMENTS:
+            epochs = 0
+        elif self.epochs is not None:
+            epochs = plain(self.epochs)
+        elif way == "polished" and self._names_no_step():
+            epochs = "auto"
+        else:
+            epochs = EPOCHS[way] if self.max_passes is None else plain(self.max_passes)
         return {"batch": batch, "steps": steps, "epochs": epochs}
+
+    def _names_no_step(self) -> bool:
+        """Return whether no argument, and no setting of `config`, is one of SGD."""
+        usual = FitArguments()
+        named = any(getattr(self, n) != getattr(usual, n) for n in ARGUMENTS_OF_SGD)
+        if named or self.device != "cpu" or self.precision == AUTO:
+            return False
+        if not isinstance(self.config, Mapping):
+            return self.config is None
+        polish = self.config.get("polish")
+        if isinstance(polish, Mapping) and polish.get("kind") == "none":
+            return False
+        run = self.config.get("run")
+        records = isinstance(run, Mapping) and run.get("record", 0)  # exchanges
+        return not records and not setting_of_sgd(self.config)
 
     def problem(self) -> dict[str, Any]:
         """Return the settings of [problem]."""
@@ -317,6 +365,9 @@ class FitArguments:
                     " or by coordinates"
                 )
             raise ConfigError(f"solver = {self.solver!r}; known: {known}")
+        if self.solver in REFINEMENTS:
+            self._check_refinement(problem)
+            return "sgd"
         has_update = self.solver not in ("auto", "sgd")
         if has_update and self.update not in ("sgd", self.solver):
             raise ConfigError(
@@ -332,6 +383,21 @@ class FitArguments:
         suits = recipe in ("fp32", "fp64")
         # Noise would keep weights from 0 for as long as the rate is not.
         return COORDINATE if suits and self.layout != "columns" else "svrg"
+
+    def _check_refinement(self, problem: dict[str, Any]) -> None:
+        """Refuse what a fit without a step of SGD cannot do."""
+        obstacles = {
+            "l1 and bounds bend F": not _is_smooth(problem),
+            "hold_out ends before its minimum": bool(self.hold_out),
+            "polish=False leaves it out": self.polish is False,
+            f"update={self.update!r} is a way of SGD": self.update != "sgd",
+        }
+        reason = next((text for text, holds in obstacles.items() if holds), "")
+        if reason:
+            raise ConfigError(
+                f"solver = {self.solver!r} goes to the minimum of a smooth F at once:"
+                f" {reason}; leave solver='auto'"
+            )
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
         """Return the settings of [polish]: L-BFGS needs a smooth F, and all rows."""
@@ -362,7 +428,14 @@ class FitArguments:
         if self.polish is False or reason:
             return {}
         goal = min(tol, TIGHT) if self.polish is True else tol
-        return {"kind": "auto", "tol": goal, "passes": PASSES, "gap": True}
+        kind, most = "auto", None
+        if self.solver in REFINEMENTS:
+            kind = self.solver
+            most = self.max_passes if self.epochs is None else self.epochs
+        elif self.epochs is None and self._names_no_step():
+            most = self.max_passes
+        passes = PASSES if most is None else plain(most)
+        return {"kind": kind, "tol": goal, "passes": passes, "gap": True}
 
     def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
         """Return the settings of [rate].
@@ -518,7 +591,7 @@ def resolve_defaults(
     wide : whether the rows are of float64
     ranks : how many there are
     saved : the settings of the run that goes on, if one does: without a request it
-        keeps the defaults that it was made with, and its rate
+        keeps the defaults that it was made with, its rate and its epochs
     """
     if isinstance(request, RunConfig):
         check_configuration(request)
@@ -529,10 +602,14 @@ def resolve_defaults(
         check_configuration(named)
         return named
     config = _as_fit(request, named, wide, ranks)
-    if then != FIT or not config.rate.is_open:
+    if then != FIT or saved is None:
         return config
-    assert saved is not None
-    return config.with_values({"rate.value": saved["rate"]["value"]})
+    kept = {}
+    if config.rate.is_open:
+        kept["rate.value"] = saved["rate"]["value"]
+    if config.schedule.has_open_epochs and "schedule" in saved:
+        kept["schedule.epochs"] = saved["schedule"]["epochs"]
+    return config.with_values(kept)
 
 
 def _as_fit(

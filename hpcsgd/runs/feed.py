@@ -153,9 +153,9 @@ def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
 
 def steps_in(plans: list[tuple[int, ...]]) -> int:
     """SGD steps of an epoch."""
-    return sum(len(sizes) for sizes in plans)
+    return sum(map(len, plans))
 
 
 def rows_in(plans: list[tuple[int, ...]]) -> int:
     """Rows of an epoch."""
-    return sum(sum(sizes) for sizes in plans)
+    return sum(map(sum, plans))

@@ -311,7 +311,7 @@ class ExchangeSizes:
     @property
     def is_monitored(self) -> bool:
         """True where a run is long enough that the recurrence is checked."""
-        count = self.config.schedule.epochs * -(-self.epoch.all_rows // self.rows)
+        count = self.config.schedule.most_epochs * -(-self.epoch.all_rows // self.rows)
         kind = self.config.products.kind
         checks = product_facts(kind).is_monitored or (kind == "auto" and self._has_gram)
         return checks and 0 < self.config.run.gap_every <= count
@@ -499,7 +499,7 @@ def predict(
     on_disk = config.agreement.on_disk
     gathers = product_facts(kind).holds_all_columns
     width = reader.cols if gathers else cols  # of the weights
-    again = config.sampling.mode == "shuffle-once" and config.schedule.epochs > 1
+    again = config.sampling.mode == "shuffle-once" and config.schedule.most_epochs > 1
     kept = 0 if kind == "auto" else exchanges.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
         kept = min(max(map(exchanges.kept, OF_SEVERAL)), CACHE_BUDGET)
@@ -570,6 +570,7 @@ def streamed(
 # Whether what a run will hold fits: held against every limit of every node.
 
 GIB = 2**30
+SMALL = 64 * MIB  # of one rank: no limit is looked up for so little
 
 
 def check_memory(
@@ -588,6 +589,8 @@ def check_memory(
     may_stream = (by_blocks or on_gpu or on_disk) and not is_sparse(reader)
     # What is streamed leaves room for the file in the system's own memory.
     share = 0.5 if may_stream and by_blocks else 1.0
+    if grid.world.size == 1 and need.claim < SMALL and not config.run.memory:
+        return False
     budget = _tightest(grid, need, config, share)
     if not grid.world.max_flag(int(budget.lacks > 0)):
         return False

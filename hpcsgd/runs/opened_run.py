@@ -197,7 +197,7 @@ def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
     if config.run.device == "cuda" or config.agreement.on_disk:
         return lambda rows: None
     return lambda rows: Route(
-        make_sampler(config.sampling, rows, replica), config.schedule.epochs
+        make_sampler(config.sampling, rows, replica), config.schedule.most_epochs
     )
 
 

@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,7 @@ def _where() -> dict[str, Any]:
     }
 
 
+@cache
 def processor() -> str:
     """Return the name of the processor, or its kind where the system has no name."""
     try:

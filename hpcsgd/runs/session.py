@@ -155,7 +155,8 @@ OWN = (
 
 def check_settings(config: RunConfig, world: Communicator) -> None:
     """Refuse ranks that were given different settings; two words, before all else."""
-    check_same(world, settings_of(config))
+    if world.size > 1:
+        check_same(world, settings_of(config))
 
 
 def check_live(live: AssembledRun) -> None:

@@ -16,6 +16,8 @@ from hpcsgd.comm.network_model import DelayedCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.shard import split_range
 from hpcsgd.formats import get_format
+from hpcsgd.glm.unrolling import OPEN_EPOCHS
+from hpcsgd.glm.updates import RateConfig
 from hpcsgd.products.base import may_clip, product_facts, refuse
 from hpcsgd.products.cost import (
     Choice,
@@ -91,6 +93,12 @@ class ChoiceFacts:
         Whether products for which a member holds all columns may be chosen.
     earlier : EarlierChoice or None
         What the run that goes on had chosen.
+    variables : int
+        Weights and intercepts of all columns; 0 where nobody asks.
+    is_sparse : bool
+        Whether the rows are sparse.
+    is_in_memory : bool
+        Whether the rows of all ranks are in memory, and not read again in each epoch.
     """
 
     members: int
@@ -100,6 +108,9 @@ class ChoiceFacts:
     machine: MachineFacts | None = None
     gathers: bool = True
     earlier: EarlierChoice | None = None
+    variables: int = 0
+    is_sparse: bool = False
+    is_in_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,14 +153,21 @@ def find_facts(
 
     `earlier` is what the run that goes on had chosen.
     """
-    family = opened.words.family
-    steepness = find_steepness(config, opened.grid, opened.loaded, family)
+    shard = opened.loaded.shard
+    columns = shard.total_columns + config.problem.intercept
     facts = ChoiceFacts(
         members=opened.grid.members.size,
         latency=opened.words.latency,
-        steepness=steepness,
         earlier=earlier,
+        variables=columns * score_columns(config, opened.loaded.columns),
+        is_sparse=shard.is_sparse,
+        is_in_memory=shard.matrix.is_in_memory,
     )
+    if not epochs_of(config, facts):  # no step, of which anything would be chosen
+        return facts
+    family = opened.words.family
+    steepness = find_steepness(config, opened.grid, opened.loaded, family)
+    facts = replace(facts, steepness=steepness)
     if not _asks_the_model(config, facts):
         return facts
     job = job_of(config, opened)
@@ -170,9 +188,35 @@ def find_facts(
 
 def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
     """Return the plan of a run, in which every open setting is decided."""
-    choice = _choose(config, facts)
+    epochs = epochs_of(config, facts)
+    average, polish = config.average, config.polish
     reasons = {}
-    rate = rate_of(config, facts.steepness)
+    if config.schedule.has_open_epochs:
+        reasons["schedule.epochs"] = _reason_of_epochs(facts)
+        if not epochs and polish.kind == "auto" and _takes_newton(facts):
+            polish = replace(polish, kind="newton")
+            reasons["polish.kind"] = reasons["schedule.epochs"]
+    if epochs:
+        choice = _choose(config, facts)
+        rate = rate_of(config, facts.steepness)
+        reasons |= _reasons_of_choice(config, choice, rate)
+    else:
+        choice = RunChoice("direct", config.schedule.steps or 1, look_ahead=False)
+        rate = replace(config.rate, value=config.rate.value or 1.0, per_batch=0)
+        average = replace(average, kind="none")
+        reasons |= dict.fromkeys((*LEFT_OPEN, "rate.value", "average.kind"), NO_STEP)
+    schedule = replace(config.schedule, steps=choice.steps, epochs=epochs)
+    config = replace(
+        config, rate=rate, schedule=schedule, average=average, polish=polish
+    )
+    return Plan(config, choice, reasons)
+
+
+def _reasons_of_choice(
+    config: RunConfig, choice: RunChoice, rate: RateConfig
+) -> dict[str, str]:
+    """Return why product, steps and rate have their values, where they were open."""
+    reasons = {}
     if rate != config.rate:
         reasons["rate.value"] = rate_reason(config)
     if config.products.kind == "auto":
@@ -181,8 +225,44 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
         reason = choice.reasons.get("schedule.steps", "")
         one_step = "l1 and bounds act behind every step"
         reasons["schedule.steps"] = one_step if takes_one_step(config) else reason
-    schedule = replace(config.schedule, steps=choice.steps)
-    return Plan(replace(config, rate=rate, schedule=schedule), choice, reasons)
+    return reasons
+
+
+# Whether a run goes to the optimum at once, or by steps of SGD first.
+#
+# Steps of SGD bring L-BFGS near the optimum, and save it some passes: as many as five
+# epochs read, where a pass is slow because rows come from a disk. In memory an epoch
+# takes the time of several passes, since a step has few rows, and SGD is the slower
+# way (benchmarks/bench_fit.py). Few variables go to the optimum in some eight passes
+# of Newton's method, from wherever these begin. A pass costs n P²/2 multiply-adds for
+# P variables; sparse rows are multiplied as dense ones.
+
+NEWTON_VARIABLES = {"dense": 320, "sparse": 128}  # up to which Newton is the method
+NO_STEP = "no step is taken"
+
+
+def _takes_newton(facts: ChoiceFacts) -> bool:
+    most = NEWTON_VARIABLES["sparse" if facts.is_sparse else "dense"]
+    return 0 < facts.variables <= most
+
+
+def _goes_at_once(facts: ChoiceFacts) -> bool:
+    return _takes_newton(facts) or facts.is_in_memory
+
+
+def epochs_of(config: RunConfig, facts: ChoiceFacts) -> int:
+    """Return the epochs of SGD that run; 0: the refinement is all there is."""
+    if not config.schedule.has_open_epochs:
+        return config.schedule.epochs
+    return 0 if _goes_at_once(facts) else OPEN_EPOCHS
+
+
+def _reason_of_epochs(facts: ChoiceFacts) -> str:
+    if _takes_newton(facts):
+        return f"Newton's method takes few passes for {facts.variables} variables"
+    if _goes_at_once(facts):
+        return "L-BFGS takes less time from the start, since the rows are in memory"
+    return "SGD saves passes of L-BFGS over rows that are read from a file"
 
 
 # What `auto` becomes on a GPU: the model of docs/learn/products.md, with constants of
@@ -362,8 +442,8 @@ def job_of(config: RunConfig, opened: OpenedRun) -> CostInputs:
         columns=shard.total_columns,
         local_columns=max(part.stop - part.start for part in shard.parts),
         batch=schedule.batch,
-        epochs=schedule.epochs,
-        comes_again=config.sampling.mode == "shuffle-once" and schedule.epochs > 1,
+        epochs=schedule.most_epochs,
+        comes_again=config.sampling.mode == "shuffle-once" and schedule.most_epochs > 1,
         matrix=each,
         gram_wire=get_format(precision.gram_wire).dtype.itemsize,
         margin_sum=get_format(precision.margin_sum).dtype.itemsize,

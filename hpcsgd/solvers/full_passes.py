@@ -100,9 +100,10 @@ class AllRows:
         first, second = buffer[: self.width], buffer[self.width : -1]
         buffer[-1] = h.sum(axis=0)
         for rows in self.blocks():
-            block = self.objective.read(rows)
-            first += block.T @ h[rows]
-            second += _squares(block).T @ h[rows]
+            block, own = self.objective.read(rows), h[rows]
+            first += block.T @ own
+            for part in _cached_parts(block):
+                second += _squares(block[part]).T @ own[part]
         self.grid.replicas.sum(buffer, "evaluate")
         return WeightedMoments(first, second, buffer[-1])
 
@@ -126,9 +127,25 @@ def open_rows(objective: Objective) -> AllRows:
     )
 
 
+CACHED_VALUES = 2**15  # of float64, which stay in the cache between two uses
+
+
+def _cached_parts(block: Any) -> Iterator[slice]:
+    """Yield the rows of a dense block in parts that stay in the cache; else all rows.
+
+    A sparse block is one part.
+    """
+    height, width = block.shape
+    step = height
+    if isinstance(block, np.ndarray):
+        step = max(CACHED_VALUES // max(width, 1), 1)
+    for start in range(0, height, max(step, 1)):
+        yield slice(start, min(start + step, height))
+
+
 def _squares(block: Any) -> Any:
     """a², in float64: values of float32 may be too large for their own squares."""
-    wide = block.astype(np.float64)
+    wide = block.astype(np.float64, copy=False)
     return np.square(wide) if isinstance(wide, np.ndarray) else wide.power(2)
 
 

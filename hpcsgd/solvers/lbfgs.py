@@ -211,6 +211,11 @@ class SearchDirection:
     ridge: tuple[float, float, float]  # λ w·w / 2, λ w·p, λ p·p / 2
 
 
+def _unevaluated(weights: Array, intercept: Array, scores: Array) -> RefinementPoint:
+    nothing = np.empty(0)
+    return RefinementPoint(weights, intercept, scores, nothing, nothing, nothing)
+
+
 class Landscape:
     """F and its gradient around points, with their messages."""
 
@@ -234,8 +239,21 @@ class Landscape:
         scores = self.rows.start(weights, intercept)
         columns = weights.shape[1]
         own = np.zeros(columns) if intercept is None else intercept
-        nothing = np.empty(0)
-        point = RefinementPoint(weights, own, scores, nothing, nothing, nothing)
+        return self.evaluated(_unevaluated(weights, own, scores))
+
+    def zero_point(self, weights: Array, intercept: Array | None) -> RefinementPoint:
+        """Return the point of weights that are all zero, without its gradient: no
+        pass.
+        """
+        columns = weights.shape[1]
+        own = np.zeros(columns) if intercept is None else intercept
+        scores = np.zeros((self.rows.height, columns)) + own
+        if self.rows.objective.shard.offsets is not None:
+            scores += self.rows.objective.shard.offsets
+        return _unevaluated(weights, own, scores)
+
+    def evaluated(self, point: RefinementPoint) -> RefinementPoint:
+        """Return a point with residuals and gradient: one pass."""
         self.evaluate_gradient(point)
         return point
 

@@ -3,20 +3,25 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from scipy.linalg.lapack import dpocon, dpotrf, dpotrs
 
 from hpcsgd.backends.task import State
 from hpcsgd.comm.ledger import Clock, Entry
-from hpcsgd.data.shard import split_range
+from hpcsgd.data.matrix import DenseMatrix
+from hpcsgd.data.shard import split_range, take
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
+from hpcsgd.glm.families import SQUARED
 from hpcsgd.solvers.callbacks import Callbacks, Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.full_passes import (
     NO_MINIMUM,
+    AllRows,
     VariableScaling,
     bends,
     gap_at,
@@ -64,6 +69,10 @@ class Hessian:
         self.scaling = WholeScaling(
             self._joined(scaling.roots), self._joined(scaling.centers), scaling.level
         )
+        # What one score a row is multiplied in: rows that stay in the cache.
+        height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
+        self.side = np.empty((height, self.variables))
+        self.product = np.empty((self.variables, self.variables))
 
     def take(self, point: RefinementPoint, gradient: Array) -> tuple[Array, Array]:
         """(F'', g) of the whole at a point; `gradient` is this member's, flat."""
@@ -82,6 +91,26 @@ class Hessian:
         whole[np.arange(len(ridge)), np.arange(len(ridge))] += ridge
         return whole, words[P * P :]
 
+    def gradient(self, point: RefinementPoint, gradient: Array) -> Array:
+        """Return g of the whole at a point; `gradient` is this member's. Collective."""
+        words = self._own_part(gradient, point.weights.size)
+        self.landscape.world.sum(words, "evaluate")
+        return words
+
+    def rounding(self, whole: Array) -> Array:
+        """Return what rounding leaves of the diagonal of columns that are constant.
+
+        Their values less their centers are rounding: EPS² of squares that add up to
+        e m² / D with the sum e of curvatures of now.
+        """
+        scaling, found = self.scaling, np.zeros(self.variables)
+        if not self.landscape.has_intercept:
+            return found
+        total = np.diagonal(whole)[-self.columns :] * np.square(scaling.level)
+        squares = np.square(scaling.centers / scaling.roots) * total
+        found[: squares.size] = CENTRED * EPS * squares.reshape(-1)
+        return found
+
     def _own_part(self, gradient: Array, width: int) -> Array:
         """This rank's part of the whole gradient, zero elsewhere."""
         found, grid = np.zeros(self.variables), self.rows.grid
@@ -95,18 +124,33 @@ class Hessian:
     def _add(self, whole: Array, block: Array, h: Array) -> None:
         """whole ← whole + Σ ã B ãᵀ over some rows, class by class."""
         K = self.columns
+        if K == 1:
+            # A curvature is never negative; a difference quotient may be, by rounding.
+            roots = np.sqrt(np.maximum(h[:, 0, 0], 0.0))
+            for first in range(0, len(block), len(self.side)):
+                rows = slice(first, first + len(self.side))
+                side = self._scaled(block[rows], 0, self.side)
+                side *= roots[rows, None]
+                # Half of a symmetric product, which BLAS then mirrors.
+                whole += np.dot(side.T, side, out=self.product)
+            return
         sides = [self._scaled(block, k) for k in range(K)]
         for k in range(K):
-            for q in range(K):
-                whole[k::K, q::K] += (sides[k] * h[:, k, q, None]).T @ sides[q]
+            for q in range(k + 1):  # B is symmetric, and so is the whole
+                part = (sides[k] * h[:, k, q, None]).T @ sides[q]
+                whole[k::K, q::K] += part
+                if q < k:
+                    whole[q::K, k::K] += part.T
 
-    def _scaled(self, block: Array, k: int) -> Array:
-        """Return ã of some rows for class k, (m, P / K), in float64."""
+    def _scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
+        """Return ã of some rows for class k, (m, P / K), in float64; in `room`."""
         scaling, width = self.scaling, block.shape[1]
-        found = np.empty((len(block), width + self.landscape.has_intercept))
+        if room is None:
+            room = np.empty((len(block), width + self.landscape.has_intercept))
+        found: Array = room[: len(block)]
         columns = found[:, :width]
         np.subtract(block, scaling.centers[:, k], out=columns)
-        columns /= scaling.roots[:, k]
+        columns *= 1.0 / scaling.roots[:, k]
         found[:, width:] = 1.0 / scaling.level[k]
         return found
 
@@ -155,13 +199,20 @@ def dense(block: Any) -> Array:
 # 1e7 times as long as the others scales their part of the gradient away. The fall that
 # a step of Newton expects, g·H⁺g/2, does not depend on any scale, and is held to the
 # limit of a gap there. It is an estimate, exact for least squares, and certifies
-# nothing.
+# nothing; it counts only where that step changes no score by much.
 
+CACHED_VALUES, LEAST_ROWS = 2**15, 256  # of rows that are multiplied together
 MOST = 1024  # variables of which a Hessian is taken
 DOUBT = 16.0  # times the curvature that is rounding: what sums over rows add to it
 NOISE = 100.0  # roundings of a gradient's size that its sums may leave
+CENTRED = 16.0  # roundings of a square that centring leaves of a constant column
 TINY = float(np.finfo(float).tiny)
-PATIENCE = 30  # passes of L-BFGS before: most problems are done by then
+WELL_CONDITIONED = 1e-8  # reciprocal condition number above which Cholesky solves
+FAR = 0.5  # change of a score, beyond which a quadratic model of F means little
+KEPT_FALL = 0.1  # of the gradient in a step, by which a Hessian is used again
+# Passes of L-BFGS before: most problems are done by then. A Hessian of P variables
+# costs as much as P/4 passes, of which it has to save more.
+PATIENCE, PATIENCE_SHARE = 30, 0.5
 
 
 def is_small(columns: int, scores: int) -> bool:
@@ -169,10 +220,98 @@ def is_small(columns: int, scores: int) -> bool:
     return (columns + 1) * scores <= MOST
 
 
+class NewtonSystem:
+    """The system H p = −g on the rank that solves it.
+
+    Parameters
+    ----------
+    whole : ndarray, (P, P)
+        H in the scaled variables.
+    rounding : ndarray, (P,)
+        What centring leaves of the diagonal by rounding alone.
+    scores : int
+        The scores of a row.
+    """
+
+    def __init__(self, whole: Array, rounding: Array, scores: int) -> None:
+        self.is_finite = bool(np.isfinite(whole).all())
+        if not self.is_finite:
+            return
+        # The variables have the units of the start. A row that is much longer than the
+        # others may have made those, and may have lost its curvature since: what is
+        # rounding is then judged in units of the curvatures of now. The classes of a
+        # column have one unit: a change of all of them together, which no probability
+        # sees, stays apart from other changes.
+        diagonal = np.where(np.diagonal(whole) > rounding, np.diagonal(whole), 1.0)
+        each = diagonal.reshape(-1, scores).mean(axis=1)
+        self.units = np.repeat(1.0 / np.sqrt(each), scores)
+        self.whole = self.units[:, None] * whole * self.units
+
+    def step(self, gradient: Array) -> Array:
+        """Return −H⁺ g, without the directions in which H is nothing but rounding.
+
+        A Hessian that is well conditioned is factored by Cholesky, in a tenth of the
+        time.
+        """
+        if not self.is_finite:
+            return np.zeros_like(gradient)
+        gradient = self.units * gradient
+        if self._factor is not None:
+            solved: Array = -self.units * dpotrs(self._factor, gradient, lower=1)[0]
+            return solved
+        values, vectors = self._eigen
+        floor = least_curvature(values)
+        inverse = np.where(values > floor, 1.0 / np.maximum(values, floor), 0.0)
+        step: Array = -self.units * (vectors @ (inverse * (vectors.T @ gradient)))
+        return step
+
+    def expected_fall(self, gradient: Array, noise: float) -> float:
+        """Return g·H⁺g/2, how much lower F is at the end of Newton's step.
+
+        A direction in which H is nothing but rounding counts by the least curvature
+        that is more. Where the gradient along such directions is more than `noise`,
+        nothing is known of the fall: inf. NaN: H is not finite.
+        """
+        if not self.is_finite:
+            return float("nan")
+        values, vectors = self._eigen
+        along = np.square(vectors.T @ (self.units * gradient))
+        least = max(DOUBT * least_curvature(values), TINY)
+        flat = values <= least
+        noises = noise * np.linalg.norm(self.units[:, None] * vectors[:, flat], axis=0)
+        if along[flat].sum() > np.square(noises).sum():
+            return float("inf")
+        return float(np.sum(along / np.maximum(values, least))) / 2.0
+
+    @cached_property
+    def _factor(self) -> Array | None:
+        """The Cholesky factor; None where the Hessian is not well conditioned."""
+        factor, failed = dpotrf(self.whole, lower=1, clean=0)
+        size = float(np.abs(self.whole).sum(axis=0).max(initial=0.0))
+        if failed or dpocon(factor, size, uplo="L")[0] <= WELL_CONDITIONED:
+            return None
+        found: Array = factor
+        return found
+
+    @cached_property
+    def _eigen(self) -> tuple[Array, Array]:
+        values, vectors = np.linalg.eigh(self.whole)
+        return values, vectors
+
+
+def least_curvature(values: Array) -> float:
+    """Return the curvature below which eigenvalues of H are rounding."""
+    return len(values) * EPS * abs(float(values[-1]))
+
+
 class NewtonSolver(Lbfgs):
     """L-BFGS whose directions are Newton's, from pass `after` on."""
 
     hessian: Hessian | None = None
+    system: NewtonSystem | None = None  # of the last Hessian, on rank 0
+    hessians = 0  # that were taken
+    has_hessian = False  # whether there is one in the variables of now
+    relative_then = np.inf  # size of the gradient at the step before
 
     def __init__(
         self,
@@ -181,13 +320,16 @@ class NewtonSolver(Lbfgs):
         start: RefinementPoint,
         certificate: GapCertificate | None,
     ) -> None:
-        self.after = 0 if settings.kind == "newton" else PATIENCE
+        variables = (land.rows.objective.shard.total_columns + 1) * land.rows.columns
+        patience = max(PATIENCE, int(PATIENCE_SHARE * variables))
+        self.after = 0 if settings.kind == "newton" else patience
         super().__init__(land, settings, start, certificate)
 
     def _rescale(self, at_least: float = 1.0) -> None:
         """Change the variables, which those of the Hessian have to follow."""
         super()._rescale(at_least)
         self.hessian = None
+        self.has_hessian = False
         if self.refined_at:
             self.after = self.passes
 
@@ -198,30 +340,56 @@ class NewtonSolver(Lbfgs):
         if ended is None or not (ended.is_good and has_rule):
             return ended
         self.fall = GapCertificate(self.settings.tol)
-        fall = self._expected_fall()
+        gradient, system = self._system_at_point()
+        fall = self._expected_fall(gradient, system)
         is_met = self.fall.meets(self.landscape, fall, self.status.loss)
-        if is_met is not False:
+        if is_met is not False and not self._goes_far(gradient, system):
             return ended
         if not self._goes_on(self.fall.gap):
-            return StopReason.HIDDEN
+            return StopReason.HIDDEN if is_met is False else ended
         self.after = self.passes
         return None
 
-    def _expected_fall(self) -> float | None:
+    def _goes_far(self, gradient: Array, system: NewtonSystem | None) -> bool:
+        """Return whether Newton's step changes a score by more than `FAR`. Collective.
+
+        The curvature of a loss with an exponential changes by a factor of e where a
+        score changes by 1: what a longer step expects of F means nothing. One pass.
+        """
+        land, point = self.landscape, self.point
+        if land.family.name in SQUARED:
+            return False
+        move, _ = self._shared_step(gradient, system)
+        width = point.weights.size
+        weights = self.scaling.weights(move[:width].reshape(point.weights.shape))
+        intercept = move[width:] / self.scaling.level
+        way = land.along(point, weights, intercept, self.scaling.pull(weights))
+        change = float(np.abs(way.scores).max(initial=0.0))
+        return bool(land.world.max_flag(int(not change <= FAR)))
+
+    def _expected_fall(
+        self, gradient: Array, system: NewtonSystem | None
+    ) -> float | None:
         """Return g·H⁺g/2, the same on all ranks; None: H is not finite. Collective."""
-        whole, gradient = self._whole()
         word = np.zeros(1)
-        if self.landscape.world.rank == 0:
+        if system is not None:
             size = float(np.linalg.norm(gradient)) / max(self.status.relative, TINY)
-            word[0] = expected_fall(whole, gradient, NOISE * EPS * size)
+            word[0] = system.expected_fall(gradient, NOISE * EPS * size)
         self.landscape.world.broadcast(word, 0, "evaluate")
         return None if np.isnan(word[0]) else float(word[0])
 
-    def _whole(self) -> tuple[Array, Array]:
-        """Return Hessian and gradient of all variables at the point. Collective."""
+    def _system_at_point(self) -> tuple[Array, NewtonSystem | None]:
+        """Return the gradient of all variables at the point, and on rank 0 the system
+        of Newton's step. Collective.
+        """
         if self.hessian is None:
             self.hessian = Hessian(self.landscape, self.scaling)
-        return self.hessian.take(self.point, self._scaled())
+        self.hessians += 1
+        whole, gradient = self.hessian.take(self.point, self._scaled())
+        if self.landscape.world.rank:
+            return gradient, None
+        rounding = self.hessian.rounding(whole)
+        return gradient, NewtonSystem(whole, rounding, self.landscape.rows.columns)
 
     def _directions(self) -> Iterator[tuple[Array, float]]:
         """Newton's, then those of L-BFGS where it leads nowhere."""
@@ -230,11 +398,29 @@ class NewtonSolver(Lbfgs):
         yield from super()._directions()
 
     def _newton(self) -> tuple[Array, float]:
+        """Return Newton's direction; the Hessian is that of an earlier step while steps
+        by it still bring the gradient down. Collective.
+        """
+        falls = self.status.relative <= KEPT_FALL * self.relative_then
+        self.relative_then = self.status.relative
+        if falls and self.has_hessian and self.hessian is not None:
+            gradient = self.hessian.gradient(self.point, self._scaled())
+        else:
+            gradient, self.system = self._system_at_point()
+            self.has_hessian = True
+        return self._shared_step(gradient, self.system)
+
+    def _shared_step(
+        self, gradient: Array, system: NewtonSystem | None
+    ) -> tuple[Array, float]:
+        """Return this rank's part of the step that rank 0 solves for, and its slope.
+
+        Collective: the step is broadcast.
+        """
         world = self.landscape.world
-        whole, gradient = self._whole()
         words = np.zeros(len(gradient) + 1)
-        if world.rank == 0:
-            words[:-1] = downhill(whole, gradient)
+        if system is not None:
+            words[:-1] = system.step(gradient)
             words[-1] = words[:-1] @ gradient
         world.broadcast(words, 0, "evaluate")
         columns = self.landscape.rows.columns
@@ -247,37 +433,75 @@ class NewtonSolver(Lbfgs):
         return np.concatenate(parts), float(words[-1])
 
 
-def downhill(whole: Array, gradient: Array) -> Array:
-    """−H⁺ g, without the directions in which H is nothing but rounding."""
-    if not np.isfinite(whole).all():
-        return np.zeros_like(gradient)
-    values, vectors = np.linalg.eigh(whole)
-    floor = least_curvature(values)
-    inverse = np.where(values > floor, 1.0 / np.maximum(values, floor), 0.0)
-    step: Array = -vectors @ (inverse * (vectors.T @ gradient))
-    return step
+# A start near the optimum, from a few of the rows.
+#
+# The optimum of m rows is about sqrt(P/m) away from that of all n rows, in units in
+# which a step of Newton is 1 long: where a pass over m rows is cheap beside one over n,
+# passes over m rows save half of the others. The rows are read in pieces that lie
+# anywhere, since their order may follow the targets.
+
+SAMPLED = 20  # rows for each variable
+LEAST_SAMPLE = 2000  # rows of all replicas
+PIECES = 64  # of neighbouring rows in the sample of a replica
+WORTH = 8  # times the sample: fewer rows are all taken at once
+SAMPLE_PASSES, SAMPLE_TOL = 12, 1e-3
 
 
-def expected_fall(whole: Array, gradient: Array, noise: float) -> float:
-    """Return g·H⁺g/2, how much lower F is at the end of Newton's step.
+def sample_rows(rows: AllRows) -> AllRows | None:
+    """Return a sample of the rows of all replicas; None: it would save little.
 
-    A direction in which H is nothing but rounding counts by the least curvature that
-    is more. Where the gradient along such directions is more than `noise`, nothing is
-    known of the fall: inf. NaN: H is not finite.
+    The members of a replica sample the same rows. Collective.
     """
-    if not np.isfinite(whole).all():
-        return float("nan")
-    values, vectors = np.linalg.eigh(whole)
-    along = np.square(vectors.T @ gradient)
-    least = max(DOUBT * least_curvature(values), TINY)
-    if along[values <= least].sum() > noise**2:
-        return float("inf")
-    return float(np.sum(along / np.maximum(values, least))) / 2.0
+    objective, grid = rows.objective, rows.grid
+    shard = objective.shard
+    variables = (shard.total_columns + 1) * rows.columns
+    wanted = max(SAMPLED * variables, LEAST_SAMPLE)
+    least = min(grid.world.exchange_objects(rows.height))
+    piece = -(-wanted // (grid.replicas.size * PIECES))
+    if shard.total_rows < WORTH * wanted or least < WORTH * piece * PIECES:
+        return None
+    draw = np.random.default_rng(grid.replica)
+    first = np.sort(draw.choice(rows.height // piece, PIECES, replace=False)) * piece
+    pieces = [slice(int(start), int(start) + piece) for start in first]
+    values = np.concatenate([dense(objective.read(part)) for part in pieces])
+    numbers = np.concatenate([np.arange(part.start, part.stop) for part in pieces])
+    part = replace(
+        shard,
+        matrix=DenseMatrix(values),
+        targets=shard.targets[numbers],
+        weights=take(shard.weights, numbers),
+        offsets=take(shard.offsets, numbers),
+        held=take(shard.held, numbers),
+    )
+    return open_rows(replace(objective, shard=part, read=part.matrix.operand, block=0))
 
 
-def least_curvature(values: Array) -> float:
-    """Return the curvature below which eigenvalues of H are rounding."""
-    return len(values) * EPS * abs(float(values[-1]))
+def start_on_sample(
+    land: Landscape, settings: PolishConfig, begin: RefinementPoint
+) -> RefinementPoint:
+    """Return the point of all rows at the optimum of a sample, if F is lower there.
+
+    `begin` is the point of zero weights, which is returned otherwise, evaluated.
+    Collective.
+    """
+    sample = sample_rows(land.rows)
+    if sample is None:
+        return land.evaluated(begin)
+    part = Landscape(sample, land.l2, land.has_intercept)
+    intercept = begin.intercept if land.has_intercept else None
+    rough = replace(settings, tol=SAMPLE_TOL, passes=SAMPLE_PASSES, gap=False)
+    steps = make_steps(part, rough, part.start_at(begin.weights, intercept), None)
+    while steps.ending is None:
+        steps.advance(Request.NONE)
+    own = steps.point.intercept
+    if steps.centers is not None:
+        own = own - steps.centers.moved(part.rows.objective, steps.point.weights)
+    found = land.start_at(steps.point.weights, own if land.has_intercept else None)
+    before, after = (
+        land.look(point, land.zero_direction(point), 0.0) for point in (begin, found)
+    )
+    is_lower = after.is_finite and after.value < before.value
+    return found if is_lower else land.evaluated(begin)
 
 
 # What comes after the last step: the optimum itself, where that is asked for.
@@ -358,10 +582,19 @@ class Refinement:
         rows = open_rows(objective)
         weights, intercept = _begin(state, self.evaluation)
         land = Landscape(rows, objective.penalty.l2, intercept is not None)
-        start = land.start_at(weights, intercept)
+        if self._has_start(weights):
+            start = land.start_at(weights, intercept)
+        else:
+            begin = land.zero_point(weights, intercept)
+            start = start_on_sample(land, self.settings, begin)
         self.steps = make_steps(land, self.settings, start, self.certificate)
         view.seconds += perf_counter() - began
         self.clock.lap("polish")
+
+    def _has_start(self, weights: Array) -> bool:
+        """Return whether any weight is not zero. Collective."""
+        world = self.evaluation.objective.grid.world
+        return bool(world.max_flag(int(weights.any())))
 
     def advance(self, state: State, view: View) -> State:
         """Take a pass, or find that none is to follow; the state stays."""
@@ -471,6 +704,8 @@ class Refinement:
             "messages": sent.calls - self.sent.calls,
             "words": sent.words - self.sent.words,
         }
+        if isinstance(steps, NewtonSolver):
+            facts["hessians"] = steps.hessians
         if self.certificate is not None:
             facts |= {"gap": view.more["gap"], "gap_limit": self.certificate.limit}
         if steps.fall is not None and steps.fall.gap is not None:

@@ -190,14 +190,14 @@ def test_a_warning_says_what_to_change():
     ) as said:
         model.fit(X, y)
     assert len(said) == 1 and said[0].filename == __file__
-    model = hpcsgd.Ridge(config={"polish": {"passes": 1}})
+    model = hpcsgd.PoissonRegressor(config={"polish": {"passes": 1}})
     with pytest.warns(ConvergenceWarning, match="polish.passes"):
         model.fit(X, np.arange(len(X)))
 
 
 def test_unknown_names_are_refused():
     X, y = problem_for(hpcsgd.Ridge())
-    for bad in ({"solver": "newton"}, {"precision": "fp1"}, {"bounds": 3}):
+    for bad in ({"solver": "simplex"}, {"precision": "fp1"}, {"bounds": 3}):
         with pytest.raises(ConfigError):
             hpcsgd.Ridge(**bad).fit(X, y)
     with pytest.raises(ConfigError, match="unknown family"):
@@ -325,3 +325,38 @@ def test_l1_leaves_zeros_in_softmax():
     model = hpcsgd.LogisticRegression(alpha=0.02, l1_ratio=1.0, max_iter=60).fit(X, y)
     assert model.result_.report["converged"]
     assert np.count_nonzero(model.coef_ == 0.0) > model.coef_.size / 3
+
+
+@pytest.mark.parametrize("solver", ["newton", "lbfgs", "auto", "sgd"])
+def test_all_solvers_of_a_smooth_objective_end_at_its_minimum(solver):
+    model = hpcsgd.LogisticRegression(solver=solver, tol=1e-8)
+    X, y = problem_for(model)
+    usual = hpcsgd.LogisticRegression(tol=1e-8).fit(X, y)
+    np.testing.assert_allclose(model.fit(X, y).coef_, usual.coef_, atol=1e-6)
+    assert (model.result_.iterations > 0) == (solver == "sgd")
+
+
+def test_max_iter_bounds_the_passes_of_whatever_solver_runs():
+    """A habit of scikit-learn's users, which must not ask for so many epochs."""
+    X, y = problem_for(hpcsgd.LogisticRegression())
+    model = hpcsgd.LogisticRegression(max_iter=1000).fit(X, y)
+    assert model.result_.iterations == 0 and model.result_.report["converged"]
+    with pytest.warns(ConvergenceWarning, match="raise max_iter"):
+        hpcsgd.LogisticRegression(max_iter=1).fit(X, y)
+    steps = hpcsgd.LogisticRegression(max_iter=2, batch=16).fit(X, y)
+    assert steps.result_.config["schedule"]["epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"l1_ratio": 1.0},
+        {"hold_out": 0.1},
+        {"polish": False},
+        {"bounds": (0.0, None)},
+    ],
+)
+def test_a_solver_of_smooth_objectives_is_refused_elsewhere(wrong):
+    X, y = problem_for(hpcsgd.LogisticRegression())
+    with pytest.raises(ConfigError, match="solver = 'newton' goes to the minimum"):
+        hpcsgd.LogisticRegression(solver="newton", **wrong).fit(X, y)

@@ -180,7 +180,7 @@ def test_another_kind_of_agreement_has_its_own_settings():
         ({"schedule": 4}, r"\[schedule\] unknown: \[''\]"),
         ({"schedule.steps": 0}, 'steps = 0 must be .*, or "auto"'),
         ({"schedule.batch": "4"}, "batch = .* must be of type int"),
-        ({"schedule.batch": 0, "schedule.epochs": 0}, "2 settings cannot work"),
+        ({"schedule.batch": 0, "schedule.epochs": -2}, "2 settings cannot work"),
         ({"schedule.batch": 0, "run.threads": 0}, "2 settings cannot work"),
         ({"agreement.method": "ddp"}, "give it to RunConfig.parse"),
         ({"agreement.foreign": ()}, r"\[agreement\] unknown"),

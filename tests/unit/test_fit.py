@@ -244,7 +244,7 @@ def test_targets_of_log_links_may_be_of_any_size(size):
 def test_a_rate_that_blows_up_is_tried_again_slower(monkeypatch):
     problem = make_problem("gaussian", n=60, d=5)
     monkeypatch.setattr("hpcsgd.runs.auto_rate.smoothness", lambda *_: 0.02)
-    result = hpcsgd.fit(problem.X, "gaussian", problem.y)
+    result = hpcsgd.fit(problem.X, "gaussian", problem.y, batch=32)
     assert result.report["rates_tried"] > 1 and result.report["converged"]
     with pytest.warns(ConvergenceWarning, match="lower the rate"):
         given = hpcsgd.fit(problem.X, "gaussian", problem.y, rate=50.0)
@@ -358,7 +358,7 @@ def test_ways_of_sgd_are_taken_where_coordinates_have_none():
     [
         ({"alpha": "much"}, "alpha = 'much' must be a number"),
         ({"l1_ratio": 2.0}, r"must lie in \[0, 1\]"),
-        ({"solver": "newton"}, "known: 'auto', 'sgd', 'svrg', 'coordinate'"),
+        ({"solver": "simplex"}, "known: 'auto', 'sgd', 'svrg', 'coordinate', 'newton'"),
         ({"polish": "yes"}, "must be 'auto', True or False"),
         ({"polish": True, "l1_ratio": 0.5}, "l1 and bounds bend it"),
         ({"polish": True, "hold_out": 0.1}, "hold_out ends before"),

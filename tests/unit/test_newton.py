@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from hpcsgd import fit
+from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.solvers import newton
 from tests.helpers.harness import make_problem
 from tests.helpers.polish import GRIDS, flat, gradient, polished
 
@@ -68,8 +71,6 @@ def test_columns_that_are_combinations_of_others_do_no_harm():
 
 
 def test_newton_is_refused_where_its_matrix_is_too_large(monkeypatch):
-    from hpcsgd.solvers import newton
-
     monkeypatch.setattr(newton, "MOST", 7)
     with pytest.raises(ConfigError, match="kind = 'lbfgs'"):
         polished("logistic", polish={"kind": "newton"})
@@ -79,7 +80,7 @@ def test_newton_is_refused_where_its_matrix_is_too_large(monkeypatch):
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_messages_of_newton(grid):
-    """One Hessian an iteration: pieces of rows, P² + P words, and the step."""
+    """A Hessian: pieces of rows and P² words; a step: its gradient and itself."""
     replicas, members = grid
     problem = make_problem("logistic")
     without = {"kind": "newton", "gap": False}
@@ -99,6 +100,74 @@ def test_messages_of_newton(grid):
     directions = (replicas > 1) * lbfgs.report["polish"]["passes"] * (d + 1)
     rest = lbfgs.report["polish"]["words"] - plain(lbfgs.report["polish"]) - directions
     said = newton.report["polish"]
-    each = over_members * n * width + over_all * (P * P + P + P + 1)
-    expected = plain(said) + said["passes"] * each + over_members * 2 * d
+    hessians = said["hessians"] * (over_members * n * width + over_all * P * P)
+    steps = said["passes"] * over_all * (P + P + 1)
+    assert 0 < said["hessians"] < said["passes"]
+    expected = plain(said) + hessians + steps + over_members * 2 * d
     assert said["words"] == expected + rest
+
+
+# Where it begins: at a sample's optimum, with many rows.
+
+SIZES = {"logistic": 0.0, "softmax": 1e-3, "gaussian": 1e-3}
+
+
+def many_rows(family):
+    """Rows in the order of their targets, of which a sample must not see one end."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(18_000, 6)) * 10.0 ** np.arange(-3, 3)
+    t = X @ (rng.normal(size=6) / 10.0 ** np.arange(-3, 3))
+    if family == "softmax":
+        y = np.digitize(t + rng.normal(size=len(t)), (-1.0, 1.0)).astype(float)
+    elif family == "logistic":
+        y = (rng.uniform(size=len(t)) < 1 / (1 + np.exp(-t))).astype(float)
+    else:
+        y = t + rng.normal(size=len(t))
+    order = np.argsort(y, kind="stable")
+    return X[order], y[order]
+
+
+@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
+def test_a_sample_of_the_rows_saves_passes_over_all(family, grid, monkeypatch):
+    X, y = many_rows(family)
+
+    def fitted():
+        result = run_ranks(
+            grid[0] * grid[1],
+            lambda world: fit(
+                X, family, y, alpha=SIZES[family], comm=world, grid=grid, tol=1e-9
+            ),
+        )[0]
+        assert result.iterations == 0 and result.report["converged"]
+        return result
+
+    sampled = fitted()
+    monkeypatch.setattr(newton, "WORTH", 10**6)
+    whole = fitted()
+    saved = whole.report["polish"]["passes"] - sampled.report["polish"]["passes"]
+    assert saved >= (0 if family == "gaussian" else 1)
+    assert sampled.loss == pytest.approx(whole.loss, rel=1e-12)
+    np.testing.assert_allclose(
+        flat(sampled) * scale_of(X, sampled),
+        flat(whole) * scale_of(X, whole),
+        atol=1e-7,
+    )
+
+
+def scale_of(X, result):
+    """The size of each weight's column, and 1 for intercepts."""
+    classes = np.size(result.intercept)
+    return np.append(np.repeat(X.std(axis=0), classes), np.ones(classes))
+
+
+def test_a_sample_that_leads_astray_is_not_the_start(monkeypatch):
+    """Rows of huge weight are seldom in a sample, and F is all theirs."""
+    X, y = many_rows("gaussian")
+    weight = np.ones(len(y))
+    weight[::1500] = 1e9
+    result = fit(X, "gaussian", y, sample_weight=weight, alpha=0.0, tol=1e-9)
+    best = fit(X[::1500], "gaussian", y[::1500], alpha=0.0, tol=1e-9)
+    assert result.report["converged"]
+    scale = scale_of(X, best)
+    np.testing.assert_allclose(flat(result) * scale, flat(best) * scale, atol=1e-5)

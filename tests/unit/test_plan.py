@@ -73,12 +73,19 @@ def test_a_run_that_names_no_setting_of_sgd_has_the_defaults_of_fit():
     assert shown["run.defaults"].reason == "no setting of SGD is named"
     assert shown["problem.l2"].source == "named"
     assert shown["problem.intercept"].source == "default"
-    assert shown["rate.value"].reason == "1/L, with the curvature L of sampled batches"
+    assert shown["schedule.epochs"].value == 0
+    reason = "Newton's method takes few passes for"
+    assert shown["schedule.epochs"].reason.startswith(reason)
+    assert shown["polish.kind"].reason == shown["schedule.epochs"].reason
+    assert shown["rate.value"].reason == "no step is taken"
 
 
 # No value that stands for another is shown.
 
-RESOLVED = {"schedule.steps": 0, "rate.value": 0.0, "precision.recipe": "auto"}
+RESOLVED = {
+    **{"schedule.steps": 0, "schedule.epochs": -1},
+    **{"rate.value": 0.0, "precision.recipe": "auto"},
+}
 STANDS_FOR = re.compile(
     r"\b(0|empty) (takes (?!all epochs)|derives|finds|measures|means)"
 )
@@ -101,6 +108,7 @@ READING = {  # a configuration for each group of settings with an automatic valu
     "clip": {"update": {"clip": "norm", "clip_over": "exchange"}},
     "coordinate": {"update": {"kind": "coordinate"}},
     "polish": {"polish": {"kind": "auto"}, **SGD},
+    "fit": {"problem": {"family": "logistic"}},
 }
 
 

@@ -12,6 +12,7 @@ from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.runs.checkpoint import CheckpointStore
 from hpcsgd.runs.defaults import resolve_defaults
 from hpcsgd.runs.result import Status, load_result
+from hpcsgd.solvers.callbacks import Request
 from hpcsgd.studies import compare_methods
 from tests.helpers.problems import FAMILIES, make_problem
 from tests.helpers.resumed import PreemptAt
@@ -129,8 +130,9 @@ def test_a_rate_from_the_data_that_blows_up_is_tried_again_slower(
     problem = make_problem("gaussian", n=60, d=5)
     monkeypatch.setattr("hpcsgd.runs.auto_rate.smoothness", lambda *_: 0.02)
     rows = {"X": problem.X, "y": problem.y}
-    run = {"out": str(tmp_path), "resume": "auto"}
-    found = hpcsgd.train({"problem": {"family": "gaussian"}, "run": run}, **rows)
+    run = {"out": str(tmp_path), "resume": "auto", "defaults": "fit"}
+    request = {"problem": {"family": "gaussian"}, "schedule": {"batch": 32}}
+    found = hpcsgd.train({**request, "run": run}, **rows)
     assert found.report["rates_tried"] > 1 and found.report["converged"]
     assert load_result(tmp_path).weights_sha256 == found.weights_sha256
     given = {"problem": {"family": "gaussian"}, "rate": {"value": 50.0}}
@@ -161,7 +163,12 @@ def run_of(folder, stop_at=None, resume="auto", **sections):
 
 @QUIET
 @pytest.mark.parametrize(
-    "begun", [{}, {"run": {"defaults": "sgd"}}], ids=["fit", "sgd"]
+    "begun",
+    [
+        {"run": {"defaults": "fit"}, "schedule": {"epochs": 5}},
+        {"run": {"defaults": "sgd"}},
+    ],
+    ids=["fit", "sgd"],
 )
 def test_a_run_that_goes_on_keeps_the_defaults_that_it_began_with(tmp_path, begun):
     whole = run_of(tmp_path / "whole", resume="no", **begun)
@@ -171,7 +178,26 @@ def test_a_run_that_goes_on_keeps_the_defaults_that_it_began_with(tmp_path, begu
     assert second.report["resumes"] == 1
     assert second.weights_sha256 == whole.weights_sha256
     known = read_toml(tmp_path / "parts" / "resolved.toml")["run"]["defaults"]
-    assert known == whole.config["run"]["defaults"] == ("sgd" if begun else "fit")
+    assert known == whole.config["run"]["defaults"] == begun["run"]["defaults"]
+
+
+class StopAtPass(hpcsgd.Callback):
+    """Requests a restart after a pass of the refinement."""
+
+    def on_evaluate(self, view):
+        passes = view.history[-1].get("passes", 0)
+        return Request.PREEMPT if passes else None
+
+
+@QUIET
+def test_a_fit_without_steps_that_is_preempted_begins_again(tmp_path):
+    whole = run_of(tmp_path / "whole", resume="no")
+    run = {"out": str(tmp_path / "parts"), "resume": "auto"}
+    first = hpcsgd.train({"run": run}, **ROWS, callbacks=[StopAtPass()])
+    assert first.status is Status.PREEMPTED and first.exchanges == 0
+    second = hpcsgd.train({"run": run}, **ROWS)
+    assert second.status is Status.COMPLETED
+    assert second.weights_sha256 == whole.weights_sha256
 
 
 def test_a_checkpoint_without_a_record_is_of_sgd(tmp_path):

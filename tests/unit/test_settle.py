@@ -159,3 +159,37 @@ def test_no_configuration_is_made_after_the_plan(more, monkeypatch):
     result = run_ranks(1, on_rank)[0]
     assert len(plans) == 1 and not made
     assert result.config["rate"] == plans[0].config.tables()["rate"]
+
+
+OF_FIT = {
+    "schedule": {"epochs": "auto"},
+    "polish": {"kind": "auto"},
+    "rate": {"value": "auto"},
+    "average": {"kind": "tail"},
+}
+
+
+@pytest.mark.parametrize(
+    "known, epochs, kind",
+    [
+        ({"variables": 30}, 0, "newton"),
+        ({"variables": 300, "is_sparse": True, "is_in_memory": True}, 0, "auto"),
+        ({"variables": 5000, "is_in_memory": True}, 0, "auto"),
+        ({"variables": 5000}, 5, "auto"),
+    ],
+    ids=["few", "sparse", "in memory", "on a disk"],
+)
+def test_how_a_fit_goes_to_the_optimum(known, epochs, kind):
+    """By Newton at once, by L-BFGS at once, or by steps of SGD first."""
+    plan = settle(config_of(**OF_FIT), facts(steepness=2.0, **known))
+    assert plan.config.schedule.epochs == epochs
+    assert plan.config.polish.kind == kind
+    assert plan.reasons["schedule.epochs"]
+    assert (plan.config.average.kind == "none") == (epochs == 0)
+    assert not plan.config.rate.is_open
+
+
+def test_no_epoch_without_a_refinement_is_refused():
+    for epochs in (0, "auto"):
+        with pytest.raises(ConfigError, match="nothing else trains the model"):
+            train(config_of(schedule={"epochs": epochs}), X=np.eye(3), y=np.ones(3))

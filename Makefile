@@ -12,7 +12,7 @@ ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
 .PHONY: help environment demo test test-quick test-all test-slurm slurm-packages test-ulfm docs test-docs docs-environment browser-package gpu mutants sanitize soak fuzz bench bench-cpu bench-start bench-data \
-  bench-peers bench-ddp bench-model peers check lint clean
+  bench-peers bench-fit bench-ddp bench-model peers check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-zA-Z0-9_%-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -134,6 +134,13 @@ peers: environment
 
 bench-peers: peers  ## time to 0.5 % of the optimum beside others; ARGS="--rows 5000"
 	@$(ENV) .venv-bench/bin/python -m benchmarks.bench_peers $(ARGS)
+
+# In an environment of its own: what is tested in .venv must not lean on peers.
+bench-fit: environment  ## CPU seconds of fits beside scikit-learn, glum and skglm; ARGS="--turns 1"
+	@p=.venv-fit/bin/python; [ -x $$p ] || .venv/bin/python -m venv .venv-fit; \
+	  $$p -c "import h5py, ml_dtypes, sklearn, glum, skglm" 2>/dev/null || $$p -m pip \
+	  install -q h5py ml_dtypes jinja2 rich scikit-learn glum skglm; \
+	  $(ENV) $$p -m benchmarks.bench_fit $(ARGS)
 
 bench-ddp: peers  ## steps/s on two ranks beside PyTorch DDP and a bare MPI loop
 	@$(RUN) -m benchmarks.bench_ddp $(ARGS)

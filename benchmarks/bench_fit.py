@@ -1,9 +1,9 @@
 """CPU seconds of a fit to (F − F_best) / |F_best| ≤ 1e-8, beside other packages.
 
-One process for each fit, one thread, in turns; a method has the loosest tolerance of
-`TOLS` with which it gets there, and hpcsgd its default one if that serves. The first fit
-of a process is not counted: it imports and compiles. F_best is the least F that anybody
-reached with any tolerance. Medians of `TURNS`.
+One process for each fit, one thread, in turns. A method has the loosest tolerance of
+`TOLS` with which it gets there, and hpcsgd its default one if that serves. The first
+fit of a process is not counted: it imports and compiles. F_best is the least F that
+anybody reached with any tolerance. Medians of `TURNS`.
 
 python -m benchmarks.bench_fit [--problems NAME ...] [--turns N]
 """

@@ -5,8 +5,8 @@ All of them minimise
     F(w, β) = Σ c_i ℓ(a_i·w + β + o_i, y_i) / Σ c_i + l1 ‖w‖₁ + (l2/2) ‖w‖²
 
 with an intercept β, which is not penalised. Rows are float64. Real sets are those of
-scikit-learn, and LIBSVM files of the folder that HPCSGD_BENCH_DATA names; the others are
-drawn with a seed in the shape of a published set.
+scikit-learn, and LIBSVM files of the folder that HPCSGD_BENCH_DATA names; the others
+are drawn with a seed in the shape of a published set.
 """
 
 import os

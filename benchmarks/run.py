@@ -15,10 +15,14 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 HERE = Path(__file__).parent
-# What other targets of make run: bench-data, bench-peers, bench-ddp, bench-model, gpu.
+# What other targets of make run: bench-data, bench-peers, bench-fit, bench-ddp, ...
 TEXT = ("bench_data", "bench_convert", "bench_store", "bench_stream")
 APART = (*TEXT, "bench_peers", "bench_ddp", "bench_gpu", "bench_model")
-APART = (*APART, "bench_gpu_counts")  # counts, no times: they change with kernels alone
+APART = (
+    *APART,
+    "bench_fit",
+    "bench_gpu_counts",
+)  # counts, no times: they change with kernels alone
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.lines import in_lines  # noqa: E402 - found once the path is set

@@ -74,6 +74,25 @@ class MachineFacts:
 
 
 @dataclass(frozen=True)
+class ProblemSize:
+    """The size of a problem, as far as the way to its optimum depends on it.
+
+    Attributes
+    ----------
+    variables : int
+        Weights and intercepts of all columns.
+    is_sparse : bool
+        Whether the rows are sparse.
+    is_in_memory : bool
+        Whether the rows of all ranks are in memory, and not read again in each epoch.
+    """
+
+    variables: int
+    is_sparse: bool = False
+    is_in_memory: bool = False
+
+
+@dataclass(frozen=True)
 class ChoiceFacts:
     """What ranks, rows and machine say of a run, the same on all ranks.
 
@@ -93,12 +112,8 @@ class ChoiceFacts:
         Whether products for which a member holds all columns may be chosen.
     earlier : EarlierChoice or None
         What the run that goes on had chosen.
-    variables : int
-        Weights and intercepts of all columns; 0 where nobody asks.
-    is_sparse : bool
-        Whether the rows are sparse.
-    is_in_memory : bool
-        Whether the rows of all ranks are in memory, and not read again in each epoch.
+    size : ProblemSize or None
+        What the way to the optimum depends on; None where epochs are named.
     """
 
     members: int
@@ -108,9 +123,7 @@ class ChoiceFacts:
     machine: MachineFacts | None = None
     gathers: bool = True
     earlier: EarlierChoice | None = None
-    variables: int = 0
-    is_sparse: bool = False
-    is_in_memory: bool = False
+    size: ProblemSize | None = None
 
 
 @dataclass(frozen=True)
@@ -159,9 +172,11 @@ def find_facts(
         members=opened.grid.members.size,
         latency=opened.words.latency,
         earlier=earlier,
-        variables=columns * score_columns(config, opened.loaded.columns),
-        is_sparse=shard.is_sparse,
-        is_in_memory=shard.matrix.is_in_memory,
+        size=ProblemSize(
+            variables=columns * score_columns(config, opened.loaded.columns),
+            is_sparse=shard.is_sparse,
+            is_in_memory=shard.matrix.is_in_memory,
+        ),
     )
     if not epochs_of(config, facts):  # no step, of which anything would be chosen
         return facts
@@ -192,8 +207,9 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
     average, polish = config.average, config.polish
     reasons = {}
     if config.schedule.has_open_epochs:
-        reasons["schedule.epochs"] = _reason_of_epochs(facts)
-        if not epochs and polish.kind == "auto" and _takes_newton(facts):
+        reasons["schedule.epochs"] = _reason_of_epochs(facts.size)
+        is_newton = facts.size is not None and _takes_newton(facts.size)
+        if is_newton and not epochs and polish.kind == "auto":
             polish = replace(polish, kind="newton")
             reasons["polish.kind"] = reasons["schedule.epochs"]
     if epochs:
@@ -241,28 +257,27 @@ NEWTON_VARIABLES = {"dense": 320, "sparse": 128}  # up to which Newton is the me
 NO_STEP = "no step is taken"
 
 
-def _takes_newton(facts: ChoiceFacts) -> bool:
-    most = NEWTON_VARIABLES["sparse" if facts.is_sparse else "dense"]
-    return 0 < facts.variables <= most
+def _takes_newton(size: ProblemSize) -> bool:
+    return size.variables <= NEWTON_VARIABLES["sparse" if size.is_sparse else "dense"]
 
 
-def _goes_at_once(facts: ChoiceFacts) -> bool:
-    return _takes_newton(facts) or facts.is_in_memory
+def _goes_at_once(size: ProblemSize | None) -> bool:
+    return size is not None and (_takes_newton(size) or size.is_in_memory)
 
 
 def epochs_of(config: RunConfig, facts: ChoiceFacts) -> int:
     """Return the epochs of SGD that run; 0: the refinement is all there is."""
     if not config.schedule.has_open_epochs:
         return config.schedule.epochs
-    return 0 if _goes_at_once(facts) else OPEN_EPOCHS
+    return 0 if _goes_at_once(facts.size) else OPEN_EPOCHS
 
 
-def _reason_of_epochs(facts: ChoiceFacts) -> str:
-    if _takes_newton(facts):
-        return f"Newton's method takes few passes for {facts.variables} variables"
-    if _goes_at_once(facts):
-        return "L-BFGS takes less time from the start, since the rows are in memory"
-    return "SGD saves passes of L-BFGS over rows that are read from a file"
+def _reason_of_epochs(size: ProblemSize | None) -> str:
+    if size is None or not _goes_at_once(size):
+        return "SGD saves passes of L-BFGS over rows that are read from a file"
+    if _takes_newton(size):
+        return f"Newton's method takes few passes for {size.variables} variables"
+    return "L-BFGS takes less time from the start, since the rows are in memory"
 
 
 # What `auto` becomes on a GPU: the model of docs/learn/products.md, with constants of

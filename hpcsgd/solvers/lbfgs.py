@@ -517,6 +517,7 @@ class Lbfgs:
 
     # What a step of Newton expects, where one is tried.
     fall: GapCertificate | None = None
+    hessians: int | None = None  # that were taken; None: of a solver that takes none
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from scipy.linalg.lapack import dpocon, dpotrf, dpotrs
 
 from hpcsgd.backends.task import State
 from hpcsgd.comm.ledger import Clock, Entry
@@ -257,6 +256,8 @@ class NewtonSystem:
             return np.zeros_like(gradient)
         gradient = self.units * gradient
         if self._factor is not None:
+            from scipy.linalg.lapack import dpotrs  # 10 MB that SGD needs not
+
             solved: Array = -self.units * dpotrs(self._factor, gradient, lower=1)[0]
             return solved
         values, vectors = self._eigen
@@ -286,6 +287,8 @@ class NewtonSystem:
     @cached_property
     def _factor(self) -> Array | None:
         """The Cholesky factor; None where the Hessian is not well conditioned."""
+        from scipy.linalg.lapack import dpocon, dpotrf
+
         factor, failed = dpotrf(self.whole, lower=1, clean=0)
         size = float(np.abs(self.whole).sum(axis=0).max(initial=0.0))
         if failed or dpocon(factor, size, uplo="L")[0] <= WELL_CONDITIONED:
@@ -309,7 +312,7 @@ class NewtonSolver(Lbfgs):
 
     hessian: Hessian | None = None
     system: NewtonSystem | None = None  # of the last Hessian, on rank 0
-    hessians = 0  # that were taken
+    hessians: int = 0
     has_hessian = False  # whether there is one in the variables of now
     relative_then = np.inf  # size of the gradient at the step before
 
@@ -704,7 +707,7 @@ class Refinement:
             "messages": sent.calls - self.sent.calls,
             "words": sent.words - self.sent.words,
         }
-        if isinstance(steps, NewtonSolver):
+        if steps.hessians is not None:
             facts["hessians"] = steps.hessians
         if self.certificate is not None:
             facts |= {"gap": view.more["gap"], "gap_limit": self.certificate.limit}

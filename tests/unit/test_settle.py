@@ -12,7 +12,13 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.products.cost import CostInputs, Machine
 from hpcsgd.runs import build as assembly
 from hpcsgd.runs.machine import MeasuredFigures
-from hpcsgd.runs.settle import ChoiceFacts, EarlierChoice, MachineFacts, settle
+from hpcsgd.runs.settle import (
+    ChoiceFacts,
+    EarlierChoice,
+    MachineFacts,
+    ProblemSize,
+    settle,
+)
 from tests.helpers.harness import make_problem
 
 JOB = CostInputs(
@@ -181,7 +187,7 @@ OF_FIT = {
 )
 def test_how_a_fit_goes_to_the_optimum(known, epochs, kind):
     """By Newton at once, by L-BFGS at once, or by steps of SGD first."""
-    plan = settle(config_of(**OF_FIT), facts(steepness=2.0, **known))
+    plan = settle(config_of(**OF_FIT), facts(steepness=2.0, size=ProblemSize(**known)))
     assert plan.config.schedule.epochs == epochs
     assert plan.config.polish.kind == kind
     assert plan.reasons["schedule.epochs"]

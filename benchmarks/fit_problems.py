@@ -5,19 +5,17 @@ All of them minimise
     F(w, β) = Σ c_i ℓ(a_i·w + β + o_i, y_i) / Σ c_i + l1 ‖w‖₁ + (l2/2) ‖w‖²
 
 with an intercept β, which is not penalised. Rows are float64. Real sets are those of
-scikit-learn, and LIBSVM files of the folder that HPCSGD_BENCH_DATA names; the others
-are drawn with a seed in the shape of a published set.
+scikit-learn, and LIBSVM files of the folder of real data; the others are drawn with a
+seed in the shape of a published set.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from scipy import sparse
 
-DATA = Path(os.environ.get("HPCSGD_BENCH_DATA", "data"))
+from benchmarks.text_files import REAL
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class FitProblem:
     @property
     def is_there(self) -> bool:
         """Return whether its rows can be had."""
-        return not self.file or (DATA / self.file).exists()
+        return not self.file or (REAL / self.file).exists()
 
 
 def objective(problem: FitProblem, X, y, weights, intercept) -> float:
@@ -135,7 +133,7 @@ def libsvm(name):
     def make():
         from sklearn.datasets import load_svmlight_file
 
-        X, y = load_svmlight_file(str(DATA / name))
+        X, y = load_svmlight_file(str(REAL / name))
         is_label = len(np.unique(y)) == 2
         return sparse.csr_matrix(X), (y > 0).astype(float) if is_label else y
 

@@ -1,4 +1,4 @@
-"""What the figures of a run advise: about its loss, its time, its rows, its end."""
+"""Advice on a run from its figures: its loss, its time, its rows, its ending."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from hpcsgd.solvers.objective import block_rows
 
 # How the loss moved, and what would lower it.
 
-FLAT = 1e-4  # relative change of the loss in an epoch that nobody would wait for
+FLAT = 1e-4  # relative change of the loss in an epoch that counts as none
 
 
 def loss_falls(result: Result) -> list[tuple[int, float]]:
@@ -53,7 +53,7 @@ def describe_motion(result: Result) -> str:
 
 
 def _whole_fall(result: Result) -> str:
-    """What one stretch can tell, which is no trend."""
+    """Return the loss at the start in words: "from" or, if it rose, "up from" it."""
     first = result.history[0]["loss"] if result.history else result.loss
     return f"{'from' if result.loss <= first else 'up from'} {first:.4g} at the start"
 
@@ -72,7 +72,7 @@ def flat_since(result: Result) -> int:
 
 
 def about_loss(result: Result) -> Iterator[str]:
-    """What would lower the loss, from its last stretch."""
+    """Yield advice on rate and epochs, from the last change of the loss."""
     stretches = loss_falls(result)
     epochs, rate = epochs_done(result), result.config["rate"]["value"]
     if not stretches:
@@ -96,12 +96,12 @@ def about_loss(result: Result) -> Iterator[str]:
 
 
 def _looks(result: Result) -> list[dict[str, Any]]:
-    """The records of the history that stand at the ends of epochs, once each."""
+    """Return the last record of each epoch of the history, in order."""
     return list({record["epoch"]: record for record in result.history}.values())
 
 
 def epochs_done(result: Result) -> int:
-    """Of all that were asked for."""
+    """Return the epochs that the run has done, from its last record; 0 without one."""
     return int(result.history[-1]["epoch"]) if result.history else 0
 
 
@@ -112,7 +112,7 @@ def _percent(share: float) -> str:
 # What a run spent its time on, and what would save the most of it.
 
 WORTH_TRYING = 0.05  # share of the training time that an estimate has to promise
-PLAIN_NETWORK = 1.25e9  # bytes per second of a link, where more was not seen
+PLAIN_NETWORK = 1.25e9  # bytes per second of a link, unless the run reached more
 DOMINATES = 0.5  # share of the training time worth doing something about
 
 
@@ -154,7 +154,11 @@ def advise_fewer_messages(result: Result) -> str:
 
 
 def _instead_of_slices(result: Result) -> str:
-    """Members hold no more, and send scores where these are fewer than the weights."""
+    """Return advice for sharded replicas that mostly wait for each other.
+
+    Members store as little, and send fewer words if the global batch has fewer rows
+    than the data has columns.
+    """
     report = result.report
     ranks, batch = report["ranks"], report["schedule"]["global_batch"]
     if batch < report["columns"]:
@@ -170,7 +174,7 @@ def _instead_of_slices(result: Result) -> str:
 
 
 def about_time(result: Result) -> Iterator[str]:
-    """What would save the most time, where one thing has most of it."""
+    """Yield advice on agreement, product or steps, from where the time was spent."""
     schedule, product = result.report["schedule"], result.report["products"]
     if waiting_for(result, "agreement") >= DOMINATES:
         yield advise_fewer_messages(result)
@@ -187,7 +191,7 @@ def about_time(result: Result) -> Iterator[str]:
 
 
 def _about_steps(result: Result) -> Iterator[str]:
-    """The s, twice or half this one, that the figures promise something of."""
+    """Yield advice to double or halve s if that may save time, else on look-ahead."""
     steps, longest = result.report["schedule"]["steps"], _longest(result)
     for other, number in ((2 * steps, "half as many"), (steps // 2, "twice as many")):
         is_other = 0 < min(other, longest) != min(steps, longest)
@@ -206,7 +210,7 @@ def _about_steps(result: Result) -> Iterator[str]:
 
 
 def _longest(result: Result) -> int:
-    """Steps that one exchange can have: groups never straddle an epoch."""
+    """Return the most steps of an exchange, which are those of an epoch."""
     return max(result.iterations // max(epochs_done(result), 1), 1)
 
 
@@ -255,7 +259,7 @@ def _words(result: Result, more: float) -> str:
 
 
 def _burden(result: Result) -> str:
-    """What the products' time goes into, the Gram or the sums."""
+    """Return in words which takes more of the time: the Gram or the sums."""
     gram = _share(result, result.report["seconds_by_phase"].get("gram", 0.0))
     waits = waiting_for(result, "products")
     if gram > waits:
@@ -270,8 +274,8 @@ def _share(result: Result, seconds: float) -> float:
 
 # What the rows themselves advise where a run ended badly.
 
-UNLIKE = 10.0  # times, from the least spread of a column to the largest
-OFF_CENTRE = 10.0  # spreads from 0 to the mean of a column
+UNLIKE = 10.0  # largest spread of a column over the least
+OFF_CENTRE = 10.0  # mean of a column over its spread
 OTHER = 2.0  # times the rate from the data: 2/L is where steps stop being stable
 WORTH = 0.01  # of the loss of the null model, for an intercept
 UNFINISHED = {
@@ -414,7 +418,7 @@ def _about_intercept(live: AssembledRun) -> list[str]:
 
 @dataclass(frozen=True)
 class SettingNames:
-    """The names that a caller has for the settings of a sentence."""
+    """The names under which the advice for one caller mentions settings."""
 
     alpha: str
     epochs: str
@@ -506,14 +510,17 @@ def _sentence(result: Result, names: SettingNames) -> str:
 
 
 def _without_minimum(result: Result, names: SettingNames) -> str:
-    """Where F has come down to its bound 0, which no finite weights reach."""
+    """Return the sentence on an F without a minimum, "" for any other.
+
+    F has come down to its bound 0, which no finite weights reach, or is unbounded.
+    """
     problem, rows = result.config["problem"], result.report["rows"]
     polish = result.report.get("polish") or {}
     is_free = not problem["l2"] and not problem["l1"] and not problem.keys() & BOUNDS
     vanishes = abs(result.loss) * rows <= NOTHING
     if problem["family"] == "poisson" and vanishes:
         if polish.get("ended") == StopReason.CONVERGED.value:
-            return ""  # a minimum there is: of targets that are small
+            return ""  # F has a minimum: the targets are small
         return (
             "all counts are 0, so that F has no minimum: the intercept falls without"
             " end; add rows with counts"
@@ -540,7 +547,7 @@ def _of_coordinates(found: Mapping[str, Any], names: SettingNames) -> str:
 
 
 def _of_steps(result: Result, names: SettingNames) -> str:
-    """A run of steps alone, whose goal was not reached by the last epoch."""
+    """Return advice for SGD without refinement that did not reach its goal."""
     goal, epochs = result.config["stop"], result.config["schedule"]["epochs"]
     if goal["on"] == "none":
         return ""
@@ -565,7 +572,7 @@ def _known(gap: Any) -> str:
     return "an unknown distance" if gap is None else f"{gap:.2g}"
 
 
-# What a run says of a goal it did not reach, a fit says itself, as a warning.
+# A fit warns of a goal that is not reached; the same line in the log is left out.
 
 SPEAKERS = (
     "hpcsgd.solvers.evaluation",
@@ -576,13 +583,13 @@ _fits: ContextVar[bool] = ContextVar("fits", default=False)
 
 
 class _Once(logging.Filter):
-    """Lets nothing below an error pass while this thread fits."""
+    """A filter that drops log records below ERROR while this thread runs a fit."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not _fits.get() or record.levelno >= logging.ERROR
 
 
-_ONCE = _Once()  # a logger has it once, however often it is added
+_ONCE = _Once()  # a logger adds the same filter once only
 
 
 @contextmanager
@@ -606,7 +613,7 @@ def in_short(result: Result) -> dict[str, str]:
 
 
 def reached(result: Result) -> str:
-    """The loss, and whether it still moves."""
+    """Return the loss at the end in words, and whether it still changes."""
     epochs, asked = epochs_done(result), result.report["schedule"]["epochs"]
     done = f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if result.status is Status.DIVERGED:
@@ -626,7 +633,7 @@ def reached(result: Result) -> str:
 
 
 def cost(result: Result) -> str:
-    """Steps, exchanges, seconds, and what the network had of them."""
+    """Return in words the steps, exchanges, seconds, waiting time and bytes sent."""
     done = (
         f"{result.iterations} steps in {result.exchanges} exchanges,"
         f" {result.report['seconds_total']:.3g} s"
@@ -641,7 +648,7 @@ def cost(result: Result) -> str:
 
 
 def advise(result: Result) -> str:
-    """What to try next: what the ending says, else about the loss and the time."""
+    """Return what to try next: the advice for a bad ending, else on loss and time."""
     report = result.report
     is_judged = "remedies" in report or report.get("converged") is False
     if result.is_worse or not result.status.is_good or is_judged:
@@ -650,7 +657,7 @@ def advise(result: Result) -> str:
         return "F has no minimum: give a penalty (--l2)"
     if "coordinate" in result.report:
         return _about_coordinates(result)
-    # What went to its goal, or on to the optimum, has nothing to hear of its rate.
+    # A run that reached its goal, or was refined, needs no advice on its rate.
     goes_on = result.status is Status.COMPLETED and "polish" not in result.report
     found = [*(about_loss(result) if goes_on else ()), *about_time(result)]
     config = RunConfig.parse(result.config)
@@ -659,7 +666,7 @@ def advise(result: Result) -> str:
 
 
 def _about_coordinates(result: Result) -> str:
-    """A coordinate form has no rate: it is there, or it needs more epochs."""
+    """Return advice for coordinate descent, which has no rate but epochs and s."""
     if result.status is not Status.CONVERGED:
         return "more --epochs, or a larger coordinate.tol"
     if waiting(result) > DOMINATES:
@@ -700,14 +707,14 @@ def unreached_phase(config: RunConfig, exchanges: int) -> str:
 
 
 def _until_a_look(config: RunConfig) -> str:
-    """Return what it is before two looks at its gradients; "" if it does not look."""
+    """Describe a run before it compares gradients of epochs; "" if it never does."""
     if "accordion" in config.agreement.reads:
         return "its batches were small"
     return "it compressed little" if config.agreement.codec == "accordion" else ""
 
 
 def _beginnings(config: RunConfig) -> Iterator[tuple[str, int, str]]:
-    """(setting, exchanges until the method is itself, what it is before)."""
+    """Yield (setting, exchanges of the first phase of a method, its description)."""
     asked, codec = config.agreement, config.codec
     name = config.accordion.codec if asked.codec == "accordion" else asked.codec
     if asked.beginning is not None:

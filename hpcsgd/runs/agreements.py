@@ -50,7 +50,10 @@ CLIPS = {"value": ByValue, "norm": ByNorm, "percentile": ByPercentile}
 
 
 def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper, ...]:
-    """In the order in which they work; `columns` are all of the data."""
+    """Return the operations on agreed gradients, in the order in which they apply.
+
+    `columns` is the number of columns of the data.
+    """
     update = config.update
     if update.centre == "classes" and classes == 1:
         raise ConfigError(
@@ -77,7 +80,7 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
 def terms_of(
     config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Any
 ) -> "AnyBatchInputs":
-    """Return what rounds need whose rows are those of the stream of `feed`."""
+    """Return the inputs of any-batch rounds, which take rows from `feed.stream`."""
     from hpcsgd.agreements.more.anybatch import (
         AnyBatchInputs,
         ReplicaGraph,
@@ -95,7 +98,7 @@ def terms_of(
     graph = ReplicaGraph(asked.graph, grid.replicas.size, config.sampling.seed)
 
     def mirror(is_alone: bool) -> MirrorMap:
-        """A member that holds all columns adds up nothing but its own."""
+        """Return the mirror map; with all columns on one member it gathers nothing."""
         return make_mirror(config.mirror, columns, one if is_alone else gather)
 
     def one(words: Array) -> Array:
@@ -123,7 +126,7 @@ def terms_of(
 
 
 def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
-    """A script, or the clock, or neither."""
+    """Return the clock of rounds: replayed from a script, full, or timed."""
     from hpcsgd.agreements.more.anybatch import (
         Full,
         ReplayedRounds,
@@ -233,16 +236,16 @@ def _on_device(
     sums: bool,
     chunk: int,
 ) -> GradientInputs:
-    """Return what an agreement works with where a device adds up its gradients.
+    """Return the inputs of an agreement whose gradients are summed on a device.
 
-    Replicas sum on their devices if `sums`. Tiles of slices begin where rows have whole
-    chunks of so many columns.
+    Replicas sum on their devices if `sums`. Tiles of slices begin at multiples of
+    `chunk` columns.
     """
     from hpcsgd.backends.cuda.weights import DeviceMemory, DeviceRows
 
     rule, memory = inputs.steps.rule, DeviceMemory(device)
     takes = sums and kind.steps_on_devices and not inputs.shapers
-    # Of many scores a row, what momenta keep lies between the scores.
+    # With several scores a row, momenta are stored between the scores.
     is_linear = rule.linear is not None and 1 in (rule.states, inputs.columns)
     return replace(
         inputs,
@@ -267,7 +270,7 @@ def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
 
 
 def _loss_scale(backend: Backend) -> LossScale | None:
-    """That of residuals, which waits for what all replicas say."""
+    """Return the loss scale of residuals, set to adapt on all replicas together."""
     if backend.loss_scale is not None:
         backend.loss_scale.waits = True
     return backend.loss_scale
@@ -278,7 +281,7 @@ def _sums_on_device(
 ) -> bool:
     """Return whether sums of gradients stay on the device.
 
-    By way of the host would be twice the way that gradients take anyhow.
+    Sums through the host would copy gradients twice as often.
     """
     if not kind.sums_on_devices:
         return False

@@ -1,4 +1,4 @@
-"""A run that is assembled: ready to train, and what can be asked of it."""
+"""An assembled run, which is ready to train, and its parts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from hpcsgd.solvers.snapshot import Snapshot
 
 
 class PlannedRun:
-    """A run that is planned and opened, by the names that its users ask for."""
+    """Base class with the names of the parts of a planned and opened run."""
 
     plan: Plan
     opened: OpenedRun
@@ -81,7 +81,7 @@ def poll_every(config: RunConfig, task: Task) -> int:
 
 @dataclass(frozen=True)
 class Parts(PlannedRun):
-    """What is there before the training loop is."""
+    """The parts of a run from which its training loop is made."""
 
     plan: Plan
     opened: OpenedRun
@@ -93,13 +93,13 @@ class Parts(PlannedRun):
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks at the recurrence."""
+        """Return whether a monitor checks the recurrence."""
         return self.task.monitor is not None
 
 
 @dataclass(frozen=True)
 class AssembledRun(PlannedRun):
-    """A run ready to go."""
+    """A run that is ready to train."""
 
     plan: Plan
     opened: OpenedRun
@@ -149,22 +149,23 @@ class AssembledRun(PlannedRun):
             self.task.monitor.begin(done, self.feed.plans, trains)
 
     def close(self) -> None:
-        """Let go of the file and of the groups, with all ranks; the world stays."""
+        """Close the data file and the groups of ranks, not the world. Collective."""
         self.loaded.shard.matrix.close()
         self.agreement.close()
         self.grid.close()
         if isinstance(self.grid.world, CarriesArrays):
-            self.grid.world.carrier.close()  # the world below it goes on
+            self.grid.world.carrier.close()  # the world below it stays open
 
     def open(self) -> None:
-        """Make what a run that begins keeps on disk, if anything; it is gone on from
-        there even before the first checkpoint that is due.
+        """Create the states that the run stores on disk, if any, with a checkpoint.
+
+        The run can resume from it before its first regular checkpoint.
         """
         agreement: Any = self.agreement
         if self.config.agreement.on_disk and not agreement.is_open:
             agreement.open()
             self.save()
-            self.finish_saving()  # a first step without it could not be found
+            self.finish_saving()  # without it no run could resume the first steps
 
     def run_exchanges(self, groups: Iterator[Group | None], more: int) -> None:
         """Run so many exchanges and no more, to time them: no loss is evaluated.
@@ -187,17 +188,17 @@ class AssembledRun(PlannedRun):
             self.saver.finish()
 
     def release(self) -> None:
-        """Let go of files and threads, however the run ended; a local call."""
+        """Release files and threads, however the run ended; a local call."""
         self.agreement.release()
 
     def warm_up(self) -> None:
-        """Touch the arrays and wake the libraries once, on copies, in silence."""
+        """Compute scores and residuals of one batch, so that libraries are loaded."""
         task, shard = self.task, self.task.shard
         height = min(shard.height, self.config.schedule.batch)
         numbers = np.arange(height, dtype=np.int64)
         out, matrix = None, shard.matrix
         if isinstance(self.product, TiledProduct):
-            return  # nothing of it is there at a time
+            return  # its weights are never in memory as a whole
         if not matrix.is_sparse:
             out = np.zeros((height, shard.width), dtype=task.precision.working)
             if not matrix.is_in_memory:

@@ -67,7 +67,7 @@ def rate_reason(config: RunConfig) -> str:
 
 
 def rows_of_step(config: RunConfig) -> int:
-    """Rows that all replicas together see before they step."""
+    """Return the rows of one step: those of all replicas if they share gradients."""
     agreement, batch = config.agreement, config.schedule.batch
     if not agreement.shares_gradients:
         return batch
@@ -75,14 +75,14 @@ def rows_of_step(config: RunConfig) -> int:
 
 
 def ignores_length(update: UpdateConfig) -> str:
-    """What makes steps as long as the rate says, whatever L is; or nothing."""
+    """Return the setting that makes the length of steps ignore L; "" for none."""
     if update.kind in ADAPTIVE:
         return f"kind = {update.kind!r}"
     return "normalise = true" if update.normalise else ""
 
 
 def growth(config: RunConfig) -> int:
-    """How many times the first rate a run takes in the end."""
+    """Return the factor by which growing batches raise the rate during a run."""
     if not config.accordion.scale_rate:
         return 1
     agreement = config.agreement
@@ -149,7 +149,7 @@ def measure_steepness(
 
 
 def _slowed(config: RunConfig) -> float:
-    """What momentum adds up, and what is late, take from the rate."""
+    """Return the factor of 1/L for momentum and for gradients one step late."""
     update, agreement = config.update, config.agreement
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
     # A gradient that is one step late is stable half as far.
@@ -157,7 +157,7 @@ def _slowed(config: RunConfig) -> float:
 
 
 def rounded_down(value: float) -> float:
-    """To `DIGITS` figures."""
+    """Return a positive value rounded down to `DIGITS` digits."""
     unit = 10.0 ** (floor(log10(value)) - DIGITS + 1)
     return float(f"{floor(value / unit * (1 + 1e-9)) * unit:.{DIGITS}g}")
 
@@ -165,7 +165,7 @@ def rounded_down(value: float) -> float:
 def smoothness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> float:
-    """L without the penalty, the largest of all replicas."""
+    """Return L without the penalty, the largest of all replicas. Collective."""
     ones = float(config.problem.intercept)
     bends = curvatures(grid, loaded, family)
     looked = _look(loaded, config.schedule.batch, config.rate.norm == "batches")
@@ -180,15 +180,15 @@ def smoothness(
 
 @dataclass(frozen=True)
 class _PassResult:
-    """What one pass over this rank's block has found."""
+    """The results of one pass over the rows of this rank."""
 
-    squares: Array  # ‖a_i‖² of every row, of these columns
+    squares: Array  # ‖a_i‖² of every local row, over the local columns
     chosen: Array  # (batches, b) local numbers of the rows that were sampled
-    grams: Array | None  # (batches, b, b) of them, of these columns
+    grams: Array | None  # (batches, b, b), over the local columns
 
 
 def _look(loaded: LoadedRows, batch: int, wants_batches: bool) -> _PassResult:
-    """One pass over the rows."""
+    """Read all local rows once; return their squares and, if requested, the Grams."""
     shard = loaded.shard
     squares = np.zeros(shard.height)
     chosen = _sampled(shard.height, batch, shard.total_columns)
@@ -211,7 +211,10 @@ def _blocks(height: int, columns: int) -> Iterator[slice]:
 
 
 def _sampled(height: int, batch: int, columns: int) -> Array:
-    """Rows from all over, dealt to batches so that neighbours are never together."""
+    """Return (batches, b) numbers of rows that are spread over all local rows.
+
+    Consecutive samples are in different batches, unless there is one batch only.
+    """
     batch = min(batch, height)
     most = max(min(SAMPLED, SAMPLED_VALUES // columns) // batch, 1)
     count = min(most, height // batch)
@@ -220,7 +223,10 @@ def _sampled(height: int, batch: int, columns: int) -> Array:
 
 
 def _grams(taken: list[Any], chosen: Array) -> Array:
-    """Of each batch; `taken` are the rows of all, in ascending order."""
+    """Return the Gram of each batch, (batches, b, b), over the local columns.
+
+    `taken` contains the sampled rows in ascending order, `chosen` their numbers.
+    """
     place = {row: number for number, row in enumerate(np.sort(chosen, axis=None))}
     grams = np.empty((*chosen.shape, chosen.shape[1]))
     whole = _stacked(taken)
@@ -252,7 +258,10 @@ def row_squares(block: Any) -> Array:
 def _of_batches(
     looked: _PassResult, bends: Array, ones: float, longest: float
 ) -> float:
-    """The largest of the sampled batches, with the longest row of all in it."""
+    """Return the largest λ_max(A_kᵀ D A_k) / b of the sampled batches.
+
+    The longest of their rows gives way to the longest of all rows.
+    """
     assert looked.grams is not None
     if not (np.isfinite(longest) and np.isfinite(looked.grams).all()):
         return float("inf")

@@ -48,7 +48,7 @@ def first_state(
     agreement: Any,
     observers: Observers,
 ) -> State:
-    """Weights and intercept before any step; whoever keeps more is told of them."""
+    """Return the state before any step, prepared for the agreement and observers."""
     whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     holder = _holder(product)
@@ -72,7 +72,7 @@ def first_state(
 
 
 def _holder(product: Product) -> "CudaExchanges | None":
-    """Where the weights of the run are between exchanges; None: on the host."""
+    """Return the exchanges whose GPU stores the weights; None: the host stores them."""
     exchanges = on_gpu(product)
     return exchanges if exchanges is not None and exchanges.holds_weights else None
 
@@ -94,7 +94,7 @@ def assemble(
     name, look_ahead = plan.choice.product, plan.choice.look_ahead
     task = make_task(config, opened)
     feed = _feed(config, opened, task)
-    # A look holds residuals against their scores, not against two of them.
+    # The monitor compares residuals with one score each; anchored steps have two.
     watched = None if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
     if config.agreement.shares_gradients:
@@ -130,7 +130,7 @@ def assemble(
 
 
 def _monitor(config: RunConfig, name: str, feed: Feed) -> Monitor | None:
-    """Who looks at the recurrence, where there is one and it is that of all ranks."""
+    """Return the monitor of the recurrence; None without one, or for emulated ranks."""
     run = config.run
     is_monitored = product_facts(name).is_monitored and not run.emulate_members
     if not is_monitored or not run.gap_every:
@@ -139,7 +139,7 @@ def _monitor(config: RunConfig, name: str, feed: Feed) -> Monitor | None:
 
 
 def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Product:
-    """For gradients that replicas agree on."""
+    """Return the product, on the host, of a run whose replicas share gradients."""
     if config.agreement.on_disk:
         reducer: Any = gradient
         return TiledProduct(task, reducer)

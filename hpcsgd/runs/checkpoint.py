@@ -39,24 +39,24 @@ from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot, arrays_of
 
 # Checkpoints on disk: where they lie, how many are kept, which is the last whole one.
 #
-# One file holds the state of the whole run, not of a rank: a run may go on with other
-# ranks than it was saved by. `hpcsgd/runs/checkpoint.py` says what is in it.
+# One file contains the state of the whole run, not of a rank: a run may resume on other
+# ranks than those that saved it.
 
 log = logging.getLogger(__name__)
 FOLDER = "checkpoints"
-DAMAGED = ".damaged"  # behind the name of one that was passed over
+DAMAGED = ".damaged"  # suffix of a damaged file that was passed over
 REQUESTED = "asked"  # the settings before a run fell back
 PRECISION_AUTO = "precision_auto"  # what pilots found, where they chose the recipe
 ON_DISK = "on_disk"  # true where files of their own hold the states
 MOST_EXCHANGES = 10**15  # of any run that ends
-# Counted through, whatever a run was put back to: the newest is the highest number.
+# Numbers never decrease, even after a fall-back: the newest has the highest.
 NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
 
-# Arrays of each rank's own as bytes, (replicas, of all members), and how many of each.
+# Arrays of single ranks as bytes, (R, bytes of all members), and the bytes of each.
 KEPT, SIZES = "kept", "kept_sizes"
-LOG = "log_"  # before names of what is counted, replica by replica, in every exchange
+LOG = "log_"  # prefix of counts of each replica in each exchange
 
-# What the document of a checkpoint says besides the arrays.
+# The schema of the document of a checkpoint.
 SCHEMA = {
     "config": {...: dict},
     "fingerprint": str,
@@ -81,7 +81,7 @@ SCHEMA = {
     "ranks": int,
     "versions": dict,
 }
-# And what it may say: of a run to which nothing happened it need not.
+# Keys that the document of a run without such events lacks.
 OPTIONAL = {
     "events": [
         {"kind": str, "event": str, "exchange": int, "evaluations": int, "text": str}
@@ -101,7 +101,7 @@ class CheckpointStore:
         self.keep = keep
 
     def write(self, checkpoint: Snapshot) -> Path:
-        """Add one, then remove what is too old; OSError where there is no room."""
+        """Write a checkpoint, then remove the oldest; OSError if there is no room."""
         own_folder(self.run_folder, FOLDER, make=True)
         for left in self.folder.glob(".*.part"):  # by a run that died while writing
             left.unlink(missing_ok=True)
@@ -115,16 +115,16 @@ class CheckpointStore:
         return path
 
     def paths(self) -> list[Path]:
-        """All there are, the newest first; OSError where that cannot be known."""
+        """Return the paths of all checkpoints, the newest first; OSError on failure."""
         found = [self.folder / name for name in self._names() if NAME.fullmatch(name)]
         return sorted(found, key=_number, reverse=True)
 
     def newest(self, tidies: bool = False) -> tuple[Path, Snapshot] | None:
-        """The newest whole one, or None in a folder that never had any.
+        """Return the newest whole checkpoint; None in a folder that never had one.
 
-        Those that are not whole are named and passed over; a folder that is ours to
-        tidy has those renamed that are proven to be damaged. What cannot be read at
-        all is left to the user: it may be whole, and newer than what we would take.
+        Checkpoints that are not whole are logged and passed over; with `tidies`, those
+        that are proven to be damaged are renamed. One that cannot be read at all raises
+        Unreadable: it may be whole, and newer than the others.
         """
         passed: dict[Path, DataError] = {}
         for path in self._readable_paths():
@@ -180,11 +180,11 @@ def read_checkpoint(path: Path) -> Snapshot:
 
 
 def _say_what_was_passed(passed: Mapping[Path, DataError], tidies: bool) -> None:
-    """Now that there is one to fall back on, and not before."""
+    """Log the checkpoints passed over, after a whole one; rename damaged ones."""
     for path, error in passed.items():
         log.warning("%s; falling back to the checkpoint before it", error)
         if tidies and isinstance(error, DamagedFile):
-            # Out of the way of `paths`, and still there for whoever wants to look.
+            # `paths` no longer finds it, and the user can still examine it.
             with suppress(OSError):
                 path.rename(path.with_name(path.name + DAMAGED))
 
@@ -195,9 +195,9 @@ def _number(path: Path) -> int:
 
 
 def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-    """One state for all replicas or one for each, all of them floats and finite.
+    """Return whether the arrays are one finite state for all replicas or one for each.
 
-    Where the states are on disk anyway, it is only said how far they are.
+    If the states are on disk, there are no arrays, and the exchanges are checked.
     """
     if document.get(ON_DISK):
         return not arrays and 0 <= document["exchanges"] <= MOST_EXCHANGES
@@ -230,7 +230,7 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
 
 
 def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
-    """Both or neither, and as many bytes as they say."""
+    """Return whether both arrays are missing, or fit together: bytes and their sizes."""
     if kept is None or sizes is None:
         return kept is sizes
     integers = kept.dtype == np.uint8 and sizes.dtype.kind == "i"
@@ -241,19 +241,22 @@ def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
 
 
 def _is_log(log: Array, document: Mapping[str, Any]) -> bool:
-    """Counts of every replica, in every exchange so far."""
+    """Return whether `log` has counts of every replica in every exchange so far."""
     shape = document["replicas"], document["exchanges"]
     return log.dtype.kind == "i" and log.shape == shape and bool((log >= 0).all())
 
 
 def _last(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The newest record of its history."""
+    """Return the newest record of the history; empty without one."""
     found: Mapping[str, Any] = document["history"][-1] if document["history"] else {}
     return found
 
 
 def _is_finite(array: Array, is_of_many: bool) -> bool:
-    """Of several models some may have diverged, while others go on."""
+    """Return whether all of `array` is finite or, of several models, one of them.
+
+    Some models of a sweep may have diverged while others continue.
+    """
     good = np.isfinite(array)
     return bool(good.all() or (is_of_many and good.all(axis=-2).any()))
 
@@ -284,7 +287,7 @@ class Capture:
         self.facts[name] = fact
 
     def take(self, state: State, view: View) -> Snapshot:
-        """Everything that matters after the exchange that was just done."""
+        """Return the state of the run after the last exchange. Collective."""
         self.agreement.arrive(state)
         arrays = self._arrays(state.host_state(), view.exchanges)
         return Snapshot(self._document(view), arrays)
@@ -312,8 +315,8 @@ class Capture:
         return arrays | logs | self._kept(state) | self._good(state)
 
     def _kept(self, state: State) -> dict[str, Array]:
-        """(R, bytes of all members) of what only the same grid can go on with."""
-        if not state.rank_arrays:  # here and everywhere else: settings decide it
+        """Return arrays for the same grid only, as (R, bytes of all members)."""
+        if not state.rank_arrays:  # on all ranks alike: settings decide it
             return {}
         own = packed(state.rank_arrays)
         sizes = self.grid.members.exchange_objects(own.size)
@@ -322,12 +325,12 @@ class Capture:
         return {KEPT: self.columns.of_all_replicas(whole), SIZES: np.array(sizes)}
 
     def _good(self, state: State) -> dict[str, Array]:
-        """The last weights that had a good loss: what a divergence goes back to."""
+        """Return the last weights with a good loss, for a run that diverges."""
         if self.evaluation.good is None:
             return {}
         model = self.evaluation.good.arrays
         whole = self.agreement.joined(model["weights"])
-        # A velocity that is held elsewhere is none of them.
+        # A velocity that is stored elsewhere is left out: zeros take its columns.
         more = self.agreement.width(state) - whole.shape[1]
         if more:
             whole = np.hstack([whole, np.zeros((len(whole), more), whole.dtype)])
@@ -368,8 +371,8 @@ class Capture:
     ) -> None:
         """Restore `state` and all that observes it from a checkpoint; a local call.
 
-        `progress` says how many steps and rows this replica has done after an
-        exchange: they depend on the grid, which may be another one now.
+        `progress` returns the steps and rows of this replica after an exchange: they
+        depend on the grid, which may be another one now.
         """
         said = checkpoint.document
         self._put_back_state(checkpoint, state)
@@ -390,7 +393,7 @@ class Capture:
             self.add_fact(REQUESTED, said[REQUESTED])
 
     def position(self, said: dict[str, Any]) -> int:
-        """Exchanges done, on this grid: another number of replicas has other epochs."""
+        """Return the exchanges done, counted in those of this grid's epochs."""
         done, before, now = (
             said["exchanges"],
             said["exchanges_per_epoch"],
@@ -424,9 +427,9 @@ class Capture:
         self._put_back_kept(checkpoint, state)
 
     def _remembered(self, copies: Array) -> Array:
-        """Its own; the mean where there are other replicas now.
+        """Return this replica's copy of `copies`, (R, ...); on another grid the mean.
 
-        What is still to be sent is one of R equal parts: their mean stays.
+        Each copy contains what its replica has yet to send, one of R equal parts.
         """
         if len(copies) == self.grid.replicas.size:
             own: Array = copies[self.grid.replica]
@@ -435,7 +438,7 @@ class Capture:
         return mean
 
     def _put_back_kept(self, checkpoint: Snapshot, state: State) -> None:
-        """What another grid has kept fits nobody here: it begins anew."""
+        """Restore the arrays of this rank; on another grid they begin anew."""
         copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
         grid, wanted = self.grid, packed(state.rank_arrays).size
         if copies is None or sizes is None:
@@ -454,7 +457,7 @@ class Capture:
         self.evaluation.resume(checkpoint.document["evaluation"], model)
 
     def _of_this_replica(self, copies: Array, rows: int) -> Array:
-        """Its own copy; the mean by rows where there are other replicas now."""
+        """Return this replica's copy or the only one; on another grid a mean by rows."""
         own: Array
         if len(copies) == 1:
             own = copies[0]
@@ -466,13 +469,13 @@ class Capture:
 
 
 def packed(arrays: dict[str, Array]) -> Array:
-    """The bytes of all of them, in the order of their names."""
+    """Return the bytes of all arrays, in the order of their names."""
     parts = [np.ascontiguousarray(arrays[name]).reshape(-1) for name in sorted(arrays)]
     return np.concatenate([np.empty(0, np.uint8), *(p.view(np.uint8) for p in parts)])
 
 
 def unpack(held: Array, arrays: dict[str, Array]) -> None:
-    """Such bytes back into the arrays, in place."""
+    """Write the bytes of `packed` back into the arrays, in place."""
     first = 0
     for name in sorted(arrays):
         array = arrays[name]
@@ -482,7 +485,7 @@ def unpack(held: Array, arrays: dict[str, Array]) -> None:
 
 
 def _shares(rows: int, replicas: int) -> Array:
-    """The part of all rows that each replica held, as an agreement weighs it."""
+    """Return the share of the rows of each replica, (R,), as an agreement weighs it."""
     parts = [split_range(rows, replicas, r) for r in range(replicas)]
     return np.array([part.stop - part.start for part in parts]) / rows
 
@@ -497,7 +500,7 @@ def _unwatched(what: str) -> AbstractContextManager[None]:
 
 
 class Saver(Generic[S]):
-    """Decides when, has the state collected, and hands it to a writer thread.
+    """Decides when to save, collects the state, and passes it to a writer thread.
 
     Every rank has one and `save` is called by all of them together; only the rank
     that was given a store writes. A run that leaves nothing behind has none.
@@ -514,9 +517,9 @@ class Saver(Generic[S]):
         self.config = config
         self.capture = capture
         self.store = store
-        # Told what we wait for when it is no rank.
+        # A context that names what this rank waits for, other than ranks.
         self.working = working if working is not None else _unwatched
-        # The last ones in memory, on every rank: what survivors go on from.
+        # The last checkpoints in memory, on every rank: survivors resume from them.
         self.remembered: deque[Snapshot] = deque(maxlen=remember)
         self.failed = 0
         self.written = 0
@@ -529,7 +532,7 @@ class Saver(Generic[S]):
         self._began = time.monotonic()
 
     def is_due(self, number: int, at_end: bool) -> bool:
-        """True after the exchanges that every rank knows to be saved."""
+        """Return whether all ranks save after exchange `number`."""
         return at_end or (self.config.every > 0 and number % self.config.every == 0)
 
     def request(self) -> Request:
@@ -540,7 +543,7 @@ class Saver(Generic[S]):
         return Request.SAVE if late and not self._is_writing() else Request.NONE
 
     def save(self, state: S, view: View) -> None:
-        """Collect the state; the disk is waited for only by a checkpoint before."""
+        """Collect the state; start to write it when the last one is on disk."""
         checkpoint = self.capture(state, view)
         self.remembered.append(checkpoint)
         self._began = time.monotonic()
@@ -552,14 +555,14 @@ class Saver(Generic[S]):
         self._writing = self._thread.submit(self._write, self.store, checkpoint)
 
     def finish(self) -> None:
-        """Wait until what was handed over is on disk."""
+        """Wait until the last checkpoint is on disk, or has failed."""
         if self._writing is not None:
             with self.working("writing a checkpoint"):
                 self._writing.result()
             self._writing = None
 
     def close(self) -> None:
-        """Finish, and let go of the thread; a later `save` would start another."""
+        """Finish, and end the thread; a later `save` would start another."""
         self.finish()
         if self._thread is not None:
             self._thread.shutdown()
@@ -569,7 +572,7 @@ class Saver(Generic[S]):
         return self._writing is not None and not self._writing.done()
 
     def _write(self, store: CheckpointStore, checkpoint: Snapshot) -> None:
-        """Training is worth more than a checkpoint: what fails is said, not raised."""
+        """Write a checkpoint; log a failure without raising it: training continues."""
         try:
             path = store.write(checkpoint)
         except (OSError, MemoryError) as error:
@@ -595,13 +598,13 @@ class Saver(Generic[S]):
 
 # Checkpoints of a run whose states are on disk: where it stood, and no states.
 #
-# The files are the checkpoint: they stand after a step of their own, that of the last
-# commit, and a run goes on from there.
+# The files are the checkpoint: they contain the state after their last commit, from
+# which a run resumes.
 
 
 @dataclass
 class TiledCapture(Capture):
-    """Takes the document alone; puts a run back to what its files hold."""
+    """Captures the document alone; restores a run to the state in its files."""
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
         return {}
@@ -626,11 +629,11 @@ class TiledCapture(Capture):
         super().restore(Snapshot(said, {}), state, view, progress)
 
     def _put_back_state(self, checkpoint: Snapshot, state: State) -> None:
-        """The files hold it; the copy with a good loss was of the process before."""
+        """Restore nothing: the state is in the files, and no good copy is stored."""
 
 
 def _until(document: dict[str, Any], exchanges: int) -> dict[str, Any]:
-    """What was known after so many exchanges: files may be behind their checkpoint."""
+    """Return `document` as of so many exchanges: files may be behind a checkpoint."""
     history = [one for one in document["history"] if one["exchanges"] <= exchanges]
     said = {**document, "exchanges": exchanges, "history": history}
     if document["evaluation"]["measured_at"] > exchanges:

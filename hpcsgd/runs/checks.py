@@ -1,4 +1,4 @@
-"""What a configuration may not ask for, each refusal in one sentence."""
+"""Checks of a configuration, with one sentence for each refusal."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ from hpcsgd.settings import refuse
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.evaluation import Columns, Evaluation, SvrgSnapshots
 
-# What an agreement requires and supports, held against a whole configuration.
+# What an agreement requires and supports, compared with a whole configuration.
 
 ONE_WORD = Bucket(0, 1, 1, np.dtype(np.float32))
 MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
@@ -38,7 +38,7 @@ MOMENTA = ("momentum", "nesterov", "nesterov-classic", "adam")
 
 @dataclass(frozen=True)
 class Feature:
-    """What an agreement may not support.
+    """A feature that an agreement may not support.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ def check_configuration(
     config : RunConfig
         All settings of a run.
     given : mapping of mappings or None
-        The settings that somebody gave, where others have laid theirs below.
+        The settings that the user gave, if other settings are laid below them.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
     subject = f"[agreement] kind = {agreement.kind!r}"
     if agreement.shares_gradients:
         yield from _raised_by(lambda: check_groups(agreement.hierarchical))
-        # One replica encodes nothing, and is told of settings that no grid could run.
+        # One replica encodes nothing, but refuses settings that no grid could run.
         codec = agreement.codec, ONE_WORD, config.codec, config.accordion
         yield from _raised_by(lambda: make_codec(*codec))
     else:
@@ -398,7 +398,7 @@ def _name(config: RunConfig) -> str:
 
 
 def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
-    """Methods are about replicas; ranks that are members of one agree on nothing."""
+    """Warn of a method for replicas if all ranks are members of one replica."""
     if replicas > 1 or ranks == 1 or not is_for_replicas(config):
         return
     log.warning(
@@ -452,7 +452,7 @@ def _of_sweep(config: RunConfig) -> Iterator[str]:
 
 
 def penalty_of(problem: ProblemConfig, columns: int) -> Penalty:
-    """Of all columns of the data."""
+    """Return the penalty of all columns; refuse bounds for another number of them."""
     bounds: dict[str, Any] = {"lower": -np.inf, "upper": np.inf}
     for name in bounds:
         value = getattr(problem, name)
@@ -469,7 +469,7 @@ def penalty_of(problem: ProblemConfig, columns: int) -> Penalty:
 
 
 def takes_one_step(config: RunConfig) -> bool:
-    """Whether something has to be done behind every single step."""
+    """Return whether an exchange has one step, after which l1 or bounds act."""
     problem = config.problem
     bent = not problem.is_smooth and problem.l1_at == STEP
     return bent and config.update.kind != COORDINATE

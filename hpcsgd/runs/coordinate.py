@@ -65,18 +65,18 @@ MODES = ("shuffle-once", "reshuffle")
 
 
 def form_of(config: RunConfig, ranks: int) -> str:
-    """The form of a configuration that has one, on so many ranks; else why not."""
+    """Return the form of `config` on so many ranks; refuse one without a form."""
     refuse(_refusals(config, ranks))
     return best_form(config)
 
 
 def fits(config: RunConfig) -> bool:
-    """Whether there is a form for this problem at all."""
+    """Return whether coordinate descent has a form for the problem of `config`."""
     return not any(_of_problem(config))
 
 
 def best_form(config: RunConfig) -> str:
-    """The one that is asked for, or that needs the least for the problem."""
+    """Return the requested form, or the one that needs the least for the problem."""
     problem, asked = config.problem, config.coordinate.form
     if asked != "auto":
         return asked
@@ -184,7 +184,7 @@ def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
 
 
 def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
-    """Replicas × members: ranks hold rows, or for the dual form columns."""
+    """Return (replicas, members): ranks share rows or, in the dual form, columns."""
     return (1, ranks) if best_form(config) == "dual" else (ranks, 1)
 
 
@@ -299,7 +299,7 @@ def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Non
 
 @dataclass(frozen=True)
 class OpenedForm:
-    """A form that can be descended on."""
+    """A form of coordinate descent on the data of this rank."""
 
     config: RunConfig  # with its grid
     opened: OpenedRun
@@ -311,7 +311,7 @@ class OpenedForm:
 
     @property
     def is_cached(self) -> bool:
-        """Whether G stays."""
+        """Return whether the Gram matrices G are stored after their first use."""
         return self.exchanges.caches_grams
 
     @property
@@ -325,7 +325,7 @@ class OpenedForm:
         )
 
     def close(self) -> None:
-        """Let go of the groups, with all ranks; the world stays."""
+        """Close the groups of ranks, but not the world. Collective."""
         self.opened.grid.close()
 
 
@@ -335,7 +335,7 @@ def open_form(
     reader: Callable[[Communicator], RowReader],
     setup: Clock,
 ) -> OpenedForm:
-    """Everything that can be wrong is found here."""
+    """Open the data and make the form; refuse what cannot run. Collective."""
     world.together(lambda: form_of(config, world.size))
     config = replace(config, grid=GridConfig(*grid_of(config, world.size)))
     opened = open_run(_plain(config), world, reader, setup)
@@ -346,7 +346,7 @@ def open_form(
 
 
 def _plain(config: RunConfig) -> RunConfig:
-    """What opening has to know: nothing of the update, one step at a time."""
+    """Return `config` for opening the data: the default update, and steps = 1."""
     schedule = replace(config.schedule, steps=1)
     return replace(
         config, update=UpdateConfig(), products=ProductsConfig(), schedule=schedule
@@ -392,9 +392,9 @@ def _centers(objective: Objective) -> Centers | None:
 
 
 def _block(shard: Shard) -> int:
-    """Rows looked at together by what they store; 0: by how wide they are.
+    """Return the rows that are read at once, from their density; 0: from their width.
 
-    Of members each would choose another number, and they sum scores block by block.
+    Members would choose different numbers, and they sum scores block by block.
     """
     if not shard.matrix.is_sparse or len(shard.parts) > 1:
         return 0
@@ -413,7 +413,7 @@ def _make(config: RunConfig, objective: Objective, ranks: int, classes: int) -> 
 
 
 def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bool:
-    """Whether G of every group is kept: where it comes again and there is room."""
+    """Return whether G of every group is stored: by kind, or if reused and in budget."""
     kind, sampling, schedule = config.products.kind, config.sampling, config.schedule
     if kind != "auto":
         return kind == "cached"
@@ -434,7 +434,7 @@ def result_of(
     began: float,
     setup: Mapping[str, float],
 ) -> Result:
-    """The model and everything measured, alike on every rank."""
+    """Return the model and all measurements, the same on every rank. Collective."""
     ready, view = run.ready, run.view
     opened, config = ready.opened, ready.config
     weights, beta = ready.form.model(point)
@@ -514,7 +514,7 @@ def _facts(
 
 
 def _ending(run: "CoordinateTraining", status: Status) -> dict[str, Any]:
-    """Which form it was, and why it went no further."""
+    """Return the form of the descent, its last figures, and why it ended."""
     seen, form = run.evaluation.seen, run.ready.form
     ended = "asked to stop"
     if status in (Status.COMPLETED, Status.CONVERGED, Status.WORSE):
@@ -716,7 +716,7 @@ class CertifiedEvaluation:
 # The run of a coordinate form: what `train` does where the update is "coordinate".
 
 log = logging.getLogger(__name__)
-ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+ONCE = {"on_all_ranks": True}  # all ranks would log the same
 
 
 class CoordinateRun(Session):
@@ -760,7 +760,7 @@ class CoordinateRun(Session):
         return result
 
     def _start(self, ready: OpenedForm) -> CoordinatePoint:
-        """The null model, or what stands for the weights that were given."""
+        """Return the point of the null model, or that of the initial weights."""
         if self.start is None or self.start.weights is None:
             return ready.form.begin()
         given, loaded = self.start.weights, ready.opened.loaded
@@ -823,7 +823,7 @@ def along(
     problems: Callable[[float], Sequence[ProblemConfig]],
     warm: bool = True,
 ) -> Iterator[Result]:
-    """A result for every problem that `problems` makes of the steepest slope.
+    """Yield a result for each problem that `problems` returns for the steepest slope.
 
     With `warm`, each begins where the one before it ended. The ledger of each result is
     of that one alone.
@@ -847,6 +847,6 @@ def along(
 
 
 def _under(ready: OpenedForm, problem: ProblemConfig) -> OpenedForm:
-    """The same data and Gram for another problem."""
+    """Return `ready` for another problem, with its data and Gram; reset its clock."""
     ready.clock.seconds.clear()
     return replace(ready, config=replace(ready.config, problem=problem))

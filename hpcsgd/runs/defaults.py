@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def agrees_on_gradients(config: Any) -> bool:
-    """Whether it names an agreement whose replicas do, in every step."""
+    """Return whether replicas agree on gradients in every step of this `config`."""
     return _kind(config).shares_gradients
 
 
@@ -54,14 +54,12 @@ def sharded_weights_option(config: Any) -> str:
 
 
 def has_section(config: Any, name: str) -> bool:
-    """Whether its writer said something there."""
+    """Return whether `config` is a mapping with the section `name`."""
     return isinstance(config, Mapping) and name in config
 
 
 def grid_on(ranks: int, grid: Any, config: Any) -> Any:
-    """`grid`, or a replica on each rank where there is none and it names a method of
-    replicas.
-    """
+    """Return `grid`; without one, (ranks, 1) if `config` has a method of replicas."""
     name, kind = _agreement(config).get("kind", AUTO), _kind(config)
     if ranks == 1 or grid is not None or has_section(config, "grid"):
         return grid
@@ -73,11 +71,11 @@ def grid_on(ranks: int, grid: Any, config: Any) -> Any:
 
 
 def _agreement(config: Any) -> Mapping[str, Any]:
-    """With what its method sets; of a whole configuration nothing is left open."""
+    """Return section [agreement] with what its method sets; empty for a RunConfig."""
     if not isinstance(config, Mapping):
         return {}
     if not all(isinstance(table, Mapping) for table in config.values()):
-        return {}  # which is said where it is parsed
+        return {}  # parsing reports the error
     import_plugins(config.get("run"))
     return with_method(config).get("agreement", {})
 
@@ -516,7 +514,7 @@ def to_number(name: str, value: Any) -> float:
 
 
 def plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, which a configuration is made of."""
+    """Return NumPy numbers as the Python numbers of a configuration."""
     return value.item() if isinstance(value, np.generic) else value
 
 

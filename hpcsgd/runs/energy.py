@@ -16,9 +16,9 @@ LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, not with a package
 
 
 def gpu_counter(address: str, library: Any = None) -> Callable[[], int]:
-    """A reader of millijoules since the driver was loaded, of the whole GPU.
+    """Return a function that reads the millijoules of a GPU since its driver loaded.
 
-    `address` is the GPU's on its bus; OSError says why there is no such counter.
+    `address` is that of the GPU on its bus. Raises OSError without such a counter.
     """
     nvml = library or open_library()
     _check(nvml, nvml.nvmlInit_v2(), "opened")
@@ -54,8 +54,8 @@ def _check(nvml: Any, code: int, what: str) -> None:
 
 # Energy to solution: what processors and GPUs count themselves, while a run trains.
 #
-# Every rank that reads says what each counter gained under the counter's own name;
-# ranks that read the same hardware say the same name, and it is taken once.
+# Every rank that reads counters reports their gains by name; ranks that read the same
+# hardware report the same name, which counts once.
 
 POWERCAP = Path("/sys/class/powercap")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -65,7 +65,7 @@ OFTEN = 20.0  # seconds between two readings, at most
 
 @dataclass(frozen=True)
 class Counter:
-    """One thing that counts the energy it has used."""
+    """A hardware counter of the energy that a processor or GPU has used."""
 
     node: str
     name: str  # with the node: the same wherever the same hardware is read
@@ -75,7 +75,7 @@ class Counter:
     period: int = 0  # counts after which it begins again at 0; 0 = never
 
     def gained(self, before: int, after: int) -> float:
-        """Joules between two readings; it may have begun again once."""
+        """Return the joules between two readings; the counter may have wrapped once."""
         counts = after - before
         if counts < 0:
             if not self.period:
@@ -85,7 +85,7 @@ class Counter:
 
 
 class EnergyMeter:
-    """Counts while the run trains; not while it evaluates or waits to begin."""
+    """A meter of the energy of training, without evaluations and set-up."""
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class EnergyMeter:
         self._before: list[int] | None = None  # None: paused
 
     def resume(self) -> None:
-        """Training begins, or goes on."""
+        """Start to count: training begins or continues."""
         self._before = self._read()
         self._read_at = self._clock()
 
     def pause(self) -> None:
-        """Training stops for a while, or ends."""
+        """Stop to count: training pauses or ends."""
         self._count()
         self._before = None
 
@@ -147,13 +147,13 @@ class EnergyMeter:
             return []
 
     def _give_up(self, reason: str) -> None:
-        """A part of the energy is none."""
+        """Drop all counters, with a reason: a part of the energy is of no use."""
         self.counters, self.joules, self.reason = (), [], reason
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What one counter has gained."""
+    """The energy that one counter has counted, in joules."""
 
     node: str
     name: str
@@ -163,7 +163,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class EnergyReport:
-    """What one rank says at the end: nothing where it leaves reading to another."""
+    """The energy counted by one rank; no gains if another rank reads the counters."""
 
     gains: tuple[Gain, ...] = ()
     seconds: float = 0.0
@@ -171,11 +171,11 @@ class EnergyReport:
 
 
 def total(everyone: Iterable[EnergyReport]) -> tuple[dict[str, Any] | None, str]:
-    """Joules of all nodes, or None and the reason."""
+    """Return the energy of all nodes, or None, and the reason for None."""
     ranks = list(everyone)
     reasons = [said.reason for said in ranks if said.reason]
     if reasons:
-        return None, reasons[0]  # the energy of some of the nodes is no energy
+        return None, reasons[0]  # the energy of some of the nodes is of no use
     gains = {(g.node, g.name): g for said in ranks for g in said.gains}
     if not gains:
         return None, "no rank could read a counter of energy"
@@ -192,7 +192,7 @@ def make_meter(
     environment: Mapping[str, str] = os.environ,
     powercap: Path = POWERCAP,
 ) -> EnergyMeter:
-    """The meter of this rank: one rank of a node reads its processors.
+    """Return the meter of this rank; one rank of a node reads its processors.
 
     Parameters
     ----------
@@ -253,5 +253,5 @@ def _text(path: Path) -> str:
 
 
 def _node() -> str:
-    """Equal for all containers of one machine: they share its counters."""
+    """Return a name of the node, equal for containers that share its counters."""
     return _text(BOOT) or os.uname().nodename

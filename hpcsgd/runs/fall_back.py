@@ -1,4 +1,4 @@
-"""What a run falls back to: good states, and settings that are more careful."""
+"""Fall-backs of a run: good states, and settings that are more careful."""
 
 import logging
 from copy import deepcopy
@@ -17,10 +17,10 @@ from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Evaluation
 from hpcsgd.solvers.snapshot import Snapshot
 
-# More careful settings, one rung at a time: what a run falls back to.
+# More careful settings, one level at a time: what a run falls back to.
 #
 # First fewer steps in an exchange, until there is one; then wider formats, field by
-# field. Every rung can be taken once, so there are not many.
+# field. Every level can be taken once, so there are not many.
 
 RAISED = ("inner", "gram_wire", "margin", "matrix")  # in this order
 NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
@@ -40,7 +40,7 @@ class FallbackLevel:
 
     @property
     def text(self) -> str:
-        """What changes, in short."""
+        """Return the change in short: setting, old value, new value."""
         name = self.key.split(".")[1]
         return f"{name} {self.before} -> {self.after}"
 
@@ -69,7 +69,7 @@ def fewer_steps(steps: int) -> int:
 
 
 def widest_format(precision: Precision) -> str:
-    """That of the arithmetic, fp32 at least."""
+    """Return the name of the widest format of the arithmetic, fp32 at least."""
     known = {*precision.arithmetic, "fp32"}
     return min(known, key=lambda name: get_format(name).unit_roundoff)
 
@@ -102,17 +102,17 @@ def convert_checkpoint(
 
 # Copies of the state at moments when all was well: what a run falls back to.
 #
-# The gap monitor's verdict on an exchange comes with the next one, and all ranks hear
-# of it when they look up. A copy is made where a look at the recurrence is begun, on
-# all ranks after the same exchange, and counts from the next time they all look up and
-# nobody has found anything.
+# The result of the monitor for an exchange comes with the next exchange, and all ranks
+# receive it in a poll. A copy is made where a check of the recurrence begins, on all
+# ranks after the same exchange. It counts as checked after the next poll without an
+# alarm.
 
 
 class GoodStates(Observer):
     """Keeps at most four copies: checked, being checked (two), and with a good loss."""
 
     def __init__(self, every: int, view: View, evaluation: Evaluation) -> None:
-        self.every = every  # exchanges between looks at the recurrence; 0 = none
+        self.every = every  # exchanges between checks of the recurrence; 0 = none
         self.view = view
         self.evaluation = evaluation
         self.checked: Snapshot | None = None  # no alarm until then
@@ -120,11 +120,11 @@ class GoodStates(Observer):
         self.candidates: list[Snapshot] = []
 
     def start(self, state: State, exchanges: int) -> None:
-        """Keep where the run begins, or goes on from: both are good states."""
+        """Keep the state in which the run begins or resumes as a good one."""
         self.checked = self.measured = _snapshot(state, self.view)
 
     def after_exchange(self, state: State, number: int) -> None:
-        """Keep the state where a look at the recurrence is begun."""
+        """Keep the state where a check of the recurrence begins."""
         if self.every and number % self.every == 0:
             self.candidates.append(_snapshot(state, self.view))
 
@@ -144,7 +144,7 @@ class GoodStates(Observer):
         """Put back the last state that was checked or, without a gap, the last one with
         a good loss; return whether there is one.
 
-        A loss may be good in spite of a gap, and what grows may be without a gap.
+        A loss may be good in spite of a gap, and a run may diverge without one.
         Seconds are not taken back.
         """
         good = self.checked if has_gap else self.measured
@@ -177,12 +177,12 @@ Event = dict[str, Any]
 
 
 def note(view: View, event: str, text: str, **facts: Any) -> Event:
-    """Add it to the history of the run, and warn."""
+    """Add an event to the events of the run, log it as a warning, and return it."""
     found = {
         "kind": "event",
         "event": event,
         "exchange": view.exchanges,
-        # Between which losses it stands in the history.
+        # The number of evaluations before it gives its place in the history.
         "evaluations": len(view.history),
         "text": text,
         **facts,
@@ -193,7 +193,7 @@ def note(view: View, event: str, text: str, **facts: Any) -> Event:
 
 
 def alarm_text(alarm: dict[str, Any]) -> str:
-    """What the monitor found, as a sentence."""
+    """Return the alarm of a monitor as a sentence."""
     what = {
         "scores": "the scores of the recurrence are off from fresh products",
         "residuals": "residuals are off from those of their scores",
@@ -213,7 +213,7 @@ def fallback_event(
     """Return the event of a fall-back: its cause, from where, to where, and what is
     changed.
 
-    `stopped` counts exchanges as before, `there` as from now on.
+    `stopped` counts exchanges with the old settings, `there` with the new ones.
     """
     reason, why, figures = _reason(cause)
     text = (
@@ -238,7 +238,7 @@ def fallback_event(
 
 
 def _reason(cause: Cause) -> tuple[str, str, dict[str, float]]:
-    """In a word, in a phrase, in figures."""
+    """Return the cause of a fall-back in a word, in a phrase and in figures."""
     if cause is None:
         return "diverged", "weights or a loss without bound", {}
     return "gap", "a gap", {key: cause[key] for key in ("gap", "tolerance")}

@@ -20,14 +20,14 @@ from hpcsgd.products.direct import Stream
 
 @dataclass(frozen=True)
 class Feed:
-    """What one replica works through, epoch after epoch."""
+    """The groups of batches that one replica trains on, epoch after epoch."""
 
     sampler: Sampler
     planner: Planner
     plans: list[tuple[int, ...]]  # batch sizes of each exchange of an epoch
     exchanges_per_epoch: int  # of the replica with most rows
     epochs: int
-    follow: Callable[[int, int, int], None] | None = None  # told what comes next
+    follow: Callable[[int, int, int], None] | None = None  # called ahead of groups
     one_step: bool = False  # the batches of an exchange are one step together
 
     def groups(self, done: int = 0) -> Iterator[Group | None]:
@@ -67,12 +67,12 @@ class Feed:
 
 @dataclass(frozen=True)
 class RoundFeed(Feed):
-    """Rounds that take what they get to of a stream, which goes on in the next one."""
+    """A feed of rounds, each of which takes the next rows of a stream."""
 
     stream: Stream | None = None
 
     def progress(self, done: int) -> tuple[int, int]:
-        """Rounds are steps; the stream knows its rows."""
+        """Return the rounds done, which are steps, and the rows taken of the stream."""
         stream = self.stream
         return done, stream.rows_in(0, stream.taken) if stream is not None else 0
 

@@ -29,7 +29,7 @@ COLOURS = (
     "#e69f00",
 )
 DASHES = ("-", "--", ":", "-.")
-STYLES = ("-o", "--s", ":^", "-.d", "-x", "--v", ":*")  # that black ink can tell
+STYLES = ("-o", "--s", ":^", "-.d", "-x", "--v", ":*")  # that differ in black and white
 # Equal charts are equal bytes, on every machine; text stays text.
 SETTINGS = {
     "svg.fonttype": "none",
@@ -68,7 +68,7 @@ def require() -> Any:
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Draw and save inside of this what has to be the same everywhere."""
+    """Set the style in which figures are drawn and saved the same on every machine."""
     with require().rc_context(SETTINGS), warnings.catch_warnings():
         # A name may be in letters that this font lacks; viewers have other fonts.
         warnings.filterwarnings("ignore", message="Glyph")
@@ -114,7 +114,7 @@ def clean(text: str) -> str:
 
 @dataclass(frozen=True)
 class Hint:
-    """What one drawn thing is, for those who read or point instead of looking."""
+    """The description of one drawn element, for screen readers and pointers."""
 
     kind: str  # class of its group
     text: str = ""  # shown where a pointer rests on it
@@ -424,14 +424,14 @@ def _draw(axis: Any, curves: Mapping[str, History], cost: str) -> None:
 
 
 def _scale(axis: Any, ends: Sequence[float]) -> None:
-    """Logarithmic, from the shortest curve on, where that one would be a dot."""
+    """Make an axis logarithmic beyond the shortest curve, if that would be a dot."""
     spent = [end for end in ends if end > 0]
     if spent and max(spent) > APART * min(spent):
         axis.set_xscale("symlog", linthresh=min(spent))
 
 
 def _name_curves(row: Sequence[Any], count: int) -> None:
-    """In the first panel where they are few, else at the right of the last."""
+    """Name the curves in the first panel or, if many, at the right of the last one."""
     if count <= WITHIN:
         legend = row[0].legend()
     else:

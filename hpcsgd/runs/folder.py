@@ -1,4 +1,4 @@
-"""What a run leaves on disk; nothing of an earlier run is lost."""
+"""The run folder and its files; nothing of an earlier run is lost."""
 
 import os
 from pathlib import Path
@@ -42,7 +42,7 @@ class RunFolder:
 
     @property
     def history(self) -> Path | None:
-        """Where the loss curve goes."""
+        """Return the path of the loss curve; None without a folder."""
         return self.path / HISTORY if self.path else None
 
     def claim(self) -> None:
@@ -57,7 +57,7 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def begin(self, config: RunConfig, goes_on: bool) -> None:
-        """Put an earlier run aside, unless this one goes on with it; say what it is."""
+        """Put an earlier run aside unless this one resumes it; write resolved.toml."""
         if self.path is None:
             return
         try:
@@ -70,7 +70,7 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def finish(self, result: Result) -> str:
-        """Save the result; what could not be saved and why, or ""."""
+        """Save the result; return what could not be saved and why, or ""."""
         if self.path is None:
             return ""
         # `save` would make a folder of which nothing but the result is left.
@@ -90,19 +90,19 @@ class RunFolder:
         return ""
 
     def release(self) -> None:
-        """Let the next run in."""
+        """Release the folder for the next run."""
         if self.lock is not None:
             self.lock.release()
 
     def _complete_history(self, path: Path, result: Result) -> None:
-        """Write it once more where a disk was full when a line came."""
+        """Write the whole history if the file lacks lines, as after a full disk."""
         lines = format_records(in_order(result.history, result.events))
         with saving(path):
             if not path.is_file() or read_entry_text(path) != lines:
                 write_text(path, lines)
 
     def _write_rounds(self, path: Path, result: Result) -> None:
-        """Where rounds are as long as there was time for."""
+        """Write the rows of each round, if the clock decided how long rounds were."""
         rounds = result.report.get("agreement", {}).get("rounds")
         if rounds is not None:
             with saving(path):
@@ -111,7 +111,7 @@ class RunFolder:
                 write_text(path, as_csv(rounds["chunks"], rounds["rows"]))
 
     def _way_on(self) -> str:
-        """What to do about a result that is not on disk."""
+        """Return the remedy for a result that was not saved: train again, or resume."""
         try:
             is_saved = self.path is not None and CheckpointStore(self.path, 1).paths()
         except OSError:

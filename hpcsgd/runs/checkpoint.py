@@ -230,7 +230,7 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
 
 
 def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
-    """Return whether both arrays are missing, or fit together: bytes and their sizes."""
+    """Return whether both arrays are missing, or fit together: bytes and sizes."""
     if kept is None or sizes is None:
         return kept is sizes
     integers = kept.dtype == np.uint8 and sizes.dtype.kind == "i"
@@ -457,7 +457,10 @@ class Capture:
         self.evaluation.resume(checkpoint.document["evaluation"], model)
 
     def _of_this_replica(self, copies: Array, rows: int) -> Array:
-        """Return this replica's copy or the only one; on another grid a mean by rows."""
+        """Return this replica's copy of `copies`, (R, ...), or the only one.
+
+        On another grid it is the mean of the copies, weighted by the rows of replicas.
+        """
         own: Array
         if len(copies) == 1:
             own = copies[0]

@@ -413,7 +413,7 @@ def _make(config: RunConfig, objective: Objective, ranks: int, classes: int) -> 
 
 
 def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bool:
-    """Return whether G of every group is stored: by kind, or if reused and in budget."""
+    """Return whether G of every group is stored: by kind, or if reused and small."""
     kind, sampling, schedule = config.products.kind, config.sampling, config.schedule
     if kind != "auto":
         return kind == "cached"

@@ -34,7 +34,7 @@ SHARED = "share_gpus = true, and NCCL needs a GPU for each rank; leave it out"
 
 
 def take_gpu(share_gpus: bool) -> "Device":
-    """Open it; ConfigError or MissingPackage say what is missing."""
+    """Open the GPU of this rank; ConfigError or MissingPackage on failure."""
     from hpcsgd.backends.cuda.device import device_of_rank
     from hpcsgd.backends.cuda.driver import count_gpus
     from hpcsgd.backends.cuda.kernels import build_of
@@ -42,7 +42,7 @@ def take_gpu(share_gpus: bool) -> "Device":
 
     number = gpu_of_rank(os.environ, count_gpus(), share_gpus=share_gpus)
     device = device_of_rank(number)
-    # Every exchange needs it: what NVRTC lacks is heard of now, on all ranks.
+    # Every exchange needs this kernel: NVRTC fails now, on all ranks, or not at all.
     device.kernel(build_of("sample", "fp32", device.arch))
     return device
 
@@ -50,9 +50,9 @@ def take_gpu(share_gpus: bool) -> "Device":
 def open_gpu(
     config: RunConfig, world: Communicator
 ) -> "tuple[Device | None, Communicator]":
-    """The GPU of this rank, if one is asked for, and the world with arrays on GPUs.
+    """Return the GPU of this rank, if requested, and the world that sends GPU arrays.
 
-    Called by all ranks; what is missing on one is said on all.
+    Called by all ranks; what is missing on one is reported on all.
     """
     run = config.run
     if run.device != "cuda":
@@ -92,16 +92,16 @@ class DeviceNeed:
     exchange: int  # tiles of the Gram, their parts, margins
     weights: int
     kept: int = 0  # Grams of all exchanges, rows of other members
-    asked: int = 0  # what another Gram than our plain one works in
+    asked: int = 0  # workspace of a Gram kernel other than the plain one
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return the sum of all parts."""
         return sum(vars(self).values())
 
     @property
     def largest(self) -> str:
-        """What takes most."""
+        """Return the name of the largest part."""
         return max(vars(self), key=lambda name: getattr(self, name))
 
     def describe(self, form: str) -> str:
@@ -117,12 +117,12 @@ class DeviceNeed:
 
 @dataclass(frozen=True)
 class ExchangeDemand:
-    """What the exchanges of a run store on a GPU."""
+    """The batches and buffers of exchanges, which need memory on a GPU."""
 
     plans: Iterable[Sequence[int]]  # batch sizes of each exchange
     sets: int = 1  # of buffers
     kept: int = 0  # bytes that stay from one epoch to the next
-    asked: int = 0  # bytes that another Gram than our plain one works in
+    asked: int = 0  # bytes of workspace of another Gram kernel
 
 
 def device_need(
@@ -134,7 +134,7 @@ def device_need(
 ) -> DeviceNeed:
     """Return the device memory for a host matrix and its exchanges.
 
-    There are `wide` columns of weights, or `held` bytes of some.
+    Weights have `wide` columns, or take `held` bytes if a rank has a part of them.
     """
     from hpcsgd.backends.cuda.matrix import bytes_of_order, bytes_of_rows
 
@@ -201,18 +201,21 @@ def check_device_memory(
 
 
 def _needed_and_free(ranks: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Of one GPU, by what its ranks said."""
+    """Return the bytes that all ranks of a GPU need, and those free on it.
+
+    `ranks` contains (needed, free) of each rank of the GPU.
+    """
     return sum(need for need, _ in ranks), min(free for _, free in ranks)
 
 
 def _left(ranks: Sequence[tuple[int, int]]) -> int:
-    """For each rank of one GPU; negative where they need more than there is."""
+    """Return the bytes left for each rank of a GPU; negative where memory is short."""
     needed, free = _needed_and_free(ranks)
     return (free - needed) // len(ranks)
 
 
 def _smaller(need: DeviceNeed, task: Task, shared: bool, sliced: bool) -> str:
-    """The knob that turns the largest part."""
+    """Return the remedy that makes the largest part smaller."""
     who = "replicas or members" if sliced else "members"
     more = "start fewer ranks on each GPU, or " if shared else ""
     halve = ", or halve it with --precision c" if _is_wide(task) else ""
@@ -233,9 +236,9 @@ def _is_wide(task: Task) -> bool:
 def _transport(
     asked: str, share_gpus: bool, device: "Device", world: Communicator
 ) -> str:
-    """Return the transport: of `auto` NCCL where every rank has it, and its own GPU.
+    """Return the transport; "auto" is NCCL if every rank has it and a GPU of its own.
 
-    Ranks on several GPUs whose sums then go through the host are told why.
+    If sums between several GPUs go through the host, rank 0 logs why.
     """
     if asked != "auto":
         return asked
@@ -276,7 +279,7 @@ def make_on_gpu(
     grid: Grid,
     device: "Device",
 ) -> Product:
-    """The product called `name`, if there is room for it; called by all ranks."""
+    """Return the product `name` on the GPU; refuse one without room. Collective."""
     from hpcsgd.backends.cuda.gram import allowed
     from hpcsgd.backends.cuda.sequences import CudaExchanges
 
@@ -303,7 +306,7 @@ def make_on_gpu(
             " kind = 'gram', or --device cpu"
         )
     if facts.holds_all_columns and task.members.size == 1:
-        name = "direct"  # all columns are here: nothing is brought
+        name = "direct"  # one member has all columns: nothing is sent
     kind: Callable[..., Product] = get_product(name, look_ahead)
     return kind(task, CudaExchanges(task, device, asked))
 
@@ -311,7 +314,7 @@ def make_on_gpu(
 def _asked_bytes(
     kind: str, task: Task, plans: Iterable[Sequence[int]], device: "Device"
 ) -> int:
-    """Of what another Gram than our plain one works in."""
+    """Return the bytes of workspace of the Gram kernel `kind`; 0 for sparse rows."""
     from hpcsgd.backends.cuda.gram import bytes_asked
 
     shard = task.shard
@@ -345,7 +348,7 @@ def _check_room_for_slices(
 ) -> None:
     """Refuse slices that the GPU has no room for; called by all ranks.
 
-    The batches of an exchange are one where no gradient is whole to add them up in.
+    If no rank stores a whole gradient, the batches of an exchange count as one.
     """
     plans = [(size,) for sizes in feed.plans for size in sizes]
     if gradient.takes_at_once:
@@ -366,7 +369,7 @@ def on_gpu(product: Product) -> "CudaExchanges | None":
 
 
 def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
-    """Bytes of Grams or rows that are there beside those of this member."""
+    """Return the bytes of cached Grams, or of rows of other members, on the device."""
     from hpcsgd.backends.cuda.matrix import bytes_of_member_rows, bytes_of_rows
 
     shard = task.shard

@@ -54,7 +54,7 @@ from hpcsgd.precision import Precision
 # The exponents that a matrix with few of them is stored with, alike on all ranks.
 
 log = logging.getLogger(__name__)
-ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+ONCE = {"on_all_ranks": True}  # all ranks would log the same
 
 
 def choose_exponents(
@@ -65,7 +65,7 @@ def choose_exponents(
     backend: Backend,
     how: str,
 ) -> None:
-    """Tell the backend the exponents of all columns, where the format has few."""
+    """Set the exponents of all columns, if the format has few. Collective."""
     form = get_format(backend.precision.matrix)
     if not form.wants_scale:
         return
@@ -97,7 +97,7 @@ def report_rounding_loss(
     )
 
 
-# Dense rows that stay in their file, of which not even one is ever there whole.
+# Dense rows that stay in their file, of which none is ever in memory as a whole.
 
 NARROW_FORMATS = 4096  # columns of a file that are looked at together
 LOOKED = 2**20  # bytes of them
@@ -131,9 +131,9 @@ def stream_tiles(
 
 
 def replica_rows(grid: Grid, reader: RowReader) -> slice:
-    """The rows of this rank's replica, in equal numbers: each draws equal batches.
+    """Return the rows of this rank's replica; all replicas have about as many.
 
-    Refused where a replica would have no row, or a member no column.
+    Refuse a grid in which a replica would have no row, or a member no column.
     """
     replicas, members = grid.replicas.size, grid.members.size
     if members > reader.cols:
@@ -153,11 +153,11 @@ def replica_rows(grid: Grid, reader: RowReader) -> slice:
 
 
 def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, ...]:
-    """The columns of every member.
+    """Return the columns of every member.
 
     `partition` is "equal" (numbers of columns), "stored" (stored values), or "auto":
-    by stored values where the data is sparse. A reader that holds some columns alone
-    says which.
+    by stored values where the data is sparse. A reader with some
+    of the columns has `parts` that decide instead.
     """
     members = grid.members.size
     given: tuple[slice, ...] | None = getattr(reader, "parts", None)
@@ -195,7 +195,7 @@ def split_held_out(
 ) -> tuple[Array, Array]:
     """Return the weights of training rows, with mean 1 each, and of held-out rows.
 
-    `known` are folds of all rows that somebody has drawn.
+    `known` are the folds of all rows, if they were drawn before.
     """
     kept = split.kept_apart(rows, known)
     each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
@@ -210,13 +210,13 @@ def split_held_out(
 
 def sum_over_replicas(grid: Grid, weights: Array | None) -> float:
     """Σc over all rows: each replica's count once, however many members hold them."""
-    with np.errstate(over="ignore"):  # is refused on all ranks together
+    with np.errstate(over="ignore"):  # an overflow is refused later, on all ranks
         own = 0.0 if weights is None or grid.member else float(weights.sum())
     return float(sum(grid.world.exchange_objects(own)))
 
 
 def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
-    """c_i with mean 1 over all rows: else F and the steps have other minimisers."""
+    """Return c_i with mean 1 over all rows: F and the steps then share a minimiser."""
     if weights is None:
         return None
     if total <= 0.0:
@@ -259,11 +259,11 @@ class LoadedRows:
     preparation: Preparation  # of the rows, before they came here
     names: list[str] | None  # of the columns, where they have any
     categories: dict[str, list[str]] | None  # levels of columns that were text
-    stored: int  # values of the whole data that are held; all of them if dense
+    stored: int  # stored values of the whole data; all of them if dense
 
     @property
     def density(self) -> float:
-        """The part of the matrix that is held."""
+        """Return the share of the values of the matrix that is stored; 1 if dense."""
         return self.stored / (self.shard.total_rows * self.shard.total_columns)
 
 
@@ -344,7 +344,7 @@ def _ends(part: slice) -> str:
 
 @dataclass(frozen=True)
 class _Sides:
-    """What belongs to the rows besides the matrix, checked, in float64."""
+    """The targets, weights and offsets of the rows, checked, in float64."""
 
     y: Array
     weights: Array | None  # as they are in the data
@@ -354,11 +354,14 @@ class _Sides:
 
     @property
     def given(self) -> dict[str, Array | None]:
-        """Those that a shard keeps beside its targets."""
+        """Return the columns that a shard stores beside its targets, by name."""
         return {"weights": self.scaled, "held": self.held, "offsets": self.offsets}
 
     def show(self, seen: Fingerprint, first_row: int | None) -> None:
-        """Count them once: every member of a replica has read the same."""
+        """Add the columns to the fingerprint `seen`, unless `first_row` is None.
+
+        One member of a replica adds them, since all have read the same columns.
+        """
         if first_row is not None:
             for number, column in enumerate((self.y, self.weights, self.offsets)):
                 seen.add_column(number, column, first_row)
@@ -405,7 +408,7 @@ def _read_sides(
 def _kept(
     column: Array | None, dtype: Any, keep: Callable[[Array], Array]
 ) -> Array | None:
-    """A side column as the recurrence wants it, one copy a node."""
+    """Return a column as (rows, k) in `dtype`, which `keep` stores once a node."""
     return (
         None if column is None else keep(column.astype(dtype).reshape(len(column), -1))
     )
@@ -439,7 +442,7 @@ def _stream(
 ) -> Unheld:
     """Check every value once, and return rows that are read again when they are due."""
     store = backend.store
-    # What a file has is what is stored only where nothing is scaled.
+    # The elements of a file are those of the matrix only if nothing is scaled.
     element = "" if backend.scaling else backend.precision.matrix
     height, width = rows.stop - rows.start, columns.stop - columns.start
     for _ in pieces(reader, rows, columns, store, SCANNED, seen.add, all_finite):
@@ -472,7 +475,7 @@ def bytes_of_filling(values: int, item: int) -> int:
 
 
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
-    """Stored values of all ranks, said where they are few enough to matter."""
+    """Return the stored values of all ranks; log them if X is sparse. Collective."""
     cells = shard.total_rows * shard.total_columns
     if not shard.matrix.is_sparse:
         return cells
@@ -488,7 +491,7 @@ def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
 
 
 def _advice(density: float, columns: int, precision: Precision) -> str:
-    """What to do where sparse storage costs more than it saves."""
+    """Return advice to store X dense where that trains faster, "" elsewhere."""
     has_kernels = compiled_calls.available() and precision.working == np.float32
     least, narrow = DENSE_PAYS["kernels" if has_kernels else "SciPy"]
     if density < least and columns > narrow:

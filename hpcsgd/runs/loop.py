@@ -43,7 +43,7 @@ class Length(Protocol):
 
 
 class Solver(Protocol[S]):
-    """What takes the steps of the loop: SGD, coordinate descent, or a refinement."""
+    """A solver takes the steps of the loop: SGD, coordinate descent, a refinement."""
 
     clock: Clock
     is_resumable: bool  # False: what is interrupted cannot go on from a checkpoint
@@ -70,9 +70,9 @@ class Solver(Protocol[S]):
 
 
 class ModelEvaluation(Protocol[S_contra]):
-    """What measures the model that a run would return now.
+    """An evaluation measures the model that a run would return now.
 
-    Ranks make the same calls, and get the same answers but of broken weights.
+    Ranks make the same calls and get the same answers, except on broken weights.
     """
 
     has_minimum: bool  # False: the objective is unbounded below

@@ -1,4 +1,4 @@
-"""What this machine can do: its figures, their file, and their measurement.
+"""Speeds of a machine: their figures, their file, and their measurement.
 
 Automatic choices, `hpcsgd tune` and `hpcsgd study predict` take figures from here.
 """
@@ -48,7 +48,7 @@ from hpcsgd.products.gram import Gram
 log = logging.getLogger(__name__)
 FOLDER = Path(__file__).parents[1] / "machines"
 MARKS = ("measured", "stated")
-# What a rank can do, network aside, by the names of the cost model.
+# Figures of one rank without the network, by their names in the cost model.
 RANK = (
     *("gram", "gram_narrow", "read", "again", "plain", "inner"),
     *("link", "exchange", "step", "alone", "turn"),

@@ -43,7 +43,7 @@ from hpcsgd.solvers.sgd import RunLength, SgdSolver
 def make_observers(
     parts: Parts, agreement: Agreement, evaluation: Evaluation, view: View
 ) -> list[Observer]:
-    """Return those that the configuration asks for, in the order they are called."""
+    """Return the observers of a run, in the order in which they are called."""
     config, columns, task = parts.config, parts.columns, parts.task
     each = parts.feed.exchanges_per_epoch
     return [
@@ -64,14 +64,14 @@ def _best_held(
     evaluation: Evaluation,
     history: Sequence[Mapping[str, Any]],
 ) -> list[Observer]:
-    """The weights that held-out rows liked best, where these end the run."""
+    """Return the observer of the best weights on validation rows, if they end runs."""
     if config.stop.on != "validation":
         return []
     return [BestWeights(evaluation, task.columns, history)]
 
 
 def _scales(task: Task) -> list[Observer]:
-    """What residuals are multiplied by, where that adapts and is each replica's own."""
+    """Return the observer of a loss scale that adapts and that each replica has."""
     scale = task.backend.loss_scale
     if scale is None or scale.is_fixed or scale.waits:
         return []
@@ -79,14 +79,14 @@ def _scales(task: Task) -> list[Observer]:
 
 
 def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observer]:
-    """The mean of the last exchanges, where it is wanted."""
+    """Return the observer that averages the last exchanges, if requested."""
     config, task, product = parts.config, parts.task, parts.product
     average, period = config.average, evaluation.agreement.period
     if average.kind == "none":
         return []
     every = period if config.grid.replicas > 1 else 1
     if not isinstance(product, MicroBatches) and on_gpu(product):
-        # Each iterate has to be fetched.
+        # Each iterate is copied from the device.
         every *= -(-config.run.check_every // every)
     return [
         TailAverage(
@@ -104,7 +104,7 @@ def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observ
 
 
 def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
-    """By tiles or slices where no rank holds all of its weights."""
+    """Return the evaluation; by tiles or slices if no rank has all of its weights."""
     loaded, task = parts.loaded, parts.task
     known = (
         parts.grid,
@@ -137,7 +137,7 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
 
 
 def _measure(config: RunConfig, several: bool) -> str:
-    """What every evaluation takes: what was asked for, and what the goal needs."""
+    """Return the measure of every evaluation, as requested or as the goal needs."""
     asked, goal = config.run.evaluate, config.stop.on
     if goal == "validation" and not config.sampling.hold_out:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _measure(config: RunConfig, several: bool) -> str:
     takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)
     each = config.run.evaluate_every == config.update.snapshot == 1
     if config.update.kind == "svrg" and each and takes == "loss":
-        takes = "gradient"  # its snapshot has to take it there anyway
+        takes = "gradient"  # its snapshot computes it there anyway
     if several and takes != "loss":
         raise ConfigError(
             f"the {takes} of several models is not taken; set stop.on = 'none' and"
@@ -177,13 +177,17 @@ def _measure(config: RunConfig, several: bool) -> str:
 def is_replayable(
     config: RunConfig, precision: Precision, agreement: Agreement, several: bool
 ) -> bool:
-    """One model, whose steps are neither clipped, nor anchored, nor of another rule."""
+    """Return whether plain SGD can repeat the exchanges of a run.
+
+    It repeats those of one model, if steps are neither clipped, nor anchored, nor of
+    another rule.
+    """
     update = config.update
     if update.clip != "none" or update.kind == "svrg" or several:
         return False
     if not isinstance(agreement, Gradient):
         return True
-    # Others say more than sums, or leave steps out where residuals overflow.
+    # Other agreements send more than sums, or skip steps with overflowing residuals.
     plain = (
         type(agreement) is Gradient and not get_format(precision.residual).wants_scale
     )
@@ -228,7 +232,7 @@ def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
 
 
 def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
-    """Some of the exchanges in which this replica trains."""
+    """Return the exchanges to record, some of those in which this replica trains."""
     count, seed = parts.config.run.record, parts.config.sampling.seed
     if agreement.workers == parts.grid.replicas.size:
         return choose_exchanges(count, seed, total)
@@ -238,7 +242,10 @@ def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:
-    """What makes two legs parts of one run: a run may be made longer."""
+    """Return the settings that two legs of one run have in common.
+
+    The epochs are left out: a run may be made longer.
+    """
     names = ("problem", "schedule", "update", "rate", "sampling", "precision")
     tables = {name: dict(config.tables()[name]) for name in names}
     del tables["schedule"]["epochs"]

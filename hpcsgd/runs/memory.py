@@ -52,9 +52,9 @@ def batches_at_once(config: RunConfig) -> int:
 # together; `ulimit -v` limits each process by itself.
 
 ROOT = Path("/")
-NO_LIMIT = 2**60  # what control groups say where there is none, and more
+NO_LIMIT = 2**60  # control groups without a limit contain this or more
 AT_ONCE = 2**16  # bytes of a file
-# Where there is no telling: the one group of a container.
+# If the groups are unknown: the one group of a container.
 UNKNOWN = "0::/\n0:memory:/"
 # Limits, what is used, and the part of that which the kernel drops when asked to.
 GROUP_FILES = (
@@ -78,18 +78,18 @@ class Limit:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one rank needs beside what its process holds, and the limits it is under."""
+    """Bytes that one rank needs beyond those of its process, and its limits."""
 
     node: str
     process: int
     need: int
     limits: Sequence[Limit]
-    holds: int = 0  # of the process, whatever the rank needs
+    holds: int = 0  # bytes of the process before the run
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What is left under one limit, and what the ranks that share it need."""
+    """Bytes that are free under one limit, and that the ranks that share it need."""
 
     limit: Limit
     free: int
@@ -102,9 +102,9 @@ class MemoryBudget:
 
 
 def tightest(own: Claim, claims: Sequence[Claim], share: float = 1.0) -> MemoryBudget:
-    """Of the limits of one rank the one that lacks most, or leaves least.
+    """Return the budget of the limit of `own` that lacks most, or leaves least.
 
-    Of what ranks share with the files that the system keeps, they may have `share`.
+    Of memory that ranks share with cached files, they may use the part `share`.
     """
     near = [claim for claim in claims if claim.node == own.node]
     budgets = [_budget(limit, near, share) for limit in own.limits]
@@ -129,7 +129,7 @@ def _budget(limit: Limit, claims: Sequence[Claim], share: float) -> MemoryBudget
 def system_limits(
     root: Path = ROOT, environ: Mapping[str, str] = os.environ
 ) -> list[Limit]:
-    """All that hold for this process, with what is left now."""
+    """Return all memory limits of this process, with the bytes that are free now."""
     return [
         *_of_machine(root),
         *_of_groups(root),
@@ -156,7 +156,7 @@ def _of_machine(root: Path) -> Iterator[Limit]:
 
 
 def _of_groups(root: Path) -> Iterator[Limit]:
-    """A group is bound by its own limit and by those of all groups around it."""
+    """Yield the limits of this process's control groups and of those around them."""
     for folder, name in _groups(root):
         free = _left_in(folder)
         if free is not None:
@@ -176,10 +176,10 @@ def _groups(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[tuple[Path, str]]:
-    """From a group to the root of its tree.
+    """Yield folder and name of a group, and of all groups up to the root of its tree.
 
-    In a container the path may be that of the host, and what is mounted the
-    container's own group: then that is all there is to see.
+    In a container the path may be that of the host, while the container's own group is
+    mounted: then only this group can be read.
     """
     parts = PurePosixPath(path).parts[1:]
     folder = mount.joinpath(*parts)
@@ -190,7 +190,10 @@ def _upwards(mount: Path, path: str) -> Iterator[tuple[Path, str]]:
 
 
 def _left_in(folder: Path) -> int | None:
-    """What a control group leaves, counting files it keeps only as long as it can."""
+    """Return the bytes free in a control group; None if it has no limit.
+
+    Cached files that the kernel can drop count as free.
+    """
     for names, used, droppable in GROUP_FILES:
         said = [_number(folder / name) for name in names]
         limit = min((n for n in said if n is not None), default=NO_LIMIT)
@@ -202,7 +205,7 @@ def _left_in(folder: Path) -> int | None:
 
 
 def _of_slurm(root: Path, environ: Mapping[str, str]) -> Iterator[Limit]:
-    """What the job asked for, which Slurm may watch without a control group."""
+    """Yield the memory that the job requested; Slurm may enforce it without a group."""
     per_node = _megabytes(environ, "SLURM_MEM_PER_NODE")
     per_cpu = _megabytes(environ, "SLURM_MEM_PER_CPU")
     cpus = _count(environ, "SLURM_CPUS_ON_NODE")
@@ -221,7 +224,7 @@ def _of_slurm(root: Path, environ: Mapping[str, str]) -> Iterator[Limit]:
 
 
 def _of_process(root: Path) -> Iterator[Limit]:
-    """`ulimit -v` counts what is mapped, used or not, but no files that are read."""
+    """Yield the limit of `ulimit -v` on mapped memory, used or not; no cached files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         yield Limit(
@@ -242,7 +245,7 @@ def _pages(root: Path, field: int) -> int:
 
 
 def _megabytes(environ: Mapping[str, str], name: str) -> int:
-    """Slurm's megabytes in bytes; 0 where it says nothing, or that all may be taken."""
+    """Return a Slurm variable in MiB as bytes; 0 if it is unset or sets no limit."""
     return _count(environ, name) * MIB
 
 
@@ -252,7 +255,7 @@ def _count(environ: Mapping[str, str], name: str) -> int:
 
 
 def _text(path: Path) -> str:
-    """Read without ceremony: every run asks for some twenty files of the system."""
+    """Return the text of a file, "" on failure; fast, as a run reads twenty files."""
     with suppress(OSError, ValueError):
         number, parts = os.open(path, os.O_RDONLY), [b""]
         try:
@@ -265,7 +268,7 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no file, or "max" in it."""
+    """Return the number in a file; None without a file, or if it contains "max"."""
     with suppress(ValueError):
         return int(_text(path))
     return None
@@ -365,9 +368,9 @@ class ExchangeSizes:
 
     @property
     def _products(self) -> Iterator[Any]:
-        """The products of which one will hold the exchange.
+        """Yield the products of which one will run.
 
-        Sparse rows that may be gathered are counted as those of the own columns.
+        Sparse rows that may be gathered count as those of the local columns alone.
         """
         kind, ahead = self.config.products.kind, self.config.products.look_ahead
         if kind != "auto":
@@ -421,7 +424,7 @@ class ExchangeSizes:
 LATER = 8 * MIB
 LOADING = ("reading",)
 TRAINING = ("exchange", "kept", "losses", "finisher")
-EITHER = ("losses", "finisher")  # of which one is there at a time
+EITHER = ("losses", "finisher")  # never at the same time
 
 
 @dataclass(frozen=True)
@@ -468,7 +471,7 @@ def process_bytes() -> int:
 def predict(
     grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
 ) -> MemoryNeed:
-    """What this rank will hold at most, from sizes and what its process holds now.
+    """Return the most memory of this rank, from sizes and from its process now.
 
     Stored values of a sparse matrix are taken to lie evenly over its rows and columns.
     """
@@ -544,18 +547,18 @@ def streamed(
     config: RunConfig,
     precision: Precision,
 ) -> MemoryNeed:
-    """The same where only windows of the matrix are held.
+    """Return `need` for a run that has only windows of the matrix in memory.
 
     A window is read beside the others while steps are taken: it counts with losses.
     """
-    if config.agreement.on_disk:  # of rows no more than a tile is there
+    if config.agreement.on_disk:  # at most a tile of rows is in memory
         return replace(need, matrix=0, reading=TILE_BYTES, losses=TILE_BYTES)
     rows, cols = _block(grid, reader)
     sampling = config.sampling
     form = get_format(precision.matrix)
     word = form.dtype.itemsize
     losses = bytes_of_losses(reader, rows, cols, form, is_stored=False)
-    if config.run.device == "cuda":  # all of it is there, two pieces of it here
+    if config.run.device == "cuda":  # all on the device, two pieces on the host
         from hpcsgd.backends.cuda.device import PIECE, bytes_of_uploads
 
         matrix = bytes_of_uploads(cols * word)
@@ -567,19 +570,19 @@ def streamed(
     return replace(need, matrix=matrix, reading=reading, losses=losses)
 
 
-# Whether what a run will hold fits: held against every limit of every node.
+# The predicted memory of a run, compared with every limit of every node.
 
 GIB = 2**30
-SMALL = 64 * MIB  # of one rank: no limit is looked up for so little
+SMALL = 64 * MIB  # bytes of one rank, for which no limit is read
 
 
 def check_memory(
     grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
 ) -> bool:
-    """True where blocks have to be streamed because they do not fit on some node.
+    """Return whether blocks are streamed because they do not fit on some node.
 
-    Where they cannot be, or not even a window of them fits, the run is refused; the
-    same answer on every rank.
+    If they cannot be streamed, or not even a window of them fits, the run is refused.
+    All ranks return the same.
     """
     schedule, sampling = config.schedule, config.sampling
     need = grid.world.together(lambda: predict(grid, reader, config, precision, states))
@@ -615,7 +618,7 @@ def check_memory(
 def _tightest(
     grid: Grid, need: MemoryNeed, config: RunConfig, share: float
 ) -> MemoryBudget:
-    """The limit that this rank meets first, with what it and its like need."""
+    """Return the budget of the limit that this rank meets first. Collective."""
     limits = system_limits()
     if config.run.memory:
         by_hand = int(config.run.memory * GIB)
@@ -645,7 +648,7 @@ def _sentence(need: MemoryNeed, budget: MemoryBudget, config: RunConfig) -> str:
 
 
 def _parts(need: MemoryNeed, limit: Limit) -> dict[str, int]:
-    """The parts that count under a limit: most leave what the process holds out."""
+    """Return the parts that count under a limit: most do not count the process."""
     return {
         name: size
         for name, size in need.counted.items()
@@ -654,7 +657,7 @@ def _parts(need: MemoryNeed, limit: Limit) -> dict[str, int]:
 
 
 def _remedy(parts: dict[str, int], config: RunConfig, shared: bool) -> str:
-    """The knob that turns the largest part."""
+    """Return the remedy that makes the largest part smaller."""
     largest = max(parts, key=lambda name: parts[name])
     steps = config.schedule.most_steps
     apart = " on more nodes" if shared else ""  # from others under the same limit

@@ -47,9 +47,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResolvedNames:
-    """The concrete things behind the names of a configuration."""
+    """The objects that the names of a configuration stand for."""
 
-    world: Communicator  # behind the network that was asked for
+    world: Communicator  # with the delays of run.network
     members: int
     family: Family
     precision: Precision
@@ -60,7 +60,7 @@ class ResolvedNames:
 
 
 def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
-    """Look every name up; what is unknown or does not fit is refused here."""
+    """Return the objects that `config` names; refuse unknown or unfit names."""
     refuse(refusals(config))
     world, replicas = _as_many(config, world), config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
@@ -95,7 +95,7 @@ def emulate_network(config: RunConfig, world: Communicator) -> Communicator:
 
 
 def _as_many(config: RunConfig, world: Communicator) -> Communicator:
-    """The world, or this rank as one of those that are emulated."""
+    """Return the world, or an emulated one of which this rank is a member."""
     run, grid = config.run, config.grid
     if not run.emulate_members:
         return world
@@ -138,7 +138,7 @@ def _family(config: RunConfig) -> Family:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """What is there before anything is chosen: names looked up, ranks, data."""
+    """A run before its choices: its resolved names, its grid of ranks, its rows."""
 
     words: ResolvedNames
     grid: Grid
@@ -176,7 +176,7 @@ def _load(
     reader: Callable[[Communicator], RowReader],
     setup: Clock,
 ) -> LoadedRows:
-    """This rank's block of what the reader opens."""
+    """Return this rank's block of the rows that the reader opens. Collective."""
     opened = grid.world.together(lambda: reader(grid.world))
     streams = check_memory(
         grid, opened, config, words.precision, words.update.states * config.sweep.count
@@ -190,9 +190,9 @@ def _load(
 
 
 def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
-    """The way through the rows of a replica, once their number is known.
+    """Return a function from the number of rows of a replica to the route through them.
 
-    None where a GPU holds them all, or where they are read by tiles.
+    The route is None if a GPU stores all rows, or if they are read by tiles.
     """
     if config.run.device == "cuda" or config.agreement.on_disk:
         return lambda rows: None
@@ -202,7 +202,7 @@ def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
 
 
 def _use_threads(count: int, world: Communicator) -> None:
-    """In the kernels that all ranks have settled on."""
+    """Set the number of threads of the compiled kernels; warn of too few cores."""
     compiled_calls.use(count)
     if count > 1:
         compiled_calls.warn(
@@ -272,7 +272,7 @@ def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     update = config.update
     clip = make_clip(update.clip, update.limit)
     if config.agreement.shares_gradients:
-        return None  # that of all replicas together is clipped, where they agree
+        return None  # the agreement clips the gradient of all replicas
     weights = get_format(backend.precision.weights)
     if clip is not None and not weights.is_wide:
         raise ConfigError(

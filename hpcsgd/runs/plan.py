@@ -26,7 +26,7 @@ from hpcsgd.solvers.coordinate import COORDINATE
 
 # What a run will do, printed by `hpcsgd train --plan`.
 
-NAMED, DEFAULT, CHOSEN = "named", "default", "chosen"  # by whom a setting is
+NAMED, DEFAULT, CHOSEN = "named", "default", "chosen"  # who chose a setting
 WIDTH = 100  # of a line
 BOUND = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"  # where no line ends
 NOT_PREDICTED = "no formula for coordinate descent"

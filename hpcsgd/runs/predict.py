@@ -39,7 +39,7 @@ from hpcsgd.glm.penalties import Penalty
 from hpcsgd.runs.load import checked_weights, finite_column
 from hpcsgd.runs.result import Result
 
-# What a trained model says about rows: scores, means, classes, probabilities.
+# Predictions of a trained model on rows: scores, means, classes, probabilities.
 #
 # t_i = a_i·w + intercept + offset_i, in float64; the rest is the family's.
 
@@ -67,7 +67,7 @@ class TrainedModel:
 
     @one_thread()
     def scores(self, X: Any, offset: Array | None) -> Array:
-        """t (m, K) of m rows."""
+        """Return the scores t of m rows, (m, K)."""
         scores: Array = X @ self.weights
         if self.intercept is not None:
             scores += self.intercept
@@ -165,7 +165,7 @@ KINDS: dict[str, Callable[[TrainedModel, Array], Array]] = {
 
 
 def check_what(model: TrainedModel, what: str) -> None:
-    """Refuse what this model cannot say."""
+    """Refuse a prediction that this model does not have."""
     name = model.family.name
     if what not in KINDS:
         raise ConfigError(f"unknown prediction: {what!r}; known: {list(KINDS)}")
@@ -207,7 +207,7 @@ def rows_for(model: TrainedModel, reader: RowReader) -> tuple[RowReader, str]:
 
 
 def _in_order(model: TrainedModel, reader: RowReader) -> str:
-    """How to bring columns into the order of the training."""
+    """Return how to bring columns into the order of the training."""
     if getattr(reader, "is_in_memory", False):
         return "give them in the order of the training, which feature_names says"
     like = model.trained_on or TRAINING
@@ -215,7 +215,7 @@ def _in_order(model: TrainedModel, reader: RowReader) -> str:
 
 
 def _warn_of_earlier(model: TrainedModel, reader: RowReader) -> None:
-    """Say where a run of an earlier version, which kept no moments, had other rows."""
+    """Warn if a run of an earlier version, which stored no moments, had other rows."""
     if model.trained_on is None:
         return
     try:
@@ -236,7 +236,7 @@ def _warn_of_earlier(model: TrainedModel, reader: RowReader) -> None:
 
 
 def blocks_of(rows: slice, words: int, budget: int | None = None) -> Iterator[slice]:
-    """`rows` of so many float64 words cut so that a block is about `budget` bytes."""
+    """Yield blocks of `rows`, `words` float64 each, of about `budget` bytes a block."""
     step = max((budget or CHUNK_BYTES) // (8 * max(words, 1)), 1)
     for start in range(rows.start, rows.stop, step):
         yield slice(start, min(start + step, rows.stop))
@@ -390,7 +390,7 @@ def open_rows(
 
 @dataclass(frozen=True)
 class RankEvaluator:
-    """The rows of one rank, seen through a model."""
+    """The sums over the rows of one rank from which a model is evaluated."""
 
     model: TrainedModel
     reader: RowReader
@@ -425,7 +425,7 @@ class RankEvaluator:
         return [float(c @ losses), float(family.clipped(scores))]
 
     def label_sums(self, mean: float) -> Array:
-        """Σcℓ, clips, then rows of each label, then those that were taken wrong."""
+        """Return Σcℓ, clipped scores, then the rows and the errors of each label."""
         count = len(self.model.targets.labels)
         sums = np.zeros(2 + 2 * count)
         for scores, y, c in self.blocks():

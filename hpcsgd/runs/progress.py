@@ -22,29 +22,29 @@ log = logging.getLogger(__name__)
 
 
 class History(Callback):
-    """One record for each evaluation, written and flushed as it comes; and for events.
+    """Callback that writes a record of each evaluation and event as it comes.
 
-    Training is worth more than its history: what cannot be written (a full disk, a
-    quota) is said once, and follows as soon as it can be.
+    Training continues if a record cannot be written (a full disk, a quota): this is
+    logged once, and the record follows as soon as possible.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.lines = 0  # records that are in the file
-        self.end = 0  # bytes of these; what lies behind is a line that broke off
+        self.end = 0  # bytes of these; a line behind them is incomplete
         self.failed = False
 
     def on_start(self, view: View) -> None:
-        """Begin with what is known: nothing, or the record that a checkpoint kept."""
+        """Begin the file with the records that a checkpoint restored, if any."""
         self.lines = self.end = 0
         self._catch_up(view)
 
     def on_evaluate(self, view: View) -> None:
-        """Add the newest."""
+        """Add the newest record."""
         self._catch_up(view)
 
     def on_end(self, view: View) -> None:
-        """Once more for what could not be written, and for the last events."""
+        """Add what could not be written before, and the last events."""
         if self.lines < len(view.history) + len(view.events):
             self._catch_up(view)
 
@@ -87,7 +87,7 @@ class History(Callback):
 def in_order(
     history: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """All records, each event between the losses that it came between."""
+    """Return all records, with each event between the losses around it."""
     found: list[dict[str, Any]] = []
     waiting = list(events)
     for number, record in enumerate(history):
@@ -112,13 +112,13 @@ WORK = ("gather", "gram", "scores", "inner", "update", "steps")
 
 
 class TimeShares:
-    """Shares of work, network and the rest since the last look."""
+    """Shares of work, network and the rest in the time since the last call."""
 
     def __init__(self) -> None:
         self.seen = (0.0, 0.0, 0.0)
 
     def since_last(self, view: View) -> str:
-        """work, net, other in per cent, or nothing where nothing was measured."""
+        """Return work, net and other in per cent, "" where nothing was measured."""
         phases = view.phases()
         work = sum(phases.get(name, 0.0) for name in WORK)
         net = sum(phases.get(name, 0.0) for name in COMMUNICATE)
@@ -169,7 +169,7 @@ class Forecast:
         self.exchanges, self.seconds = view.exchanges, view.seconds
 
     def seconds_left(self, view: View) -> float:
-        """Exchanges and evaluations to come; nan before anything is known."""
+        """Return the seconds of exchanges and evaluations to come; nan if unknown."""
         if self.done <= 0.0:
             return math.nan
         exchanges = max(view.exchanges_planned - view.exchanges, 0)
@@ -187,7 +187,7 @@ class Forecast:
         return 0.0
 
     def left(self, view: View) -> str:
-        """The same for a person."""
+        """Return the time left in words."""
         return format_time_left(self.seconds_left(view))
 
 
@@ -213,7 +213,7 @@ def format_time_left(seconds: float) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """Single seconds at the end, five at a time before."""
+    """Format the seconds left: single seconds up to 10, multiples of 5 above."""
     if seconds < 1:
         return "almost done"
     whole = round(seconds)
@@ -292,7 +292,7 @@ class TerminalBar:
 
 
 def make_progress(seconds: float) -> list[Callback]:
-    """A bar when standard error is a terminal, else a line every `seconds`.
+    """Return a bar if standard error is a terminal, else a line every `seconds`.
 
     A notebook has a line that is written over.
     """
@@ -305,9 +305,9 @@ def make_progress(seconds: float) -> list[Callback]:
 
 
 class ProgressDisplay(Callback):
-    """Looks at the run now and then, and shows what it sees."""
+    """Callback that shows the progress of a run at intervals."""
 
-    every = 0.0  # seconds between looks
+    every = 0.0  # seconds between updates
     wide = True  # room for everything
 
     def __init__(self) -> None:
@@ -315,18 +315,18 @@ class ProgressDisplay(Callback):
         self.last = time.monotonic()
 
     def on_start(self, view: View) -> None:
-        """The clock starts with the run, or with this start of a resumed one."""
+        """Start the clock with the run, or with this start of a resumed one."""
         self.split, self.forecast = TimeShares(), Forecast()
         self.split.since_last(view)
         self.forecast.begin(view)
         self.last = time.monotonic()
 
     def on_evaluate(self, view: View) -> None:
-        """One full loss fewer to come."""
+        """Count one evaluation as done."""
         self.forecast.evaluated()
 
     def on_exchange(self, view: View) -> None:
-        """Look, when it is time."""
+        """Show the progress if `every` seconds have passed."""
         now = time.monotonic()
         if now - self.last >= self.every:
             self.last = now
@@ -335,7 +335,7 @@ class ProgressDisplay(Callback):
             self.show(view, "  ".join(filter(None, parts)))
 
     def show(self, view: View, said: str) -> None:
-        """Put `said` before the user."""
+        """Show the text `said` to the user."""
 
 
 class ProgressLines(ProgressDisplay):
@@ -346,7 +346,7 @@ class ProgressLines(ProgressDisplay):
         self.every = seconds
 
     def show(self, view: View, said: str) -> None:
-        """Say where the run stands, and how long it will still take."""
+        """Write a line with the share done, `said`, and the time left."""
         share = 100 * view.exchanges / max(view.exchanges_planned, 1)
         write_line(f"{share:.0f} %  {said}  {self.forecast.left(view)}")
 
@@ -410,11 +410,11 @@ class ProgressBar(ProgressDisplay):
 
     def __init__(self, columns: int = 0) -> None:
         super().__init__()
-        self.columns = columns  # of a terminal that is not ours to ask, or 0
+        self.columns = columns  # of a terminal that cannot be queried, or 0
         self.bar: Any = None
 
     def on_start(self, view: View) -> None:
-        """Draw it."""
+        """Draw the bar."""
         super().on_start(view)
         self.bar = TerminalBar(self.columns, 10, self.ROOM)
         self.wide = self.bar.is_wide
@@ -422,11 +422,11 @@ class ProgressBar(ProgressDisplay):
         self.last = -math.inf  # the first exchange is shown at once
 
     def show(self, view: View, said: str) -> None:
-        """Move it."""
+        """Move the bar."""
         self.bar.move(view.exchanges, self.forecast.left(view), said)
 
     def on_end(self, view: View) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self.bar.stop()
 
 
@@ -446,10 +446,10 @@ MUCH = 1.25  # times what the rival was expected to take
 
 
 class SlowerThanExpected(Callback):
-    """Tells of a product that turns out slower than another was expected to be.
+    """Callback that logs a product slower than another was expected to be.
 
-    The run keeps what it has: another product or another s has other bits, and a run
-    that was stopped could not be repeated. A machine file takes it in at the end.
+    The run keeps its product and s: others have other bits, and a run that was stopped
+    could not be repeated. A machine file learns from it at the end.
     """
 
     def __init__(self, chosen: Any, keeps: bool) -> None:
@@ -458,7 +458,7 @@ class SlowerThanExpected(Callback):
         self.is_open = True
 
     def on_exchange(self, view: View) -> None:
-        """Once, when enough is known."""
+        """Log once, when the time of a step is known well enough."""
         if not self.is_open or view.seconds < PATIENCE or view.epoch < self.epochs:
             return
         self.is_open = False

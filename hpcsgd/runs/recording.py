@@ -43,7 +43,7 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Recording:
-    """What is in the file: legs are the parts between one start and its end."""
+    """The content of a recording: legs are the parts between one start and its end."""
 
     facts: dict[str, Any]
     legs: list[dict[str, Any]]
@@ -118,7 +118,7 @@ class Recorder(Observer):
             kept[f"intercept_{moment}"] = intercept.copy()
 
     def _earlier(self, first: int) -> Recording:
-        """What the legs before exchange `first` left, where they are of this run."""
+        """Return what earlier legs of this run recorded up to exchange `first`."""
         nothing = Recording(self.facts_of_run, [], {})
         if self.path is None or first == 0 or not self.path.exists():
             return nothing
@@ -137,7 +137,7 @@ class Recorder(Observer):
 
 
 def write_recording(path: Path, recording: Recording) -> None:
-    """Write it whole or not at all."""
+    """Write a recording whole or not at all."""
     arrays = {
         f"{name}_{number}": array
         for number, state in recording.states.items()
@@ -152,7 +152,7 @@ def write_recording(path: Path, recording: Recording) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """The recording, refused where it is not whole or not one."""
+    """Return the recording at `path`; refuse a damaged file, or one of another kind."""
     document, arrays = read_sealed(path, KIND, VERSION)
     check_schema(path, document, SCHEMA)
     states = {number: _state(path, number, arrays) for number in document["numbers"]}
@@ -160,7 +160,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def _state(path: Path, number: int, arrays: dict[str, Array]) -> dict[str, Array]:
-    """The arrays of one exchange, equal in shape before and after."""
+    """Return the arrays of one exchange, equal in shape before and after its steps."""
     state: dict[str, Array] = {}
     for kind, needed in (("weights", True), ("intercept", False)):
         pair = [arrays.get(f"{kind}_{m}_{number}") for m in ("before", "after")]
@@ -223,7 +223,7 @@ class MemberCheck(Observer):
         if self.whole:
             self.members.broadcast(state.weights, 0, "control")
         if self.members.rank:
-            return  # all members of a replica know the same
+            return  # all members have the same facts
         log.warning(
             "members differed after exchange %d and were mended from member 0"
             " (%d times so far); --reproducible prevents it",

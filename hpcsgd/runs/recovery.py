@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 1024
 
 
 def find_damage(live: AssembledRun) -> str:
-    """The first non-finite value of any rank's block, as a sentence; "" if none.
+    """Return a sentence on the first non-finite value of any rank's block; "" for none.
 
     The data was finite when it was read, so such a value came later: from faulty
     memory, or from code that wrote where it should not. Called on all ranks.
@@ -49,10 +49,10 @@ def find_damage(live: AssembledRun) -> str:
 
 
 def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
-    """Row and column of the whole data, or None."""
+    """Return row and column in the data of the first non-finite value, or None."""
     task, shard = live.task, live.task.shard
     if not shard.matrix.is_in_memory:
-        return None  # what is in memory now is not what it was then
+        return None  # streamed rows in memory are others by now
     for start in range(0, shard.height, ROWS_AT_ONCE):
         numbers = np.arange(start, min(start + ROWS_AT_ONCE, shard.height))
         place = shard.matrix.gather(task.backend, numbers, None).first_not_finite()
@@ -66,7 +66,10 @@ def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
 
 
 def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
-    """As many replicas as before if the ranks can be dealt to them, else fewer."""
+    """Return `config` with a grid of `ranks` ranks.
+
+    It has as many replicas as before if they divide the ranks, else fewer.
+    """
     replicas = config.grid.replicas
     while ranks % replicas:
         replicas -= 1
@@ -75,7 +78,7 @@ def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
 
 
 def last_common(world: Communicator, known: Sequence[Snapshot]) -> Snapshot | None:
-    """The newest state that every rank has kept: some may have missed the last one."""
+    """Return the newest state that all ranks have: some may lack the last one."""
     said = world.exchange_objects([checkpoint.exchanges for checkpoint in known])
     common = set(said[0]).intersection(*said[1:])
     if not common:
@@ -89,7 +92,7 @@ def device_loss_error(
     """Return the error that ends the run after a lost GPU: exchanges done, what is
     saved, how to resume.
 
-    Nothing is asked of the GPU. `rank` is None where another one has said so.
+    The GPU is not used. `rank` is None if another rank has reported the loss.
     """
     where = "before the first exchange"
     if live is not None:
@@ -121,7 +124,7 @@ def _way_on(run: RunSection) -> str:
     )
 
 
-# Signals as wishes: the exchange is finished, the state saved, the code says why.
+# Signals as requests: the exchange ends, the state is saved, the code states why.
 #
 # SIGINT once: save and end with 130; twice: at once. SIGTERM and SIGUSR2 (which Slurm
 # sends ahead of a time limit): save and end with the code that asks for a requeue.
@@ -138,7 +141,7 @@ CODES = {
 
 
 class Signals(Callback):
-    """Installed for the length of a `with`; a callback of the run inside it.
+    """Signal handlers for the length of a `with`, and a callback of the run inside it.
 
     Before training there is nothing to save: a signal then ends the program at once,
     on all ranks: one that just left would wait for the others when MPI is finalised,
@@ -162,16 +165,16 @@ class Signals(Callback):
         self._wakeup_before = -1
 
     def on_start(self, view: View) -> Request:
-        """From now on a signal is a wish, and never more than that."""
+        """Return the request; from here on, a first signal is a request only."""
         self.started = True
         return self.request
 
     def on_exchange(self, view: View) -> Request:
-        """What was asked for so far."""
+        """Return the gravest request of the signals so far."""
         return self.request
 
     def on_evaluate(self, view: View) -> Request:
-        """The same: passes of a finisher are evaluations, with no exchange between."""
+        """Return the gravest request: a refinement evaluates, without exchanges."""
         return self.request
 
     def __enter__(self) -> "Signals":

@@ -93,9 +93,9 @@ NAME = "weights.npy"
 
 
 class ModelFile:
-    """(d, K) words that are written tile by tile.
+    """A file of (d, K) words that is written tile by tile.
 
-    A write that fails is told at the end: other ranks are waiting for the next tile.
+    `finish` raises a failed write: until then other ranks wait for the next tile.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ModelFile:
             self.failure = error
 
     def put(self, column: int, words: Array) -> None:
-        """These columns and those that follow."""
+        """Write `words`, (columns, K), from column `column` of the data on."""
         flat = np.ascontiguousarray(words).reshape(-1).view(np.uint8)
         if self.failure is not None:
             return
@@ -127,7 +127,7 @@ class ModelFile:
             self.failure = error
 
     def finish(self) -> None:
-        """Raise what has failed."""
+        """Raise DataError for the first write that failed, if one did."""
         if self.failure is not None:
             from hpcsgd.agreements.more.infinity.tiles import disk_full_error
 
@@ -135,9 +135,9 @@ class ModelFile:
 
 
 def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) -> Path:
-    """All columns of w by tiles; every rank writes a file of its own.
+    """Write all columns of w by tiles, on every rank to a file of its own. Collective.
 
-    Members hold other columns of them, and some have fewer tiles than others.
+    Members store different columns, and some have fewer tiles than others.
     """
     K, parts, world = weights.columns, columns.parts, columns.grid.world
     file = ModelFile(folder / NAME, (columns.total, K), weights.dtype)
@@ -154,20 +154,20 @@ def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) ->
 
 
 def open_model(path: Path, budget: float) -> Array:
-    """In memory where it is no larger than the budget, in MiB; else a view of it."""
+    """Return the weights in a file: in memory up to `budget` MiB, else as a view."""
     check_entry(path)
     weights: Array = np.load(path, mmap_mode="r")
     return np.array(weights) if weights.nbytes <= budget * 2**20 else weights
 
 
 def _piece(part: slice, first: int, height: int) -> slice:
-    """Of all columns, those of a member's tile that begins `first` into its part."""
+    """Return the columns of the tile that begins `first` columns into `part`."""
     start = min(part.start + first, part.stop)
     return slice(start, min(start + height, part.stop))
 
 
 def _all(own: Array, pieces: list[slice], columns: Columns, K: int) -> list[Array]:
-    """The tiles of all members."""
+    """Return the tiles of all members, in their order. Collective over members."""
     if columns.grid.members.size == 1:
         return [own]
     counts = [(piece.stop - piece.start) * K for piece in pieces]
@@ -208,7 +208,7 @@ def report(
     # Several models stay side by side, whatever each of them has.
     scalar = live.task.family.targets != "classes" and live.task.models is None
     loss, history = float(live.view.loss), list(live.view.history)
-    if live.config.run.emulate_members:  # what others would have said was made up
+    if live.config.run.emulate_members:  # messages of other ranks were made up
         loss, history, weights = float("nan"), [], np.full_like(weights, np.nan)
     return Result(
         status=status,
@@ -300,13 +300,13 @@ def _facts(
 
 
 def _agreement(live: AssembledRun) -> dict[str, Any]:
-    """How replicas agreed, and what that says of itself."""
+    """Return kind and method of the agreement, and the facts that it reports."""
     asked = {name: getattr(live.config.agreement, name) for name in ("kind", "method")}
     return {**asked, **live.agreement.facts()}
 
 
 def _polished(live: AssembledRun) -> dict[str, Any]:
-    """What came after the last step, if anything did."""
+    """Return the facts of the refinement, if any, and whether F lacks a minimum."""
     facts = live.training.polish_facts
     found = {} if facts is None else {"polish": facts}
     return found if live.training.has_minimum else {**found, "has_minimum": False}
@@ -317,7 +317,7 @@ def _precision(live: AssembledRun) -> dict[str, str]:
 
 
 def _casts(live: AssembledRun) -> dict[str, int | float]:
-    """What became of values that a narrow format could not hold."""
+    """Return counts of clipped updates, and of values that narrow formats cut off."""
     backend = live.task.backend
     found: dict[str, int | float] = {}
     if live.task.clip is not None:
@@ -348,7 +348,7 @@ def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
 
 
 def _where() -> dict[str, Any]:
-    """The machine of this rank, and what ran on it."""
+    """Return the host, the processor and the software versions of this rank."""
     return {
         "host": platform.node(),
         "processor": processor(),

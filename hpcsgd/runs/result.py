@@ -39,7 +39,7 @@ from hpcsgd.runs.figures import (
 
 # Weights in a file of their own beside a result, and whether they are its own.
 #
-# They may be larger than memory: a view of the file is all that anybody holds.
+# They may be larger than memory, and are only used as a view of the file.
 
 WORDS_AT_ONCE = 2**16  # of weights that may be a view of a file
 HASH = "weights_sha256"  # of those, in the document of a result
@@ -71,7 +71,7 @@ def link_weights(weights: Array, path: Path) -> None:
 
 
 def read_beside(path: Path, columns: int | None) -> Array:
-    """A view of the weights of so many columns; None: of any."""
+    """Return a view of the weights of so many columns; None: of any."""
     try:
         check_entry(path)
         found: Array = np.load(path, mmap_mode="r")
@@ -86,7 +86,7 @@ def read_beside(path: Path, columns: int | None) -> Array:
 
 
 def other_values(path: Path) -> DataError:
-    """One sentence for a file that is not what the run has written."""
+    """Return the error for a file that is not what the run has written."""
     return DataError(
         f"{path} holds other values than the run has written (their SHA-256 is not"
         " that of the result beside it); bring the file back, or train again"
@@ -138,7 +138,7 @@ class Status(Enum):
 
     @property
     def advice(self) -> str:
-        """What to do now, or an empty string."""
+        """Return the advice for this ending, or an empty string."""
         return _ADVICE[self]
 
     @property
@@ -148,12 +148,12 @@ class Status(Enum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last loss was evaluated."""
+        """Return whether the last loss was evaluated."""
         return self.is_good or self in (Status.STOPPED, Status.WORSE)
 
     @property
     def is_good(self) -> bool:
-        """Whether the run reached its last epoch, or its goal."""
+        """Return whether the run reached its last epoch, or its goal."""
         return self in (Status.COMPLETED, Status.CONVERGED)
 
 
@@ -195,7 +195,7 @@ _ADVICE = {
 def is_worse(loss: float, first: float) -> bool:
     """Return whether a run whose loss was `first` ended above that, at `loss`.
 
-    By more than `ROUNDING` of it; losses that are not finite are no answer.
+    The rise is more than `ROUNDING` of it. A loss that is not finite is not above.
     """
     return bool(np.isfinite(loss) and loss - first > ROUNDING * abs(first))
 
@@ -216,7 +216,7 @@ class UnsavedFile(DataError):
 
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """`with` it around the writing of `path`: what fails becomes one sentence."""
+    """Raise UnsavedFile with one sentence if writing `path` in the context fails."""
     try:
         yield
     except (OSError, MemoryError) as error:
@@ -312,7 +312,7 @@ class Result:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the run went to its end, and F ended above where it began."""
+        """Return whether the run went to its end, and F ended above where it began."""
         if self.status is Status.WORSE:
             return True
         if not self.status.is_good or not self.history or "models" in self.report:
@@ -322,7 +322,7 @@ class Result:
 
     @property
     def advice(self) -> str:
-        """What to do now, or an empty string.
+        """Return the advice for the ending of the run, or an empty string.
 
         It names the remedies that apply to the rows, and fallback levels that did not
         help.
@@ -393,7 +393,7 @@ class Result:
         }
 
     def _prepared(self) -> dict[str, Any] | None:
-        """What was done to the rows, without the moments."""
+        """Return the preparation of the rows for JSON, without the moments."""
         return None if self.preparation is None else self.preparation.describe()
 
     def json(self) -> str:
@@ -429,7 +429,7 @@ class Result:
             with saving(said):
                 write_text(said, self.json() + "\n")
         except UnsavedFile:
-            # One that was there speaks of another model.
+            # An existing one describes another model.
             with suppress(OSError):
                 said.unlink(missing_ok=True)
             raise
@@ -518,7 +518,7 @@ class Result:
             del document[name]
         document["status"] = self.status.value
         document[PREPARATION] = self._prepared()
-        if ON_FILE in self.report:  # a seal is of what it holds, and these lie beside
+        if ON_FILE in self.report:  # the seal covers one file, and these are in another
             document[HASH] = self.weights_sha256
         return document
 
@@ -640,7 +640,7 @@ def load_result(path: str | Path) -> Result:
 
 
 def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
-    """The result of which a sealed file at `path` holds these."""
+    """Return the result whose sealed file at `path` has these contents."""
     check_schema(path, document, SCHEMA)
     kept = {key: document[key] for key in SCHEMA}
     kept["config"] = without_retired(kept["config"])
@@ -667,7 +667,7 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
 def _preparation(
     path: Path, document: Any, arrays: Mapping[str, Array], columns: int
 ) -> Preparation | None:
-    """What was done to the rows; None of a result that does not say."""
+    """Return the preparation of the rows; None for a result without one."""
     said = document.get(PREPARATION)
     if said is None:
         return None
@@ -687,7 +687,7 @@ def _status(path: Path, name: str) -> Status:
 
 
 def _fits(weights: Array, intercept: Array | None) -> bool:
-    """w is (d,) with a scalar intercept, or (d, K) with K of them."""
+    """Return whether w is (d,) with a scalar intercept, or (d, K) with K of them."""
     if weights.dtype.kind != "f" or weights.ndim not in (1, 2):
         return False
     return intercept is None or (
@@ -696,7 +696,7 @@ def _fits(weights: Array, intercept: Array | None) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """`value` with every float that JSON cannot say turned into None."""
+    """Return `value` with None for every float that JSON cannot represent."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

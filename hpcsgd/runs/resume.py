@@ -45,12 +45,12 @@ SAME_STEPS = ("method", "kind", "stage", "bucket")
 def resume(
     config: RunConfig, live: AssembledRun, known: Snapshot | None = None
 ) -> bool:
-    """Put a run back to its checkpoint, if there is one, on all ranks together.
+    """Restore a run from its checkpoint, if there is one. Collective.
 
-    True on rank 0 where the run folder holds this very run: a checkpoint may also have
-    been brought from elsewhere. Rank 0 reads, everybody checks, and nobody starts
-    before all have agreed. Survivors of a failure have the checkpoint in memory: all
-    of them `known` the same one.
+    Returns True on rank 0 if the run folder contains this run: a checkpoint may also
+    come from another folder. Rank 0 reads, all ranks check, and none starts before all
+    have agreed. Survivors of a failure have the checkpoint in memory: `known`, the same
+    on all of them.
     """
     world, checkpoint, path = live.grid.world, known, None
     if known is None:
@@ -69,7 +69,7 @@ def resume(
 
 @dataclass(frozen=True)
 class CheckpointedRun:
-    """What a checkpoint says of the settings and choices of the run that wrote it.
+    """The settings and choices of a run that its checkpoint records.
 
     Attributes
     ----------
@@ -205,7 +205,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_own(run: RunSection, path: Path | None) -> bool:
-    """Whether the checkpoint at `path` is one of the run folder."""
+    """Return whether the checkpoint at `path` is in the run folder of `run`."""
     if path is None or not run.out:
         return False
     return _is_same(path.resolve().parent, Path(run.out) / FOLDER)
@@ -219,7 +219,10 @@ def _is_same(folder: Path, other: Path | str | None) -> bool:
 
 
 def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
-    """What rank 0 has read, on every rank: one reader, not a thousand."""
+    """Return the checkpoint that rank 0 has read, on every rank. Collective.
+
+    One rank reads the file, not a thousand.
+    """
     outline = None
     if found is not None:
         shapes = {name: (a.shape, a.dtype.str) for name, a in found.arrays.items()}
@@ -252,7 +255,7 @@ def _check(config: RunConfig, live: AssembledRun, checkpoint: Snapshot) -> None:
 
 
 def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> None:
-    """States on disk lie in the folder of their run, and not in that of another."""
+    """Refuse to resume a run whose states are on disk in the folder of another run."""
     if path is None or config.agreement.states_folder or _is_own(config.run, path):
         return
     if config.agreement.on_disk:
@@ -264,7 +267,7 @@ def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> No
 
 
 def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether these two sections [agreement] take the same steps."""
+    """Return whether two sections [agreement] take the same steps."""
     return all(
         settings_of(asked["kind"]).steps_of_gradient and asked["codec"] == "identity"
         for asked in (one, other)
@@ -291,7 +294,7 @@ def _check_section(
 
 
 def _check_arrays(live: AssembledRun, checkpoint: Snapshot) -> None:
-    """The state of this problem, not of one that merely has the same settings."""
+    """Refuse a checkpoint without the arrays of this run, or of other shapes."""
     then = checkpoint.document["config"].get("grid", {}).get("replicas", 0)
     for name, shape in _wanted(live, checkpoint).items():
         array = checkpoint.arrays.get(name)
@@ -305,7 +308,7 @@ def _check_arrays(live: AssembledRun, checkpoint: Snapshot) -> None:
 
 
 def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ...]]:
-    """The last axes of every array that will be read; copies of replicas aside."""
+    """Return name -> shape of every array to read, without the axis of replicas."""
     if live.config.agreement.on_disk:
         return {}
     columns, state = live.task.shard.total_columns, live.state

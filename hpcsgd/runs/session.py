@@ -109,7 +109,11 @@ def best_constant(live: AssembledRun) -> Array:
 
 
 def _sums(kind: str, c: Array, y: Array, o: Array, columns: int) -> Array:
-    """What the mean target is made of, over the local rows."""
+    """Return the sums over the local rows from which `_link` finds the mean target.
+
+    (2,): Σc and Σc(y − o) of real targets, Σc e^o and Σcy of counts and positive ones,
+    Σc and Σcy of others; (K,): Σc of each class.
+    """
     if kind == "classes":
         return _by_class(c, y, columns)
     if kind == "real":
@@ -125,7 +129,10 @@ def _by_class(c: Array, y: Array, columns: int) -> Array:
 
 
 def _link(kind: str, total: Array) -> Array:
-    """Of the mean; of classes less their mean score. Nobody of a class: as if one."""
+    """Return the link of the mean target, (K,); of classes, less the mean of all.
+
+    A label without rows counts as if it had a weight of one.
+    """
     found: Array
     if kind == "real":
         found = total[1:] / total[0]
@@ -143,7 +150,7 @@ def _link(kind: str, total: Array) -> Array:
     return found
 
 
-# What all ranks of a run must have been told alike: it decides what is sent.
+# Settings that must be the same on all ranks, since they decide what is sent.
 
 OWN = (
     "data.path",
@@ -154,13 +161,13 @@ OWN = (
 
 
 def check_settings(config: RunConfig, world: Communicator) -> None:
-    """Refuse ranks that were given different settings; two words, before all else."""
+    """Refuse settings that differ between ranks. Collective, of two words."""
     if world.size > 1:
         check_same(world, settings_of(config))
 
 
 def check_live(live: AssembledRun) -> None:
-    """Refuse replicas whose agreements were planned unlike; before the first."""
+    """Refuse replicas that planned agreements differently, before the first one."""
     check_plan(live.grid, live.agreement.plan_in_words(live.state))
 
 
@@ -171,7 +178,7 @@ def settings_of(config: RunConfig) -> dict[str, str]:
         for section, table in config.tables().items()
         for key, value in table.items()
     }
-    # Whoever has a folder takes part in what is written there.
+    # Ranks with a run folder take part in what is written there.
     kept = "no folder" if config.run.out is None else "a folder"
     return {n: v for n, v in said.items() if n not in OWN} | {"run.out": kept}
 
@@ -179,7 +186,7 @@ def settings_of(config: RunConfig) -> dict[str, str]:
 # One run on the ranks of a world, from its settings to a result.
 
 log = logging.getLogger(__name__)
-ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+ONCE = {"on_all_ranks": True}  # all ranks would log the same
 
 
 @dataclass(frozen=True)
@@ -468,8 +475,8 @@ class Session:
             return None
         careful = rung.apply(live.config)
         if careful.schedule.steps != live.config.schedule.steps:
-            # The number of the exchange changes, and would not say any more that
-            # replicas are apart.
+            # The number of the exchange changes, and would no longer show that
+            # replicas differ.
             live.agreement.settle(live.state, live.view.exchanges)
         taken = live.capture.take(live.state, live.view)
         snapshot = convert_checkpoint(taken, live.config, careful)
@@ -478,7 +485,7 @@ class Session:
         )
         requested = leg.requested or leg.config
         snapshot.document.setdefault(REQUESTED, requested.tables())
-        # Put back with the state: what was sent for nothing was sent, too.
+        # `restore` adds what was sent so far, also in the exchanges that are lost.
         live.grid.world.ledger.entries = Ledger().entries
         return Leg(
             careful,
@@ -500,7 +507,7 @@ def write_result(world: Communicator, folder: RunFolder, result: Result) -> None
 
 
 def _gpu(live: AssembledRun) -> str:
-    """Where on its bus the GPU is that this rank uses, or nothing."""
+    """Return the bus address of the GPU of this rank, "" without one."""
     gpu = on_gpu(live.product)
     return str(gpu.device.layer.place).split()[1] if gpu else ""
 
@@ -522,7 +529,7 @@ def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
 
 
 def _chosen(live: AssembledRun) -> tuple[Any, ...]:
-    """What runs, for the log: a format and its values."""
+    """Return the format and the values of the line of the log on what runs."""
     config, grid, shard = live.config, live.grid, live.loaded.shard
     return (
         "%d x %d on %d rank%s as %d x %d, %s: %s by %s%s, batch %d, steps %d, %s",

@@ -1,6 +1,6 @@
 """The plan of a run: every open setting decided, from facts on ranks, rows and machine.
 
-`find_facts` asks the ranks and the rows, together; `settle` decides, and asks nobody.
+`find_facts` is collective and reads ranks and rows; `settle` decides without messages.
 """
 
 import logging
@@ -94,7 +94,7 @@ class ProblemSize:
 
 @dataclass(frozen=True)
 class ChoiceFacts:
-    """What ranks, rows and machine say of a run, the same on all ranks.
+    """The facts on ranks, rows and machine of a run, the same on all ranks.
 
     Attributes
     ----------
@@ -128,13 +128,13 @@ class ChoiceFacts:
 
 @dataclass(frozen=True)
 class RunChoice:
-    """What will run, and what a step of it is expected to take."""
+    """The product and steps that will run, and the expected time of a step."""
 
     product: str
     steps: int
     look_ahead: bool
-    seconds: float = 0.0  # of a step, by the model; 0 = it was not asked
-    key: str = ""  # under which the machine file knows this kind of run
+    seconds: float = 0.0  # of a step, by the cost model; 0 = not computed
+    key: str = ""  # of this kind of run in the machine file
     rival: Choice | None = None  # the best of the other products
     reasons: Mapping[str, str] = field(default_factory=dict)  # of settings left open
     figures: str = ""  # of the machine behind `seconds`: measured, assumed, or a file
@@ -142,7 +142,7 @@ class RunChoice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does: nothing about it is decided later.
+    """The decided plan of a run: nothing about it is decided later.
 
     Attributes
     ----------
@@ -323,7 +323,7 @@ def choose_on_gpu(
 
 
 def assumed(job: CostInputs, members: Communicator) -> Machine:
-    """One GPU, and what lies between it and those of others."""
+    """Return the assumed figures of a GPU, and of the network between GPUs."""
     from hpcsgd.backends.cuda.exchange import ONE_BLOCK
 
     machine = ASSUMED
@@ -553,7 +553,7 @@ def _key(config: RunConfig, opened: OpenedRun, job: CostInputs) -> str:
 def note_measured(
     config: RunConfig, chosen: RunChoice, measured: float, rank: int, total: float = 0.0
 ) -> None:
-    """Say what the model was worth; a machine file learns from it.
+    """Log predicted and measured time of a step; correct the machine file by them.
 
     `measured` are the seconds of a step in the run that is over, `total` all of them.
     """

@@ -9,7 +9,7 @@ import sys
 
 
 def _is_command() -> bool:
-    """Whether this interpreter was started for `hpcsgd` or `python -m hpcsgd`."""
+    """Return whether this process was started by `hpcsgd` or `python -m hpcsgd`."""
     program = sys.argv[0] if "argv" in vars(sys) and sys.argv else ""
     if program == "-m":  # the name of the module follows when the package is loaded
         return bool({"hpcsgd", "-mhpcsgd"} & set(sys.orig_argv))

@@ -373,7 +373,7 @@ def settle_opening(
 def open_data(
     config: RunConfig, X: Any, y: Any, sample_weight: Any, offset: Any
 ) -> Callable[[Communicator], RowReader]:
-    """What opens the rows: arrays that were given, or the file of `config`."""
+    """Return what opens the rows: the arrays of the caller, or the file of `config`."""
     if X is not None and y is not None:
         from hpcsgd.data.readers import MemoryReader
 

@@ -1,4 +1,4 @@
-"""What the user asked for: frozen sections in, TOML out, nothing unknown accepted."""
+"""Settings of a run: frozen sections in, TOML out, nothing unknown accepted."""
 
 import logging
 import os
@@ -201,7 +201,7 @@ class UpdateConfig(Settings, section="update"):
     )
 
     def conflicts(self) -> Iterator[str]:
-        """Yield a sentence if the limit is no percentile and has to be one."""
+        """Yield a sentence if the limit must be a percentile and is none."""
         if self.clip == "percentile" and not 0.0 < self.limit <= 100.0:
             yield (
                 f"[update] clip_at = {self.clip_at!r} is the percentile of the last"
@@ -210,12 +210,12 @@ class UpdateConfig(Settings, section="update"):
 
     @property
     def limit(self) -> float:
-        """What is clipped to: the usual one where none was given."""
+        """Return the limit of clipping; the usual one if `clip_at` is 0."""
         return self.clip_at or (5.0 if self.clip == "percentile" else 1.0)
 
     @property
     def shapes(self) -> str:
-        """What is done to gradients that only those who agree on them can do."""
+        """Return the setting that needs an agreement on gradients; "" for none."""
         if self.clip == "percentile":
             return "clip"
         if self.bits == 8:
@@ -414,7 +414,7 @@ class CheckpointConfig(Settings, section="checkpoint"):
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One row: what it says of itself, and section.key -> value."""
+    """One method: its description, and section.key -> value of its settings."""
 
     says: str
     fixed: Mapping[str, Any]
@@ -422,7 +422,7 @@ class MethodRow:
 
 
 def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
-    """The gradient agreement with one of the codecs, and defaults of [codec]."""
+    """Return a method: the gradient agreement with a codec, and defaults of [codec]."""
     fixed = {
         "agreement.kind": "gradient",
         "agreement.codec": codec,
@@ -432,17 +432,17 @@ def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
 
 
 def gradient_kind(kind: str, says: str) -> MethodRow:
-    """One step an exchange, and what replicas tell each other beside it."""
+    """Return a method: the agreement `kind`, with one step an exchange."""
     return MethodRow(says, {"agreement.kind": kind, "schedule.steps": 1})
 
 
 def averaged(kind: str, says: str) -> MethodRow:
-    """Replicas that take steps of their own, and agree on weights now and then."""
+    """Return a method whose replicas take local steps, and then agree on weights."""
     return MethodRow(says, {"agreement.kind": kind}, LOCAL)
 
 
 def sharded(stage: int, says: str) -> MethodRow:
-    """ZeRO: what a step needs is held in slices, one of each tile a replica."""
+    """Return a method of ZeRO `stage`: each replica stores one slice of each tile."""
     fixed = {"agreement.kind": "sharded", "agreement.stage": stage, "schedule.steps": 1}
     return MethodRow(says, fixed)
 
@@ -545,7 +545,7 @@ def get_method(name: str) -> MethodRow:
 def with_method(
     tables: Mapping[str, Mapping[str, Any]],
 ) -> Mapping[str, Mapping[str, Any]]:
-    """`tables` with what their method sets, where they name one."""
+    """Return `tables` with the settings of their method, if they name one."""
     agreement = tables.get("agreement")
     name = agreement.get("method") if isinstance(agreement, Mapping) else None
     if not isinstance(name, str) or not name:
@@ -615,17 +615,17 @@ class SweepConfig(Settings, section="sweep"):
 
     @property
     def count(self) -> int:
-        """How many models that is."""
+        """Return the number of models."""
         each = self.folds + 1 if self.folds else 1
         return max(len(self.l2), 1) * max(len(self.rate), 1) * each
 
     @property
     def is_many(self) -> bool:
-        """False where nothing differs."""
+        """Return whether the sweep has several models, or a list."""
         return self.count > 1 or bool(self.l2 or self.rate)
 
     def models(self, l2: float, rate: float, scores: int = 1) -> Models:
-        """Every penalty, for each every rate, for each every fold, then all rows.
+        """Return all models: by penalty, by rate, by fold, the last one of all rows.
 
         `l2` and `rate` are those of a run without a list.
         """
@@ -652,7 +652,7 @@ def _list_refusals(name: str, values: tuple[float, ...]) -> Iterator[str]:
 
 
 def split_of(sweep: SweepConfig, sampling: SamplingConfig) -> FoldSplit:
-    """Which rows are trained on."""
+    """Return the split of the rows into training rows, folds and validation rows."""
     return FoldSplit(sweep.folds, sweep.fold_seed, sampling.hold_out, sampling.seed)
 
 
@@ -702,7 +702,7 @@ def why_retired(section: str, key: str, value: Any = None) -> str | None:
 
 
 def _is_retired(section: str, key: str, value: Any) -> bool:
-    """Whether a setting is retired, of which some are with certain values alone."""
+    """Return whether a setting is retired; some are with certain values alone."""
     if (section, key) == ("run", "comm"):
         return isinstance(value, str) and (value == "tcp" or value.startswith("file:"))
     return (section, key) in RETIRED
@@ -1009,7 +1009,7 @@ _HINTS: dict[Any, dict[str, Any]] = {}
 
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """The types of its fields, which take long to find out."""
+    """Return the types of the fields of a section, which take long to resolve."""
     if kind not in _HINTS:
         _HINTS[kind] = get_type_hints(kind)
     return _HINTS[kind]
@@ -1198,13 +1198,13 @@ def _plain(declared: Setting, value: Any) -> Any:
 
 Tables = Mapping[str, Mapping[str, Any]]
 USUAL = RunConfig()
-NOTHING = {"update.momentum": 0.0}  # what those who do not read it have
+NOTHING = {"update.momentum": 0.0}  # values of settings that do nothing
 
 
 def check_read(config: RunConfig, given: Tables | None = None) -> None:
-    """Refuse the settings that somebody gave and nobody would read.
+    """Refuse settings that were given and that the run would not read.
 
-    `given`: the tables of somebody, where others have laid theirs below.
+    `given`: the tables of the user, if other settings are laid below them.
     """
     refuse(
         sentence
@@ -1235,12 +1235,12 @@ def unread_settings(config: RunConfig) -> dict[str, str]:
 
 
 def is_read(name: str, config: RunConfig) -> bool:
-    """Whether a run with `config` reads this setting, whatever its value."""
+    """Return whether a run with `config` reads this setting, whatever its value."""
     return not _why_unread(name, config)
 
 
 def is_conditional(name: str) -> bool:
-    """Whether there are runs that do not read this setting."""
+    """Return whether some runs do not read the setting `name`."""
     section, key = name.split(".")
     if section == AgreementSettings.section:
         return key in AgreementSettings.ignores or key not in declarations(
@@ -1267,7 +1267,7 @@ def drop_unread_settings(tables: Tables, shared: Tables) -> dict[str, dict[str, 
     try:
         names = list(unread_settings(RunConfig.parse(tables)))
     except ConfigError:
-        return left  # whoever parses them says why
+        return left  # parsing reports why
     for name in names:
         section, key = name.split(".")
         ours = left.get(section, {})
@@ -1277,7 +1277,7 @@ def drop_unread_settings(tables: Tables, shared: Tables) -> dict[str, dict[str, 
 
 
 def _is_given(name: str, config: RunConfig) -> bool:
-    """Whether it has a value that neither the default nor the method would give it."""
+    """Return whether `name` has a value that neither default nor method sets."""
     value = value_of(name, config)
     method = METHODS.get(config.agreement.method)
     usual = {} if method is None else {**method.defaults, **method.fixed}
@@ -1338,7 +1338,7 @@ def _holds(condition: Condition, config: RunConfig) -> bool:
 
 
 def _in_force(of: str, config: RunConfig) -> set[str]:
-    """Its value; a codec that wraps another is that, too."""
+    """Return the values of the setting `of`; with accordion also the codec it wraps."""
     if of == READS:
         return set(config.agreement.reads)
     found = {str(value_of(of, config))}
@@ -1348,7 +1348,7 @@ def _in_force(of: str, config: RunConfig) -> set[str]:
 
 
 def _is_yours(of: str, config: RunConfig) -> bool:
-    """Whether it is a codec that was registered from outside: such may read all."""
+    """Return whether `of` is the codec, and a plugin registered it: it may read all."""
     homes = [CODECS.get(name, "") for name in _in_force("agreement.codec", config)]
     return of == "agreement.codec" and not all(h.startswith("hpcsgd.") for h in homes)
 
@@ -1364,7 +1364,10 @@ def _sentence(name: str, of: str, values: Sequence[str], config: RunConfig) -> s
 
 
 def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
-    """The method of that kind, and best one that has this very value."""
+    """Return the option that makes a run read `name`, if possible a method.
+
+    Of several methods, one that fixes `name` to this value is best.
+    """
     if of == "update.kind":
         return f"--update {value}"
     fits = [n for n, row in METHODS.items() if str(row.fixed.get(of)) == value]
@@ -1374,7 +1377,7 @@ def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
 
 
 def _turned(config: RunConfig) -> dict[str, str]:
-    """Settings of [codec] that accordion has others for in both of its modes."""
+    """Return name -> sentence for settings of [codec] that accordion replaces."""
     if config.agreement.codec != "accordion" or config.accordion.codec not in CODECS:
         return {}
     low, high = config.accordion.regimes(config.codec)

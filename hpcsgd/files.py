@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # commands write files before NumPy is there
 
 
 def _umask() -> int:
-    """What new files must not allow; it can be asked only by setting it."""
+    """Return the umask of the process, which can be read only by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -63,7 +63,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def open_private(path: Path) -> int:
-    """A new empty file that only this user may open; its descriptor."""
+    """Make an empty file that only this user may open; return its descriptor."""
     path.unlink(missing_ok=True)  # of a process that had our number and died
     # O_EXCL: a link that somebody planted under this name is not followed.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -276,11 +276,11 @@ MOST_DIMENSIONS = 4
 
 
 class DamagedFile(DataError):
-    """It is proven that the bytes are not those that were written."""
+    """A file whose bytes are proven to differ from those that were written."""
 
 
 class Unreadable(DataError):
-    """The system, or this version, cannot read it: it may well be whole."""
+    """A file that the system, or this version, cannot read: it may well be whole."""
 
 
 def write_sealed(
@@ -302,7 +302,7 @@ def write_sealed(
 def read_sealed(
     path: Path, kind: str, version: int
 ) -> "tuple[dict[str, Any], dict[str, Array]]":
-    """(document, arrays) of a whole file of this kind; DataError for any other."""
+    """Return (document, arrays) of a whole file of `kind`; DataError for any other."""
     image = _checked(path, kind, version)
     h5py = _h5py()
     try:
@@ -316,7 +316,7 @@ def read_sealed(
 
 
 def is_sealed(path: Path, kind: str) -> bool:
-    """True where the file says that it is of this kind; nothing more is checked."""
+    """Return whether the header names this kind of file; nothing more is checked."""
     try:
         with open(open_entry(path), "rb") as file:
             found = HEADER.match(file.read(HEADER_BYTES))
@@ -375,7 +375,7 @@ def _image(document: Mapping[str, Any], arrays: "Mapping[str, Array]") -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> Unreadable:
-    """What to raise where the system could not read."""
+    """Return the error for a file that the system could not read."""
     return Unreadable(
         f"{path} cannot be read ({error.strerror or error}); make it readable, then"
         " try again"
@@ -383,7 +383,7 @@ def unreadable(path: Path, error: OSError) -> Unreadable:
 
 
 def _checked(path: Path, kind: str, version: int) -> bytes:
-    """Everything after the header, once it is what the header says."""
+    """Return the bytes after the header; refuse those of another length or SHA-256."""
     try:
         with open(open_entry(path), "rb") as file:
             header = file.read(HEADER_BYTES)
@@ -391,7 +391,7 @@ def _checked(path: Path, kind: str, version: int) -> bytes:
             found = HEADER.fullmatch(header)
             if found is None:
                 raise _refusal(path, "its header is not what was written", DamagedFile)
-            # Asked before it is read: a file may claim to be longer than memory.
+            # Compared before reading: a file may claim to be longer than memory.
             size = os.fstat(file.fileno()).st_size - HEADER_BYTES
             if size != int(found[3]):
                 why = f"it has {size} of {int(found[3])} bytes"
@@ -423,7 +423,7 @@ def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> No
 
 
 def _array(path: Path, file: Any, name: str, limit: int) -> "Array":
-    """One dataset of the root group, read only if it is what we would have written."""
+    """Return a dataset of the root group; refuse what `write_sealed` never writes."""
     import numpy as np
 
     h5py = _h5py()
@@ -521,14 +521,14 @@ def open_locked(
 
 
 class FolderLock:
-    """Held from `take` to `release`, or to the end of the process."""
+    """A lock on a run folder, from `take` to `release` or to the end of the process."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self.file: IO[str] | None = None
 
     def take(self) -> None:
-        """Refuse where another run has it."""
+        """Take the lock; refuse a folder that another run uses."""
         try:
             number = open_locked(self.path, open_to_append, TRIES)
         except BlockingIOError as error:
@@ -542,7 +542,7 @@ class FolderLock:
         self.file.flush()
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Remove the lock file and release the lock."""
         if self.file is not None:
             # While it is still ours; the folder may be gone, or have become a file.
             with suppress(OSError):
@@ -564,10 +564,10 @@ def user_of(folder: Path) -> str:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether a process of this machine has trained in `folder` and was killed.
+    """Return whether a process of this machine has trained in `folder` and was killed.
 
-    It names itself in the lock file, which it would have removed at its own end. A lock
-    is not enough to see that it is gone: there are file systems without locks.
+    The lock file names the process, which would have removed it at its own end. The
+    lock alone does not show that it is gone: there are file systems without locks.
     """
     try:
         owner = read_entry_text(folder / NAME, "replace").strip()
@@ -589,7 +589,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _lock(number: int, tries: int) -> None:
-    """Lock it for this process alone, also where `user_of` looks just then."""
+    """Lock a file for this process alone; try again while `user_of` has it locked."""
     for left in reversed(range(tries)):
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -634,7 +634,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """A TOML value, or the plain word it is."""
+    """Return the value of a TOML text, or the text itself if it is not TOML."""
     try:
         return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -721,11 +721,11 @@ def asset_path(name: str) -> Path:
 
 
 def _is_ours(base: Path) -> bool:
-    """Whatever lies beside an installed package in site-packages is not ours."""
+    """Return whether `base` belongs to this package, as site-packages does not."""
     return base.name == "_shared" or (base / "setup.cfg").exists()
 
 
-# Finds and loads the compiled kernels; where they are missing, says why.
+# Loading of the compiled kernels, or the reason why they are missing.
 
 SWITCH = "HPCSGD_NATIVE"  # off: leave the compiled kernels alone
 # The letters of a C signature: an address, bytes, and numbers; none is `void`.

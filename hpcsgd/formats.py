@@ -16,8 +16,8 @@ Array = NDArray[Any]  # of any format, and of integers
 class Format:
     """A binary floating-point format.
 
-    Integers are one, too: with as many bits in the fraction as the least exponent says,
-    all that lies below the largest power of two is subnormal, and one apart.
+    An integer format is one, too: its fraction has as many bits as its least exponent,
+    so that all numbers below the largest power of two are subnormal, and one apart.
     """
 
     name: str
@@ -70,11 +70,11 @@ FORMATS = {
     "int8": Format("int8", 6, 6, 127.0, False, "int8"),
 }
 
-FOR_MATRICES = ("int8",)  # no other field: there is no NaN to tell that all is lost
+FOR_MATRICES = ("int8",)  # no other field: it has no NaN to show a failure
 
 
 def formats_of(field: str) -> list[str]:
-    """What a field of the precision may be."""
+    """Return the names of the formats that a field of [precision] may have."""
     return [n for n in FORMATS if field == "matrix" or n not in FOR_MATRICES]
 
 
@@ -146,7 +146,7 @@ def count_lost(values: Array, name: str) -> tuple[int, int]:
 
 
 def _nearest(values: Array, form: Format) -> Array:
-    """To the fraction of the format; exponents above its largest are kept."""
+    """Return `values` rounded to the fraction of `form`; larger exponents are kept."""
     kind, fraction, least = BITS[values.dtype.name]
     drop = fraction - form.fraction
     bits: Array = values.view(kind)
@@ -163,9 +163,9 @@ def _nearest(values: Array, form: Format) -> Array:
 
 
 def _to_multiples(values: Array, form: Format) -> Array:
-    """Subnormal numbers lie at multiples of the smallest: an addition rounds to them.
+    """Return `values` rounded by an addition to multiples of the smallest number.
 
-    Zeros keep their sign.
+    Subnormal numbers are such multiples. Zeros keep their sign.
     """
     fraction = BITS[values.dtype.name][1]
     magic = values.dtype.type(1.5 * 2.0 ** (form.least - form.fraction + fraction))
@@ -174,7 +174,7 @@ def _to_multiples(values: Array, form: Format) -> Array:
 
 
 def _towards_zero(values: Array, form: Format) -> Array:
-    """The neighbour in the format that is not larger in size."""
+    """Return `values` rounded towards zero to numbers of the format."""
     step = _spacing(values, form)
     cut = np.trunc(values / step) * step
     kept: Array = np.where(np.isfinite(values), np.copysign(cut, values), values)
@@ -190,7 +190,7 @@ def _spacing(values: Array, form: Format) -> Array:
 
 
 def _limit(rounded: Array, form: Format, saturate: bool) -> None:
-    """What lies beyond the largest number."""
+    """Set values beyond the largest number: to it if `saturate`, else ∞ or NaN."""
     over = np.abs(rounded) > form.largest
     if saturate:
         over &= np.isfinite(rounded) | np.isinf(rounded)
@@ -259,12 +259,12 @@ def encode(values: Array, name: str) -> Array:
 
 
 def _encode(values: Array, name: str) -> Array:
-    """The same of a few rows, in a format narrower than float32."""
+    """Encode a few rows as `encode` does, in a format narrower than float32."""
     form = get_format(name)
     if name == "tf32" or values.dtype == np.float64:
         values = values.astype(values.dtype, order="C")  # a copy to round, once
         round_through(values, name)
-    if name in FOR_MATRICES:  # whole numbers already, but for float32 that came so
+    if name in FOR_MATRICES:  # float32 is not yet rounded to whole numbers
         values = np.rint(values)
     with np.errstate(invalid="ignore"):  # not-a-number stays what it is
         held = values.astype(_narrow(name) if name in NARROW else form.dtype)

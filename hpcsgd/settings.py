@@ -46,7 +46,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Setting:
-    """What one field of a section declares.
+    """The declaration of one field of a section.
 
     Attributes
     ----------
@@ -98,13 +98,13 @@ class Setting:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it is a number with bounds."""
+        """Return whether the setting is a number with bounds."""
         bounds = (self.at_least, self.above, self.at_most, self.below)
         return any(bound is not None for bound in bounds)
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """The choices that nobody can add to; empty where somebody else checks them."""
+        """Return the choices, if they cannot be extended; empty if they can."""
         return () if callable(self.choices) else self.choices
 
     def takes(self, value: Any) -> bool:

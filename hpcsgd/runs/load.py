@@ -156,8 +156,8 @@ def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, 
     """Return the columns of every member.
 
     `partition` is "equal" (numbers of columns), "stored" (stored values), or "auto":
-    by stored values where the data is sparse. A reader with some
-    of the columns has `parts` that decide instead.
+    by stored values where the data is sparse. A reader with some of the columns has
+    `parts` that decide instead.
     """
     members = grid.members.size
     given: tuple[slice, ...] | None = getattr(reader, "parts", None)

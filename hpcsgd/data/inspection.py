@@ -39,7 +39,7 @@ class ValueCounts:
     zeros: int = 0
     lowest: float = float("inf")
     highest: float = float("-inf")
-    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)  # (value − origin)ᵏ, k ≤ 3
+    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)  # Σ (value − origin)ᵏ
     origin: float | None = None  # the first value
 
     def add(self, values: Array) -> None:

@@ -294,7 +294,7 @@ RAGGED = "X has rows of different lengths; give a matrix with rows and columns"
 
 
 class MemoryReader:
-    """A reader of Python arrays that are equal on every rank; they are not copied.
+    """A reader of Python arrays, equal on every rank; float arrays are not copied.
 
     Sparse matrices of any format are converted to CSR with ascending columns once. Rows
     are raw unless `preparation` is another one.

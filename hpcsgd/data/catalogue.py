@@ -21,18 +21,18 @@ TASKS = ("binary", "counts", "real", "classes", "positive")
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a data set; "unknown" where nothing is stated or checked."""
+    """The facts about a data set; "unknown" where no value is stated or checked."""
 
     name: str
     title: str
     rows: int
-    test_rows: int  # of a test set that comes apart; 0 = none
+    test_rows: int  # of a separate test set; 0 = none
     columns: int
     task: str
     density: float  # share of the values that are not 0
     form: str
     source: str
-    url: str  # "none" for what this package makes itself
+    url: str  # "none" for data that hpcsgd generates
     licence: str
     bytes: int | str  # of the file at the address
     sha256: str
@@ -41,16 +41,16 @@ class Card:
 
     @property
     def file(self) -> str:
-        """The name of the file at the address."""
+        """Return the name of the file at the address."""
         return self.url.rsplit("/", 1)[-1]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the fields as a dictionary for JSON."""
         return asdict(self)
 
 
 def load_catalogue(path: Path | None = None) -> dict[str, Card]:
-    """Every card by its name, checked."""
+    """Return the checked cards of the catalogue at `path`, by name."""
     path = path or files.asset_path("data/catalog.toml")
     try:
         tables = parse_toml(path.read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ def load_catalogue(path: Path | None = None) -> dict[str, Card]:
 
 
 def get_card(name: str) -> Card:
-    """The card called `name`, in capitals or not."""
+    """Return the card called `name`, in any case; raise ConfigError if unknown."""
     cards = load_catalogue()
     if name.lower() not in cards:
         hint = did_you_mean(name, cards)
@@ -81,7 +81,7 @@ def _card(name: str, table: dict[str, Any]) -> Card:
 
 
 def _check_entry(card: Card) -> None:
-    """Refuse what no data set can be."""
+    """Raise DataError if a field of the card has an impossible value."""
     sound = {
         "rows": _is_count(card.rows, 1),
         "test_rows": _is_count(card.test_rows, 0),
@@ -109,16 +109,17 @@ def _is_digest(value: str) -> bool:
     return len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-# A file of the catalogue from its site: resumed where it broke off, then checked.
+# Downloads of the files of the catalogue: resumed after a failure, then checked.
 
 PIECE = 2**20
 TIMEOUT = 30.0  # seconds of silence after which a site is given up
 
 
 def fetch(card: Card, folder: Path, progress: Callable[[int, int], None]) -> Path:
-    """The card's file in `folder`; `progress` hears (bytes there, bytes in all or 0).
+    """Download the card's file to `folder`, unless it exists; return its checked path.
 
-    What a broken transfer left is kept beside it as `.part` and gone on from.
+    `progress` is called with (bytes received, bytes in all or 0 if unknown). An
+    interrupted transfer leaves a hidden `.part` file, from which the next call resumes.
     """
     if card.url == NONE:
         raise ConfigError(f"{card.name} is not fetched; make it with: {card.convert}")
@@ -139,7 +140,7 @@ def fetch(card: Card, folder: Path, progress: Callable[[int, int], None]) -> Pat
 
 
 def sha256(path: Path) -> str:
-    """Of a file of any size."""
+    """Return the SHA-256 of a file of any size, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -180,7 +181,7 @@ def _copy(
 
 
 def _check_sum(card: Card, path: Path) -> None:
-    """Refuse a file that is not the one of the card."""
+    """Raise DataError if the SHA-256 of the file is not that of the card."""
     if card.sha256 == UNKNOWN:
         return
     found = sha256(path)
@@ -192,7 +193,7 @@ def _check_sum(card: Card, path: Path) -> None:
 
 
 def _elsewhere(card: Card, target: Path, error: OSError) -> DataError:
-    """One sentence that helps where there is no internet."""
+    """Return the error of a failed download: address, reason and remedy."""
     reason = getattr(error, "reason", None) or error.strerror or error
     checksum = (
         "its checksum is not known"

@@ -1,8 +1,8 @@
-"""A checksum of the data that does not depend on who read which part of it.
+"""A checksum of the data that does not depend on which rank reads which part.
 
 H = Σ_ij a_i b_j bits(x_ij) mod 2⁶⁴ with odd a_i, b_j drawn from the positions: any one
 changed value changes H, and the parts of all ranks, whatever the grid, add up to the
-same sum. It costs one pass over each block while that is in cache anyway.
+same sum. It costs one pass over each block while the block is in cache.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from hpcsgd.formats import Array
 SIDE = 2**40  # columns of y, sample_weight and offset: beyond any of X
 ROWS = 2**41  # rows draw from other numbers than columns
 ROWS_AT_ONCE = 4096
-KEPT = 64  # blocks of 32 KiB that are numbered once
-FEW = 2**16  # positions that are worth keeping
+KEPT = 64  # arrays of odd numbers in the cache of `odd_numbers`
+FEW = 2**16  # the cache stores arrays of at most so many positions
 
 
 # Σ_ij a_i b_j bits_ij mod 2⁶⁴, from (bits, a, b)
@@ -26,14 +26,14 @@ Weigh = Callable[[Array, Array, Array], np.uint64]
 
 
 class Fingerprint:
-    """What one rank has read so far; `total` is that of the whole data."""
+    """The checksum of the blocks that one rank reads; `total` adds those of all."""
 
     def __init__(self, weigh: Weigh | None = None) -> None:
         self.value = np.uint64(0)
         self.weigh = weigh or _weigh
 
     def add(self, block: Array, first_row: int, first_col: int) -> None:
-        """A block of X, in the dtype it was read in."""
+        """Add a dense block of X, in the dtype in which it was read."""
         column = odd_numbers(first_col, block.shape[1])
         for start in range(0, len(block), ROWS_AT_ONCE):
             bits = _bits(block[start : start + ROWS_AT_ONCE])
@@ -42,8 +42,8 @@ class Fingerprint:
                 self.value += self.weigh(bits, row, column)
 
     def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
-        """A sparse block of X: it counts as the dense one, whose zeros add nothing."""
-        few = block.nnz < block.width  # then not all columns are numbered
+        """Add a sparse block of X, like the dense block: zeros add nothing."""
+        few = block.nnz < block.width  # then b_j of stored values only
         column = None if few else odd_numbers(first_col, block.width)
         for start in range(0, len(block), ROWS_AT_ONCE):
             part = block[start : start + ROWS_AT_ONCE]
@@ -58,12 +58,12 @@ class Fingerprint:
                 self.value += np.einsum("i,i->", weight, _bits(part.data))
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:
-        """Side column `number` (y, sample_weight, offset), where there is one."""
+        """Add side column `number` (y, sample_weight, offset), unless it is None."""
         if values is not None:
             self.add(values.reshape(-1, 1), first_row, SIDE + number)
 
     def total(self, rows: int, cols: int, exchange: Callable[[Any], list[Any]]) -> str:
-        """The whole data's, from what all ranks have; called on all of them."""
+        """Return the checksum of all ranks' blocks, as text. All ranks must call it."""
         whole = sum(exchange(int(self.value))) % 2**64
         return f"{rows}x{cols}-{whole:016x}"
 
@@ -74,7 +74,7 @@ def _weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
 
 
 def _bits(block: Array) -> Array:
-    """The numbers as the unsigned integers that they are stored as."""
+    """Return the bits of the numbers as unsigned integers of the same size."""
     word = np.dtype(f"u{block.dtype.itemsize}")
     if block.ndim == 2 and block.strides[1] == block.itemsize:
         return block.view(word)
@@ -82,9 +82,10 @@ def _bits(block: Array) -> Array:
 
 
 def odd_numbers(first: int, count: int) -> Array:
-    """Of `count` positions from `first` on; X asks for those of its rows, then y.
+    """Return the odd factors of `count` positions from `first` on, uint64, read-only.
 
-    Kept where there are few: the columns of wide data would take 8 bytes each for ever.
+    At most FEW of them are cached, since X and then y need those of the same rows;
+    longer arrays, as for the columns of wide data, would occupy memory until the end.
     """
     return (_kept if count <= FEW else _frozen)(first, count)
 
@@ -120,18 +121,18 @@ def _odd(position: Array) -> Array:
     return odd
 
 
-# A checksum of a block of bytes that costs a fraction of reading them.
+# A checksum of a block of bytes, which costs a fraction of the time to read them.
 #
 # S = Σ w_i u_i mod 2⁶⁴ over the little-endian 8-byte words u_i of the block (row-major,
 # the last padded with zeros) with odd w_i drawn from i. An odd number has an inverse,
 # so damage within one word is always found. Random damage to several words is missed
 # with probability about 2⁻⁶⁴; two flipped top bits are always missed.
 
-AT_ONCE = 2**15  # words whose weights are kept: they stay in cache
+AT_ONCE = 2**15  # words that are weighted together: their weights stay in cache
 
 
 def block_sum(block: Array) -> int:
-    """The checksum of the bytes of an array, row by row."""
+    """Return the checksum S of the bytes of an array in row-major order."""
     flat = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
     whole = len(flat) // 8 * 8
     total = _words_sum(flat[:whole].view("<u8"), 0)
@@ -151,7 +152,7 @@ def _words_sum(words: Array, first: int) -> int:
 
 
 def _weighted(words: Array, first: int) -> int:
-    """Σ w_i u_i of at most AT_ONCE words, the first of which has number `first`."""
+    """Return Σ w_i u_i of at most AT_ONCE words, numbered from `first` on."""
     page, inside = divmod(first, AT_ONCE)
     weights = _weights(page)
     own = weights[inside : inside + len(words)]
@@ -160,5 +161,5 @@ def _weighted(words: Array, first: int) -> int:
 
 @lru_cache(maxsize=64)
 def _weights(page: int) -> Array:
-    """Return the odd numbers of the words of a page."""
+    """Return the odd weights w_i of the AT_ONCE words of a page."""
     return _odd(np.arange(page * AT_ONCE, (page + 1) * AT_ONCE, dtype=np.uint64))

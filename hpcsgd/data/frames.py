@@ -1,4 +1,4 @@
-"""What callers have rows in, as a matrix of numbers: copied only where it must be."""
+"""Matrices of numbers from arrays, frames and paths, copied only if necessary."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ MOST_NAMED = 3  # columns that an error names
 
 @dataclass(frozen=True)
 class Matrix:
-    """The rows, or where they are."""
+    """The rows of a caller, or the path of their file."""
 
     X: Any  # NumPy array, SciPy matrix or CuPy array; None: in a file
     names: list[str] | None = None  # of the columns, where they have any
@@ -24,7 +24,7 @@ class Matrix:
 def to_matrix(data: Any) -> Matrix:
     """Return the rows; arrays as they are, frames of pandas and polars with names.
 
-    Columns whose labels are not all text have no names, as scikit-learn has it.
+    Columns whose labels are not all text have no names, as in scikit-learn.
     """
     if isinstance(data, str | Path):
         return Matrix(None, path=str(data))
@@ -32,7 +32,7 @@ def to_matrix(data: Any) -> Matrix:
 
 
 def is_wide(X: Any) -> bool:
-    """Rows of float64, or of integers that float32 cannot hold."""
+    """Return whether X has float64 values, or integers that float32 may round."""
     if X is None or 0 in X.shape:
         return False
     return X.dtype.kind in "fiu" and X.dtype.itemsize > (
@@ -55,7 +55,7 @@ def _numbers(data: Any) -> tuple[Any, list[str] | None]:
 
 
 def to_column(name: str, values: Any) -> Any:
-    """Targets, weights or offsets as an array of numbers, or None."""
+    """Return targets, weights or offsets as a float64 array on the host, or None."""
     if values is None:
         return None
     if hasattr(values, "to_numpy"):
@@ -66,7 +66,7 @@ def to_column(name: str, values: Any) -> Any:
 
 
 def _from_array(data: Any) -> Any:
-    """Arrays and nested lists; objects that are numbers become numbers."""
+    """Return an array or nested lists as an array; objects become float64."""
     try:
         array = np.asarray(data)
     except ValueError as error:
@@ -84,7 +84,7 @@ def _from_array(data: Any) -> Any:
 
 
 def _first_text(array: Any) -> str:
-    """The first value, by rows, that is not a number, and its place; else ""."""
+    """Return the first value, by rows, that is not a number, and its place; or ""."""
     try:
         array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -99,34 +99,37 @@ def _first_text(array: Any) -> str:
 
 
 def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:
-    """All columns numeric; a missing value becomes NaN, which is refused later."""
+    """Return a frame of pandas as (matrix, names or None); missing values become NaN.
+
+    Columns that are not numeric are refused; NaN is refused later.
+    """
     labels, kinds = list(frame.columns), list(frame.dtypes)
     names = labels if all(isinstance(label, str) for label in labels) else None
     each = zip(map(str, labels), kinds, strict=True)
     _refuse_others({name: str(kind) for name, kind in each if not _is_number(kind)})
     if kinds and all(_is_about_zero(kind) for kind in kinds):
-        # Pandas' own sparse columns, of one type: SciPy has no objects.
+        # Sparse columns of pandas get one common dtype: SciPy has no object matrices.
         common = np.result_type(*(kind.subtype for kind in kinds))
         return frame.astype(type(kinds[0])(common, 0)).sparse.to_coo(), names
     if kinds and all(isinstance(kind, np.dtype) for kind in kinds):
-        # Together with numbers pandas would make objects of truth values.
+        # With a dtype, because pandas converts booleans beside numbers to objects.
         return frame.to_numpy(dtype=np.result_type(*kinds)), names
     return frame.to_numpy(dtype=np.float64, na_value=np.nan), names
 
 
 def _is_about_zero(kind: Any) -> bool:
-    """Of a sparse column of pandas, which may also leave out ones, or NaN."""
+    """Return whether a sparse pandas dtype leaves out zeros, not ones or NaN."""
     return bool(getattr(kind, "fill_value", None) == 0)
 
 
 def _is_number(kind: Any) -> bool:
-    """Of NumPy's kinds or pandas' own, which say theirs."""
+    """Return whether a dtype of NumPy or pandas is numeric or boolean."""
     kind = getattr(kind, "subtype", kind)
     return getattr(kind, "kind", "O") in "biuf"
 
 
 def _from_polars(frame: Any) -> tuple[Any, list[str]]:
-    """As pandas' frames."""
+    """Return a frame of polars as (matrix, names); missing values become NaN."""
     if hasattr(frame, "collect"):
         frame = frame.collect()
     kinds = {n: str(k) for n, k in frame.schema.items() if not _is_plain(k)}
@@ -145,7 +148,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _refuse_others(kinds: dict[str, str]) -> None:
-    """`kinds` of the columns that are no numbers."""
+    """Raise DataError if `kinds` (dtype by column that is not numeric) is not empty."""
     if not kinds:
         return
     shown = [f"{name!r} ({kind})" for name, kind in kinds.items()]

@@ -1,9 +1,9 @@
 """Blocks of a store read into the caller's array by kvikio (GPUDirect Storage).
 
-An array on a GPU is filled from the drive without a stop in the host's memory, where
-the system can do that; kvikio goes through the host elsewhere, and fills NumPy arrays
-too. What is read is what the file holds: elements or their bits, not held against
-checksums. The home of kvikio.
+The drive writes directly to an array on a GPU if the system supports it; otherwise
+kvikio copies through host memory. NumPy arrays can be filled too. Elements (or their
+bits) are read as the file stores them and are not compared with checksums. No other
+module imports kvikio.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from hpcsgd.formats import Array
 
 
 def need_kvikio() -> Any:
-    """kvikio, or a sentence that says how to get it."""
+    """Return the module kvikio; raise MissingPackage with a command to install it."""
     try:
         import kvikio
     except (ImportError, OSError) as missing:  # OSError: a library of CUDA is missing
@@ -31,7 +31,7 @@ def need_kvikio() -> Any:
 
 
 def has_gds() -> bool:
-    """Whether drives reach GPUs here; without it kvikio goes by way of the host."""
+    """Return whether GPUDirect Storage is available; without, kvikio uses the host."""
     try:
         driver = need_kvikio().cufile_driver
         if hasattr(driver, "get"):
@@ -42,13 +42,13 @@ def has_gds() -> bool:
 
 
 class DirectReader:
-    """A dense /X without filters, read past HDF5.
+    """A reader of a dense /X without filters, which bypasses HDF5.
 
     Parameters
     ----------
     path : a store, or any HDF5 file with such a matrix
-    synchronize : waits until the device is done with arrays that are read into, for
-        example a backend's `synchronize`; arrays in host memory need none
+    synchronize : waits until the kernels that use the arrays to be filled have ended,
+        for example a backend's `synchronize`; arrays in host memory need none
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class DirectReader:
             self._fill(part, i, first - i * height, cols)
 
     def reads_in_place(self, cols: slice) -> bool:
-        """Whether such a block needs no buffer beside the array that it goes to."""
+        """Return whether a block of these columns is read without a buffer."""
         width = self.tile[1]
         return bool(cols.start % width == 0 and cols.stop - cols.start == width)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _fill(self, part: Any, i: int, skipped: int, cols: slice) -> None:
-        """Rows of tiles of row i, from the `skipped`-th on: all reads at once."""
+        """Fill `part` with rows of tile row i, from row `skipped` of the tiles on."""
         width = self.tile[1]
         tiles = range(cols.start // width, -(-cols.stop // width))
         in_place = self.reads_in_place(cols)
@@ -115,7 +115,7 @@ class DirectReader:
                 raise self._cut(f"it ends within the {size} bytes from byte {at}")
 
     def _asked(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer of kvikio; what it raises in our words."""
+        """Return the result of a call of kvikio; raise DataError if the call fails."""
         try:
             return call(*arguments)
         except (RuntimeError, OSError) as error:
@@ -142,7 +142,7 @@ class DirectReader:
 
 
 def _where(path: Path, dataset: Any) -> tuple[Any, tuple[int, int], Array]:
-    """Element type, shape of a tile, and the byte at which each begins."""
+    """Return the dtype, the shape of a tile, and the byte offsets of all tiles."""
     if not hasattr(dataset, "chunks") or not is_plain(dataset):
         raise DataError(
             f"{path}: /X is sparse, compressed or not of native numbers, which cannot"

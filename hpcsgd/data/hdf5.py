@@ -30,11 +30,11 @@ FORMAT, FORMAT_VERSION = "hpcsgd", 2
 COLUMNS = {"y": "<f8", "sample_weight": "<f8", "offset": "<f8", "qid": "<i8"}
 TILE_BYTES = 2**20  # of a chunk: large enough to stream, small enough to cut columns
 TILE_COLUMNS = 256
-FEW = 8  # tiles below one another from which the last one may be part empty
+FEW = 8  # least number of tile rows for which the last one may be partly empty
 SPARSE_ROWS = 4096  # rows of one block of a CSR matrix
 PIECE = 2**16  # entries of one chunk of a sparse matrix's indices and data
 
-# name -> NumPy dtype as stored; what has no such dtype is held as its bits
+# name -> NumPy dtype as stored; a type that NumPy lacks is stored as its bits
 ELEMENTS = {
     "fp64": "<f8",
     "fp32": "<f4",
@@ -47,14 +47,14 @@ ELEMENTS = {
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """What is the same for every row of a store."""
+    """The layout of a store: number of columns, element type, size of its tiles."""
 
     cols: int
     element: str = "fp32"
     scale: float = 1.0  # values are stored elements times this
     is_sparse: bool = False
-    block_rows: int = 0  # rows under one checksum; 0: as suits the width
-    tile_cols: int = 0  # columns under one checksum
+    block_rows: int = 0  # rows per checksum; 0: chosen by the width
+    tile_cols: int = 0  # columns per checksum; 0: chosen by the width
     rows: InitVar[int | None] = None  # of the whole store, where that is known
 
     def __post_init__(self, rows: int | None) -> None:
@@ -73,29 +73,29 @@ class StoreLayout:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The dtype on disk."""
+        """Return the dtype on disk."""
         return np.dtype(ELEMENTS[self.element])
 
     @property
     def index(self) -> np.dtype[Any]:
-        """The dtype of column numbers of a sparse matrix."""
+        """Return the dtype of column numbers of a sparse matrix."""
         return np.dtype("<i4" if self.cols <= np.iinfo(np.int32).max else "<i8")
 
     @property
     def tiles(self) -> int:
-        """Tiles side by side."""
+        """Return the number of tiles side by side."""
         return -(-self.cols // self.tile_cols)
 
     def encode(self, values: Array) -> Array:
-        """`values` rounded to nearest even into what is stored."""
+        """Return `values` as stored elements (or bits), rounded to nearest even."""
         return encode_element(values, self.element, self.stored, self.scale)
 
     def decode(self, stored: Array) -> Array:
-        """The values of stored elements: float64 of fp64, else float32."""
+        """Return the values of stored elements: float64 for fp64, else float32."""
         return decode_element(stored, self.element, self.scale)
 
     def attributes(self) -> dict[str, Any]:
-        """As they stand in the file, without those that grow with the rows."""
+        """Return the attributes of the file that do not depend on its rows."""
         return {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -108,7 +108,7 @@ class StoreLayout:
 
 
 def layout_of(path: Any, attributes: Any) -> StoreLayout | None:
-    """What the attributes of a file say; None where they are not a store's."""
+    """Return the layout from the attributes of a file; None if it is no store."""
     if _text(attributes.get("format")) != FORMAT:
         return None
     version = attributes.get("format_version")
@@ -136,7 +136,7 @@ def layout_of(path: Any, attributes: Any) -> StoreLayout | None:
 
 
 def widen(part: slice, size: int, whole: int) -> slice:
-    """`part` of range(whole) widened to multiples of `size`."""
+    """Return `part` of range(whole), widened to multiples of `size`."""
     stop = min(-(-part.stop // size) * size, whole)
     return slice(part.start // size * size, max(stop, part.start))
 
@@ -166,14 +166,14 @@ def _text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-# Opening an HDF5 file of data: what it must hold before a row of it is read.
+# Opening an HDF5 file of data, and the checks before a row of it is read.
 
 PARTS = ("indptr", "indices", "data")
 MOST = np.iinfo(np.int64).max  # columns that an index of 64 bits can name
 
 
 def need_h5py() -> Any:
-    """h5py, or a sentence that says how to get it."""
+    """Return the module h5py; raise MissingPackage with a command to install it."""
     try:
         import h5py
     except ImportError as missing:
@@ -184,7 +184,7 @@ def need_h5py() -> Any:
 
 
 def open_parallel(path: Path, mpi: Any) -> Any:
-    """The file, open for reading through MPI-IO by all ranks of a communicator."""
+    """Open a file for reading through MPI-IO by all ranks of `mpi`. Collective."""
     if not need_h5py().get_config().mpi:
         raise ConfigError(
             "hdf5 = 'mpio' needs an h5py that was built with MPI; leave --hdf5 out"
@@ -199,10 +199,10 @@ def open_parallel(path: Path, mpi: Any) -> Any:
 
 
 def open_hdf5(path: Path, **driver: Any) -> Any:
-    """The file, open for reading.
+    """Open a file for reading, without a lock.
 
-    Without a lock: nobody writes to a store under its own name, some parallel file
-    systems refuse locks, and thousands of ranks would ask for one at the same moment.
+    No program writes to a store under its final name, some parallel file systems refuse
+    locks, and thousands of ranks would request one at the same moment.
     """
     check_file(path, "an HDF5 file")
     if not os.access(path, os.R_OK):
@@ -217,14 +217,14 @@ def open_hdf5(path: Path, **driver: Any) -> Any:
 
 
 def _remedy(path: Path) -> str:
-    """By its name: text is converted, and what should have been HDF5 is not."""
+    """Return the remedy for a file that is not HDF5, by its suffix."""
     if path.suffix in (".h5", ".hdf5", ".hdf", ""):
         return "write it again, for example with: hpcsgd data synth"
     return f"convert text first: hpcsgd data convert {path} {path.with_suffix('.h5')}"
 
 
 def check_finished(path: Path, file: Any) -> None:
-    """Refuse what cannot be learnt from, in one sentence."""
+    """Raise DataError if the file is unfinished or has no /X."""
     if not file.attrs.get("finished", True):
         raise DataError(f"{path} was never finished; write it again")
     if "X" not in file:
@@ -232,7 +232,7 @@ def check_finished(path: Path, file: Any) -> None:
 
 
 def shape_of(path: Path, file: Any) -> tuple[int, int]:
-    """Rows and columns of a dense /X, or of a CSR one."""
+    """Return rows and columns of /X, dense or CSR; raise DataError if it is neither."""
     X = node_of(path, file, "X")
     if isinstance(X, need_h5py().Group) and set(PARTS) <= set(X):
         return _sparse_shape(path, file, X)
@@ -272,7 +272,7 @@ def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
 
 
 def check_columns(path: Path, file: Any, rows: int) -> None:
-    """Refuse targets, weights and offsets that do not suit the rows."""
+    """Raise DataError if targets, weights, offsets or groups are not one per row."""
     for name in COLUMNS:
         if name not in file:
             continue
@@ -285,7 +285,7 @@ def check_columns(path: Path, file: Any, rows: int) -> None:
 
 
 def lacks(name: str, path: Path, file: Any) -> DataError:
-    """The error of a dataset that is not there."""
+    """Return the error that the file has no data set `name`."""
     return DataError(
         f"{path} has no /{name}; it holds {sorted(file) or 'nothing'},"
         " and hpcsgd reads /X (rows x columns) and /y"
@@ -293,7 +293,7 @@ def lacks(name: str, path: Path, file: Any) -> DataError:
 
 
 def node_of(path: Path, file: Any, name: str) -> Any:
-    """Return what has this name; it may be a link into another file.
+    """Return the object with this name; it may be a link into another file.
 
     HDF5 raises KeyError for a link to nothing, RuntimeError for one to itself.
     """
@@ -307,10 +307,7 @@ def node_of(path: Path, file: Any, name: str) -> Any:
 
 
 def dtype_of(node: Any) -> Any:
-    """Return the type of a data set's values; None for what holds no values.
-
-    That is a group, or a type that the file has under a name.
-    """
+    """Return the dtype of a data set; None for a group or a named type."""
     return node.dtype if isinstance(node, need_h5py().Dataset) else None
 
 
@@ -328,7 +325,10 @@ def _check_numbers(path: Path, name: str, node: Any, kinds: str = "fiub") -> Non
 
 
 def check_sources(path: Path, name: str, node: Any) -> None:
-    """HDF5 reads the fill value where a file of a virtual data set is missing."""
+    """Raise DataError if a source file of a virtual data set is missing.
+
+    HDF5 itself would read the fill value without an error.
+    """
     for source in node.virtual_sources():
         other = Path(source.file_name)
         if "%" in other.name or source.file_name == ".":
@@ -341,35 +341,35 @@ def check_sources(path: Path, name: str, node: Any) -> None:
 
 
 def check_file(path: Path, what: str) -> None:
-    """Refuse what is no readable file, in one sentence."""
+    """Raise DataError if `path` is no regular file; `what` is what it should be."""
     if not path.exists():
         raise DataError(
             f"{path} does not exist{did_you_mean_file(path)}; check the name"
         )
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of {what}")
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # a read of a pipe would wait
         raise DataError(f"{path} is not a regular file; write it to one first")
 
 
 # HDF5 files: /X (rows × columns), /y, optionally /sample_weight and /offset.
 
 Fill = Callable[[slice, slice, Array], None]  # rows, columns, where to
-# Elements that a file and a matrix in memory hold as the same bits.
+# Elements that have the same bits in a file and in a matrix in memory.
 STORED_AS = {
     "fp64": ("fp64", "float64"),
     "fp32": ("fp32", "float32"),
     "bf16": ("bf16", "uint16"),
 }
 SHORT = 32  # entries of an attribute that a report shows
-WIDER = 1.25  # how much more may be read so that whole blocks can be checked
+WIDER = 1.25  # a read may grow by this factor to whole blocks, to check them
 
 
 class Hdf5Reader:
-    """Reads a store, or any file with /X, and /y to learn from.
+    """A reader of a store or of any file with /X (and /y, for training).
 
-    Blocks that a read takes whole are held against their checksums while `checks` is
-    true; a read is widened to whole blocks where that adds at most a quarter.
+    Whole blocks of a read are compared with their checksums while `checks` is true; a
+    read is widened to whole blocks if that adds at most a quarter.
     `mpi` is the communicator of mpi4py whose ranks all open the file, for MPI-IO.
     """
 
@@ -390,7 +390,7 @@ class Hdf5Reader:
         self.block_rows = 1 if self.layout is None else self.layout.block_rows
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """A dense block: float64 or float32 of a store, else in the stored dtype."""
+        """Return a dense block: float32 or float64 of a store, else as it is stored."""
         if self.is_sparse:
             dense: Array = self.read_csr(rows, cols).toarray()
             return dense
@@ -398,7 +398,7 @@ class Hdf5Reader:
         return stored if self.layout is None else self.layout.decode(stored)
 
     def read_stored(self, rows: slice, cols: slice) -> Array:
-        """A dense block as the elements (or their bits) that the file holds."""
+        """Return a dense block of the elements (or their bits) that the file stores."""
         layout = self.layout
         if not self.checks or layout is None:
             block: Array = self._take("X", (rows, cols))
@@ -412,7 +412,7 @@ class Hdf5Reader:
         return read[_within(rows, wide_rows), _within(cols, wide_cols)]
 
     def read_csr(self, rows: slice, cols: slice) -> Any:
-        """A block as scipy.sparse.csr_array, its columns numbered from 0."""
+        """Return a block as scipy.sparse.csr_array, with columns numbered from 0."""
         if not self.is_sparse:
             return csr_array(self.read(rows, cols))
         wide = self._wide(rows)
@@ -431,7 +431,10 @@ class Hdf5Reader:
         return block[inside.start : inside.stop, cols.start : cols.stop]
 
     def reader_of_blocks(self) -> Callable[[slice, slice], Array]:
-        """As `read`, from another thread beside training: past HDF5 where it can be."""
+        """Return a function like `read` for a thread beside training.
+
+        It bypasses HDF5 and its lock if the tiles can be read directly.
+        """
         tiles, layout = self._tiles(), self.layout
         if tiles is None:
             return self.read
@@ -440,9 +443,9 @@ class Hdf5Reader:
         return lambda rows, cols: layout.decode(tiles.read(rows, cols))
 
     def filler_of_blocks(self, matrix: str) -> Fill | None:
-        """Puts blocks into a matrix of the format `matrix` with no copy on the way.
+        """Return a function (rows, cols, out) that reads a block directly into `out`.
 
-        None where the file holds another format, or HDF5 itself has to read it.
+        None if the file has another format than `matrix`, or if HDF5 must read it.
         """
         tiles = self._tiles()
         if tiles is None or STORED_AS.get(matrix) != self._element():
@@ -450,14 +453,17 @@ class Hdf5Reader:
         return tiles.read_into
 
     def place_of_blocks(self, matrix: str) -> Path | None:
-        """The file where its bytes are those of a matrix in the format `matrix`."""
+        """Return the path if the file has the bytes of this format, else None."""
         return None if self.filler_of_blocks(matrix) is None else self.path
 
     def _tiles(self) -> DatasetTiles | None:
         return None if self.is_sparse else open_tiles(self.path, self.file["X"])
 
     def _element(self) -> tuple[str, str]:
-        """What an element of X is, and the dtype that the file has for it."""
+        """Return the element type of X and the name of its dtype in the file.
+
+        The type is "scaled" for elements with a scale, and "" if it is not supported.
+        """
         dtype = self.file["X"].dtype.name
         if self.layout is None:
             return {"float32": "fp32", "float64": "fp64"}.get(dtype, ""), dtype
@@ -465,50 +471,50 @@ class Hdf5Reader:
         return self.layout.element if plain else "scaled", dtype
 
     def targets(self, rows: slice) -> Any:
-        """Targets as float64; a file without /y is good for predictions only."""
+        """Return targets as float64; raise DataError if the file has no /y."""
         if "y" not in self.file:
             raise lacks("y", self.path, self.file)
         return self._column("y", rows)
 
     def sample_weight(self, rows: slice) -> Any:
-        """Weights as float64, or None."""
+        """Return weights as float64, or None."""
         return self._column("sample_weight", rows)
 
     def offset(self, rows: slice) -> Any:
-        """Offsets as float64, or None."""
+        """Return offsets as float64, or None."""
         return self._column("offset", rows)
 
     def queries(self, rows: slice) -> Any:
-        """The groups that rows belong to as int64, or None; training knows none."""
+        """Return the groups of rows as int64, or None; training does not use them."""
         return self._column("qid", rows)
 
     @property
     def preparation(self) -> Preparation:
-        """What was done to the rows before they were stored."""
+        """Return the preparation of the stored rows: column scales, unit rows."""
         found = {name: self._of_columns(name, "f") for name in (MEANS, SCALES)}
         known = {name: array for name, array in found.items() if array is not None}
         return preparation_from(known, bool(self.file.attrs.get("unit_rows", False)))
 
     @property
     def column_names(self) -> list[str] | None:
-        """Names of the columns, or None."""
+        """Return the names of the columns, or None."""
         names = self._of_columns(NAMES, "O")
         return None if names is None else [_plain(name) for name in names]
 
     @property
     def categories(self) -> dict[str, list[str]] | None:
-        """Levels of the columns that were text before they were encoded, or None."""
+        """Return the levels of columns that were text before encoding, or None."""
         node = self.file.get(CATEGORIES)
         is_text = getattr(node, "shape", None) == () and node.dtype.kind == "O"
         return _document(self._take(CATEGORIES, ())) if is_text else None
 
     @property
     def label_numbers(self) -> dict[str, float] | None:
-        """Numbers of the labels that were text, or None."""
+        """Return the numbers of labels that were text, or None."""
         return _document(self.file.attrs.get(LABELS))
 
     def _of_columns(self, name: str, kind: str) -> Array | None:
-        """A data set with one entry a column; None where there is no such one."""
+        """Return a data set with one entry per column; None if there is none."""
         node = self.file.get(name)
         if getattr(node, "shape", None) != (self.cols,) or node.dtype.kind != kind:
             return None
@@ -516,17 +522,17 @@ class Hdf5Reader:
         return values
 
     def describe(self) -> dict[str, Any]:
-        """What a result remembers of its data."""
+        """Return the description of the data that a result stores."""
         attributes = {
-            # Scales of thousands of columns are for programs, no part of a report.
+            # A report omits long arrays, such as the scales of thousands of columns.
             k: _plain(v)
             for k, v in self.file.attrs.items()
-            if (np.size(v) or 0) <= SHORT  # None of an empty one
+            if (np.size(v) or 0) <= SHORT  # np.size is None for an empty attribute
         }
         return {"kind": "hdf5", "path": str(self.path), **attributes}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.file.close()
 
     def _column(self, name: str, rows: slice) -> Any:
@@ -534,7 +540,7 @@ class Hdf5Reader:
             return None
         if not self.checks:
             return self._take(name, rows).astype(COLUMNS[name]).reshape(-1)
-        wide = widen(rows, self.block_rows, self.rows)  # a few more words, no more
+        wide = widen(rows, self.block_rows, self.rows)  # a few more words only
         values = self._take(name, wide)
         for number, own in self._whole_blocks(wide):
             self._compare(name, number, own, values[_within(own, wide)])
@@ -557,7 +563,7 @@ class Hdf5Reader:
     def _check_tiles(
         self, block: Array, rows: slice, cols: slice, layout: StoreLayout
     ) -> None:
-        """All tiles that lie whole in a block just read."""
+        """Compare all tiles that a block just read contains with their checksums."""
         width = layout.tile_cols
         for number, own in self._whole_blocks(rows):
             sums = self._take("checksums/X", number)
@@ -585,7 +591,7 @@ class Hdf5Reader:
                 self._compare(name, number, own, values)
 
     def _whole_blocks(self, rows: slice) -> Any:
-        """(number, rows) of the blocks that lie whole in a range of rows."""
+        """Yield (number, rows) of the blocks that a range of rows contains."""
         size = self.block_rows
         for number in range(-(-rows.start // size), -(-self.rows // size)):
             own = slice(number * size, min((number + 1) * size, self.rows))
@@ -619,18 +625,18 @@ def _area(rows: slice, cols: slice) -> int:
 
 
 def _within(part: slice, whole: slice) -> slice:
-    """A range, counted from the start of one that holds it."""
+    """Return a range relative to the start of the range `whole` that contains it."""
     return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def _reason(error: Exception) -> str:
-    """What the system said, without HDF5's own paragraph."""
+    """Return the system's reason of an error, without the details of HDF5."""
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else str(error).split("(")[0].strip()
 
 
 def _document(text: Any) -> dict[str, Any] | None:
-    """Return what a store keeps as JSON; None for anything else of that name."""
+    """Return the JSON object in an attribute of a store; None if it is no object."""
     try:
         found = json.loads(_text(text))
     except (TypeError, ValueError):
@@ -639,7 +645,7 @@ def _document(text: Any) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """An attribute as JSON can hold it."""
+    """Return an attribute as a value for JSON."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""What a file of rows is like, and what that suggests for training on it."""
+"""The report of `hpcsgd data inspect`: facts about rows, and suggested settings."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -33,14 +33,14 @@ FAMILY_OF_TASK = {
 
 @dataclass
 class ValueCounts:
-    """What one pass counts of numbers that rows have one each of."""
+    """Range, zeros and moments of one number per row (label, weight or offset)."""
 
     rows: int = 0
     zeros: int = 0
     lowest: float = float("inf")
     highest: float = float("-inf")
-    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of powers of what is above
-    origin: float | None = None  # the first value, which sums are taken from
+    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)  # Σ (value − origin)ᵏ
+    origin: float | None = None  # the first value
 
     def add(self, values: Array) -> None:
         """Add the numbers of the next rows."""
@@ -74,7 +74,7 @@ class ValueCounts:
         return skewness if np.isfinite(skewness) else 0.0
 
     def describe(self) -> dict[str, Any] | None:
-        """Return what JSON says of the numbers; None where there are none."""
+        """Return the range, mean and zeros for JSON; None without any numbers."""
         if not self.rows:
             return None
         return {
@@ -87,7 +87,10 @@ class ValueCounts:
 
 @dataclass
 class InspectionCounts:
-    """What one pass over the rows counts; labels beyond MOST_CLASSES are numbers."""
+    """Counts and extremes of one pass over the rows.
+
+    `labels` is None if there are more than MOST_CLASSES different labels.
+    """
 
     nonzero: int = 0
     bad: int = 0  # values that are not finite
@@ -99,7 +102,7 @@ class InspectionCounts:
     weights: ValueCounts = field(default_factory=ValueCounts)
     offsets: ValueCounts = field(default_factory=ValueCounts)
     columns: ColumnMoments | None = None  # None where there are too many
-    is_named: bool = False  # labels were text, and have numbers
+    is_named: bool = False  # labels were text and were converted to numbers
 
     def add(
         self,
@@ -135,14 +138,14 @@ class InspectionCounts:
 
 
 def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
-    """Everything `hpcsgd data inspect` says, as JSON can hold it."""
+    """Return everything that `hpcsgd data inspect` reports on a reader, for JSON."""
     numbers = getattr(reader, "label_numbers", None)
     moments = ColumnMoments(reader.cols) if reader.cols <= MOST_MEASURED else None
     tally = InspectionCounts(is_named=bool(numbers), columns=moments)
     labelled = has_targets(reader)
     every = slice(0, reader.cols)
     step = block_rows(budget, 3 * 8 * reader.cols)
-    # A sparse file is read as such: dense, its rows might not fit.
+    # A sparse file is read as CSR: as dense rows, it might not fit into memory.
     sparse = getattr(reader, "is_sparse", False)
     read = reader.read_csr if sparse else reader.read
     first: Array | None = None
@@ -194,7 +197,7 @@ def _suggested(
 
 
 def has_targets(reader: RowReader) -> bool:
-    """Whether there is a /y: a file without one is good for predictions only."""
+    """Return whether a reader has targets; without, it serves for predictions only."""
     from hpcsgd.errors import DataError
 
     try:
@@ -205,7 +208,7 @@ def has_targets(reader: RowReader) -> bool:
 
 
 def suggest(tally: InspectionCounts, task: str | None) -> dict[str, Any]:
-    """A family for such labels, and 1/L with L = curvature bound · max ‖x‖²."""
+    """Return a family for such labels, and 1/L with L = curvature bound · max ‖x‖²."""
     family, why = suggest_family(tally, task)
     bound = get_family(family).curvature * tally.largest
     step = 1 / bound if 0 < bound < float("inf") else None
@@ -213,7 +216,7 @@ def suggest(tally: InspectionCounts, task: str | None) -> dict[str, Any]:
 
 
 def suggest_family(tally: InspectionCounts, task: str | None) -> tuple[str, str]:
-    """(family, why): what the file says of its task, or else what its labels are."""
+    """Return (family, reason), by the task that the file states, or by its labels."""
     if task in FAMILY_OF_TASK:
         return FAMILY_OF_TASK[task], f"the file says that its task is {task}"
     count = None if tally.labels is None else len(tally.labels)
@@ -237,7 +240,10 @@ def suggest_family(tally: InspectionCounts, task: str | None) -> tuple[str, str]
 
 
 def _labels(tally: InspectionCounts) -> dict[str, Any]:
-    """A histogram of the commonest labels, or the range of too many."""
+    """Return range and number of labels, and a histogram of the most frequent ones.
+
+    The histogram is None if there are more than MOST_CLASSES different labels.
+    """
     said: dict[str, Any] = {"min": tally.y.lowest, "max": tally.y.highest}
     if tally.labels is None:
         return {**said, "distinct": f"more than {MOST_CLASSES}", "histogram": None}
@@ -257,7 +263,7 @@ def _spreads(
 ) -> dict[str, Any] | None:
     """Return the range of the spreads of columns, about 0 where zeros are not stored.
 
-    Columns of one value only are counted apart.
+    Columns with one value only are left out of it and counted.
     """
     if moments is None:
         return None
@@ -287,7 +293,7 @@ def _range(values: Array, names: list[str] | None) -> dict[str, Any] | None:
 
 
 def _queries(reader: Any) -> dict[str, Any] | None:
-    """How many groups the rows belong to, where the file says so."""
+    """Return the number and range of the groups (qid) of rows; None without groups."""
     read = getattr(reader, "queries", None)  # arrays have none
     found: set[int] = set()
     for start in range(0, reader.rows, QUERIES_AT_ONCE):
@@ -326,10 +332,10 @@ def _dense(X: Any) -> Array:
 
 
 def _element(first: Any) -> str:
-    """What the values are stored as, of a file that does not say."""
+    """Return the dtype of the first values as text; "unknown" if there are none."""
     return "unknown" if first is None else str(first.dtype)
 
 
 def _is_long(value: Any) -> bool:
-    """Scales of thousands of columns are for programs, not to be read."""
+    """Return whether a value is a list too long to print, as scales of columns are."""
     return isinstance(value, list) and len(value) > SHOWN_LABELS

@@ -9,7 +9,7 @@ import numpy as np
 from hpcsgd.formats import Array
 
 MOST_INT32 = 2**31 - 1
-MOST_OPERANDS = 4096  # blocks of rows that are kept as SciPy has them
+MOST_OPERANDS = 4096  # blocks of rows that a cache stores as SciPy arrays
 COLUMN = 4  # bytes of a column number, where it is an int32
 
 
@@ -20,13 +20,13 @@ Gathered = TypeVar("Gathered", covariant=True)
 
 
 class RowGatherer(Protocol[Gathered]):
-    """What a backend makes of sampled rows, by how they are stored."""
+    """The methods by which a backend converts sampled rows, one for each storage."""
 
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Gathered:
-        """Return sampled rows of an array."""
+        """Return sampled rows of an array, in `out` if given."""
 
     def gather_sparse(self, matrix: "Csr", rows: Array) -> Gathered:
-        """Return sampled rows of which values other than 0 are stored."""
+        """Return sampled rows of a sparse matrix."""
 
 
 class DenseMatrix:
@@ -46,7 +46,7 @@ class DenseMatrix:
         self.dtype: np.dtype[Any] = values.dtype
 
     def __getitem__(self, rows: slice) -> "DenseMatrix":
-        """Neighbouring rows; values are views."""
+        """Return neighbouring rows; values are views."""
         return DenseMatrix(self.values[rows])
 
     def take(self, rows: Array) -> Array:
@@ -91,32 +91,32 @@ class Csr:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return the numbers of rows and columns."""
         return len(self.indptr) - 1, self.width
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values as they are stored."""
+        """Return the dtype of the stored values."""
         return self.data.dtype
 
     @property
     def nnz(self) -> int:
-        """Stored values, zeros among them counted."""
+        """Return the number of stored values, stored zeros included."""
         return len(self.data)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the three arrays."""
+        """Return the bytes of the three arrays."""
         return self.indptr.nbytes + self.indices.nbytes + self.data.nbytes
 
     @property
     def lengths(self) -> Array:
-        """Stored values of each row."""
+        """Return the number of stored values of each row, (rows,)."""
         return np.diff(self.indptr)
 
     @property
     def is_sound(self) -> bool:
-        """True where every row ends in the data and every column is there."""
+        """Return whether `indptr` ascends from 0 to nnz and all columns are valid."""
         edges, columns = self.indptr, self.indices
         ends = len(edges) > 0 and (edges[0], edges[-1]) == (0, len(columns))
         if not ends or len(columns) != len(self.data) or (np.diff(edges) < 0).any():
@@ -127,14 +127,14 @@ class Csr:
         return len(self.indptr) - 1
 
     def __getitem__(self, rows: slice) -> "Csr":
-        """Neighbouring rows; values and columns are views."""
+        """Return neighbouring rows; values and columns are views."""
         first, last, _ = rows.indices(len(self))
         edges = self.indptr[first : max(last, first) + 1]
         part = slice(int(edges[0]), int(edges[-1]))
         return Csr(edges - edges[0], self.indices[part], self.data[part], self.width)
 
     def take(self, rows: Array) -> "Csr":
-        """These rows in this order, copied."""
+        """Return these rows in this order, copied."""
         starts = self.indptr[rows]
         indptr = edges_of(self.indptr[rows + 1] - starts)
         places = stretch(starts, indptr)
@@ -151,8 +151,8 @@ class Csr:
     def operand(self, rows: slice) -> Any:
         """Return neighbouring rows as SciPy multiplies them.
 
-        Passes over all rows ask for the same blocks again: the arrays are views, which
-        SciPy takes longer to check than to multiply where blocks are small.
+        The SciPy arrays, which are views, are cached: every pass over all rows needs
+        the same blocks, and SciPy checks a small block for longer than it multiplies.
         """
         key = rows.indices(len(self))
         if key not in self._operands:
@@ -169,20 +169,20 @@ class Csr:
         """Do nothing: no file is open."""
 
     def with_data(self, data: Array) -> "Csr":
-        """The same places with other values."""
+        """Return a matrix with the same places of values and the values `data`."""
         return Csr(self.indptr, self.indices, data, self.width)
 
     def to_dense(self) -> Array:
-        """A dense copy; a stored -0.0 stays one."""
+        """Return a dense copy, (rows, columns); a stored -0.0 remains -0.0."""
         dense = np.zeros(self.shape, dtype=self.dtype)
         dense[np.repeat(np.arange(len(self)), self.lengths), self.indices] = self.data
         return dense
 
     def to_scipy(self) -> Any:
-        """The same arrays as a scipy.sparse.csr_array; floating storages only."""
+        """Return the matrix as a scipy.sparse.csr_array; floating storages only."""
         from scipy.sparse import csr_array
 
-        # SciPy wants one kind of integer in both.
+        # SciPy requires the same integer dtype for both.
         kind = np.int64 if self.nnz > MOST_INT32 else self.indices.dtype
         edges, columns = self.indptr.astype(kind), self.indices.astype(kind, copy=False)
         matrix = csr_array((self.data, columns, edges), shape=self.shape)
@@ -190,20 +190,20 @@ class Csr:
         return matrix
 
     def place(self, number: int) -> tuple[int, int]:
-        """Row and column of stored value `number`."""
+        """Return row and column of stored value `number`."""
         row = int(np.searchsorted(self.indptr, number, side="right")) - 1
         return row, int(self.indices[number])
 
 
 def from_scipy(matrix: Any) -> Csr:
-    """The arrays of a scipy.sparse CSR array with sorted columns."""
+    """Return a Csr from a scipy.sparse CSR array with sorted columns."""
     width = int(matrix.shape[1])
     indices = matrix.indices.astype(index_dtype(width), copy=False)
     return Csr(matrix.indptr.astype(np.int64), indices, matrix.data, width)
 
 
 def stack(parts: list[Csr]) -> Csr:
-    """Rows of several blocks, one below the other."""
+    """Return the rows of several blocks, one below the other."""
     lengths = np.concatenate([part.lengths for part in parts])
     return Csr(
         edges_of(lengths),
@@ -214,7 +214,7 @@ def stack(parts: list[Csr]) -> Csr:
 
 
 def side_by_side(parts: list[Csr]) -> Csr:
-    """The columns of several blocks of the same rows, one after the other."""
+    """Return the columns of several blocks of the same rows, side by side."""
     width = sum(part.width for part in parts)
     indptr = edges_of(np.sum([part.lengths for part in parts], axis=0))
     indices = np.empty(indptr[-1], dtype=index_dtype(width))
@@ -230,32 +230,33 @@ def side_by_side(parts: list[Csr]) -> Csr:
 
 
 def edges_of(lengths: Array) -> Array:
-    """indptr of rows of these lengths."""
+    """Return the indptr of rows of these lengths, (rows + 1,) int64."""
     indptr = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=indptr[1:])
     return indptr
 
 
 def stretch(starts: Array, indptr: Array) -> Array:
-    """starts[i], starts[i] + 1, ... for every row i, as long as the rows are."""
+    """Return starts[i], starts[i] + 1, ... for every row i, as many as the row has."""
     places = np.repeat(starts - indptr[:-1], np.diff(indptr))
     places += np.arange(len(places))
     return places
 
 
 def index_dtype(width: int) -> np.dtype[Any]:
-    """The narrowest kind of column number that `width` columns need."""
+    """Return the narrowest integer dtype for the numbers of `width` columns."""
     return np.dtype(np.int32 if width <= MOST_INT32 else np.int64)
 
 
 # Columns of a few sparse rows, tile by tile: one sort serves all tiles.
 #
-# Stored values lie row after row, and a column is anywhere in them. Sorted by column
-# once, those of any columns lie together; nothing is as long as there are columns.
+# Stored values are ordered by row, so that the values of a column are scattered. After
+# one sort by column, the values of neighbouring columns are contiguous. No array has an
+# entry for each column.
 
 
 class ByColumns:
-    """The order of the stored values by their columns."""
+    """The stored values of a sparse matrix, sorted by column."""
 
     def __init__(self, whole: Csr) -> None:
         self.whole = whole
@@ -264,10 +265,10 @@ class ByColumns:
         self.row_of = np.repeat(np.arange(len(whole)), whole.lengths)
 
     def tile(self, part: slice) -> Csr:
-        """The values of some neighbouring columns, which begin at 0."""
+        """Return the neighbouring columns `part` of all rows, numbered from 0."""
         ends = np.array([part.start, part.stop], dtype=self.sorted.dtype)
         first, last = np.searchsorted(self.sorted, ends)
-        chosen = np.sort(self.order[first:last])  # row after row, as they were
+        chosen = np.sort(self.order[first:last])  # in row order again
         lengths = np.bincount(self.row_of[chosen], minlength=len(self.whole))
         width = part.stop - part.start
         indices = self.whole.indices[chosen] - part.start

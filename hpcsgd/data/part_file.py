@@ -1,7 +1,7 @@
-"""A file in the making, hidden until it is complete.
+"""A file that is hidden until it is complete.
 
-A write that fails is remembered and said to have been done: HDF5, which takes the
-interpreter down when a disk fills, never hears of it, and the owner checks `error`.
+A failed write is stored in `error` and reported to HDF5 as successful, because HDF5
+crashes the interpreter when a disk is full; the owner of the file checks `error`.
 """
 
 import os
@@ -14,7 +14,7 @@ from hpcsgd.files import open_locked, publish
 
 
 class PartFile:
-    """`.NAME.part` beside the file it will be, for this user alone until then."""
+    """A hidden file `.NAME.part` beside NAME, private to this user until renamed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,20 +31,20 @@ class PartFile:
         os.ftruncate(self.number, 0)
 
     def read(self, size: int) -> bytes:
-        """What h5py's driver asks for."""
+        """Return the next bytes, at most `size`, for the file driver of h5py."""
         data = os.pread(self.number, size, self.place)
         self.place += len(data)
         return data
 
     def readinto(self, buffer: Any) -> int:
-        """What h5py's driver asks for; HDF5 expects zeros behind the end."""
+        """Read into `buffer` for the file driver of h5py; return the bytes read."""
         view = memoryview(buffer).cast("B")
         got = os.preadv(self.number, [view], self.place)
         self.place += got
         return got
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """The next place to read or write."""
+        """Set the position of the next read or write, and return it."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place}.get(whence)
         if base is None:
             base = os.fstat(self.number).st_size
@@ -52,11 +52,11 @@ class PartFile:
         return self.place
 
     def tell(self) -> int:
-        """The next place to read or write."""
+        """Return the position of the next read or write."""
         return self.place
 
     def write(self, data: Any) -> int:
-        """Always as if it had worked; see `error`."""
+        """Write `data` and return its length; a failure is stored in `error`."""
         view = memoryview(data).cast("B")
         if self.error is None:
             try:
@@ -67,7 +67,7 @@ class PartFile:
         return len(view)
 
     def truncate(self, size: int) -> int:
-        """Cut or extend."""
+        """Cut or extend the file to `size` bytes; a failure is stored in `error`."""
         if self.error is None:
             try:
                 os.ftruncate(self.number, size)
@@ -76,17 +76,17 @@ class PartFile:
         return size
 
     def flush(self) -> None:
-        """Nothing is held back here; `publish` reaches the disk."""
+        """Do nothing: writes are not buffered; `publish` synchronizes with the disk."""
 
     def publish(self) -> None:
-        """The final name, in one move, and permissions as of any new file."""
+        """Rename the file to its final name, with the permissions of a new file."""
         if self.error is not None:
             raise self.error
         publish(self.number, self.part, self.path)
         self._close()
 
     def remove(self) -> None:
-        """Leave nothing behind."""
+        """Remove the hidden file, unless it was published."""
         if self.number >= 0:
             with suppress(OSError):
                 self.part.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ class PartFile:
 
 
 def open_part(path: Path) -> PartFile:
-    """For a store that will be called `path`; what goes wrong is one sentence."""
+    """Return the PartFile of a store `path`; raise ConfigError if it cannot be made."""
     try:
         return PartFile(path)
     except OSError as error:
@@ -109,14 +109,14 @@ def open_part(path: Path) -> PartFile:
 
 
 def _write_all(number: int, data: memoryview, place: int) -> None:
-    """All of it, or an OSError."""
+    """Write all of `data` at byte `place`; raise OSError if that fails."""
     while data:
         done = os.pwrite(number, data, place)
         data, place = data[done:], place + done
 
 
 def _private(path: Path) -> int:
-    """Open for this user alone; a link that somebody planted is not followed."""
+    """Open the file for this user alone; a symbolic link of others is not followed."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT
     number = os.open(path, flags, 0o600)
     os.fchmod(number, 0o600)

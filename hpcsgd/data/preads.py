@@ -13,26 +13,26 @@ import numpy as np
 from hpcsgd.files import load_kernels
 from hpcsgd.formats import Array
 
-# Runs of bytes of a file put straight where the rows of a matrix lie in memory.
+# Runs of bytes of a file, read directly into the rows of a matrix in memory.
 #
-# The system writes each row to its place (`preadv`): nothing is copied a second time,
-# and the interpreter's lock is free meanwhile.
+# The system writes each row to its place (`preadv`), without a second copy and without
+# the interpreter's lock.
 
-# Where it begins in the file; where in the array, in bytes; rows; bytes of each; bytes
-# of the file before and after each that are passed over.
+# (offset in the file, offset in the array, rows, bytes per row, bytes of the file that
+# are skipped before each row and after it); offsets are in bytes.
 Run = tuple[int, int, int, int, int, int]
 MOST_PIECES = 1024  # of one call, on every system that has it (IOV_MAX)
 
 
 def can_scatter() -> bool:
-    """True where the system's library offers `preadv`."""
+    """Return whether the system's C library has `preadv`."""
     return _preadv() is not None
 
 
 def read_runs(file: int, runs: list[Run], out: Array) -> int:
     """Fill parts of the rows of `out` from runs of bytes of a file.
 
-    Returns 0, or the byte at which the file ended too early.
+    Return 0, or the byte at which the file ended too early.
     """
     compiled = _compiled()
     if compiled is None:
@@ -56,7 +56,7 @@ def read_runs(file: int, runs: list[Run], out: Array) -> int:
 
 
 def _read_run(file: int, run: Run, out: Array) -> int:
-    """One of them: 0, or where the file ended."""
+    """Read one run with `preadv`; return 0, or the byte at which the file ended."""
     offset, place, height, width, before, after = run
     address, stride = out.ctypes.data + place, out.strides[0]
     row_bytes = before + width + after
@@ -72,7 +72,10 @@ def _read_run(file: int, run: Run, out: Array) -> int:
 
 
 def _pieces(rows: Array, width: int, passed: Array, before: int, after: int) -> Array:
-    """(address, bytes) of every piece, in the order of the file."""
+    """Return (address, bytes) of every part of a run, in the order of the file.
+
+    Bytes to skip go to the array `passed`.
+    """
     table = np.empty((len(rows), 3, 2), dtype=np.uint64)
     table[:, 1, 0], table[:, 1, 1] = rows, width
     table[:, (0, 2), 0] = passed.ctypes.data
@@ -94,7 +97,7 @@ def _read_all(file: int, offset: int, pieces: Array) -> int:
 
 
 def _rest(pieces: Array, got: int) -> Array:
-    """What is left of the pieces after the first `got` bytes of them."""
+    """Return the (address, bytes) that remain after the first `got` bytes are read."""
     ends = np.cumsum(pieces[:, 1])
     first = int(np.searchsorted(ends, got, side="right"))
     left = pieces[first:]
@@ -121,7 +124,7 @@ def _call(file: int, pieces: Array, offset: int) -> int:
 
 @cache
 def _compiled() -> Any:
-    """The loop in C, or None: then the table of pieces is made here."""
+    """Return the compiled loop over runs, or None if it is not available."""
     signatures = {"hpcsgd_read_runs": ("l", "iplplp")}
     folder = Path(__file__).parent
     library, _ = load_kernels(folder, "_scatter", "Python", signatures)
@@ -139,13 +142,13 @@ def _preadv() -> Any:
 
 # Blocks of an HDF5 dataset read by the system alone, without HDF5 and its lock.
 #
-# h5py holds the interpreter's lock while it reads, so a thread that reads ahead through
-# it stops the training beside it. Tiles that are stored as they are (no filter) lie at
-# known places of the file: `preadv` takes them from there and lets others work.
+# h5py holds the interpreter's lock while it reads, so that a thread that reads ahead
+# with it stops the training. Tiles without a filter are at known offsets of the file,
+# from which `preadv` reads them without the lock.
 
 
 class DatasetTiles:
-    """Where the tiles of one dataset lie; `read` may be called from any thread."""
+    """The offsets of the tiles of one dataset; any thread may call `read`."""
 
     def __init__(self, path: Path, dataset: Any) -> None:
         self.shape, self.dtype = dataset.shape, dataset.dtype
@@ -154,15 +157,15 @@ class DatasetTiles:
         self._file = os.open(path, os.O_RDONLY)
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """A dense block, as the dataset itself would give it."""
+        """Return a dense block in the dtype of the dataset."""
         out = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
         self.read_into(rows, cols, out)
         return out
 
     def read_into(self, rows: slice, cols: slice, out: Array) -> None:
-        """A dense block, written where it is wanted: `out` is of the dataset's dtype.
+        """Read a dense block into `out`, an array of the dataset's dtype.
 
-        The elements of a row of `out` lie side by side; its rows may be far apart.
+        The elements of a row of `out` are contiguous; its rows need not be.
         """
         if out.size == 0:
             return
@@ -177,11 +180,11 @@ class DatasetTiles:
             raise OSError(f"{self.path} ends at byte {ended}")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
     def _run(self, i: int, j: int, rows: slice, cols: slice, stride: int) -> Run:
-        """The part of tile (i, j) that lies in the block."""
+        """Return the part of tile (i, j) that is in the block, as a run of bytes."""
         height, width = self.tile
         top, left = i * height, j * width
         first, last = max(rows.start, top), min(rows.stop, top + height)
@@ -199,7 +202,7 @@ class DatasetTiles:
 
 
 def open_tiles(path: Path, dataset: Any) -> DatasetTiles | None:
-    """The tiles of a dataset, or None where HDF5 itself has to read it."""
+    """Return the tiles of a dataset, or None if HDF5 itself must read it."""
     if not is_plain(dataset):
         return None
     if not can_scatter():
@@ -207,11 +210,11 @@ def open_tiles(path: Path, dataset: Any) -> DatasetTiles | None:
     try:
         return DatasetTiles(path, dataset)
     except (LookupError, OSError, ValueError):
-        return None  # tiles that were never written, a file that moved: HDF5 knows
+        return None  # tiles never written, or a moved file: HDF5 handles them
 
 
 def is_plain(dataset: Any) -> bool:
-    """True where the bytes of the file are those of the numbers."""
+    """Return whether the file stores the numbers as native bytes without filters."""
     created = dataset.id.get_create_plist()
     native = dataset.dtype.isnative and dataset.dtype.kind in "fiu"
     changed = created.get_nfilters() or dataset.is_virtual or dataset.external
@@ -219,7 +222,7 @@ def is_plain(dataset: Any) -> bool:
 
 
 def places_of(dataset: Any) -> tuple[tuple[int, int], Array]:
-    """Shape of a tile, and the byte at which each one begins."""
+    """Return the shape of a tile and the byte offsets of all tiles, int64."""
     rows, cols = dataset.shape
     if dataset.chunks is None:
         start = dataset.id.get_offset()

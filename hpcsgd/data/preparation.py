@@ -1,6 +1,7 @@
-"""What is done to rows before they are stored, and remembered with them.
+"""The preparation of rows before they are stored: column scales and unit rows.
 
-x ← (x − mean) / scale for each column, then x ← x / ‖x‖ where rows shall have length 1.
+x ← (x − mean) / scale for each column, then x ← x / ‖x‖ if rows shall have length 1.
+Files and results contain the means and scales.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ class Scales:
     scale: Array
 
     def apply(self, X: Any) -> Any:
-        """The block with its columns scaled, computed in float64."""
+        """Return the block X with its columns scaled, in float64."""
         if hasattr(X, "tocsr"):
             from scipy.sparse import csr_array, diags_array
 
@@ -58,7 +59,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What was done to rows before they were stored: scaled columns, rows of length 1.
+    """The preparation of rows before they were stored: column scales, unit rows.
 
     The default is the preparation of raw rows, to which nothing was done.
     """
@@ -68,7 +69,7 @@ class Preparation:
 
     @property
     def is_raw(self) -> bool:
-        """True where nothing was done."""
+        """Return whether rows are neither scaled nor brought to length 1."""
         return self.scales is None and not self.unit_rows
 
     @property
@@ -80,7 +81,7 @@ class Preparation:
 
     @property
     def text(self) -> str:
-        """Return what a sentence says of such rows."""
+        """Return the words for such rows in a message."""
         return self.columns + (", of length 1" if self.unit_rows else "")
 
     def scales_as(self, other: "Preparation") -> bool:
@@ -90,7 +91,7 @@ class Preparation:
         return self.scales.equals(other.scales)
 
     def describe(self) -> dict[str, Any]:
-        """Return what JSON says of it, without the moments of thousands of columns."""
+        """Return a description for JSON, without the moments of all columns."""
         return {"columns": self.columns, "unit_rows": self.unit_rows}
 
     def apply(self, X: Any) -> Any:
@@ -103,7 +104,7 @@ class Preparation:
         return unit_rows(X)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the means and scales of the columns, as files name them."""
+        """Return the means and scales of the columns, by their names in files."""
         if self.scales is None:
             return {}
         found = {MEANS: self.scales.mean, SCALES: self.scales.scale}
@@ -119,13 +120,13 @@ def preparation_from(arrays: Mapping[str, Array], unit_rows: bool) -> Preparatio
     return Preparation(None if scale is None else Scales(mean, scale), unit_rows)
 
 
-# What a conversion does to rows: unit rows, and who is a test row.
+# Unit rows, and the choice of test rows.
 
 HASHED_AT_ONCE = 2**20
 
 
 def unit_rows(X: Any) -> Any:
-    """Rows of length 1; rows of zeros stay what they are."""
+    """Return the rows of X divided by their lengths; rows of zeros are unchanged."""
     if issparse(X):
         norms = np.sqrt(np.asarray(X.astype(np.float64).power(2).sum(axis=1)).ravel())
         return csr_array(diags_array(1 / np.where(norms, norms, 1.0)) @ X)
@@ -136,13 +137,13 @@ def unit_rows(X: Any) -> Any:
 
 
 def is_test(rows: Array, fraction: float, seed: int) -> Array:
-    """Whether each row number is drawn for the test set: a hash of (seed, row)."""
+    """Return which row numbers are test rows (bool), by a hash of (seed, row)."""
     drawn: Array = _hash(rows, seed) < np.uint64(int(fraction * 2**53))
     return drawn
 
 
 def count_test(rows: int, fraction: float, seed: int, start: int = 0) -> int:
-    """How many of rows `start` to `rows` are drawn."""
+    """Return how many of the rows from `start` to before `rows` are test rows."""
     return sum(
         int(is_test(part, fraction, seed).sum()) for part in _row_numbers(start, rows)
     )
@@ -154,7 +155,7 @@ def _row_numbers(start: int, stop: int) -> Iterator[Array]:
 
 
 def _hash(rows: Array, seed: int) -> Array:
-    """53 bits of splitmix64, begun elsewhere for each seed."""
+    """Return 53 bits of SplitMix64 of each row number, from a start by the seed."""
     mixed = _splitmix(rows.astype(np.uint64) + _splitmix(np.array([seed], np.uint64)))
     return mixed >> np.uint64(11)
 

@@ -17,11 +17,11 @@ from hpcsgd.formats import ROUNDING, Array, Format
 
 CHUNK_BYTES = 64 * 2**20  # read at once: bounds the memory beside the shard
 WIDE = 8  # bytes of a float64
-# What narrow storages hold before they round to inf: bf16, just below float32.
+# The largest value that narrow storages do not round to inf: bf16, below float32.
 NARROW_MAX = 3.38e38
-LOOKED = 1024  # rows that say how long the others are
+LOOKED = 1024  # rows from which the number of stored values is estimated
 
-# ending -> reader; other names are tried as the first row, whose own check speaks
+# suffix -> reader; other files are opened as .h5, whose checks report the error
 READERS = {
     ".h5": "hpcsgd.data.hdf5:Hdf5Reader",
     ".hdf5": "hpcsgd.data.hdf5:Hdf5Reader",
@@ -31,38 +31,38 @@ READERS = {
 class RowReader(Protocol):
     """A matrix with targets, read by rows and columns.
 
-    Sparse ones have two attributes more, `is_sparse = True` and the number `nnz` of
-    their stored values, and are read by `read_csr`. A reader may know the `preparation`
-    of its rows and its `column_names`.
+    A sparse matrix has two more attributes, `is_sparse = True` and the number `nnz` of
+    its stored values, and is read by `read_csr`. A reader may have the attributes
+    `preparation` (of its rows) and `column_names`.
     """
 
     rows: int
     cols: int
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """A dense block in the dtype it is stored in."""
+        """Return a dense block in the dtype in which it is stored."""
 
     def read_csr(self, rows: slice, cols: slice) -> Any:
-        """A scipy.sparse.csr_array with its own column numbers, sorted in each row."""
+        """Return a scipy.sparse.csr_array, columns from 0 and sorted in each row."""
 
     def targets(self, rows: slice) -> Array:
-        """Targets of these rows, float64."""
+        """Return the targets of these rows, float64."""
 
     def sample_weight(self, rows: slice) -> Array | None:
-        """Weights of these rows, float64, or None."""
+        """Return the weights of these rows, float64, or None."""
 
     def offset(self, rows: slice) -> Array | None:
-        """Offsets of these rows, float64, or None."""
+        """Return the offsets of these rows, float64, or None."""
 
     def describe(self) -> dict[str, Any]:
-        """What a result remembers of its data."""
+        """Return the description of the data that a result stores."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 def open_reader(path: Path, *shared: Any) -> RowReader:
-    """The reader that suits a file's ending; `shared` is what its readers share."""
+    """Return a reader of the file by its suffix; it is called with `shared` too."""
     row = READERS.get(path.suffix.lower(), READERS[".h5"])
     module, attribute = row.split(":")
     reader: RowReader = getattr(import_module(module), attribute)(path, *shared)
@@ -70,30 +70,30 @@ def open_reader(path: Path, *shared: Any) -> RowReader:
 
 
 def is_sparse(reader: RowReader) -> bool:
-    """True where a reader holds stored values alone."""
+    """Return whether a reader is sparse: it has stored values only."""
     return bool(getattr(reader, "is_sparse", False))
 
 
 def preparation_of(reader: RowReader) -> Preparation:
-    """Return what was done to the rows of a reader; those that do not say are raw."""
+    """Return the preparation of the rows of a reader; RAW if it has none."""
     found: Preparation = getattr(reader, "preparation", RAW)
     return found
 
 
 def names_of(reader: RowReader) -> list[str] | None:
-    """Return the names of the columns of a reader, where they have any."""
+    """Return the names of the columns of a reader, or None."""
     names: list[str] | None = getattr(reader, "column_names", None)
     return names
 
 
 def categories_of(reader: RowReader) -> dict[str, list[str]] | None:
-    """Return the levels of the columns of a reader that were text, where any were."""
+    """Return the levels of the columns of a reader that were text, or None."""
     levels: dict[str, list[str]] | None = getattr(reader, "categories", None)
     return levels
 
 
 def stored_in(reader: RowReader) -> int:
-    """How many values a reader holds; from its first rows where it cannot say."""
+    """Return the number of stored values, estimated from the first rows if unknown."""
     if not is_sparse(reader):
         return reader.rows * reader.cols
     known = getattr(reader, "nnz", None)
@@ -112,7 +112,7 @@ def element_of(reader: RowReader) -> np.dtype[Any]:
 
 
 def row_words(reader: RowReader) -> int:
-    """About how many words of 8 bytes one row takes while it is read."""
+    """Return about how many words of 8 bytes one row takes while it is read."""
     if not is_sparse(reader):
         return max(reader.cols, 1)
     return 2 * (stored_in(reader) // reader.rows + 1)  # values with their columns
@@ -127,12 +127,14 @@ def load_block(
     seen: Callable[[Array, int, int], None] | None = None,
     finite: Callable[[Array], bool] | None = None,
 ) -> Array:
-    """The block as `store` wants it, read in pieces, refused where not finite.
+    """Read a block in chunks and return it as `store` converts it.
 
-    Arrays that are in memory as `store` wants them are not copied.
+    NaN and inf raise DataError. An array in memory is not copied if `store` returns it
+    unchanged.
 
-    `seen` is shown every piece as it was read, with its first row and column. About
-    `budget` bytes of float64 (CHUNK_BYTES if None) are held beside the block.
+    `seen` is called with every chunk as it was read, its first row and its first
+    column. `finite` returns whether a chunk is finite. Chunks take about `budget` bytes
+    of float64 (CHUNK_BYTES if None) beside the block.
     """
     width = cols.stop - cols.start
     whole: Array | None = None
@@ -143,7 +145,7 @@ def load_block(
             whole = np.empty((rows.stop - rows.start, width), dtype=stored.dtype)
         if not _is_own(reader, stored):
             whole[first - rows.start : first - rows.start + len(stored)] = stored
-        del stored  # else it would stay while the next piece is read
+        del stored  # else it would occupy memory while the next chunk is read
     if whole is None:
         return store(np.empty((0, width), dtype=np.float32))
     return whole
@@ -154,8 +156,9 @@ def bytes_of_block(
 ) -> tuple[int, int]:
     """Return the bytes of a dense block, and of pieces while `load_block` fills it.
 
-    A piece is held as it is read and as it is stored. The last one fills the rest of
-    the block: what it has not filled when the one before is read is not counted twice.
+    A chunk is in memory as it is read and as it is stored. The part of the block that
+    the last chunk fills is not yet in memory while the chunk before is read; it is
+    subtracted.
     """
     element = element_of(reader)
     in_memory = getattr(reader, "is_in_memory", False)
@@ -176,7 +179,7 @@ def bytes_of_block(
 
 
 def _is_in_place(reader: RowReader, cols: int, form: Format) -> bool:
-    """Return whether the block is one array of the caller's, whole and aligned."""
+    """Return whether the block is the caller's array itself, whole and aligned."""
     X = reader.X  # type: ignore[attr-defined]
     is_whole = cols == reader.cols and X.flags.c_contiguous and X.flags.aligned
     return bool(is_whole and form.is_wide and X.dtype == form.dtype)
@@ -196,10 +199,10 @@ def pieces(
     seen: Callable[[Array, int, int], None] | None = None,
     finite: Callable[[Array], bool] | None = None,
 ) -> Iterator[tuple[int, Array]]:
-    """(first row, rows as `store` wants them), checked, one piece after the other."""
+    """Yield (first row, rows as `store` converts them) of checked chunks, in order."""
     width = cols.stop - cols.start
     step = max((budget or _piece_bytes(reader)) // (WIDE * max(width, 1)), 1)
-    blocks = getattr(reader, "block_rows", 1)  # read whole, they can be checked
+    blocks = getattr(reader, "block_rows", 1)  # only whole blocks can be checked
     step = step // blocks * blocks or step
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
@@ -208,17 +211,17 @@ def pieces(
             _refuse_non_finite(piece, start, cols.start, names_of(reader))
         if seen is not None:
             seen(piece, start, cols.start)
-        with np.errstate(over="ignore"):  # said below, with the place
+        with np.errstate(over="ignore"):  # reported below, with the place
             stored = store(piece)
         if stored.dtype.itemsize < piece.dtype.itemsize:
             _refuse_too_large(piece, start, cols.start, names_of(reader))
-        del piece  # each is let go before the next one is read
+        del piece  # each is freed before the next one is read
         yield start, stored
         del stored
 
 
 def _is_own(reader: RowReader, stored: Array) -> bool:
-    """Whether these rows lie in the arrays of the reader itself."""
+    """Return whether these rows share memory with the array of the reader."""
     own = getattr(reader, "is_in_memory", False) and not is_sparse(reader)
     return own and np.may_share_memory(stored, reader.X)  # type: ignore[attr-defined]
 
@@ -242,7 +245,7 @@ def _refuse_non_finite(
 def _refuse_too_large(
     piece: Array, first_row: int, first_col: int, names: list[str] | None
 ) -> None:
-    """Finite as it is, infinite as it would be stored."""
+    """Raise DataError if a finite value would become infinite when stored."""
     # Extremes first: no mask as large as the piece in the good case.
     if max(float(piece.max()), -float(piece.min())) <= NARROW_MAX:
         return
@@ -256,7 +259,7 @@ def _refuse_too_large(
 def non_finite(
     value: Any, row: int, col: int, names: Sequence[str] | None = None
 ) -> str:
-    """Return why this value of X is refused."""
+    """Return the message about a value of X that is not finite."""
     column = _column_text(col, names)
     return f"X has {value} at row {row}, {column}; clean the file or drop that row"
 
@@ -264,7 +267,7 @@ def non_finite(
 def too_large(
     value: Any, row: int, col: int, names: Sequence[str] | None = None
 ) -> str:
-    """Return why this value of X is refused."""
+    """Return the message about a value of X that is too large to be stored."""
     column = _column_text(col, names)
     return (
         f"X has {value:g} at row {row}, {column}, too large for less than float64;"
@@ -273,12 +276,12 @@ def too_large(
 
 
 def _column_text(col: int, names: Sequence[str] | None) -> str:
-    """Return what a message calls a column: its number, and its name if it has one."""
+    """Return the words for a column in a message: its number, and its name if any."""
     return f"column {col}" if names is None else f"column {col} ({names[col]!r})"
 
 
 def _first(bad: Array, first_row: int, first_col: int) -> tuple[int, int] | None:
-    """Global row and column of the first true entry."""
+    """Return global row and column of the first true entry, or None."""
     if not bad.any():
         return None
     row, col = np.argwhere(bad)[0]
@@ -291,14 +294,14 @@ RAGGED = "X has rows of different lengths; give a matrix with rows and columns"
 
 
 class MemoryReader:
-    """Arrays given from Python, the same on every rank; nothing is copied.
+    """A reader of Python arrays, equal on every rank; float arrays are not copied.
 
-    Sparse ones of any kind become CSR with ascending columns, once. Arrays cannot say
-    how they were prepared: they are raw rows, unless `preparation` says otherwise.
+    Sparse matrices of any format are converted to CSR with ascending columns once. Rows
+    are raw unless `preparation` is another one.
     """
 
     is_in_memory = True
-    best_piece = 2**20  # bytes: what is looked at several times stays in cache
+    best_piece = 2**20  # bytes: a chunk is read several times and stays in cache
 
     def __init__(
         self,
@@ -319,14 +322,14 @@ class MemoryReader:
         self.column_names, self.preparation = names, preparation
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """A view of the block; a dense copy of a sparse one."""
+        """Return a view of a dense block, or a dense copy of a sparse one."""
         if self.is_sparse:
             return from_scipy(self.read_csr(rows, cols)).to_dense()
         block: Array = self.X[rows, cols]
         return block
 
     def read_csr(self, rows: slice, cols: slice) -> Any:
-        """A sparse block with its own column numbers, ascending in each row."""
+        """Return a sparse block, columns from 0 and ascending in each row."""
         block = self.X[rows]
         if (cols.start, cols.stop) != (0, self.cols):
             block = block[:, cols]
@@ -334,28 +337,28 @@ class MemoryReader:
         return block
 
     def targets(self, rows: slice) -> Any:
-        """Targets as float64."""
+        """Return targets as float64."""
         if self.y is None:
             raise DataError("no y was given; predictions alone need none")
         return self.y[rows]
 
     def sample_weight(self, rows: slice) -> Any:
-        """Weights as float64, or None."""
+        """Return weights as float64, or None."""
         return None if self.weights is None else self.weights[rows]
 
     def offset(self, rows: slice) -> Any:
-        """Offsets as float64, or None."""
+        """Return offsets as float64, or None."""
         return None if self.offsets is None else self.offsets[rows]
 
     def describe(self) -> dict[str, Any]:
-        """What a result remembers of its data."""
+        """Return the description of the data that a result stores."""
         return {"kind": "memory", "rows": self.rows, "cols": self.cols}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _matrix(self, X: Any) -> Any:
-        """X as it is read: dense, or CSR."""
+        """Return X as a dense array or as CSR, in float32 or float64."""
         return _sparse(X) if hasattr(X, "tocsr") else _dense(X)
 
     def _column(self, name: str, values: Any) -> Any:
@@ -371,11 +374,11 @@ class MemoryReader:
 
 
 def _sparse(X: Any) -> Any:
-    """As CSR; duplicates are added up, stored zeros stay."""
+    """Return X as CSR; duplicates are added up, stored zeros remain."""
     from scipy.sparse import csr_array
 
     given = real_dtype(X.dtype, X.shape)
-    if hasattr(X, "check_format"):  # compressed: SciPy would follow any number in it
+    if hasattr(X, "check_format"):  # compressed: SciPy does not check its indices
         try:
             X.check_format(full_check=True)
         except ValueError as error:
@@ -385,13 +388,13 @@ def _sparse(X: Any) -> Any:
             ) from error
     matrix = csr_array(X)
     if not matrix.has_canonical_format:
-        matrix = matrix.copy()  # what the caller gave stays as it is
+        matrix = matrix.copy()  # the caller's matrix is not changed
         matrix.sum_duplicates()
     return matrix.astype(given, copy=False)
 
 
 def to_numbers(name: str, values: Any) -> Array:
-    """Targets, weights or offsets in float64; times, say, do not become numbers."""
+    """Return targets, weights or offsets in float64; refuse times and other types."""
     refuse_masked(name, values)
     kind = getattr(getattr(values, "dtype", None), "kind", "")
     try:
@@ -406,7 +409,7 @@ def to_numbers(name: str, values: Any) -> Array:
 
 
 def refuse_masked(name: str, values: Any) -> None:
-    """NumPy would take what lies under the mask."""
+    """Raise DataError for a masked array, whose mask NumPy would ignore."""
     if isinstance(values, np.ma.MaskedArray):
         raise DataError(
             f"{name} is a masked array, whose mask would be lost; fill it"
@@ -421,12 +424,12 @@ def _dense(X: Any) -> Array:
     except ValueError as error:
         raise DataError(RAGGED) from error
     array = array.astype(real_dtype(array.dtype, array.shape), copy=False)
-    # NumPy multiplies rows between the addresses of words in another order than BLAS.
+    # NumPy multiplies unaligned rows in another order of additions than BLAS.
     return array if array.flags.aligned else array.copy()
 
 
 def real_dtype(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
-    """float32 or float64, whichever holds these elements."""
+    """Return float32 or float64, by the elements' dtype; check dtype and shape."""
     if dtype.kind not in "fiub":
         raise DataError(f"X has elements of type {dtype}; give real numbers")
     if len(shape) != 2 or 0 in shape:
@@ -436,16 +439,16 @@ def real_dtype(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
     return np.dtype(np.float64 if dtype.itemsize > 2 else np.float32)
 
 
-# A block of the data that this rank has in memory already, and no other.
+# The block of the data that this rank has in memory.
 
 
 class HeldReader:
-    """Rows × columns of one rank, read under the numbers they have in the whole data.
+    """A reader of the block of one rank, by row and column numbers of the whole data.
 
     Parameters
     ----------
     block : array or sparse matrix
-        The values that this rank holds.
+        The values of this rank.
     held : (slice, slice)
         The rows and columns of the whole data that `block` consists of.
     parts : tuple of slice
@@ -453,13 +456,13 @@ class HeldReader:
     stored : int
         The stored elements of all ranks together.
     sides : dict
-        y, sample_weight, offset and qid of all rows; None: there are none.
+        y, sample_weight, offset and qid of all rows, or None.
     layout : str
         Which axis the ranks divide: "rows" or "columns".
     """
 
     is_in_memory = True
-    best_piece = 2**20  # bytes: what is looked at several times stays in cache
+    best_piece = 2**20  # bytes: a chunk is read several times and stays in cache
 
     def __init__(
         self,
@@ -483,14 +486,14 @@ class HeldReader:
         self.layout = layout
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """A view of the block; a dense copy of a sparse one."""
+        """Return a view of a dense block, or a dense copy of a sparse one."""
         if self.is_sparse:
             return from_scipy(self.read_csr(rows, cols)).to_dense()
         block: Array = self.X[self._local(rows, cols)]
         return block
 
     def read_csr(self, rows: slice, cols: slice) -> Any:
-        """A sparse block with its own column numbers, ascending in each row."""
+        """Return a sparse block, columns from 0 and ascending in each row."""
         height, width = self._local(rows, cols)
         block = self.X[height]
         if (width.start, width.stop) != (0, self.X.shape[1]):
@@ -499,34 +502,34 @@ class HeldReader:
         return block
 
     def targets(self, rows: slice) -> Any:
-        """Targets as float64."""
+        """Return targets as float64."""
         return self.y[rows]
 
     def sample_weight(self, rows: slice) -> Any:
-        """Weights as float64, or None."""
+        """Return weights as float64, or None."""
         return self._side("sample_weight", rows)
 
     def offset(self, rows: slice) -> Any:
-        """Offsets as float64, or None."""
+        """Return offsets as float64, or None."""
         return self._side("offset", rows)
 
     def describe(self) -> dict[str, Any]:
-        """What a result remembers of its data."""
+        """Return the description of the data that a result stores."""
         said = {"rows": self.rows, "cols": self.cols, "layout": self.layout}
         return {"kind": "memory", **said}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _side(self, name: str, rows: slice) -> Any:
         found = self.sides[name]
         return None if found is None else found[rows]
 
     def _local(self, rows: slice, cols: slice) -> tuple[slice, slice]:
-        """The same block within what is held; refused where it is not."""
+        """Return the slices of a block in this rank's array; refuse other blocks."""
         found = []
         for asked, held in ((rows, self.held_rows), (cols, self.held_cols)):
-            if asked.start >= asked.stop:  # nothing, wherever that is
+            if asked.start >= asked.stop:  # an empty range is valid anywhere
                 found.append(slice(0, 0))
                 continue
             if not held.start <= asked.start <= asked.stop <= held.stop:
@@ -539,18 +542,18 @@ class HeldReader:
         return found[0], found[1]
 
 
-# Rows that a caller has in the memory of a GPU, as CuPy has them.
+# Rows that a caller has in the memory of a GPU, as CuPy arrays.
 #
-# They stay there: the host sees blocks of them, for their checksum, values that are no
-# numbers, and losses. CuPy itself is not named here: arrays know what is asked of them.
+# They stay on the GPU: blocks are copied to the host for the checksum, the check for
+# NaN, and losses. CuPy is not imported here: only methods of the arrays are used.
 
 AS_THEY_ARE = ("fp32", "tf32")  # formats that float32 rows are stored in
 
 
 class DeviceReader(MemoryReader):
-    """A dense matrix on a GPU, with targets of the host."""
+    """A reader of a dense matrix on a GPU, with targets in host memory."""
 
-    is_in_memory = False  # of the host
+    is_in_memory = False  # not in host memory
     is_there = True
     best_piece = 64 * 2**20  # bytes: a block crosses the bus
 
@@ -558,26 +561,26 @@ class DeviceReader(MemoryReader):
         return X.astype(real_dtype(X.dtype, X.shape), copy=False)
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """A copy of the block in the host's memory."""
+        """Return a copy of the block in host memory."""
         block: Array = self.X[rows, cols].get()
         return block
 
     def device_block(self, rows: slice, cols: slice, element: str) -> Any:
-        """Return the block on the GPU where its format is the stored one, else None."""
+        """Return the block on the GPU if it has the format `element`, else None."""
         if element not in AS_THEY_ARE or self.X.dtype != np.float32:
             return None
         return self.X[rows, cols]
 
 
 class DeviceBlock(Unheld):
-    """A block that is on the GPU already."""
+    """A block that is in GPU memory already."""
 
     def __init__(self, unheld: Unheld, block: Any) -> None:
         super().__init__(unheld.read_into, unheld.shape, unheld.dtype)
         self.block = block
 
     def straight(self, held: Any, device: RowDevice) -> bool:
-        """Copy the block on the GPU."""
+        """Copy the block within GPU memory to the rows `held`, and return True."""
         device.put_rows(held, self.block)
         return True
 
@@ -587,7 +590,7 @@ def is_device_array(X: Any) -> bool:
     return hasattr(X, "__cuda_array_interface__")
 
 
-# Rows to predict as a model was trained on them: the same columns, scaled alike.
+# Rows for predictions, prepared as the training data of the model were.
 #
 # Raw rows are prepared while they are read: x ← (x − mean) / scale with the moments of
 # the training data, then x ← x / ‖x‖ where its rows have length 1.
@@ -602,8 +605,8 @@ SHORTENED = "rows were brought to length 1, as those of the training data"
 class PreparedReader:
     """The rows of a reader in float64, prepared while they are read.
 
-    Sparse rows stay sparse where columns are only scaled; where they are centred too,
-    blocks of them are dense.
+    Sparse rows remain sparse if columns are only scaled; if columns are also centred,
+    blocks are dense.
     """
 
     def __init__(self, reader: RowReader, preparation: Preparation) -> None:
@@ -646,7 +649,7 @@ class PreparedReader:
         return self.reader.describe()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.reader.close()
 
     @property
@@ -657,11 +660,11 @@ class PreparedReader:
 def prepare(
     reader: RowReader, wanted: Preparation | None, trained_on: str = "train.h5"
 ) -> tuple[RowReader, str]:
-    """Return the rows as the training data was prepared, and a sentence that says how.
+    """Return a reader of the rows with the preparation `wanted`, and a sentence on it.
 
-    `wanted` is None where nobody knows: rows are then taken as they are. `trained_on`
-    is the file of the training, as a remedy names it. Rows that were scaled otherwise
-    are refused.
+    `wanted` is the preparation of the training data; if it is None (unknown), rows are
+    not changed. `trained_on` is the file of the training, for the remedy in a message.
+    Rows with another preparation raise DataError.
     """
     given = preparation_of(reader)
     if wanted is None:
@@ -676,7 +679,7 @@ def prepare(
 
 
 def _missing(wanted: Preparation, given: Preparation) -> Preparation | None:
-    """What is still to be done to rows; None where it cannot be done to them."""
+    """Return the preparation that rows still need; None if they cannot get it."""
     if given.is_raw:
         return wanted
     if given.unit_rows and not wanted.unit_rows:
@@ -689,7 +692,7 @@ def _missing(wanted: Preparation, given: Preparation) -> Preparation | None:
 def _scaled_otherwise(
     reader: RowReader, wanted: Preparation, given: Preparation, trained_on: str
 ) -> DataError:
-    """The error of rows that the model cannot judge."""
+    """Return the error of rows whose preparation differs from the training data."""
     data = str(reader.describe().get("path", "the data"))
     same = wanted.unit_rows == given.unit_rows
     if wanted.is_raw or (wanted.scales is None and given.scales is not None):
@@ -710,13 +713,13 @@ def _scaled_otherwise(
 def check_names(
     wanted: Sequence[str] | None, given: Sequence[str] | None, remedy: str
 ) -> None:
-    """Refuse columns of other names than those of the training, or in another order.
+    """Raise DataError if column names or their order differ from the training.
 
-    Data without names is taken by position, as scikit-learn does. `remedy` says how to
-    bring columns into order.
+    Data without names is taken by position, as in scikit-learn. `remedy` is the end of
+    the message about a wrong order.
     """
     if wanted is None or given is None or list(wanted) == list(given):
-        return  # of one that has none, columns are taken by their place
+        return  # without names, columns are taken by position
     lacking, unknown = differing(wanted, given)
     if not lacking and not unknown and len(wanted) == len(given):
         place = next(k for k, name in enumerate(wanted) if given[k] != name)
@@ -730,7 +733,7 @@ def check_names(
 def differing(
     wanted: Sequence[str], given: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the names that are missing, and those that nobody wants."""
+    """Return the names of `wanted` that are missing, and those of `given` beyond it."""
     has, wants = set(given), set(wanted)
     lacking = [name for name in wanted if name not in has]
     return lacking, [name for name in given if name not in wants]
@@ -739,7 +742,7 @@ def differing(
 def other_columns(
     lacking: Sequence[str], unknown: Sequence[str], whose: str = "the data"
 ) -> DataError:
-    """The error of columns that are not those of the training."""
+    """Return the error of columns that are not those of the training."""
     parts = []
     if lacking:
         parts.append(f"lacks the columns {_listed(lacking)}")

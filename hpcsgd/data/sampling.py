@@ -1,4 +1,4 @@
-"""Which rows a batch has, and folds of rows."""
+"""The order of rows in batches, folds of rows, and validation rows."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 from hpcsgd.settings import Settings, setting
 
-# Which rows come when: a function of mode, seed, epoch and replica, nothing else.
+# The order of rows is a function of mode, seed, epoch and replica only.
 
 MODES = ("shuffle-once", "reshuffle", "replacement", "blocks")
 
@@ -58,11 +58,11 @@ class SamplingConfig(Settings, section="sampling"):
 
 @dataclass(frozen=True)
 class Sampler:
-    """The row order of one replica; members of it agree without a message.
+    """The row order of one replica; its members compute it without a message.
 
     The generator is `default_rng((seed, replica, key))` with key 0 for shuffle-once and
-    epoch + 1 otherwise. Batch, steps, product and members have no part in it, so that
-    runs which differ in them take the same rows in the same order.
+    epoch + 1 otherwise. The order does not depend on batch, steps, product and members:
+    runs that differ in them take the same rows in the same order.
     """
 
     mode: str
@@ -74,20 +74,20 @@ class Sampler:
 
     @property
     def blocks(self) -> int:
-        """How many there are; only the last may be smaller."""
+        """Return the number of blocks; only the last one may be smaller."""
         return -(-self.rows // self.block)
 
     def rows_of(self, block: int) -> Array:
-        """The local rows of a block."""
+        """Return the local row numbers of a block, int64."""
         last = min((block + 1) * self.block, self.rows)
         return np.arange(block * self.block, last, dtype=np.int64)
 
     def block_rows(self, block: int) -> int:
-        """How many that are."""
+        """Return the number of rows of a block."""
         return min(self.block, self.rows - block * self.block)
 
     def windows(self, epoch: int) -> list[Array]:
-        """The blocks of each window of an epoch, in the order they are gone through."""
+        """Return the block numbers of each window of an epoch, in order of use."""
         return self._windows(
             np.random.default_rng((self.seed, self.replica, epoch + 1))
         )
@@ -97,7 +97,7 @@ class Sampler:
         return [order[i : i + self.window] for i in range(0, self.blocks, self.window)]
 
     def _by_windows(self, rng: np.random.Generator) -> Array:
-        """Blocks in random order, and the rows of each window of them shuffled."""
+        """Return the rows of random blocks, shuffled within each window of blocks."""
         parts = [
             rng.permutation(np.concatenate([self.rows_of(int(b)) for b in blocks]))
             for blocks in self._windows(rng)
@@ -105,7 +105,7 @@ class Sampler:
         return np.concatenate(parts)
 
     def order(self, epoch: int) -> Array:
-        """Local row numbers of `epoch`, int64."""
+        """Return the local row numbers of `epoch` in their order, int64."""
         if self.mode == "shuffle-once":
             return self._only_order
         rng = np.random.default_rng((self.seed, self.replica, epoch + 1))
@@ -117,7 +117,7 @@ class Sampler:
 
     @cached_property
     def _only_order(self) -> Array:
-        """That of shuffle-once, which does not know the epoch."""
+        """Return the row order of shuffle-once, which is the same for all epochs."""
         rng = np.random.default_rng((self.seed, self.replica, 0))
         order = rng.permutation(np.arange(self.rows, dtype=np.int64))
         order.flags.writeable = False
@@ -125,12 +125,12 @@ class Sampler:
 
 
 def make_sampler(config: SamplingConfig, rows: int, replica: int) -> Sampler:
-    """The sampler of a replica that holds `rows` rows."""
+    """Return the sampler of a replica with `rows` rows."""
     return Sampler(config.mode, config.seed, rows, replica, config.block, config.window)
 
 
 def plan_groups(rows: int, batch: int, steps: int) -> list[tuple[int, ...]]:
-    """The batch sizes of each exchange of an epoch; only the last may be ragged."""
+    """Return the batch sizes of each exchange of an epoch; only the last may differ."""
     whole, rest = divmod(rows, batch * steps)
     groups = [(batch,) * steps] * whole
     if rest:
@@ -139,26 +139,26 @@ def plan_groups(rows: int, batch: int, steps: int) -> list[tuple[int, ...]]:
     return groups
 
 
-# Rows that are kept apart: folds of a cross-validation, and rows held out.
+# Rows that are not trained on: folds of a cross-validation, and validation rows.
 #
-# A row's part is a function of a seed and of its number in the whole data, so that all
-# ranks of any grid agree without a message. In every stretch of rows that follow each
-# other all folds have as many.
+# The fold of a row is a function of a seed and of its number in the whole data, so that
+# all ranks of any grid compute it without a message. Every stretch of consecutive rows
+# has equally many rows of all folds.
 
 STRETCH = 10  # rows of which a share is held out
-HELD_OUT = 0x68656C64  # beside the seed, so that other draws of it are others
+HELD_OUT = 0x68656C64  # combined with the seed, so that other draws differ
 
 
 def fold_of(rows: slice, folds: int, seed: int) -> Array:
-    """The fold of each of these rows, int64: each one once in `folds` rows."""
+    """Return the fold of each row, int64; each fold has one of `folds` rows."""
     return _places(rows, folds, seed)
 
 
 def held_out(rows: slice, share: float, seed: int) -> Array:
-    """Which of these rows are held out, bool: `share` of every ten in the mean."""
+    """Return which rows are held out (bool): on average a `share` of every ten."""
     first = rows.start // STRETCH
     stretches = np.arange(first, -(-rows.stop // STRETCH) + 1, dtype=np.float64)
-    # Rounded where it is summed, so that the share is right over many stretches.
+    # The cumulative sum is rounded, so that the share is right over many stretches.
     counts = np.diff(np.floor(stretches * STRETCH * share + 1e-9))
     numbers = np.arange(rows.start, rows.stop) // STRETCH - first
     found: Array = _places(rows, STRETCH, seed ^ HELD_OUT) < counts[numbers]
@@ -166,7 +166,7 @@ def held_out(rows: slice, share: float, seed: int) -> Array:
 
 
 def _places(rows: slice, length: int, seed: int) -> Array:
-    """The place of each row among the rows of its stretch, in an order drawn for it."""
+    """Return the place of each row in a random order of the rows of its stretch."""
     first, last = rows.start // length, -(-rows.stop // length)
     drawn = _hash(np.arange(first * length, last * length, dtype=np.uint64), seed)
     order = np.argsort(drawn.reshape(-1, length), axis=1, kind="stable")
@@ -177,7 +177,7 @@ def _places(rows: slice, length: int, seed: int) -> Array:
 
 
 def _hash(numbers: Array, seed: int) -> Array:
-    """SplitMix64 of each number: the same on every machine."""
+    """Return SplitMix64 of each number, with the same bits on every machine."""
     with np.errstate(over="ignore"):
         x = (numbers + np.uint64(1)) * GOLDEN
         x ^= (np.uint64(seed & 0xFFFFFFFFFFFFFFFF) + np.uint64(1)) * np.uint64(
@@ -188,10 +188,10 @@ def _hash(numbers: Array, seed: int) -> Array:
 
 @dataclass(frozen=True)
 class FoldSplit:
-    """Which rows are trained on, by which columns of sample weights.
+    """The division of rows into training rows and folds or validation rows.
 
-    With folds there is a column for each of them, without its rows, and a last one
-    that has all rows.
+    With folds, sample weights have a column for each fold, without the rows of the
+    fold, and a last column with all rows.
     """
 
     folds: int = 0
@@ -208,18 +208,18 @@ class FoldSplit:
 
     @property
     def columns(self) -> int:
-        """Of sample weights."""
+        """Return the number of columns of sample weights."""
         return self.folds + 1 if self.folds else 1
 
     @property
     def is_whole(self) -> bool:
-        """True where every row is trained on by all."""
+        """Return whether all rows are training rows of all columns."""
         return not self.folds and not self.hold_out
 
     def kept_apart(self, rows: slice, known: Array | None = None) -> Array:
-        """(rows, columns), True where a row is not trained on.
+        """Return an array (rows, columns), True where a row is not trained on.
 
-        `known` are folds of all rows that somebody has drawn; −1: in none of them.
+        `known` contains the folds of all rows if the caller chose them; −1: no fold.
         """
         if self.hold_out:
             return held_out(rows, self.hold_out, self.seed)[:, None]
@@ -228,7 +228,10 @@ class FoldSplit:
         return np.asarray(fold[:, None] == np.append(np.arange(self.folds), -1))
 
     def check(self, trained: Array, kept: Array) -> None:
-        """Refuse parts whose weights (of all rows) sum to nothing."""
+        """Raise DataError if a sum of weights over all rows is 0.
+
+        `trained` are the sums over training rows, `kept` those over rows left out.
+        """
         if (trained <= 0.0).any():
             raise DataError(
                 "sample_weight sums to zero over the rows that are trained on; give at"

@@ -25,7 +25,7 @@ from hpcsgd.errors import DataError
 from hpcsgd.formats import Array, Format, get_format
 from hpcsgd.precision import Precision
 
-# The block of the data that one rank holds.
+# The block of the data of one rank.
 
 Matrix = DenseMatrix | Csr | Unheld
 
@@ -34,9 +34,9 @@ Matrix = DenseMatrix | Csr | Unheld
 class Shard:
     """Rows of one replica × columns of one member, as the backend stores them.
 
-    Targets, weights and offsets belong to the rows, so every member of a replica
-    holds them whole; they are columns (n, 1) so that they meet scores (m, K). With
-    folds there are weights (n, folds + 1): without each fold, and of all rows.
+    Every member of a replica has the targets, weights and offsets of all its rows, as
+    columns (n, 1) that combine with scores (m, K). With folds, weights have the shape
+    (n, folds + 1): one column without each fold, and one of all rows.
     """
 
     matrix: Matrix  # (n, d_c) in the storage of precision.matrix
@@ -45,31 +45,32 @@ class Shard:
     offsets: Array | None  # (n, 1), added to scores after scaling
     rows: slice  # of the whole data
     columns: slice  # of the whole data
-    parts: tuple[slice, ...]  # the columns of every member, this one's among them
+    parts: tuple[slice, ...]  # the columns of every member, this one included
     total_rows: int
     held: Array | None = None  # (n, 1), weights of rows that are not trained on
 
     @property
     def total_columns(self) -> int:
-        """Columns of the whole data."""
+        """Return the number of columns of the whole data."""
         return int(self.parts[-1].stop)
 
     @property
     def is_sparse(self) -> bool:
-        """True where only stored values are held."""
+        """Return whether the matrix is sparse."""
         return self.matrix.is_sparse
 
     def unrounded(
         self, keep: Callable[[Array], Array], sides: dict[str, Array | None]
     ) -> "Shard":
-        """The same with side columns as they were given, where storage rounds them.
+        """Return the shard with exact side columns where storage has rounded them.
 
-        Steps take what is stored; a loss is that of the data, whatever they compute in.
+        `sides` contains exact columns by field name, and `keep` stores one. Steps use
+        rounded columns; the reported loss is that of the exact data.
         """
         exact: dict[str, Any] = {}
         for name, given in sides.items():
             stored = getattr(self, name)
-            # Of several folds the steps' own do: nothing is certified of a sweep.
+            # With folds, the rounded columns suffice: a sweep certifies no gap.
             if given is None or stored.shape[1] > 1 or stored.dtype == np.float64:
                 continue
             upright = given.reshape(stored.shape)
@@ -79,12 +80,12 @@ class Shard:
 
     @property
     def height(self) -> int:
-        """Rows held here."""
+        """Return the number of local rows, n."""
         return int(self.matrix.shape[0])
 
     @property
     def width(self) -> int:
-        """Columns held here, d_c."""
+        """Return the number of local columns, d_c."""
         return int(self.matrix.shape[1])
 
 
@@ -94,17 +95,20 @@ def bytes_of_sides(rows: int, item: int) -> int:
 
 
 def take(column: Array | None, rows: Array) -> Array | None:
-    """The entries of an optional column."""
+    """Return the entries of a column for these rows; None if the column is None."""
     return None if column is None else np.take(column, rows, axis=0)
 
 
-# Rows with the values of the data themselves, whatever a shard has stored of them.
+# Rows with the exact values of the data, also if a shard stores rounded ones.
 
 
 def exact(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice], Any]:
-    """Local rows with the values of the data: from the shard where it holds them."""
+    """Return a function of local rows that returns their exact values.
+
+    It reads from the shard if that stores them exactly, else from the reader.
+    """
     if _is_exact(reader, shard, precision):
         return shard.matrix.operand
     some = exact_columns(reader, shard, precision)
@@ -114,7 +118,10 @@ def exact(
 def exact_columns(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice, slice], Any]:
-    """Some local columns of local rows, the same way."""
+    """Return a function of local rows and columns that returns their exact values.
+
+    It reads from the shard if that stores them exactly, else from the reader.
+    """
     row, column = shard.rows.start, shard.columns.start
     if _is_exact(reader, shard, precision):
         return lambda rows, part: shard.matrix.operand(rows)[:, part]
@@ -126,20 +133,20 @@ def exact_columns(
 
 
 def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
-    """Whether what is held are the values of the data themselves."""
+    """Return whether the shard has the exact values of the data in host memory."""
     form = get_format(precision.matrix)
     return shard.matrix.is_in_memory and keeps_values(reader, form)
 
 
 def keeps_values(reader: RowReader, form: Format) -> bool:
-    """Return whether a matrix in this format has the values of the data themselves."""
+    """Return whether a matrix in this format has the exact values of the data."""
     return form.is_wide and np.can_cast(element_of(reader), form.dtype, casting="safe")
 
 
-# A rank's sparse block, read in pieces and checked as a dense one is.
+# A rank's sparse block, read in chunks and checked like a dense block.
 
-FIRST_ROWS = 256  # read to see how long rows are
-VALUE_BYTES = 16  # a value, its column and its place while it is looked at
+FIRST_ROWS = 256  # read first, to estimate the stored values per row
+VALUE_BYTES = 16  # a value, its column and its place while it is checked
 
 
 def load_csr(
@@ -150,10 +157,11 @@ def load_csr(
     budget: int | None = None,
     seen: Callable[[Csr, int, int], None] | None = None,
 ) -> Csr:
-    """The block with values as `store` wants them, refused where not finite.
+    """Read a sparse block in chunks and return it with values as `store` converts them.
 
-    `seen` is shown every piece as it was read, with its first row and column. About
-    `budget` bytes (CHUNK_BYTES if None) are held beside the block.
+    NaN and inf raise DataError. `seen` is called with every chunk as it was read, its
+    first row and its first column. Chunks take about `budget` bytes (CHUNK_BYTES if
+    None) beside the block.
     """
     stored = []
     for start, piece in sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES):
@@ -161,7 +169,7 @@ def load_csr(
         _refuse(piece, start, cols.start, infinite, non_finite, names_of(reader))
         if seen is not None:
             seen(piece, start, cols.start)
-        with np.errstate(over="ignore"):  # said below, with the place
+        with np.errstate(over="ignore"):  # reported below, with the place
             data = store(piece.data)
         if data.dtype.itemsize < piece.dtype.itemsize:
             large = np.abs(piece.data) > NARROW_MAX
@@ -173,8 +181,8 @@ def load_csr(
 def bytes_of_csr(rows: int, stored: int, form: Format) -> tuple[int, int]:
     """Return the bytes of a sparse block, and of pieces while `load_csr` joins them.
 
-    The memory of reading stays with the process meanwhile: the arrays are so small that
-    the C library keeps it.
+    The memory of reading is not returned to the system meanwhile, because the C library
+    keeps the memory of such small arrays.
     """
     size = stored * (form.dtype.itemsize + COLUMN) + 8 * rows
     return size, size + 2 * min(CHUNK_BYTES, VALUE_BYTES * (stored + rows))
@@ -183,13 +191,16 @@ def bytes_of_csr(rows: int, stored: int, form: Format) -> tuple[int, int]:
 def sparse_pieces(
     reader: RowReader, rows: slice, cols: slice, budget: int
 ) -> Iterator[tuple[int, Csr]]:
-    """(first row, block): as many rows at once as the ones before say will fit."""
+    """Yield (first row, block) of consecutive rows, each of about `budget` bytes.
+
+    The number of rows follows from the stored values of the blocks before.
+    """
     start, step = rows.start, FIRST_ROWS
     values = done = 0
     while True:
         stop = min(start + step, rows.stop)
         block = from_scipy(reader.read_csr(slice(start, stop), cols))
-        if not block.is_sound:  # the products follow any number in it
+        if not block.is_sound:  # products do not check the numbers in it
             raise DataError(
                 f"the sparse rows {start} to {stop} have columns or ends outside of the"
                 " matrix; repair the file, or the reader that read them"
@@ -198,7 +209,7 @@ def sparse_pieces(
         values, done, start = values + block.nnz, done + len(block), stop
         if start >= rows.stop:
             return
-        # No more than tenfold at once: the first rows need not be like the others.
+        # At most tenfold: the first rows may be shorter than the others.
         row_bytes = VALUE_BYTES * (values / done + 1)
         step = max(min(int(budget / row_bytes), 10 * step), 1)
 
@@ -218,11 +229,11 @@ def _refuse(
         raise DataError(say(value, first_row + row, first_col + col, names))
 
 
-# The largest size of a value in every column, for formats with few exponents.
+# The largest magnitude in every column, for formats with few exponents.
 
 
 def column_peaks(reader: RowReader, rows: slice, cols: slice) -> Array:
-    """max |value| of each of these columns over these rows, 0 where there is none."""
+    """Return max |value| of each of these columns over these rows; 0 without values."""
     peaks = np.zeros(cols.stop - cols.start)
     if is_sparse(reader):
         for _, block in sparse_pieces(reader, rows, cols, CHUNK_BYTES):
@@ -233,29 +244,29 @@ def column_peaks(reader: RowReader, rows: slice, cols: slice) -> Array:
     return peaks
 
 
-# Who owns which range: pure functions.
+# The distribution of ranges: pure functions.
 
-PARTITIONS = ("auto", "equal", "stored")  # how columns may be shared by members
+PARTITIONS = ("auto", "equal", "stored")  # distributions of columns over members
 
 
 def split_range(n: int, parts: int, index: int) -> slice:
-    """Part `index` of range(n) cut into `parts`; the first n % parts get one more."""
+    """Return part `index` of range(n); the first n % parts of `parts` get one more."""
     size, extra = divmod(n, parts)
     start = index * size + min(index, extra)
     return slice(start, start + size + (index < extra))
 
 
 def lengths(n: int, parts: int) -> tuple[int, ...]:
-    """Of all of those parts."""
+    """Return the lengths of all `parts` of range(n) that `split_range` returns."""
     ranges = (split_range(n, parts, index) for index in range(parts))
     return tuple(part.stop - part.start for part in ranges)
 
 
 def split_by_weight(weights: NDArray[Any], parts: int) -> list[slice]:
-    """range(len(weights)) cut into consecutive parts of about equal weight.
+    """Return range(len(weights)) cut into consecutive parts of about equal weight.
 
     No part weighs more than total / parts + max(weights); none is empty where there
-    are enough entries. Without any weight, parts are of equal length.
+    are enough entries. Without any weight, parts have equal lengths.
     """
     n = len(weights)
     total = weights.sum()
@@ -276,21 +287,21 @@ def split_by_weight(weights: NDArray[Any], parts: int) -> list[slice]:
 #     √(smallest normal float64) ≈ 1.5e-154    whose squares underflow
 #     smallest normal float32 ≈ 1.2e-38        where they are stored below float64
 #
-# Without the refusal the null model would be returned, and called the optimum. Columns
-# with such values are noted while the data are read; only where there are any, the rows
-# are read again for the largest value of each.
+# Otherwise the null model would be returned as the optimum. Columns with such values
+# are collected while the data are read; if there are any, the rows are read again for
+# the largest value of each of these columns.
 
 SQUARES = float(np.sqrt(np.finfo(np.float64).tiny))
 NARROW = float(np.finfo(np.float32).tiny)
 
 
 class SmallValues(Fingerprint):
-    """The fingerprint of what one rank reads, and the columns that have small values.
+    """The fingerprint of the data of one rank, and its columns with small values.
 
     Parameters
     ----------
-    columns : slice, those of X that the rank reads
-    limit : float, size below which a value counts as small; zeros do not
+    columns : slice, the columns of X that the rank reads
+    limit : float, magnitude below which a value counts as small; zeros do not
     """
 
     def __init__(self, columns: slice, limit: float, weigh: Weigh | None) -> None:
@@ -300,18 +311,18 @@ class SmallValues(Fingerprint):
         self.found: set[int] = set()
 
     def add(self, block: Array, first_row: int, first_col: int) -> None:
-        """Take in a dense block of X, in the dtype it was read in."""
+        """Add a dense block of X, in the dtype in which it was read."""
         super().add(block, first_row, first_col)
         is_of_rows = first_col + block.shape[1] <= self.columns.stop  # and no side
         if block.dtype == np.float64 and is_of_rows and len(block):
-            # A large first value settles most columns: only others are looked through.
+            # Most columns have a large first value: only the others are checked.
             rest = np.flatnonzero(np.abs(block[0]) < self.limit)
             peaks = np.abs(block[:, rest]).max(axis=0, initial=0.0)
             small = rest[(peaks > 0.0) & (peaks < self.limit)]
             self.found.update((first_col + small).tolist())
 
     def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
-        """Take in a sparse block of X."""
+        """Add a sparse block of X."""
         super().add_sparse(block, first_row, first_col)
         if block.data.dtype == np.float64:
             sizes = np.abs(block.data)
@@ -327,10 +338,10 @@ class SmallValues(Fingerprint):
         max_flag: Callable[[int], int],
         is_stored_narrow: bool,
     ) -> None:
-        """Raise on all ranks where a column has values, and all of them are small.
+        """Raise on all ranks if a column has values and all of them are small.
 
-        Collective, by the functions of a communicator of all ranks: one flag, and where
-        there are such values the columns and the largest of each.
+        Collective, by the functions of a communicator of all ranks: one flag, and if
+        there are small values, the columns and the largest magnitude of each.
         """
         if not max_flag(int(bool(self.found))):
             return
@@ -344,7 +355,7 @@ class SmallValues(Fingerprint):
             raise DataError(sentence, on_all_ranks=True)
 
     def _peaks(self, reader: RowReader, rows: slice, numbers: Array) -> Array:
-        """Return max |a| of these columns over local rows; 0 for those of others."""
+        """Return max |a| of these columns over local rows; 0 for others' columns."""
         found, cols = np.zeros(len(numbers)), self.columns
         own = np.flatnonzero((numbers >= cols.start) & (numbers < cols.stop))
         local = numbers[own] - cols.start
@@ -363,7 +374,7 @@ class SmallValues(Fingerprint):
 
 
 def _sentence(column: int, more: int, size: float, is_narrow: bool) -> str:
-    """Return why a column, and so many more, are refused, and the remedy."""
+    """Return the message on a refused column and `more` others, with the remedy."""
     others = f" (and {more} more)" if more else ""
     what = "its squares underflow" if size < SQUARES else "it is lost below float64"
     wider = " or use --precision fp64" if is_narrow and size >= SQUARES else ""

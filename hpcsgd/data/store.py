@@ -24,7 +24,7 @@ from hpcsgd.data.preparation import CATEGORIES, MEANS, NAMES, SCALES
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 from hpcsgd.formats import Array
 
-# Rows as a store holds them: bytes that its writer has only to put in place.
+# Rows as a store contains them: their writer only copies the bytes.
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StoredRows:
 
     matrix: Array | Csr  # of stored elements, which may be bits
     columns: dict[str, Array]
-    largest: float  # norm of these rows, as they were given
+    largest: float  # largest norm of these rows, before encoding
 
     def __len__(self) -> int:
         return int(self.matrix.shape[0])
@@ -42,7 +42,7 @@ class StoredRows:
 def encode_rows(
     layout: StoreLayout, X: Any, columns: Mapping[str, Array], first: int, path: Path
 ) -> StoredRows:
-    """Rows from number `first` of the store `path` on; too large a value is refused."""
+    """Return encoded rows of a store from number `first` on; refuse large values."""
     with np.errstate(over="ignore", invalid="ignore"):
         largest = (_largest_csr if layout.is_sparse else _largest_dense)(X)
     encode = _encode_csr if layout.is_sparse else _encode_dense
@@ -55,7 +55,7 @@ def _encode_dense(layout: StoreLayout, X: Any, first: int, path: Path) -> Array:
 
 
 def _encode_csr(layout: StoreLayout, X: Any, first: int, path: Path) -> Csr:
-    """Columns in order."""
+    """Return the encoded rows as CSR with ascending columns."""
     rows = csr_array(X)
     if not rows.has_canonical_format:
         rows = rows.copy()
@@ -66,13 +66,13 @@ def _encode_csr(layout: StoreLayout, X: Any, first: int, path: Path) -> Csr:
 
 
 def _largest_dense(X: Any) -> float:
-    """max ‖a_i‖ of these rows, before they are rounded."""
+    """Return max ‖a_i‖ of dense rows, before they are rounded."""
     values = np.asarray(X)
     return _largest(np.einsum("ij,ij->i", values, values, dtype=np.float64))
 
 
 def _largest_csr(X: Any) -> float:
-    """The same."""
+    """Return max ‖a_i‖ of sparse rows, before they are rounded."""
     rows = csr_array(X)
     values = rows.data.astype(np.float64)
     squares = csr_array((values * values, rows.indices, rows.indptr), rows.shape)
@@ -80,15 +80,15 @@ def _largest_csr(X: Any) -> float:
 
 
 def _largest(squares: Array) -> float:
-    """The root of the largest, passing over those that are no numbers."""
+    """Return the root of the largest square; NaN is ignored."""
     return float(np.sqrt(np.fmax.reduce(squares, initial=0.0)))
 
 
 def _encode(
     layout: StoreLayout, values: Array, first: int, path: Path, indptr: Any = None
 ) -> Array:
-    """As stored; a finite value that the element type cannot hold is refused."""
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN stays NaN
+    """Return encoded values; raise DataError if a finite value becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN remains NaN
         stored = layout.encode(values)
     if layout.element == "fp64" or not values.size:
         return stored
@@ -113,13 +113,13 @@ def _encode(
     return stored
 
 
-# Blocks of rows of a store: where they stand in the file, and their checksums.
+# Blocks of rows of a store: their data sets in the file, and their checksums.
 
 Piece = tuple[Any, dict[str, Array]]  # rows as they are stored, and their columns
 
 
 class PendingRows:
-    """Rows that wait until there is a whole block of them."""
+    """Rows that are collected until they fill a block."""
 
     def __init__(self, is_sparse: bool) -> None:
         self.stack: Callable[[list[Any]], Any] = stack if is_sparse else np.concatenate
@@ -129,12 +129,12 @@ class PendingRows:
         return sum(matrix.shape[0] for matrix, _ in self.pieces)
 
     def add(self, matrix: Any, columns: dict[str, Array]) -> None:
-        """More rows at the end."""
+        """Append rows and their side columns."""
         if matrix.shape[0]:
             self.pieces.append((matrix, columns))
 
     def all(self) -> Piece:
-        """Everything, as one piece that stays."""
+        """Return all rows as one piece, and keep them."""
         if len(self.pieces) > 1:
             matrix = self.stack([matrix for matrix, _ in self.pieces])
             columns = {
@@ -145,7 +145,7 @@ class PendingRows:
         return self.pieces[0]
 
     def cut(self, rows: int) -> Piece:
-        """The first `rows` rows, which go."""
+        """Remove the first `rows` rows and return them."""
         matrix, columns = self.all()
         rest = {name: column[rows:] for name, column in columns.items()}
         self.pieces = []
@@ -154,7 +154,7 @@ class PendingRows:
 
 
 class StoreBlocks(ABC):
-    """What dense and sparse matrices have in common: side columns and checksums."""
+    """The data sets of a store; this base class writes side columns and checksums."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class StoreBlocks(ABC):
         self._make()
 
     def write(self, piece: Piece) -> None:
-        """The rows from `first`, a whole block but for the last one."""
+        """Write the rows from `first` on: a whole block, or the last rows."""
         matrix, columns = piece
         stop = self.first + matrix.shape[0]
         number = self.first // self.layout.block_rows
@@ -193,13 +193,13 @@ class StoreBlocks(ABC):
 
     @property
     def is_one_tile(self) -> bool:
-        """True where every data set has one chunk, for which it needs no index."""
+        """Return whether every data set fits into one chunk, which needs no index."""
         if self.rows is None or self.rows > self.layout.block_rows:
             return False
         return self.layout.tiles == 1 and self.rows < PIECE and 0 < self.stored <= PIECE
 
     def _grow(self, name: str, shape: Any, dtype: Any, chunk: tuple[int, ...]) -> None:
-        """Make a data set that can get more rows, or one that is its only chunk."""
+        """Make a data set that can grow, or a contiguous one if one chunk is enough."""
         if self.is_one_tile:
             self.file.create_dataset(name, chunk, dtype=dtype)
             return
@@ -208,7 +208,7 @@ class StoreBlocks(ABC):
 
     def _put(self, name: str, start: int, stop: int, values: Any) -> None:
         node = self.nodes.get(name)
-        if node is None:  # looking it up takes as long as a short write
+        if node is None:  # a look-up takes as long as a short write
             node = self.nodes[name] = self.file[name]
         if len(node) != stop:
             node.resize(stop, axis=0)
@@ -223,7 +223,7 @@ class StoreBlocks(ABC):
 
 
 class DenseBlocks(StoreBlocks):
-    """/X in tiles, one checksum a tile."""
+    """The data set /X of a dense store, in tiles with one checksum each."""
 
     def _make(self) -> None:
         tile = (self.layout.block_rows, self.layout.tile_cols)
@@ -240,7 +240,7 @@ class DenseBlocks(StoreBlocks):
 
 
 class CsrBlocks(StoreBlocks):
-    """/X/indptr, /X/indices and /X/data, one checksum of each for a block of rows."""
+    """/X/indptr, /X/indices and /X/data, each with one checksum per block of rows."""
 
     def _make(self) -> None:
         for name, dtype in (
@@ -254,7 +254,7 @@ class CsrBlocks(StoreBlocks):
         self._sums("indptr", ())
 
     def _write_matrix(self, matrix: Any, number: int, stop: int) -> None:
-        base = int(self.file["X/indptr"][self.first])  # 0 of a new data set
+        base = int(self.file["X/indptr"][self.first])  # 0 in a new data set
         end = base + len(matrix.data)
         pointers = matrix.indptr + base
         self._put("X/indptr", self.first, stop + 1, pointers)
@@ -271,9 +271,9 @@ class CsrBlocks(StoreBlocks):
 def make_blocks(
     file: Any, layout: StoreLayout, first: Piece, rows: int | None
 ) -> DenseBlocks | CsrBlocks:
-    """Make the data sets of a store whose first block of rows is there.
+    """Make the data sets of a store, with sizes that suit its `first` block of rows.
 
-    `rows` is the number of all its rows, where that is known.
+    `rows` is the number of all its rows, or None if unknown.
     """
     matrix, columns = first
     names = tuple(columns)
@@ -282,18 +282,18 @@ def make_blocks(
     stored = math.inf
     if rows is not None:
         stored = len(matrix.data)
-        if rows > len(matrix):  # in chunks of which the last one may be part empty
+        if rows > len(matrix):  # in chunks, the last of which may be partly empty
             stored *= rows / (FEW * len(matrix))
     return CsrBlocks(file, layout, names, rows, stored)
 
 
 def _chunk(expected: float | None, most: int = PIECE) -> tuple[int]:
-    """Return the chunk of a column, no larger than what is expected to be in it."""
+    """Return the chunk shape of a column, not larger than its expected entries."""
     most = min(most, PIECE)
     return (most if expected is None else max(math.ceil(min(most, expected)), 1),)
 
 
-# Writes a store row by row; the file takes its name only when it is complete.
+# Writing a store row by row; the file gets its name only when it is complete.
 
 
 def _h5py() -> Any:
@@ -307,28 +307,28 @@ def _h5py() -> Any:
 
 
 class StoreWriter:
-    """Appends blocks of rows to a hidden `.part` file beside the one it will be.
+    """A writer that appends blocks of rows to a hidden `.part` file.
 
     Parameters
     ----------
-    path : where the complete file will stand
+    path : name of the complete file
     cols : columns of X
-    rows : how many there will be, where that is known: checked at the end
+    rows : number of all rows if known; `finish` compares it
     element : fp64, fp32, fp16, bf16, fp8-e4m3 or fp8-e5m2
     scale : stored elements are values / scale
-    is_sparse : True keeps X as CSR
-    columns : of y, sample_weight, offset and qid, those that every `append` brings
-    attributes : kept with the file, such as task, classes and source
-    means, scales : (cols,) of standardised columns, as they were before
-    names : of the columns, where they have any
+    is_sparse : True stores X as CSR
+    columns : those of y, sample_weight, offset and qid that every `append` gets
+    attributes : attributes of the file, such as task, classes and source
+    means, scales : (cols,) of the columns before they were standardised
+    names : of the columns, if they have any
     categories : levels of columns that were text before they were encoded
     """
 
     layout: StoreLayout
     held: PendingRows
     done: int  # rows appended
-    position: int  # where the source goes on after them
-    max_norm: float  # of the rows as they were given
+    position: int  # of the source after these rows
+    max_norm: float  # of the rows before encoding
 
     def __init__(
         self,
@@ -379,14 +379,14 @@ class StoreWriter:
         position: int | None = None,
         qid: Array | None = None,
     ) -> None:
-        """The next rows; `position` is where the source goes on after them."""
+        """Append rows; `position` is the position of the source after them."""
         given = zip(COLUMNS, (y, sample_weight, offset, qid), strict=True)
         columns = {name: column for name, column in given if column is not None}
         self._check_fit(X.shape, columns)
         self._take(encode_rows(self.layout, X, columns, self.done, self.path), position)
 
     def append_stored(self, rows: StoredRows, position: int) -> None:
-        """The next rows, encoded for this store by whoever read them."""
+        """Append rows that are already encoded for this store."""
         self._check_fit(rows.matrix.shape, rows.columns)
         self._take(rows, position)
 
@@ -404,7 +404,7 @@ class StoreWriter:
             raise self._unwritten(self.raw.error)
 
     def finish(self) -> None:
-        """Give the complete file its name; an incomplete one is not kept."""
+        """Give the complete file its name; of an incomplete one, raise DataError."""
         if self.done == 0 or self.done != (self.rows or self.done):
             self.abandon()
             raise DataError(
@@ -425,7 +425,7 @@ class StoreWriter:
             raise self._unwritten(error) from error
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove the unfinished file."""
         self._close()
         self.raw.remove()
 
@@ -471,7 +471,7 @@ class StoreWriter:
             self.file.create_dataset(CATEGORIES, data=document, dtype=text)
 
     def _write(self, piece: Piece, is_last: bool = False) -> None:
-        """Write a block; the first one shows how large the chunks should be."""
+        """Write a block; the first one determines the sizes of the chunks."""
         if self.blocks is None:
             if is_last:  # and the only one
                 self.rows = self.done
@@ -495,7 +495,10 @@ class StoreWriter:
             )
 
     def _check_room(self, columns: int) -> None:
-        """Say at once what cannot end well; a sparse matrix cannot tell its size."""
+        """Raise ConfigError if the disk has no space for the rows.
+
+        Of a sparse matrix, whose size is unknown, only side columns are counted.
+        """
         if not self.path.parent.is_dir() or self.rows is None:
             return
         width = 0 if self.layout.is_sparse else self.layout.cols
@@ -523,19 +526,19 @@ class StoreWriter:
         )
 
 
-# Every byte of a store against its checksums.
+# Verification of a store: all bytes are compared with their checksums.
 
 
 @dataclass(frozen=True)
 class StoreCheck:
-    """What was found; a file that could be read but has no checksums is not `checked`.
+    """The result of `verify_store`; `checked` is False for a file without checksums.
 
     Attributes
     ----------
     path : the file
     rows, cols : of X
-    blocks : blocks of rows that were gone through
-    checked : False where the file has no checksums and was only read
+    blocks : number of blocks of rows that were read
+    checked : False if the file has no checksums and was only read
     faults : one sentence for each block that is damaged, naming its rows
     """
 
@@ -548,16 +551,16 @@ class StoreCheck:
 
     @property
     def is_good(self) -> bool:
-        """True where nothing is wrong; see also `checked`."""
+        """Return whether no fault was found; see also `checked`."""
         return not self.faults
 
 
 def verify_store(
     path: str | Path, progress: Callable[[int, int], None] | None = None
 ) -> StoreCheck:
-    """Read a file whole; `progress` hears (rows read, rows in all).
+    """Read a whole file; `progress` is called with (rows read, rows in all).
 
-    What cannot be opened (truncated, unfinished, of a newer format) raises DataError.
+    A file that cannot be opened (truncated, unfinished, newer format) raises DataError.
     """
     reader = Hdf5Reader(path)
     faults: list[str] = []
@@ -576,7 +579,7 @@ def verify_store(
 
 
 def _faults(reader: Hdf5Reader, rows: slice) -> list[str]:
-    """The faults of one block of rows: tile by tile, then what belongs to its rows."""
+    """Return the faults of one block of rows: of its tiles, then of side columns."""
     found: list[str] = []
     for cols in _tiles(reader):
         found += _fault(partial(_read, reader, rows, cols))

@@ -1,4 +1,4 @@
-"""Matrices that are larger than memory, and read while they are used."""
+"""Matrices larger than memory, read from their file during training."""
 
 import logging
 import threading
@@ -14,32 +14,32 @@ from hpcsgd.data.sampling import Sampler
 from hpcsgd.errors import DataError, MissingPackage
 from hpcsgd.formats import Array
 
-# A matrix that stays in its file: read in pieces, for whoever holds it elsewhere.
+# A matrix that remains in its file and is read in chunks, for example to a GPU.
 
 log = logging.getLogger(__name__)
-PIECE = 64 * 2**20  # bytes that are read together past the host
+PIECE = 64 * 2**20  # bytes of one read from the drive to a GPU
 
 
 class RowDevice(Protocol):
     """A GPU on which all rows of a matrix are stored."""
 
     def wait(self) -> None:
-        """Wait until all that was asked of the GPU is done."""
+        """Wait until all work of the GPU is done."""
 
     def put_rows(self, held: Any, block: Any) -> None:
-        """Copy a block of the GPU into rows of whole chunks."""
+        """Copy a block in GPU memory to the array `held` of all rows."""
 
 
 class Unheld:
-    """Local rows as they are stored.
+    """A matrix of local rows that is read from its file, as it is stored.
 
     Parameters
     ----------
-    read_into : puts a range of local rows where they are wanted, in the host's memory
+    read_into : function (rows, out) that reads local rows into an array on the host
     shape : rows and columns of this rank
     dtype : of the stored elements
-    place : (file, first row, columns) of a dataset of these very elements, or None
-    read_some : local rows and columns as they are stored, where a tile is wanted
+    place : (file, first row, columns) of a dataset with the same elements, or None
+    read_some : function (rows, columns) that returns a block as it is stored, or None
     """
 
     is_sparse: ClassVar[Literal[False]] = False
@@ -60,7 +60,7 @@ class Unheld:
         self.place = place
 
     def some(self, rows: Array, columns: slice) -> Array:
-        """Some columns of these rows; neighbours in the file are read together."""
+        """Return some columns of these rows; consecutive rows are read together."""
         assert self.read_some is not None
         out = np.empty((len(rows), columns.stop - columns.start), dtype=self.dtype)
         order = np.argsort(rows, kind="stable")
@@ -94,14 +94,14 @@ class Unheld:
         return out
 
     def close(self) -> None:
-        """Nothing of it is held."""
+        """Do nothing: no resource is open."""
 
     def straight(self, held: Any, device: RowDevice) -> bool:
-        """Whether all rows went from the drive into `held`, an array on a GPU.
+        """Read all rows from the drive into `held`, an array on a GPU; return success.
 
-        Only where the system has GPUDirect Storage, rows are stored as they lie there
-        (`held` is as wide as they are), and whole: elsewhere it is no gain. What is
-        read so was looked at before, when the file was gone through.
+        Return False without GPUDirect Storage, if `held` has another shape than the
+        rows, or if the file does not store these columns as whole tiles. The rows are
+        not checked here: they were checked when the file was read before.
         """
         if self.place is None or tuple(held.shape) != self.shape or not has_gds():
             return False
@@ -130,24 +130,24 @@ class Unheld:
         return True
 
 
-# Rows that do not fit into memory: blocks of them come from the file ahead of use.
+# Rows that do not fit into memory: blocks of them are read ahead of their use.
 #
 # Epochs go through windows of blocks in a random order (`Sampler` with mode "blocks").
-# Four windows are held: the one that the feed has come to, the two behind it, in which
-# the group in use may begin (the feed is one group ahead), and the next, which a thread
-# reads meanwhile.
+# Four windows are in memory: the one that the feed has reached, the two before it, in
+# which the group in use may begin (the feed is one group ahead), and the next, which a
+# thread reads meanwhile.
 
 WINDOWS = 4
 
 
 def bytes_of_windows(block: int, window: int, row: int) -> int:
-    """Return the bytes of the windows that are held, of rows of so many bytes."""
+    """Return the bytes of the windows in memory, for rows of `row` bytes."""
     return WINDOWS * block * window * row
 
 
 @dataclass(frozen=True)
 class Route:
-    """Which blocks come when: the windows of all epochs, counted through."""
+    """The order of blocks: the windows of all epochs, with consecutive numbers."""
 
     sampler: Sampler
     epochs: int
@@ -155,21 +155,21 @@ class Route:
 
     @property
     def per_epoch(self) -> int:
-        """Windows of an epoch."""
+        """Return the number of windows of an epoch."""
         return -(-self.sampler.blocks // self.sampler.window)
 
     def blocks(self, window: int) -> Array:
-        """The blocks of window number `window` of the run."""
+        """Return the block numbers of window number `window` of the run."""
         epoch, place = divmod(window, self.per_epoch)
         return self._epoch(epoch)[0][place]
 
     def window_of(self, epoch: int, position: int) -> int:
-        """The window in which row number `position` of an epoch's order lies."""
+        """Return the number of the window with row `position` of an epoch's order."""
         place = int(np.searchsorted(self._epoch(epoch)[1], position, side="right"))
         return epoch * self.per_epoch + place
 
     def _epoch(self, epoch: int) -> tuple[list[Array], Array]:
-        """The windows of an epoch, and where in its order each ends."""
+        """Return the windows of an epoch, and the end of each in the row order."""
         found = self._known.get(epoch)
         if found is None:
             windows = self.sampler.windows(epoch)
@@ -178,12 +178,12 @@ class Route:
                 for blocks in windows
             ]
             found = self._known[epoch] = (windows, np.cumsum(sizes))
-            self._known.pop(epoch - 2, None)  # nobody goes back that far
+            self._known.pop(epoch - 2, None)  # earlier epochs are not needed again
         return found
 
 
 class StreamedMatrix(Unheld):
-    """A matrix of which a part is in memory: the rows that are asked for next."""
+    """A matrix in a file; a thread reads the rows of the next batches."""
 
     def __init__(
         self,
@@ -199,13 +199,16 @@ class StreamedMatrix(Unheld):
         self.buffer = np.empty((WINDOWS * self.slot_rows, shape[1]), dtype=dtype)
         self._place = np.full(route.sampler.blocks, -1, dtype=np.int64)
         self._changed = threading.Condition()
-        self._wanted = -1  # the window that training has come to
+        self._wanted = -1  # the window that training has reached
         self._error: BaseException | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None
 
     def follow(self, epoch: int, first: int, count: int) -> None:
-        """Rows first .. first + count − 1 of an epoch's order are asked for next."""
+        """Announce that rows first .. first + count − 1 of an epoch's order come next.
+
+        The first call starts the thread that reads.
+        """
         window = self.route.window_of(epoch, first + count - 1)
         if window > self._wanted:  # else the reader need not wake up
             with self._changed:
@@ -219,23 +222,23 @@ class StreamedMatrix(Unheld):
             self._thread.start()
 
     def locate(self, rows: Array) -> tuple[Array, Array]:
-        """The buffer, and where in it these rows are; waits until they are there."""
+        """Return the buffer and the places of these rows in it, once they are read."""
         block, within = np.divmod(rows, self.route.sampler.block)
         place = self._place[block]
         if (place < 0).any():
             place = self._wait_for(block)
-        # What is asked for stays where it is until `follow` has gone on two windows.
+        # These rows stay in place until `follow` has advanced by two windows.
         return self.buffer, place + within
 
     def take(self, rows: Array) -> Array:
-        """Return these rows as they are stored, copied once they are in memory."""
+        """Return a copy of these rows as they are stored, once they are read."""
         buffer, places = self.locate(rows)
         return np.take(buffer, places, axis=0)
 
     def gather(
         self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
     ) -> Gathered:
-        """Return these rows as `backend` computes with them, once in memory."""
+        """Return these rows as `backend` computes with them, once they are read."""
         buffer, places = self.locate(rows)
         return backend.gather(buffer, places, room)
 
@@ -249,7 +252,7 @@ class StreamedMatrix(Unheld):
             return self._place[block]
 
     def close(self) -> None:
-        """Read nothing more."""
+        """Stop the thread that reads."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -262,13 +265,13 @@ class StreamedMatrix(Unheld):
             while window < last and self._may_read(window):
                 self._load(window)
                 window += 1
-        except BaseException as error:  # whatever it is, whoever waits must hear it
+        except BaseException as error:  # raised by the thread that waits
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _may_read(self, window: int) -> bool:
-        """Wait until the slot of this window is free; False where all is over."""
+        """Wait until the slot of this window is free; return False after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or window <= self._wanted + 1)
             return not self._stopped

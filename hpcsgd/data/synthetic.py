@@ -10,14 +10,14 @@ import numpy as np
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 
-# Rows drawn around planted weights, in blocks that any rank can make alone.
+# Rows drawn around planted weights, in blocks that any rank can generate alone.
 
 BLOCK = 2048  # rows drawn by one generator: the first rows of any two sizes agree
 
 
 @dataclass(frozen=True)
 class SyntheticShape:
-    """What a shape is like."""
+    """The shape of a synthetic data set: its size, task, unit rows and signal."""
 
     rows: int
     cols: int
@@ -28,16 +28,16 @@ class SyntheticShape:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What may be harder than the shape; the defaults change no bit of it."""
+    """Settings that make a data set harder; the defaults do not change its bits."""
 
     condition: float = 1.0  # of the columns' variances: larger = slower to learn
     correlation: float = 0.0  # of neighbouring columns, fading with their distance
     density: float = 1.0  # share of the values that are not 0
     noise: float = 0.0  # share of labels flipped; spread added to log rates of counts
-    balance: float | None = None  # share of the label 1; None: as the scores fall
+    balance: float | None = None  # share of the label 1; None: as the scores give
 
     def check(self, task: str) -> None:
-        """Refuse what no data set can have."""
+        """Raise ConfigError if a value is impossible for this task."""
         sound = {
             "condition": 1 <= self.condition < float("inf"),
             "correlation": -1 < self.correlation < 1,
@@ -79,9 +79,9 @@ class PlantedData:
             self.intercept = _shift(kind.signal, knobs.balance)
 
     def block(self, number: int) -> tuple[Any, Array]:
-        """Rows number·BLOCK and on: X float32, an array or CSR if density < 1, and y.
+        """Return BLOCK rows from number·BLOCK on: X float32 (CSR if density < 1) and y.
 
-        The whole block is drawn whoever asks: it does not depend on where a file ends.
+        A block is always drawn whole, so that it does not depend on the number of rows.
         """
         rng = np.random.default_rng((self.seed, 1, number))
         X = self._sparse(rng) if self.knobs.density < 1 else self._dense(rng)
@@ -101,7 +101,7 @@ class PlantedData:
         return X
 
     def _sparse(self, rng: np.random.Generator) -> Any:
-        """Columns are drawn with replacement and kept once: no dense block is made."""
+        """Return a CSR block; columns drawn more than once in a row count once."""
         draws = _draws(self.cols, self.knobs.density)
         counts = rng.poisson(draws, size=BLOCK)
         rows = np.repeat(np.arange(BLOCK, dtype=np.int64), counts)
@@ -130,7 +130,7 @@ class PlantedData:
         return y
 
     def _spread(self, w: Array) -> float:
-        """√(wᵀ Cov w): the spread of scores before their scale is set."""
+        """Return √(wᵀ Cov w), the spread of scores before they are scaled."""
         knobs = self.knobs
         if knobs == Knobs(noise=knobs.noise, balance=knobs.balance):
             return float(np.linalg.norm(w))
@@ -141,12 +141,12 @@ class PlantedData:
 
 
 def _column_scales(cols: int, condition: float) -> Array:
-    """From 1 down to 1/√condition: variances span `condition`."""
+    """Return scales from 1 down to 1/√condition: variances span `condition`."""
     return np.geomspace(1.0, condition**-0.5, cols)
 
 
 def _draws(cols: int, density: float) -> float:
-    """Mean of a Poisson number of draws that hit a share `density` of the columns.
+    """Return the mean Poisson number of draws that hit a share `density` of columns.
 
     A column is then missed with probability exp(−draws / cols).
     """
@@ -154,8 +154,8 @@ def _draws(cols: int, density: float) -> float:
 
 
 def _shift(signal: float, balance: float) -> float:
-    """b with E sigmoid(s + b) = balance for normal scores s of this spread."""
-    from scipy.optimize import brentq  # half a second, for those who need it
+    """Return b with E sigmoid(s + b) = balance for normal scores s of this spread."""
+    from scipy.optimize import brentq  # takes half a second
     from scipy.special import expit
 
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
@@ -168,8 +168,8 @@ def _shift(signal: float, balance: float) -> float:
 
 
 def add_running_sum(share: float, values: Any) -> Any:
-    """Every value along the last axis, plus a share of the sum so far before it."""
-    from scipy.signal import lfilter  # half a second, for those who need it
+    """Return s_j = values_j + share · s_{j−1} along the last axis."""
+    from scipy.signal import lfilter  # takes half a second
 
     return lfilter([1.0], [1.0, -share], values)
 
@@ -198,10 +198,10 @@ SHAPES = {
 def plant(
     shape: str, cols: int | None = None, seed: int = 0, knobs: Knobs | None = None
 ) -> PlantedData:
-    """The data set of a shape: its true `weights`, and `block(number)` of its rows.
+    """Return the data set of a shape, with its true `weights` and `block(number)`.
 
-    Every block is drawn by a generator of its own, so that a rank makes those of its
-    rows alone and the data do not depend on the number of ranks.
+    Every block has its own generator, so that a rank draws the blocks of its rows only
+    and the data do not depend on the number of ranks.
     """
     kind, _, cols = _resolve(shape, None, cols, seed)
     return PlantedData(kind, cols, seed, knobs or Knobs())
@@ -214,7 +214,7 @@ def make_synthetic(
     seed: int = 0,
     knobs: Knobs | None = None,
 ) -> Iterator[tuple[Any, Array]]:
-    """(X float32, y float64) of consecutive blocks of rows; X is CSR if density < 1.
+    """Yield (X float32, y float64) of consecutive blocks; X is CSR if density < 1.
 
     Scores are drawn around a planted w and labels at random given the score, so that
     classes overlap and the optimum is finite as long as rows outnumber columns well.
@@ -226,7 +226,7 @@ def make_synthetic(
 def _resolve(
     shape: str, rows: int | None, cols: int | None, seed: int
 ) -> tuple[SyntheticShape, int, int]:
-    """What the shape leaves open, checked."""
+    """Return (shape, rows, cols) with the shape's defaults; check all arguments."""
     if shape not in SHAPES:
         raise ConfigError(f"unknown shape {shape!r}; known: {list(SHAPES)}")
     kind = SHAPES[shape]
@@ -257,10 +257,10 @@ def write_synthetic(
     progress: Callable[[int, int], None] | None = None,
     knobs: Knobs | None = None,
 ) -> None:
-    """Write `rows` of a shape; the file appears whole or not at all.
+    """Write `rows` of a shape to a store; the file appears complete or not at all.
 
-    `progress` hears (rows written, rows in all) after each block. The true weights are
-    the attribute `true_weights` where they fit, and always `plant(...).weights`.
+    `progress` is called with (rows written, rows in all) after each block. The true
+    weights are `plant(...).weights`, and if they fit, the attribute `true_weights`.
     """
     from hpcsgd.data.store import StoreWriter
 
@@ -280,7 +280,7 @@ def write_synthetic(
 
 
 def _attributes(planted: PlantedData, shape: str) -> dict[str, Any]:
-    """What the file says of itself."""
+    """Return the attributes of the file: task, source, true intercept and weights."""
     said: dict[str, Any] = {
         "task": planted.kind.task,
         "source": f"synthetic {shape}, seed {planted.seed}",

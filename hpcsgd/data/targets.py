@@ -1,4 +1,4 @@
-"""What y may be, and how it is encoded for a family."""
+"""The checks of targets y, and their encoding for a family."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from hpcsgd.errors import DataError
 from hpcsgd.formats import Array
 
 LABELLED = ("binary", "signed", "classes")
-MOST_CLASSES = 1000  # more distinct labels than this are no classes but numbers
+MOST_CLASSES = 1000  # more distinct labels than this are numbers, not classes
 
 
 @dataclass(frozen=True)
 class Targets:
-    """How encoded targets are read back: label k was labels[k]."""
+    """The kind of encoded targets, and the labels: class k has the label labels[k]."""
 
     kind: str
     labels: tuple[float, ...] = ()
@@ -28,14 +28,13 @@ def encode_targets(
     exchange: Callable[[Any], list[Any]],
     known: Sequence[float] = (),
 ) -> tuple[Array, Targets]:
-    """y of this rank's rows as a column for a family that takes `kind`.
+    """Return this rank's y as a column (n, 1), encoded for `kind`. Collective.
 
-    `exchange` gives every rank the objects of all: labels are those of the whole data
-    and those that are `known` besides, and every rank finds the same fault. It is
-    called exactly once on every rank.
+    `exchange`, called once on every rank, returns the objects of all ranks. Labels are
+    those of the whole data and those in `known`; all ranks raise the same DataError.
     """
     own = np.unique(y)[: MOST_CLASSES + 1] if kind in LABELLED else None
-    said = exchange(_fault(y, kind, first_row) or own)  # a sentence takes precedence
+    said = exchange(_fault(y, kind, first_row) or own)  # a fault takes precedence
     for found in said:
         if isinstance(found, str):
             raise DataError(found, on_all_ranks=True)
@@ -52,7 +51,7 @@ def encode_targets(
 
 
 def encode_known(y: Array, targets: Targets, first_row: int) -> Array:
-    """y as a column by the labels that a model knows already; others are refused."""
+    """Return y as a column (n, 1), encoded by the labels of a model; refuse others."""
     fault = _fault(y, targets.kind, first_row)
     if fault:
         raise DataError(fault)
@@ -73,7 +72,7 @@ def encode_known(y: Array, targets: Targets, first_row: int) -> Array:
 
 
 def _fault(y: Array, kind: str, first_row: int) -> str | None:
-    """The first value that does not suit, as a sentence."""
+    """Return the message on the first value that `kind` does not allow, or None."""
     bad = ~np.isfinite(y)
     if bad.any():
         row = int(np.argmax(bad))
@@ -94,7 +93,7 @@ def _fault(y: Array, kind: str, first_row: int) -> str | None:
 
 
 def _label_fault(labels: Array, kind: str) -> str | None:
-    """What is wrong with the labels of the whole data, as a sentence."""
+    """Return the message on labels of all rows that do not suit `kind`, or None."""
     count = str(len(labels)) if len(labels) <= MOST_CLASSES else "too many"
     shown = ", ".join(f"{label:g}" for label in labels[:5])
     shown += ", ..." if len(labels) > 5 else ""

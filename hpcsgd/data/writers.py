@@ -1,7 +1,7 @@
-"""Columns of numbers written row block by row block: .npy, .csv and .h5.
+"""Writers of columns of numbers, block by block of rows: .npy, .csv and .h5.
 
-A file takes its name only when it is complete; until then it is a hidden `.part`
-beside it, which an exception removes.
+A file gets its name only when it is complete; until then it is a hidden `.part` file
+beside it, which is removed after an exception.
 """
 
 import os
@@ -19,11 +19,11 @@ from hpcsgd.errors import ConfigError, DataError, MissingPackage
 from hpcsgd.files import open_private, publish, temporary_name
 from hpcsgd.formats import Array
 
-CSV_BYTES = 25  # of the longest float64 as text, with what separates it
+CSV_BYTES = 25  # of the longest float64 as text, with its separator
 
 
 class ColumnWriter(ABC):
-    """Writes float64 rows in order; one column is a vector, more are a matrix."""
+    """A writer of float64 rows in order: a vector if one column, else a matrix."""
 
     value_bytes = 8  # at most, of one value on disk
 
@@ -49,7 +49,7 @@ class ColumnWriter(ABC):
             ) from error
 
     def append(self, values: Array) -> None:
-        """The next rows."""
+        """Append rows, (k,) or (k, columns) float64."""
         stop = self.done + len(values)
         if stop > self.rows or values.shape[1:] != self.shape[1:]:
             raise DataError(
@@ -77,8 +77,8 @@ class ColumnWriter(ABC):
             raise self._unwritten(error) from error
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
-        # A full disk makes close fail too; the file goes away all the same.
+        """Remove the temporary file, unless it was published."""
+        # On a full disk, close fails too; the file is removed nevertheless.
         with suppress(OSError, RuntimeError, AttributeError):
             self._close()
         with suppress(OSError):
@@ -100,7 +100,7 @@ class ColumnWriter(ABC):
             self.abandon()
 
     def _check_room(self) -> None:
-        # HDF5 takes the interpreter down with it when a disk fills under an open file.
+        # HDF5 crashes the interpreter when a disk becomes full under an open file.
         folder = self.path.parent
         if not folder.is_dir():
             return
@@ -131,7 +131,7 @@ class ColumnWriter(ABC):
 
 
 class NpyWriter(ColumnWriter):
-    """What `numpy.load` reads, also memory-mapped."""
+    """A writer of .npy files, which `numpy.load` can also memory-map."""
 
     def _open(self) -> None:
         self.file = open(self.temporary, "wb")  # noqa: SIM115 (closed by _close)
@@ -146,7 +146,7 @@ class NpyWriter(ColumnWriter):
 
 
 class CsvWriter(ColumnWriter):
-    """A line of names, then a line a row; every float64 reads back as it was."""
+    """A writer of text: a line of names, then rows with every float64 exactly."""
 
     value_bytes = CSV_BYTES
 
@@ -156,7 +156,7 @@ class CsvWriter(ColumnWriter):
 
     def _write(self, values: Array, rows: slice) -> None:
         for row in values.reshape(len(values), -1).tolist():
-            # The shortest text that is this number; whole ones without a fraction.
+            # The shortest text of this number; whole numbers without a fraction.
             self.file.write(",".join(repr(v).removesuffix(".0") for v in row) + "\n")
 
     def _close(self) -> None:
@@ -164,7 +164,7 @@ class CsvWriter(ColumnWriter):
 
 
 class Hdf5Writer(ColumnWriter):
-    """/prediction, with what it is as attributes of the file."""
+    """A writer of the data set /prediction, with a description as file attributes."""
 
     def _open(self) -> None:
         try:
@@ -190,25 +190,28 @@ class Hdf5Writer(ColumnWriter):
 
 
 class _Patient(FileIO):
-    """Says that every write worked: HDF5 ends the interpreter where one fails."""
+    """A file that reports every write as successful and stores the first error.
+
+    HDF5 crashes the interpreter if a write fails.
+    """
 
     error: OSError | None = None
 
     def check(self) -> None:
-        """Raise what HDF5 has not heard of, once: nothing is kept then."""
+        """Raise the stored error, if any, and forget it."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
     def readinto(self, buffer: Any) -> int:
-        """HDF5 expects zeros behind the end."""
+        """Fill `buffer`, with zeros behind the end of the file, as HDF5 expects."""
         view = memoryview(buffer).cast("B")
         got = super().readinto(view) or 0
         view[got:] = bytes(len(view) - got)
         return len(view)
 
     def write(self, data: Any) -> int:
-        """All of it, or none."""
+        """Write `data` and return its length; a failure is stored in `error`."""
         view = memoryview(data).cast("B")
         size = len(view)
         try:
@@ -219,7 +222,7 @@ class _Patient(FileIO):
         return size
 
     def truncate(self, size: int | None = None) -> int:
-        """As `write`."""
+        """Cut or extend the file to `size` bytes; a failure is stored in `error`."""
         try:
             return super().truncate(size)
         except OSError as error:
@@ -237,7 +240,7 @@ WRITERS: dict[str, type[ColumnWriter]] = {
 def open_writer(
     path: Path, rows: int, names: list[str], attributes: dict[str, Any] | None = None
 ) -> ColumnWriter:
-    """The writer that suits a file's ending."""
+    """Return the writer for the suffix of `path`; raise ConfigError for others."""
     kind = WRITERS.get(path.suffix.lower())
     if kind is None:
         *most, last = WRITERS

@@ -35,20 +35,20 @@ from hpcsgd.data.convert.transform import ColumnMoments, Like, Parts
 from hpcsgd.errors import ConfigError, DataError, did_you_mean
 from hpcsgd.formats import Array
 
-# The first lines of delimited text: delimiter, header, which column is what.
+# The first lines of delimited text: delimiter, header, roles of the columns.
 
 Column = str | int | None
 DELIMITERS = {"comma": b",", "tab": b"\t", "semicolon": b";", "whitespace": SPACED}
-AUTO = "auto"  # label column: the one whose name says so
+AUTO = "auto"  # label column: the one whose name is in LABELS
 LABELS = ("label", "y", "target", "class")
 MOST_NAMED = 10  # columns, or levels of one, that an error lists
-SHORTEST_PIECE = 2**16  # bytes of text, however many columns its levels make
+SHORTEST_PIECE = 2**16  # bytes of text, for any number of levels
 ROLES = ("label", "weight", "offset")
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the first lines say."""
+    """The layout of a CSV file, as its first lines show it."""
 
     delimiter: bytes
     names: tuple[str, ...] | None  # of the header
@@ -62,7 +62,7 @@ class Head:
 
 
 def read_head(path: Path, delimiter: str, header: str | bool) -> Head:
-    """The layout of the first line that is not blank."""
+    """Return the layout of a CSV file by its first lines that are not blank."""
     lines, size = _first_lines(path)
     mark = _delimiter(delimiter, lines)
     fields = [bare(field, mark) for _, field in split_fields(lines[0], mark)]
@@ -86,7 +86,7 @@ def read_head(path: Path, delimiter: str, header: str | bool) -> Head:
 
 
 def _first_lines(path: Path) -> tuple[list[bytes], int]:
-    """Lines of the sample from the first that is not blank; where its next begins."""
+    """Return lines from the first that is not blank on, and the byte after it."""
     for piece in pieces(path):
         lines = piece.text.split(b"\n")[:-1]
         first = next((k for k, line in enumerate(lines) if line.strip()), None)
@@ -110,7 +110,7 @@ def _delimiter(asked: str, lines: list[bytes]) -> bytes:
     best = max(marks, key=counts.__getitem__)
     widths = {len(split_fields(line, SPACED)) for line in sample}
     if len(widths) == 1 and widths != {1}:
-        # Blanks make an equal number of fields, and nothing else does.
+        # Only blanks make an equal number of fields in every line.
         uneven_tabs = len({line.count(b"\t") for line in sample}) > 1
         if not counts[best] or (best == b"\t" and uneven_tabs):
             return SPACED
@@ -135,9 +135,9 @@ def _is_header(path: Path, asked: str | bool, fields: list[bytes]) -> bool:
 def find_label(
     path: Path, head: Head, weight: Column, offset: Column
 ) -> tuple[int, str | None]:
-    """Return the number of the label column that nobody named, and how it is called.
+    """Return the number of the label column if none is requested, and its description.
 
-    Without a header it is the first one. Columns of weights and offsets are none.
+    Without a header, it is the first column. Weights and offsets are excluded.
     """
     if head.names is None:
         return 0, "column 0, the first (there is no header)"
@@ -172,7 +172,7 @@ def _shown(names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class FieldRoles:
-    """What each field of a line is: a number of X, a text of X, or something else."""
+    """The roles of the fields of a line: number or text of X, or side column."""
 
     extras: dict[str, int]  # role -> field of numbers beside X
     texts: dict[str, int]  # column of text in X -> its field, in the order of fields
@@ -180,7 +180,7 @@ class FieldRoles:
     features: tuple[int, ...]  # all fields of X
 
     def layout(self, head: Head, missing_allowed: bool) -> LineLayout:
-        """Return where the fields go."""
+        """Return the layout of a line for the parser, with the place of each field."""
         numbers = [f for f in self.features if f not in self.texts.values()]
         texts = list(self.texts.values())
         if self.label_text is not None:
@@ -207,7 +207,7 @@ def field_roles(
     categories: tuple[str, ...],
     is_label_text: bool,
 ) -> FieldRoles:
-    """Return what the fields are; a column that has two roles is refused."""
+    """Return the roles of all fields; refuse a column with two roles."""
     taken, extras = dict[int, str](), dict[str, int]()
     for role, column in zip(ROLES, columns, strict=True):
         if column is not None:
@@ -244,7 +244,7 @@ def field_roles(
 
 
 def _field(path: Path, head: Head, role: str, column: str | int) -> int:
-    """The number of a field that is named or counted."""
+    """Return the number of a field from its name or number (negative: from the end)."""
     if isinstance(column, str) and head.names and column in head.names:
         return head.names.index(column)
     try:
@@ -271,9 +271,9 @@ class CsvSource(TextSource):
     Parameters
     ----------
     path : the text
-    label_column, weight_column, offset_column : named or counted from 0 (−1 or "last":
-        the last); None: there is none. Labels are "auto" in the column whose name says
-        so, one of `LABELS` in any case, or in the first one where there is no header
+    label_column, weight_column, offset_column : name, or number from 0 (−1 or "last":
+        the last column), or None. The label column "auto" is the one whose name is in
+        `LABELS`, in any case, or the first column if there is no header
     delimiter : auto, one of `DELIMITERS`, or the character itself
     header : auto, yes or no
     missing : "error", or "mean" for the mean of the column
@@ -299,7 +299,7 @@ class CsvSource(TextSource):
         self.options = (delimiter, header)
         chosen = None if label_column == "none" else label_column
         self.columns = (chosen, weight_column, offset_column)
-        self.label: str | None = None  # of "auto", what was found
+        self.label: str | None = None  # description of the label column of "auto"
         self.categories = tuple(categories)
         self.levels = {}
         self.lacks_levels = bool(categories)
@@ -321,7 +321,7 @@ class CsvSource(TextSource):
             self.label_numbers = like.label_numbers or {}
 
     def _read_head(self) -> None:
-        """Delimiter, header, which column is what."""
+        """Determine delimiter, header and roles of the columns."""
         self.head = head = read_head(self.path, *self.options)
         label, weight, offset = self.columns
         if label == AUTO:
@@ -330,7 +330,7 @@ class CsvSource(TextSource):
         self.roles = field_roles(
             self.path, head, self.columns, self.categories, bool(self.label_numbers)
         )
-        self.levels = {  # of another file, whose columns may have been numbered
+        self.levels = {  # of another file, which may name columns by number
             head.called(_field(self.path, head, "--categories", column)): levels
             for column, levels in self.levels.items()
         }
@@ -380,7 +380,7 @@ class CsvSource(TextSource):
         return {"end": piece.end, "levels": levels}
 
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
-        """Counts; missing values of X are NaN."""
+        """Return the counts of a piece, and with `keep` its X, with NaN if missing."""
         if not keep:
             rows = parsers.count_lines(piece.text, self.layout.delimiter)
             return PassCounts(rows, end=piece.end), None
@@ -388,7 +388,7 @@ class CsvSource(TextSource):
         return PassCounts(len(X), end=piece.end), self._encoded(piece, X, spans)
 
     def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
-        """The means are those of the rows that were measured; without any, 0."""
+        """Return the outline; `means` are those of the measured rows, 0 without any."""
         if not tally.rows:
             raise DataError(f"{self.path} has a header and no rows; give it some")
         is_labelled = self.columns[0] is not None
@@ -407,11 +407,11 @@ class CsvSource(TextSource):
         )
 
     def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
-        """What is missing becomes the mean."""
+        """Return the moments of the columns of X, with means for missing values."""
         return moments.of_columns(0, outline.cols).with_means()
 
     def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
-        """As dense rows, and what else stands in them."""
+        """Return the rows of a piece: dense X, and targets, weights and offsets."""
         X, other, spans = self._parse(piece)
         X = self._encoded(piece, X, spans)
         if outline.means is not None:
@@ -454,7 +454,7 @@ class CsvSource(TextSource):
         column: str,
         codes: dict[bytes, int],
     ) -> int:
-        """Return the column of a text that is not written as its level; -1: missing."""
+        """Return the column of X for a text with quotes inside; -1 if it is missing."""
         if self._is_missing(piece, start, stop):
             return -1
         token = piece.text[start:stop]
@@ -471,7 +471,7 @@ class CsvSource(TextSource):
         return code
 
     def _is_missing(self, piece: TextChunk, start: int, stop: int) -> bool:
-        """Whether a text is missing, which is refused unless the mean stands in."""
+        """Return whether a text is missing; refuse it unless means replace it."""
         if piece.text[start:stop].lower() not in MISSING:
             return False
         if not self.fills:
@@ -499,7 +499,7 @@ class CsvSource(TextSource):
         return y
 
     def _decoded(self, piece: TextChunk, token: bytes) -> str:
-        """Return a text without the second of two quotes inside."""
+        """Return a text in which two quotes inside are replaced by one."""
         try:
             return token.replace(b'""', b'"').decode("utf-8")
         except UnicodeDecodeError:
@@ -518,8 +518,8 @@ class CsvSource(TextSource):
         )
 
     def refused(self, piece: TextChunk, fault: Fault) -> DataError:
-        """Return the error that names line and column, and what would read the text."""
-        self.check_unchanged()  # else its line is not what it seems
+        """Return the error on a fault: its line and column, and the remedy."""
+        self.check_unchanged()  # else the line number may be wrong
         column, remedy = "", ""
         if fault.kind is not Kind.RAGGED:
             column = self._column_at(piece, fault.position)
@@ -535,14 +535,14 @@ class CsvSource(TextSource):
         return located(self.path, piece, fault, self.delimiter, column, remedy)
 
     def _column_at(self, piece: TextChunk, position: int) -> str:
-        """Return what a message calls the column of a byte of a piece."""
+        """Return the words for the column of a byte of a piece, for messages."""
         field = self._field_at(piece, position)
         if self.head.names and field < len(self.head.names):
             return f"column {self.head.called(field)!r}"
         return f"column {field}"
 
     def _field_at(self, piece: TextChunk, position: int) -> int:
-        """Return the number of the field that a byte of a piece is in."""
+        """Return the number of the field that contains a byte of a piece."""
         start = piece.text.rfind(b"\n", 0, position) + 1
         line = piece.text[start : piece.text.index(b"\n", position)]
         starts = [at for at, _ in split_fields(line, self.delimiter)]
@@ -553,7 +553,7 @@ DECIMAL_COMMA = re.compile(rb"[-+]?\d+,\d+\b")
 
 
 def _distinct(names: list[str]) -> tuple[str, ...] | None:
-    """Return the names of the features; None where some have none, or share one."""
+    """Return the names of the features; None if some are empty or equal."""
     return tuple(names) if all(names) and len(set(names)) == len(names) else None
 
 

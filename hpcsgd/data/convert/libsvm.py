@@ -14,15 +14,15 @@ from hpcsgd.data.convert.text import Fault, PassCounts, TextChunk, TextSource, p
 from hpcsgd.data.convert.transform import ColumnMoments
 from hpcsgd.errors import ConfigError, DataError
 
-# Up to the first token behind the label of the first row; whether that is a qid.
+# The first row up to its second token; group 1 matches if that token is a qid.
 FIRST = re.compile(rb"^[ \t\r\v\f]*[^ \t\r\v\f\n#]+[ \t\r\v\f]*(qid:)?", re.MULTILINE)
 
 
 class LibsvmSource(TextSource):
     """Rows of a LIBSVM file, plain or compressed; `X` is a csr_array of float64.
 
-    Where the first row has a qid all of them must, and else none may.
-    `cols` columns are there even where the last of them are nowhere in the text.
+    If the first row has a qid, all rows must have one, otherwise none. X has `cols`
+    columns also if the text has no values in the last of them.
     """
 
     fills = False
@@ -39,13 +39,16 @@ class LibsvmSource(TextSource):
         self.least = 1 if self.index_base == "1" else 0
 
     def _read_head(self) -> None:
-        """Whether its first row has a qid."""
+        """Set `queried`: True if the first row has a qid."""
         rows = (FIRST.search(p.text) for p in pieces(self.path, size=self.piece))
         first = next((row for row in rows if row), None)
         self.queried = first is not None and first.group(1) is not None
 
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
-        """Counts; columns of X are the indices as written, less a base that is told."""
+        """Return the counts of a piece, and with `keep` its X.
+
+        Columns of X are the indices as written, less 1 if `index_base` is 1.
+        """
         found = self._parse(piece, self.least, keep)
         lowest = found.lowest if found.count else PassCounts.lowest
         tally = PassCounts(found.rows, found.count, lowest, found.highest, piece.end)
@@ -53,7 +56,7 @@ class LibsvmSource(TextSource):
         return tally, _matrix(found, width) if keep else None
 
     def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
-        """An index 0 anywhere means columns from 0."""
+        """Return the outline; for base "auto", an index 0 means columns from 0."""
         base = self.least
         if self.index_base == "auto":
             base = min(tally.lowest, 1)
@@ -70,12 +73,12 @@ class LibsvmSource(TextSource):
         return found if self.cols is None else replace(found, cols=self.cols)
 
     def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
-        """What is not written is 0."""
+        """Return the moments of the columns of X, with zeros for other values."""
         first = (outline.index_base or 0) - self.least
         return moments.of_columns(first, outline.cols).with_zeros()
 
     def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
-        """As sparse rows."""
+        """Return the rows of a piece: sparse X, labels, and groups if any."""
         base = outline.index_base or 0
         found = self._parse(piece, base, keep=True)
         if found.highest - base >= outline.cols:

@@ -1,4 +1,4 @@
-"""Conversion on several ranks: shares of work, and rows that are encoded ahead."""
+"""Conversion on several ranks: shares of work, and rows encoded on any rank."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,25 +20,25 @@ from hpcsgd.data.store import StoredRows, encode_rows
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.formats import Array
 
-# How many tasks of a round each rank gets.
+# The number of tasks of a round for each rank.
 #
-# Rank 0 also takes what all of them make. It gets fewer tasks the longer that takes, so
-# that it is ready when the others are; what is made of a task does not depend on who
-# does it.
+# Rank 0 also receives the results of all ranks. It gets fewer tasks the longer that
+# takes, so that it is ready when the others are. The result of a task does not depend
+# on the rank that performs it.
 
 Task = TypeVar("Task")
-MOST = 8  # tasks of one rank in a round: fewer wait for each other, more need memory
+MOST = 8  # tasks of one rank in a round: with fewer, ranks wait; more need memory
 
 
 class Watch:
-    """Seconds that one piece of work takes, on average."""
+    """A stop-watch that measures the mean seconds of a repeated piece of work."""
 
     def __init__(self) -> None:
         self.total, self.count, self.began = 0.0, 0, 0.0
 
     @property
     def mean(self) -> float:
-        """0 as long as nothing is known."""
+        """Return the mean seconds, 0 before the first measurement."""
         return self.total / max(self.count, 1)
 
     def __enter__(self) -> None:
@@ -50,7 +50,7 @@ class Watch:
 
 
 class WorkShares:
-    """Rank 0 measures its work; all ranks deal by what it says."""
+    """The number of tasks of each rank in a round, by the measurements of rank 0."""
 
     def __init__(self, workers: int, most: int = MOST) -> None:
         self.workers, self.most = workers, most
@@ -58,7 +58,7 @@ class WorkShares:
         self.making, self.taking = Watch(), Watch()
 
     def advise(self) -> int:
-        """Tasks for rank 0 in the round after this one."""
+        """Return the number of tasks of rank 0 in the next round."""
         make, take, others = self.making.mean, self.taking.mean, self.workers - 1
         if others == 0 or make + take == 0.0:
             return self.most
@@ -67,7 +67,7 @@ class WorkShares:
 
     @property
     def shares(self) -> list[int]:
-        """Tasks of each worker in a round."""
+        """Return the number of tasks of each worker in a round."""
         return [self.of_root] + [self.most] * (self.workers - 1)
 
 
@@ -82,88 +82,97 @@ def part_of_rank(
     return dealt[first : (before + shares[rank]) * len(dealt) // whole]
 
 
-# Ranks that share the work on a file in rounds; rank 0 takes what they make.
+# Ranks that share the work on a file in rounds; rank 0 receives the results.
 #
-# A round gives some tasks to every rank, and rank 0 takes in the order of the tasks.
-# What goes wrong on any rank, and a wish to stop, is told to all: the first fault in
-# that order is raised on every rank, the same one however many share the work.
+# A round gives some tasks to every rank, and rank 0 receives the results in the order
+# of the tasks. Errors and requests to stop are sent to all ranks: the first error in
+# that order is raised on every rank, the same for any number of ranks.
 
 Made = TypeVar("Made")
 Fault = HpcsgdError | KeyboardInterrupt
-BEAT = 2.0  # seconds after which those that only wait hear from rank 0
+BEAT = 2.0  # seconds between messages of rank 0 to ranks that only wait
 
 
 class Ranks(Protocol):
-    """What a crew needs of a communicator."""
+    """The methods of a communicator that a crew uses."""
 
     rank: int
     size: int
 
     def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
-        """The items of all ranks, on every rank."""
+        """Return the items of all ranks, on every rank. Collective."""
 
     def collect(
         self, part: Array, counts: Sequence[int], purpose: str = "control"
     ) -> Array | None:
-        """The parts of all ranks one after the other, on rank 0."""
+        """Return the parts of all ranks in order on rank 0, else None. Collective."""
 
     def working(self, what: str) -> AbstractContextManager[None]:
-        """`with` it around what others wait for although it looks idle: slow disks."""
+        """Return a context for work without messages, such as slow writes to disk.
+
+        Otherwise the rank would appear idle to the ranks that wait for it.
+        """
 
 
 class SingleRank:
-    """One rank that has nobody to talk to."""
+    """The communicator of a single rank, without MPI."""
 
     rank, size = 0, 1
 
     def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
-        """What it says itself."""
+        """Return a list of the item of this rank."""
         return [item]
 
     def collect(
         self, part: Array, counts: Sequence[int], purpose: str = "control"
     ) -> Array | None:
-        """Its own part."""
+        """Return the part of this rank."""
         return part
 
     def working(self, what: str) -> AbstractContextManager[None]:
-        """Nobody waits for it."""
+        """Return a context that does nothing: no other rank waits."""
         return nullcontext()
 
 
 class Crew:
-    """All ranks; only rank 0 has results."""
+    """All ranks of a conversion; results are on rank 0."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.is_root = ranks.rank == 0
         self.size = ranks.size
-        self.at_once = False  # rank 0 works and nobody is in a collective with it
+        self.at_once = False  # True while rank 0 works outside of a collective
         self.is_asked_to_stop = False
-        self._beats_at: float | None = None  # when it last told the others, if it does
+        self._beats_at: float | None = None  # time of the last beat of rank 0
 
     def interrupt(self) -> None:
-        """Ctrl-C: at once where nobody waits for this rank in a round, else soon."""
+        """Stop after Ctrl-C, at once if rank 0 works alone, else in `agree`."""
         self.is_asked_to_stop = True
         if self.at_once:
             raise KeyboardInterrupt
 
     def agree(self, fault: Fault | None, word: Any = None) -> list[Any]:
-        """The words of all ranks; or the fault of the lowest rank, raised on all."""
+        """Return the words of all ranks, or raise the fault of the lowest rank on all.
+
+        Collective. A request to stop on any rank counts as a fault.
+        """
         if self.is_asked_to_stop and self.size > 1:
             fault = fault or KeyboardInterrupt()
         said = self.ranks.exchange_objects((fault, word))
         found = next((r for r, (e, _) in enumerate(said) if e is not None), None)
         if found is None:
             return [word for _, word in said]
-        # Ours has a cause and a traceback, which do not travel.
+        # The local exception has its cause and traceback, which are not sent.
         raised: Fault = fault if found == self.ranks.rank and fault else said[found][0]
         if isinstance(raised, HpcsgdError):
             raised.on_all_ranks = True
         raise raised
 
     def on_root(self, action: Callable[[], Made]) -> Made:
-        """What rank 0 makes, on all ranks; its fault is everybody's."""
+        """Return on all ranks the result of `action` on rank 0, or raise its fault.
+
+        Collective.
+        """
         made, fault = None, None
         if self.is_root:
             with self._alone():
@@ -172,7 +181,10 @@ class Crew:
         return given
 
     def on_root_for_long(self, action: Callable[[], Made]) -> Made:
-        """As `on_root`, while the others hear every `beat`: none waits in vain."""
+        """Return the result like `on_root`; rank 0 may call `beat` in `action`.
+
+        Collective. Each `beat` is a message to the other ranks, so none waits for long.
+        """
         if not self.is_root:
             while not (word := self.agree(None)[0])[0]:
                 continue
@@ -187,7 +199,10 @@ class Crew:
         return given
 
     def beat(self) -> None:
-        """Rank 0 is still at it; what goes wrong elsewhere is raised here too."""
+        """Send a sign of life from rank 0 to the waiting ranks, at most every BEAT s.
+
+        Raise a fault that another rank reports.
+        """
         if self._beats_at is None or monotonic() - self._beats_at < BEAT:
             return
         self._beats_at, self.at_once = None, False
@@ -196,7 +211,7 @@ class Crew:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Rank 0 works and the others wait for it."""
+        """Mark work of rank 0 for which the other ranks wait."""
         self.at_once = True
         try:
             with self.ranks.working("work that only rank 0 does"):
@@ -205,7 +220,10 @@ class Crew:
             self.at_once = False
 
     def everywhere(self, action: Callable[[], Made]) -> Made:
-        """What each rank makes for itself; the fault of one is everybody's."""
+        """Return the result of `action` on this rank; raise a fault of any rank on all.
+
+        Collective.
+        """
         made, fault = _attempt(action)
         self.agree(fault)
         return made  # type: ignore[return-value]
@@ -219,10 +237,11 @@ class Crew:
         finish: Callable[[list[Made], list[Any]], list[Parts]],
         say: Callable[[Made], Any] = lambda made: None,
     ) -> None:
-        """`take` on rank 0 what `finish` gives of all that was made, in their order.
+        """Perform tasks on all ranks in rounds; rank 0 takes the results in order.
 
-        `finish` is given all that this rank made in a round, and what the workers of
-        the round `say` of what they made.
+        Collective. Each rank calls `work` on its tasks of a round. `finish` converts
+        its results of the round to parts; its second argument are the values of `say`
+        of the results of all ranks. Rank 0 calls `take` on every part.
         """
         fault: Fault | None = None
         left = iter(tasks)
@@ -241,7 +260,7 @@ class Crew:
     def _made(
         self, tasks: Sequence[Task], work: Callable[[Task], Made], watch: Watch
     ) -> tuple[list[Made], Fault | None]:
-        """What comes of these tasks, up to the first that goes wrong."""
+        """Return the results of `work` up to the first fault, and that fault."""
         made: list[Made] = []
         for task in tasks:
             if self.is_asked_to_stop and self.size > 1:
@@ -254,7 +273,7 @@ class Crew:
         return made, None
 
     def _collected(self, sent: list[Parts]) -> Iterator[Parts]:
-        """What all ranks sent, on rank 0."""
+        """Yield the parts of all ranks on rank 0, none on others. Collective."""
         if self.size == 1:
             yield from sent
             return
@@ -272,27 +291,27 @@ class Crew:
 
 
 def _attempt(action: Callable[[], Made]) -> tuple[Made | None, Fault | None]:
-    """(what it made, or what it raised that all ranks have to hear of)."""
+    """Return (result, None), or (None, exception) to be raised on all ranks."""
     try:
         return action(), None
     except (HpcsgdError, KeyboardInterrupt) as raised:
         return None, raised
 
 
-# Rows of a source as its stores hold them, made on any rank and sent to the writer.
+# Rows of a source, encoded on any rank for the stores and sent to rank 0.
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Consecutive rows of the source: encoded, for every store those it takes."""
+    """Consecutive rows of the source, divided among the stores and encoded."""
 
     first: int  # number of the first row
     count: int
-    end: int  # where the source goes on after them
+    end: int  # position of the source after these rows
     stores: list[StoredRows | None]
 
     def parts(self) -> Parts:
-        """As it travels."""
+        """Return numbers and arrays by name, for a message or a file."""
         parts: Parts = {"ready": [self.first, self.count, self.end]}
         parts["stores"] = [None if s is None else s.largest for s in self.stores]
         for number, stored in enumerate(self.stores):
@@ -302,7 +321,7 @@ class EncodedRows:
 
     @classmethod
     def of(cls, parts: Parts) -> "EncodedRows":
-        """As it was."""
+        """Return the rows from the result of `parts`."""
         stores = [
             None if largest is None else _stored(parts, f"{number}/", largest)
             for number, largest in enumerate(parts["stores"])
@@ -312,7 +331,7 @@ class EncodedRows:
 
 
 class Encoder:
-    """Encodes rows for every store; the same wherever it is done."""
+    """An encoder of rows for every store; results are the same on every rank."""
 
     def __init__(
         self,
@@ -321,10 +340,10 @@ class Encoder:
         recipe: Recipe,
     ) -> None:
         self.files, self.layout, self.recipe = files, layout, recipe
-        self._at = self._drawn = 0  # rows looked at, and how many of them are test rows
+        self._at = self._drawn = 0  # rows counted, and the test rows among them
 
     def encode(self, first: int, rows: SourceRows) -> EncodedRows:
-        """Rows of the source from number `first` on."""
+        """Return rows of the source from number `first` on, encoded for every store."""
         count = rows.X.shape[0]
         test = self.recipe.drawn(first, count)
         stores = [self._of(k, first, rows, test) for k in range(len(self.files))]
@@ -342,7 +361,7 @@ class Encoder:
         return encode_rows(self.layout, chosen.X, held(chosen), at, part.path)
 
     def _before(self, row: int, test: bool) -> int:
-        """How many rows before this one are test rows, or are not."""
+        """Return the number of test rows before this row, or of other rows."""
         if not self.recipe.test_fraction:
             return row
         if row < self._at:
@@ -354,7 +373,7 @@ class Encoder:
 
 
 def _named(stored: StoredRows) -> dict[str, Any]:
-    """Return its parts by name; those beside X begin with a dot."""
+    """Return the arrays of stored rows by name; a dot begins those of side columns."""
     beside = {f".{name}": column for name, column in stored.columns.items()}
     matrix = stored.matrix
     if not isinstance(matrix, Csr):
@@ -369,7 +388,7 @@ def _named(stored: StoredRows) -> dict[str, Any]:
 
 
 def _stored(parts: Parts, prefix: str, largest: float) -> StoredRows:
-    """What was named so."""
+    """Return the stored rows whose arrays have names with this prefix."""
     own = {k.removeprefix(prefix): v for k, v in parts.items() if k.startswith(prefix)}
     columns = {name[1:]: array for name, array in own.items() if name[0] == "."}
     if "X" in own:

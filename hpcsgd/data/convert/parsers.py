@@ -1,4 +1,4 @@
-"""Parsers of LIBSVM and CSV lines: compiled, and a small one without a compiler."""
+"""Parsers of LIBSVM and CSV lines: compiled, or in Python without a compiler."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from hpcsgd.data.convert.text import Fault, Kind
 from hpcsgd.files import load_kernels
 from hpcsgd.formats import Array
 
-# Text to numbers where kernels/cpu/parse.c is not compiled: same values, slowly.
+# Text to numbers without the compiled kernels/cpu/parse.c: same values, slower.
 
 NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 NUMERIC = b"0123456789+-.eE"  # what float() takes of these bytes, NUMBER takes
@@ -32,14 +32,14 @@ SPACED = b" "  # as a delimiter: blanks of any kind and number
 
 @dataclass(frozen=True)
 class Pairs:
-    """Rows of LIBSVM text; the arrays are empty where it was only gone through."""
+    """Rows of LIBSVM text; the arrays are empty if rows were only counted."""
 
     rows: int
     count: int
     lowest: int  # index as written; -1 where there is none
     highest: int
     labels: Array  # (rows,) float64
-    starts: Array  # (rows + 1,) int32, of the rows in the two below
+    starts: Array  # (rows + 1,) int32, of the rows in `indices` and `values`
     indices: Array  # (count,) int32, from 0
     values: Array  # (count,) float64
     queries: Array  # (rows,) int64, -1 where there is no qid; empty if none may have
@@ -47,10 +47,10 @@ class Pairs:
 
 @dataclass(frozen=True)
 class LineLayout:
-    """How a line of delimited text is made, and where its fields go."""
+    """The layout of a line of delimited text, and the places of its fields."""
 
     delimiter: bytes
-    places: Array  # (fields,) int32: of X, features + of texts, -1 - of others
+    places: Array  # (fields,) int32: k of X, features + k of texts, -1 - k of others
     features: int
     extras: int
     missing_allowed: bool
@@ -64,7 +64,7 @@ def parse_number(token: bytes) -> float | None:
 
 
 def _number_fault(token: bytes) -> Kind:
-    """Return what is wrong with a token that `parse_number` refuses."""
+    """Return the kind of fault of a token that `parse_number` refuses."""
     with suppress(ValueError):
         if not math.isfinite(float(token)):
             return Kind.NONFINITE
@@ -301,24 +301,24 @@ SIGNATURES = {
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[Any, str]:
-    """(library or None, why)."""
+    """Return (library or None, text about it)."""
     folder = Path(__file__).parent
     return load_kernels(folder, "_parse", "the Python parser", SIGNATURES)
 
 
 def available() -> bool:
-    """True where the compiled parser is in use."""
+    """Return whether the compiled parser is in use."""
     return _load()[0] is not None
 
 
 def why() -> str:
-    """What is in use, or why nothing is."""
+    """Return the parser in use, or the reason why no compiled one is."""
     return _load()[1]
 
 
 @lru_cache(maxsize=1)
 def powers_of_five() -> Array:
-    """The upper 128 bits of 5^q as (high, low), rounded up where q is below 0."""
+    """Return the upper 128 bits of 5^q as (high, low), rounded up if q < 0."""
     rows = [divmod(_upper_bits(q), 2**64) for q in POWERS]
     return np.array(rows, dtype=np.uint64)
 
@@ -337,9 +337,9 @@ def _upper_bits(q: int) -> int:
 def parse_libsvm(
     text: bytes, base: int, keep: bool = True, queried: bool | None = None
 ) -> Pairs:
-    """Rows of a text that ends with a newline; `keep` off: goes through it alone.
+    """Return the rows of a text that ends with a newline; without `keep`, only counts.
 
-    `queried`: whether every row must have a qid, or none; None: each as it likes.
+    `queried` is True if every row must have a qid, False if none may, None if any may.
     """
     if not available():
         return parse_libsvm_in_python(text, base, keep, queried)
@@ -418,7 +418,7 @@ def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array, Array]:
 
 
 def count_lines(text: bytes, delimiter: bytes) -> int:
-    """Lines that are rows, in a text that ends with a newline."""
+    """Return the number of lines that are rows; the text ends with a newline."""
     if not available():
         return count_lines_in_python(text, delimiter)
     lines: int = _load()[0].hpcsgd_count_lines(text, len(text), ord(delimiter))
@@ -426,5 +426,5 @@ def count_lines(text: bytes, delimiter: bytes) -> int:
 
 
 def _count(text: bytes, byte: bytes) -> int:
-    """How often a byte occurs."""
+    """Return the number of occurrences of a byte."""
     return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == byte[0]))

@@ -1,4 +1,4 @@
-"""A conversion from start to end: survey the source, fill the stores, resume."""
+"""The steps of a conversion: survey the source, fill the stores, resume."""
 
 import json
 import logging
@@ -66,23 +66,23 @@ from hpcsgd.data.preparation import (
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError, TransportError
 from hpcsgd.formats import Array
 
-# The first pass: how much there is, and what its columns are like.
+# The first pass: sizes of the source, and moments of its columns.
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What the first pass found."""
+    """The result of the first pass: outline, layout and scales of the stored rows."""
 
     outline: Outline
     is_sparse: bool  # as the rows shall be stored
-    scales: Scales | None  # that the rows get
+    scales: Scales | None  # of the stored rows
     places: Array | None = None  # (pieces, 2): byte and first row of every piece
     order: Array | None = None  # (cols,), columns of the source as they shall be stored
     unit_rows: bool = False  # rows get length 1
 
     @property
     def names(self) -> list[str] | None:
-        """Names of the columns as they are stored."""
+        """Return the names of the columns in stored order, or None."""
         names = self.outline.names
         if names is None or self.order is None:
             return None if names is None else list(names)
@@ -90,7 +90,7 @@ class Survey:
 
     @property
     def preparation(self) -> Preparation:
-        """What was done to the rows that are stored, here and before."""
+        """Return the preparation of the stored rows, by this conversion or before."""
         before = self.outline.preparation
         return Preparation(
             self.scales or before.scales, self.unit_rows or before.unit_rows
@@ -103,9 +103,9 @@ def survey_rows(
     progress: ConversionProgress,
     kept: Callable[[Outline], Scales | None] = lambda outline: None,
 ) -> Survey:
-    """Of a source that says how much it holds; a pass is made only for the scales.
+    """Return the survey of a source with an outline; make a pass only for scales.
 
-    `kept` are those of a conversion that is gone on with.
+    `kept` returns the scales of an interrupted conversion that is resumed, or None.
     """
     outline = source.outline(progress.at)
     check_rows(outline, source)
@@ -147,11 +147,11 @@ def survey_like(
     like: Like,
     places: Array | None = None,
 ) -> Survey:
-    """Return how rows become those of another file: its columns, scales and layout."""
+    """Return the survey of rows that get columns, scales and layout of another file."""
     outline = like.widened(outline, source.path)
     order, scales = like.order(outline, source.path), like.preparation.scales
     if outline.means is not None and scales is not None and scales.mean is not None:
-        # What is missing becomes the mean of the training, in the source's own order.
+        # Missing values become the means of the training, in the order of the source.
         means = np.empty_like(scales.mean)
         means[slice(None) if order is None else order] = scales.mean
         outline = replace(outline, means=means)
@@ -175,7 +175,10 @@ def survey_like(
 def find_levels(
     source: TextSource, recipe: Recipe, crew: Crew, progress: ConversionProgress
 ) -> None:
-    """Find the levels of columns of text, in a pass that all ranks share."""
+    """Find the levels of columns of text, in a pass that all ranks share.
+
+    Collective.
+    """
     found = LevelSets(source.path)
     crew.share(
         source.tasks(),
@@ -191,7 +194,7 @@ def find_levels(
 def survey_text(
     source: TextSource, recipe: Recipe, crew: Crew, progress: ConversionProgress
 ) -> Survey:
-    """Of a text, in one pass over it that all ranks share; the same on all of them."""
+    """Return the survey of a text, after one pass that all ranks share. Collective."""
     found = _Findings()
     keep = recipe.standardize or source.fills
 
@@ -218,14 +221,14 @@ def survey_text(
 
 @dataclass
 class _Scan:
-    """One piece: what it holds, and its X where that is to be measured."""
+    """The scan of one piece: its counts, and its X if that is measured."""
 
     position: int
     tally: PassCounts
     X: Any
 
     def parts(self, recipe: Recipe, first: int) -> Parts:
-        """What rank 0 has to know of it; its first row has this number."""
+        """Return the counts and moments for rank 0; `first` numbers the first row."""
         said = {"position": self.position, **asdict(self.tally)}
         if self.X is None:
             return said
@@ -235,7 +238,7 @@ class _Scan:
 
 
 class _Findings:
-    """What is known after some pieces: rows on all ranks, the rest on rank 0."""
+    """The results of the scanned pieces: row numbers on all ranks, others on rank 0."""
 
     def __init__(self) -> None:
         self.tally, self.moments = PassCounts(), ColumnMoments()
@@ -243,7 +246,7 @@ class _Findings:
         self.rows = 0  # in the rounds before this one
 
     def heard(self, said: list[tuple[int, int]]) -> dict[int, int]:
-        """Position -> number of the first row, of the pieces of this round."""
+        """Return position -> number of the first row for the pieces of this round."""
         firsts = {}
         for position, rows in said:
             firsts[position] = self.rows
@@ -251,7 +254,7 @@ class _Findings:
         return firsts
 
     def add(self, parts: Parts) -> int:
-        """The next piece; where it ends."""
+        """Add the next piece and return the byte where it ends."""
         tally = PassCounts(**{f.name: parts[f.name] for f in fields(PassCounts)})
         if tally.rows:
             self.places.append((parts["position"], self.tally.rows))
@@ -287,25 +290,25 @@ def is_stored_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) ->
 
 
 def workers(crew: Crew, recipe: Recipe) -> int:
-    """How many ranks parse, rank 0 first: as many as the memory is enough for."""
+    """Return how many ranks parse, from rank 0 on, by the memory available."""
     return min(crew.size, recipe.memory // LEAST_MEMORY)
 
 
 def check_rows(outline: Outline, source: Source) -> None:
-    """A store without a row is good for nothing."""
+    """Raise DataError if the source has no rows or no columns."""
     if outline.rows < 1 or outline.cols < 1:
         raise DataError(
             f"{source.path} has no rows with values; check the file and --format"
         )
 
 
-# What becomes of a block of rows between its source and its store.
+# Changes of a block of rows between its source and its store.
 
 
 def prepared(
     block: SourceRows, first: int, survey: Survey, recipe: Recipe
 ) -> SourceRows:
-    """What is best done where the block was read; too wide a block stays sparse."""
+    """Return a relabelled block, transformed unless its zeros need too much memory."""
     y = relabelled(block.y, first, recipe)
     block = replace(block, y=y)
     if is_too_wide(block, survey, recipe):
@@ -314,7 +317,7 @@ def prepared(
 
 
 def is_too_wide(block: SourceRows, survey: Survey, recipe: Recipe) -> bool:
-    """True where its zeros would take too much memory if they were written out."""
+    """Return whether a sparse block would take too much memory as a dense one."""
     rows, cols = block.X.shape
     widens = issparse(block.X) and not survey.is_sparse
     return widens and rows > block_rows(recipe.block, 8 * cols)
@@ -333,7 +336,7 @@ def slices(block: SourceRows, survey: Survey, recipe: Recipe) -> Iterator[Source
 
 
 def transformed(X: Any, survey: Survey) -> Any:
-    """X as it is stored, but for its element type."""
+    """Return X as it is stored, before its conversion to the element type."""
     if survey.order is not None:
         X = X[:, survey.order]
     if issparse(X) and not survey.is_sparse:
@@ -346,7 +349,7 @@ def transformed(X: Any, survey: Survey) -> Any:
 
 
 def relabelled(y: Array | None, first: int, recipe: Recipe) -> Array | None:
-    """Labels as they shall be; every one of them has to be known."""
+    """Return the labels of the map `recipe.labels`; refuse labels not in it."""
     if y is None or not recipe.labels:
         return y
     new, found = np.empty_like(y), np.zeros(len(y), dtype=bool)
@@ -363,7 +366,7 @@ def relabelled(y: Array | None, first: int, recipe: Recipe) -> Array | None:
     return new
 
 
-# The second pass: every row into the store it belongs to.
+# The second pass: every row is appended to its store.
 
 SIDES = ("y", "weights", "offsets", "queries")
 WIDEST = 8  # bytes of a number in a store
@@ -372,13 +375,13 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Consecutive rows on their way to the stores."""
+    """Consecutive rows of the source that are not yet encoded."""
 
     first: int  # number of its first row
     rows: SourceRows
 
     def parts(self) -> Parts:
-        """As it travels."""
+        """Return numbers and arrays by name, for a message."""
         said = {"first": self.first, "end": self.rows.end}
         sides = {name: getattr(self.rows, name) for name in SIDES}
         X = self.rows.X
@@ -389,7 +392,7 @@ class RowBatch:
 
     @classmethod
     def of(cls, parts: Parts) -> "RowBatch":
-        """As it was."""
+        """Return the batch from the result of `parts`."""
         X = parts.get("X")
         if X is None:
             matrix = (parts["data"], parts["indices"], parts["indptr"])
@@ -399,7 +402,7 @@ class RowBatch:
 
 
 class StoreFiller:
-    """Rank 0's side: rows in order, into one store or two."""
+    """The writer on rank 0 that appends rows in order to one store or two."""
 
     def __init__(
         self,
@@ -412,10 +415,10 @@ class StoreFiller:
     ) -> None:
         self.survey, self.recipe, self.encoder = survey, recipe, encoder
         self.sinks, self.sealed, self.progress = sinks, sealed, progress
-        self.row = self.position = 0  # of the source that the parts reach
+        self.row = self.position = 0  # of the source, behind the parts
 
     def restore(self) -> None:
-        """Append the complete parts; the source goes on behind them."""
+        """Append the complete parts of an interrupted conversion; move behind them."""
         self.progress.begin("writing", self.survey.outline.size)
         for parts in self.sealed.complete():
             ready = self._append(parts)
@@ -423,7 +426,7 @@ class StoreFiller:
             self.progress.at(ready.end)
 
     def receive(self, parts: Parts) -> None:
-        """The next ones, as they travel."""
+        """Append the next rows from a message: encoded rows, or a RowBatch."""
         if "ready" not in parts:
             self.take(RowBatch.of(parts))
             return
@@ -431,7 +434,7 @@ class StoreFiller:
         self._reach(self._append(parts).end)
 
     def take(self, batch: RowBatch) -> None:
-        """The next ones, which nobody has encoded yet."""
+        """Encode the rows of a batch and append them."""
         row = batch.first
         for part in slices(batch.rows, self.survey, self.recipe):
             parts = self.encoder.encode(row, part).parts()
@@ -441,7 +444,7 @@ class StoreFiller:
         self._reach(batch.rows.end)
 
     def leave(self, keeps: bool) -> None:
-        """End before the last row; `keeps` leaves what a conversion can resume from."""
+        """End before the last row; `keeps` preserves the parts for a resumption."""
         self.sinks.abandon()
         if keeps:
             self.sealed.seal()
@@ -466,7 +469,7 @@ class StoreFiller:
 
 
 def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
-    """From a source that is read on one rank."""
+    """Append all rows of a source that is read on one rank."""
     survey, recipe = pouring.survey, pouring.recipe
     if pouring.row >= recipe.wanted(0, survey.outline.rows):
         return
@@ -485,7 +488,10 @@ def fill_from_text(
     row: int,
     take: Callable[[Parts], None],
 ) -> None:
-    """From a text, from `row` on: all ranks parse and encode, and the first writes."""
+    """Append rows of a text from `row` on; all ranks parse and encode. Collective.
+
+    Rank 0 calls `take` with the rows, in order.
+    """
     places = survey.places
     if places is None or row >= recipe.wanted(0, survey.outline.rows):
         return
@@ -513,7 +519,7 @@ def fill_from_text(
 
 
 def _at_once(survey: Survey, recipe: Recipe, crew: Crew) -> int:
-    """Pieces of one rank that rank 0 may hold at once, by what they hold on average."""
+    """Return how many pieces of each rank fit into the memory of rank 0, on average."""
     outline = survey.outline
     pieces = 1 if survey.places is None else max(len(survey.places), 1)
     numbers = outline.rows * outline.cols
@@ -524,7 +530,7 @@ def _at_once(survey: Survey, recipe: Recipe, crew: Crew) -> int:
 
 
 def _range(places: Places, recipe: Recipe, row: int) -> tuple[int, int]:
-    """(byte of the piece that begins with `row`, byte after the rows wanted)."""
+    """Return the byte of the piece that begins with `row`, and the byte to stop at."""
     piece = int(np.searchsorted(places[:, 1], row))
     last = len(places)
     if recipe.rows is not None:
@@ -534,23 +540,23 @@ def _range(places: Places, recipe: Recipe, row: int) -> tuple[int, int]:
 
 
 def _first_row(source: TextSource, places: Places, piece: TextChunk) -> int:
-    """The number of a piece's first row."""
+    """Return the number of a piece's first row."""
     at = int(np.searchsorted(places[:, 0], piece.position))
     if at == len(places) or places[at, 0] != piece.position:
         raise DataError(f"{source.path} changed since it was counted; start anew")
     return int(places[at, 1])
 
 
-# The files a conversion writes, and what is refused before the first pass.
+# The files that a conversion writes, and checks before the first pass.
 
 
 def test_path(path: Path) -> Path:
-    """DST-test beside DST."""
+    """Return the path of the test rows, DST-test beside DST."""
     return path.with_name(f"{path.stem}-test{path.suffix}")
 
 
 def parts(path: Path, rows: int, recipe: Recipe) -> list[StoreFile]:
-    """The files to write, and how many rows each gets."""
+    """Return the files to write, each with its number of rows."""
     if not recipe.test_fraction:
         return [StoreFile(path, rows, False)]
     drawn = count_test(rows, recipe.test_fraction, recipe.seed)
@@ -575,7 +581,10 @@ def requested_rows(outline: Outline, recipe: Recipe) -> int:
 
 
 def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]:
-    """What must be the same for a broken conversion to be gone on with."""
+    """Return the facts that must be equal to resume an interrupted conversion.
+
+    They are the recipe (without `memory`), the file of the source and its outline.
+    """
     said = asdict(replace(recipe, like=None))
     del said["memory"]
     said["like"] = None if recipe.like is None else recipe.like.fingerprint()
@@ -590,7 +599,7 @@ def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]
 
 
 def check_target(path: Path, recipe: Recipe, force: bool) -> None:
-    """Refuse before the first pass what cannot be written after it."""
+    """Raise ConfigError if a file cannot be written, or exists without `force`."""
     for one in [path, test_path(path)] if recipe.test_fraction else [path]:
         if one.is_dir():
             raise ConfigError(f"cannot write {one}: it is a folder; name a file")
@@ -603,16 +612,16 @@ def check_target(path: Path, recipe: Recipe, force: bool) -> None:
 
 
 def check_source(path: Path, target: Path) -> None:
-    """Refuse what cannot be read, and a source that would be written over."""
+    """Raise an error if the source cannot be read, or if it is the target itself."""
     open_file(path, "a file of rows").close()
     if target.exists() and target.samefile(path):
         raise ConfigError(f"{target} is the source itself; name another file")
 
 
-# A source of rows becomes a store, in two passes and in bounded memory.
+# The conversion of a source to a store, in two passes and in bounded memory.
 
 log = logging.getLogger(__name__)
-PEEK = 65536  # bytes of the first rows, which show what comes with them
+PEEK = 65536  # bytes of the first rows, which show the side columns
 
 
 def convert(
@@ -624,10 +633,10 @@ def convert(
     force: bool = False,
     crew: Crew | None = None,
 ) -> dict[str, Any]:
-    """Write the store, and the test rows to another; what was done, as JSON holds it.
+    """Write the store, and another one of test rows; return a report for JSON.
 
-    The first pass says how much there is and measures the columns; the second writes.
-    The ranks of a crew share the parsing of a plain text; `source` is the same on all.
+    The first pass counts rows and measures columns; the second writes. The ranks of a
+    crew share the parsing of a plain text, with the same `source` on all. Collective.
     """
     crew = crew or Crew(SingleRank())
     one = Conversion(source, target, recipe, progress, resume, force)
@@ -643,14 +652,14 @@ def convert(
 
 
 def _begin(source: TextSource, like: Like | None) -> None:
-    """Look at a text, whose columns may have to be like those of another file."""
+    """Read the head of a text, after the levels of the file `like`, if any."""
     if like is not None:
         source.follow(like)
     source.begin()
 
 
 class Conversion:
-    """What rank 0 knows and does of one."""
+    """One conversion: its arguments, and the steps that rank 0 performs."""
 
     def __init__(
         self,
@@ -668,7 +677,7 @@ class Conversion:
         self._files: list[StoreFile] = []
 
     def check(self) -> None:
-        """Refuse what cannot end well."""
+        """Raise an error if the source cannot be read or the target not written."""
         goes_on = self.resume and self.sealed.exist
         check_target(self.target, self.recipe, self.force or goes_on)
         check_source(self.source.path, self.target)
@@ -684,25 +693,25 @@ class Conversion:
         return self.resume and self.sealed.resume(now)
 
     def begin_counting(self) -> None:
-        """The first pass."""
+        """Begin the progress of the first pass."""
         self.progress.begin("counting rows", self.source.path.stat().st_size)
 
     def files(self, outline: Outline) -> list[StoreFile]:
-        """What is written."""
+        """Return the files that are written, with their numbers of rows."""
         if not self._files:
             rows = requested_rows(outline, self.recipe)
             self._files = parts(self.target, rows, self.recipe)
         return self._files
 
     def encoder(self, survey: Survey) -> Encoder:
-        """Return what encodes rows for the stores."""
+        """Return the encoder of rows for the stores."""
         layout = StoreLayout(
             survey.outline.cols, self.recipe.element, is_sparse=survey.is_sparse
         )
         return Encoder(self.files(survey.outline), layout, self.recipe)
 
     def open(self, survey: Survey, encoder: Encoder) -> StoreFiller:
-        """Open the stores and append what is complete."""
+        """Open the stores and append the complete parts, if the conversion resumes."""
         outline = survey.outline
         resumes = self._resumes(outline)
         sinks = Sinks(self.files(outline), self._plan(survey))
@@ -722,14 +731,17 @@ class Conversion:
         self.pouring.receive(parts)
 
     def close(self, survey: Survey) -> dict[str, Any]:
-        """Complete the stores; return what was done."""
+        """Complete the stores; return the report."""
         assert self.pouring is not None
         self.pouring.finish()
         return _said(self.files(survey.outline), survey, self.recipe)
 
     @contextmanager
     def left_whole(self) -> Iterator[None]:
-        """What breaks off is left to be resumed; what is wrong leaves nothing."""
+        """Keep the parts after an interruption, to resume; remove them after an error.
+
+        Failures of the system or of messages count as interruptions.
+        """
         try:
             yield
         except BaseException as error:
@@ -742,7 +754,7 @@ class Conversion:
             raise
 
     def _plan(self, survey: Survey) -> ConversionPlan:
-        """What both files have in common."""
+        """Return the properties that both files have in common."""
         preparation = survey.preparation
         first = next(iter(self.source.blocks(survey.outline, PEEK, 0)))
         return ConversionPlan(
@@ -763,19 +775,19 @@ class Conversion:
 
 
 def _index_base(outline: Outline) -> dict[str, Any]:
-    """What a LIBSVM text calls its first column, for files that shall be like it."""
+    """Return the attribute with a LIBSVM text's index base, which `--like` reads."""
     base = outline.index_base
     return {} if base is None else {INDEX_BASE: base}
 
 
 def _label_numbers(outline: Outline) -> dict[str, Any]:
-    """What the labels were called, where they were text."""
+    """Return the attribute with the numbers of labels that were text, if any."""
     numbers = outline.label_numbers
     return {LABELS: json.dumps(numbers)} if numbers else {}
 
 
 def _alone(one: Conversion) -> dict[str, Any]:
-    """One rank reads, changes and writes."""
+    """Convert on one rank; return the report."""
     one.begin_counting()
     if isinstance(one.source, TextSource):
         return _shared(one, one.source, Crew(SingleRank()), has_begun=True)
@@ -788,7 +800,10 @@ def _alone(one: Conversion) -> dict[str, Any]:
 def _shared(
     one: Conversion, source: TextSource, crew: Crew, has_begun: bool = False
 ) -> dict[str, Any]:
-    """All ranks parse and encode, the first one writes."""
+    """Convert a text on all ranks, of which rank 0 writes; return the report.
+
+    Collective.
+    """
     if crew.is_root and not has_begun:
         one.begin_counting()
     if source.lacks_levels:
@@ -804,7 +819,7 @@ def _shared(
 
 
 def _said(files: Sequence[StoreFile], survey: Survey, recipe: Recipe) -> dict[str, Any]:
-    """What was done."""
+    """Return the report of a conversion, for JSON."""
     outline: Outline = survey.outline
     preparation, like = survey.preparation, recipe.like
     how = "mean 0, spread 1"

@@ -1,9 +1,9 @@
 """The stores that one conversion writes, and the sealed parts that it resumes from.
 
-Stores are written anew by every conversion. What they have received is also written to
+Every conversion writes its stores from the start. All appended rows are also written to
 parts beside them: files of consecutive encoded rows that get their names once they are
-on disk, so a part with a name is complete. A conversion that resumes fills its stores
-from the complete parts and goes on in the source behind them.
+on disk, so that a part with a name is complete. A conversion that resumes fills its
+stores from the complete parts and then reads the source from the end of these rows.
 """
 
 import logging
@@ -33,7 +33,7 @@ SEAL_SECONDS = 5.0  # of work that a kill may cost
 
 @dataclass(frozen=True)
 class StoreFile:
-    """One of the files a conversion writes: its rows are those with this verdict."""
+    """One of the files that a conversion writes: all test rows, or all other rows."""
 
     path: Path
     rows: int
@@ -42,7 +42,7 @@ class StoreFile:
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """What the files of one conversion have in common."""
+    """The properties that the files of one conversion have in common."""
 
     cols: int
     element: str
@@ -57,8 +57,8 @@ class ConversionPlan:
 class SealedParts:
     """The complete parts of a conversion, in a hidden folder beside its target.
 
-    The folder also holds the identity of the conversion, written first and removed
-    first: without it there is nothing to resume.
+    The folder also contains the identity of the conversion, which is written first and
+    removed first: without it, no conversion can be resumed.
     """
 
     def __init__(self, target: Path) -> None:
@@ -66,28 +66,28 @@ class SealedParts:
         self.folder = target.parent / f".{target.name}.parts"
         self.count = 0  # complete parts
         self.scales: Scales | None = None  # that an interrupted conversion measured
-        self._file: BinaryIO | None = None  # the part in the making
-        self._end = 0  # of its rows, those behind which the source can resume
+        self._file: BinaryIO | None = None  # the part that is being written
+        self._end = 0  # byte of this part behind which the source can resume
         self._sealed_at = monotonic()
         self._is_kept = True
 
     @property
     def exist(self) -> bool:
-        """True where an interrupted conversion has left something to resume."""
+        """Return whether there is an interrupted conversion to resume."""
         return self._head.exists()
 
     def resume(self, identity: dict[str, Any]) -> bool:
-        """Take up the conversion that was interrupted; False where there is none.
+        """Resume the interrupted conversion; return False if there is none.
 
         Raises
         ------
         ConfigError
-            It had another source or other settings than `identity` says.
+            It had another source or other settings than in `identity`.
         """
         try:
             folder = own_folder(self.target.parent, self.folder.name)
             if os.lstat(folder).st_uid != os.getuid():
-                return False  # what somebody else has put there is not converted
+                return False  # parts of another user are not converted
             head = unpack(np.fromfile(self._head, dtype=np.uint8))
             before, mean, spread = head["identity"], head["mean"], head["spread"]
         except (OSError, ValueError, LookupError, TypeError):
@@ -105,7 +105,7 @@ class SealedParts:
         return True
 
     def begin(self, identity: dict[str, Any], scales: Scales | None) -> None:
-        """Forget the parts of any conversion before, and start to keep new ones."""
+        """Remove the parts of earlier conversions, and begin new ones."""
         mean, spread = (None, None) if scales is None else (scales.mean, scales.scale)
         head = pack({"identity": identity, "mean": mean, "spread": spread})
         self.remove()
@@ -125,7 +125,7 @@ class SealedParts:
         self._sealed_at = monotonic()
 
     def add(self, parts: Parts) -> None:
-        """Add rows to the part in the making."""
+        """Add rows to the part that is being written."""
         if not self._is_kept:
             return
         size, runs = packed(parts)
@@ -138,14 +138,14 @@ class SealedParts:
             self._give_up(error)
 
     def reach(self) -> None:
-        """Let the source resume behind the rows so far; seal them when it is time."""
+        """Mark a row behind which the source can resume; seal the part in due time."""
         if self._file is not None:
             self._end = self._file.tell()
             if monotonic() - self._sealed_at >= SEAL_SECONDS:
                 self.seal()
 
     def seal(self) -> None:
-        """Give the part in the making its name, once it is on disk."""
+        """Give the part its name, once it is on disk."""
         if self._file is None:
             return
         try:
@@ -160,7 +160,7 @@ class SealedParts:
         self._sealed_at = monotonic()
 
     def remove(self) -> None:
-        """Remove all parts: the conversion is complete, or leaves nothing."""
+        """Remove all parts, after a complete conversion or one that cannot resume."""
         self._close()
         with suppress(OSError):
             folder = own_folder(self.target.parent, self.folder.name)
@@ -181,7 +181,7 @@ class SealedParts:
                 file.close()
 
     def _give_up(self, error: OSError) -> None:
-        """Convert without parts: the room they take is better used for the stores."""
+        """Continue without parts, which leaves their disk space to the stores."""
         self._is_kept = False
         self.remove()
         log.debug("%s cannot be resumed if it breaks off (%s)", self.target, error)
@@ -210,22 +210,22 @@ class Sinks:
             raise
 
     def append(self, number: int, rows: StoredRows, position: int) -> None:
-        """Append rows to one of them; after them the source goes on at `position`."""
+        """Append rows to store `number`; the source continues at `position`."""
         self.writers[number].append_stored(rows, position)
 
     def finish(self) -> None:
-        """Give all of them their names."""
+        """Complete all stores and give them their names."""
         for writer in self.writers:
             writer.finish()
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove all unfinished stores."""
         for writer in self.writers:
             writer.abandon()
 
 
 def held(rows: SourceRows) -> dict[str, Array]:
-    """What comes with X, as stores call it."""
+    """Return the side columns of rows, by their names in stores."""
     sides = (rows.y, rows.weights, rows.offsets, rows.queries)
     named = zip(COLUMNS, sides, strict=True)
     return {name: side for name, side in named if side is not None}

@@ -26,7 +26,7 @@ from hpcsgd.data.readers import row_words
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 from hpcsgd.formats import Array
 
-# Where rows to convert come from: text, arrays, files of other kinds.
+# Sources of rows to convert: text, arrays, files of other kinds.
 
 
 @dataclass(frozen=True)
@@ -35,45 +35,45 @@ class SourceRows:
 
     X: Any  # (k, cols) float32 or float64: an array, or a scipy.sparse.csr_array
     y: Array | None  # (k,) float64
-    end: int  # where the source goes on after them: bytes of text, or a row number
+    end: int  # position of the source after them: byte of a text, or row number
     weights: Array | None = None  # (k,) float64
     offsets: Array | None = None  # (k,) float64
-    queries: Array | None = None  # (k,) int64: groups of rows, as rankings have them
+    queries: Array | None = None  # (k,) int64: groups of rows, for ranking
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What a first pass over a source found."""
+    """The result of a first pass over a source: sizes, names and attributes."""
 
     rows: int
     cols: int
     nnz: int | None  # stored values of a sparse source; None for a dense one
     labelled: bool
     size: int  # of the source as `SourceRows.end` counts it, for progress
-    index_base: int | None = None  # what a LIBSVM text calls its first column
-    means: Array | None = None  # (cols,) that stand in for missing values
-    names: tuple[str, ...] | None = None  # of the columns, where they have any
-    label: str | None = None  # the column of labels, where nobody named it
-    preparation: Preparation = RAW  # of the rows before they came here
+    index_base: int | None = None  # number of the first column in a LIBSVM text
+    means: Array | None = None  # (cols,) that replace missing values
+    names: tuple[str, ...] | None = None  # of the columns, if they have any
+    label: str | None = None  # the column of labels, if it was guessed
+    preparation: Preparation = RAW  # of the rows in the source
     categories: dict[str, list[str]] | None = None  # column of text -> its levels
     label_numbers: dict[str, float] | None = None  # label in the text -> its number
 
 
 class Source(Protocol):
-    """A file that can be gone through twice, in blocks of bounded memory."""
+    """A file that can be read twice, in blocks of bounded memory."""
 
     path: Path
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """The first pass; `progress` is told how far it has come."""
+        """Perform the first pass; `progress` is called with its position."""
 
     def blocks(
         self, outline: Outline, budget: int, start: int = 0
     ) -> Iterator[SourceRows]:
-        """The rows after position `start`, about `budget` bytes at a time."""
+        """Yield rows from position `start` on, in blocks of about `budget` bytes."""
 
 
-# format -> what opens it: called with the path and the options of that format
+# format -> class, which is called with the path and the options of the format
 SOURCES: dict[str, str] = {
     "libsvm": "hpcsgd.data.convert.libsvm:LibsvmSource",
     "csv": "hpcsgd.data.convert.csv:CsvSource",
@@ -84,7 +84,7 @@ SOURCES: dict[str, str] = {
 
 
 def open_source(path: Path, kind: str, **options: Any) -> Source:
-    """The source of this format; its own constructor checks the options."""
+    """Return a source of this format; its constructor checks the options."""
     if kind not in SOURCES:
         raise ConfigError(f"--format {kind}: known: {', '.join(SOURCES)}")
     module, attribute = SOURCES[kind].split(":")
@@ -93,12 +93,12 @@ def open_source(path: Path, kind: str, **options: Any) -> Source:
 
 
 def block_rows(budget: int, row_bytes: float) -> int:
-    """How many rows of about `row_bytes` fit into `budget`; at least one."""
+    """Return how many rows of about `row_bytes` fit into `budget`, at least one."""
     return max(int(budget // max(row_bytes, 1.0)), 1)
 
 
 def label_column(y: Any, rows: int) -> Array:
-    """Targets as they are stored: float64, one a row."""
+    """Return targets as they are stored: (rows,) float64."""
     column: Array = np.asarray(y, dtype=np.float64).reshape(rows)
     return column
 
@@ -106,11 +106,11 @@ def label_column(y: Any, rows: int) -> Array:
 # NumPy arrays read in pieces: .npy files and the members of .npz files.
 
 REAL = "fiub"  # kinds of elements that are real numbers
-TEXT_PIECE = 65536  # labels of a text file that are held as Python objects
+TEXT_PIECE = 65536  # labels of a text file that are read at once
 
 
 class ArrayStream:
-    """One array, row by row from an open file; nothing in it is ever unpickled."""
+    """An array that is read row by row from an open file, without unpickling."""
 
     def __init__(self, file: IO[bytes], said: str) -> None:
         self.file, self.description = file, said
@@ -136,11 +136,11 @@ class ArrayStream:
         return int(self.shape[0])
 
     def seek(self, row: int) -> None:
-        """The next `take` begins at this row."""
+        """Set the row at which the next `take` begins."""
         self.file.seek(self.begin + row * self.width * self.dtype.itemsize)
 
     def take(self, rows: int) -> Array:
-        """The next rows."""
+        """Read and return the next rows."""
         count = rows * self.width
         need = count * self.dtype.itemsize
         try:
@@ -152,7 +152,7 @@ class ArrayStream:
         return np.frombuffer(content, self.dtype, count).reshape(rows, *self.shape[1:])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.file.close()
 
     def _damaged(self, why: str) -> DataError:
@@ -160,7 +160,7 @@ class ArrayStream:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and elements, as the header of any version says."""
+    """Return shape, Fortran order and dtype from a header of any version."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
@@ -168,7 +168,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def open_file(path: Path, what: str) -> IO[bytes]:
-    """The file, for reading."""
+    """Open a file for reading; `what` describes it in messages."""
     check_file(path, what)
     try:
         return open(path, "rb")
@@ -179,12 +179,12 @@ def open_file(path: Path, what: str) -> IO[bytes]:
 
 
 def open_array(path: Path) -> ArrayStream:
-    """A .npy file."""
+    """Open a .npy file."""
     return ArrayStream(open_file(path, "a .npy file"), str(path))
 
 
 def label_pieces(path: Path, start: int, rows: int) -> Iterator[Array]:
-    """Labels from row `start` on: of a .npy vector, or of a text of one a line."""
+    """Yield labels from row `start` on, of a .npy vector or a text of one per line."""
     if path.suffix.lower() == ".npy":
         yield from _array_pieces(path, start, rows)
         return
@@ -213,7 +213,7 @@ def _array_pieces(path: Path, start: int, rows: int) -> Iterator[Array]:
 
 
 def check_labels(shape: tuple[int, ...] | None, rows: int, said: str) -> None:
-    """Refuse labels that are not one for each row; `shape` is None of an empty set."""
+    """Raise DataError if labels are not one per row; an empty set has shape None."""
     if shape not in ((rows,), (rows, 1)):
         raise DataError(
             f"{said} has shape {shape} and X has {rows} rows; give one label"
@@ -222,7 +222,7 @@ def check_labels(shape: tuple[int, ...] | None, rows: int, said: str) -> None:
 
 
 def _numbers(path: Path, lines: list[bytes], stop: int) -> Array:
-    """Lines as numbers; the first that is none is named."""
+    """Return lines as numbers, the last with number `stop`; refuse other text."""
     values = np.empty(len(lines))
     for place, line in enumerate(lines):
         try:
@@ -236,7 +236,7 @@ def _numbers(path: Path, lines: list[bytes], stop: int) -> Array:
 
 
 class Labels:
-    """The labels that belong to consecutive rows, as many at a time as are asked."""
+    """The labels of a file, read for consecutive rows."""
 
     def __init__(self, path: Path, start: int, rows: int) -> None:
         self.path, self.rows = path, rows
@@ -244,7 +244,7 @@ class Labels:
         self.held, self.at = np.empty(0), start
 
     def take(self, count: int) -> Array:
-        """The labels of the next `count` rows."""
+        """Return the labels of the next `count` rows."""
         parts = [self.held]
         while sum(map(len, parts)) < count:
             parts.append(self._next())
@@ -268,11 +268,11 @@ class Labels:
         )
 
 
-# What sources of arrays have in common: shapes, labels, real numbers.
+# Functions for all sources of arrays: shapes, labels, real numbers.
 
 
 def matrix_shape(stream: ArrayStream) -> tuple[int, int]:
-    """Rows and columns."""
+    """Return rows and columns; raise DataError if the array is no matrix."""
     if len(stream.shape) != 2 or 0 in stream.shape:
         raise DataError(
             f"{stream.description} has shape {stream.shape}; give a matrix with rows"
@@ -282,12 +282,15 @@ def matrix_shape(stream: ArrayStream) -> tuple[int, int]:
 
 
 def open_labels(path: Path | None, start: int, rows: int) -> Labels | None:
-    """Those of a file, from row `start` on; None where there is no file."""
+    """Return the labels of a file from row `start` on; None without a file."""
     return None if path is None else Labels(path, start, rows)
 
 
 def check_label_file(path: Path, rows: int) -> None:
-    """Before anything is written; lines of a text are counted as they are read."""
+    """Raise DataError if a file has not `rows` labels, before the first pass.
+
+    The lines of a text are counted later, while they are read.
+    """
     if path.suffix.lower() != ".npy":
         check_file(path, "a file of labels")
         return
@@ -297,7 +300,7 @@ def check_label_file(path: Path, rows: int) -> None:
 
 
 def real(block: Any) -> Array:
-    """float32 where every value fits it, else float64."""
+    """Return a block in float32 if its dtype fits, else in float64."""
     kept = block.dtype.kind == "f" and block.dtype.itemsize in (4, 8)
     if kept and block.dtype.isnative:
         array: Array = block
@@ -307,11 +310,11 @@ def real(block: Any) -> Array:
 
 
 def column(values: Any, dtype: Any = np.float64) -> Array:
-    """Targets, weights or offsets: one float64 a row; or another dtype."""
+    """Return a side column as a vector, in float64 or `dtype`."""
     return np.asarray(values, dtype=dtype).reshape(-1)
 
 
-# Which format a file to convert has, and which options that format knows.
+# The format of a file to convert, and the options of that format.
 
 ENDINGS = {
     ".npy": "npy",
@@ -328,11 +331,11 @@ PACKED = (".gz", ".bz2", ".xz")
 SAMPLE = 65536
 PAIRS = re.compile(rb"\s*[-+.\w]+(\s+(qid:)?\d+:[-+.\w]+)+\s*(#.*)?")
 TABLE = re.compile(rb"[^,;\t]*([,;\t][^,;\t]*)+")
-NUMBERS = re.compile(rb"\s*[-+.\deE]+([ \t]+[-+.\deE]+)+\s*")  # apart by blanks
+NUMBERS = re.compile(rb"\s*[-+.\deE]+([ \t]+[-+.\deE]+)+\s*")  # separated by blanks
 
 
 def guess_format(path: Path) -> str:
-    """By the ending, or by the first lines of a text without one."""
+    """Return the format by the suffix, or by the first lines of a text without one."""
     ending = path.suffix.lower()
     if ending in PACKED:
         ending = path.with_suffix("").suffix.lower()
@@ -353,7 +356,7 @@ def guess_format(path: Path) -> str:
 
 
 def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
-    """The source, opened with those options that were given."""
+    """Return the source, opened with the options that are not None."""
     kind = guess_format(path) if kind == "auto" else kind
     given = {name: value for name, value in options.items() if value is not None}
     known = options_of(kind)
@@ -368,7 +371,7 @@ def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
 
 
 def options_of(kind: str) -> list[str]:
-    """What the constructor of a format's source takes beside the path."""
+    """Return the options of a format: arguments of its source except the path."""
     module, attribute = SOURCES[kind].split(":")
     parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
     return [name for name in parameters if name != "path"]
@@ -378,7 +381,7 @@ def options_of(kind: str) -> list[str]:
 
 
 class NpySource:
-    """A .npy matrix; labels in a file of their own, or in one of its columns."""
+    """A source of a .npy matrix; labels are in another file, or in one column."""
 
     def __init__(
         self, path: Path, labels: Path | None = None, label_column: int | None = None
@@ -396,7 +399,7 @@ class NpySource:
             )
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """What the header says; no pass is needed."""
+        """Return the outline by the header, without a pass."""
         stream = open_array(self.path)
         stream.close()
         rows, cols = matrix_shape(stream)
@@ -413,7 +416,7 @@ class NpySource:
     def blocks(
         self, outline: Outline, budget: int, start: int = 0
     ) -> Iterator[SourceRows]:
-        """The rows after row `start`."""
+        """Yield the rows from row `start` on."""
         stream = open_array(self.path)
         labels = open_labels(self.labels, start, outline.rows)
         try:
@@ -430,13 +433,13 @@ class NpySource:
             stream.close()
 
 
-# The members of a .npz as streams, and the CSR matrix that SciPy keeps in one.
+# The members of a .npz as streams, and the CSR matrix that SciPy stores in one.
 
-POINTERS = 65536  # row pointers of a sparse file that are held at once
+POINTERS = 65536  # row pointers of a sparse file that are read at once
 
 
 class Archive:
-    """The members of a .npz, each opened as a stream of its own."""
+    """A .npz file, each member of which is opened as a stream."""
 
     def __init__(self, path: Path) -> None:
         check_file(path, "a .npz file")
@@ -451,7 +454,7 @@ class Archive:
         self.names = {name.removesuffix(".npy") for name in self.zip.namelist()}
 
     def open(self, name: str) -> ArrayStream:
-        """The member called `name`."""
+        """Return a stream of the member `name`."""
         if name not in self.names:
             raise DataError(
                 f"{self.path} has no {name}; it holds {sorted(self.names)}, and either"
@@ -462,7 +465,7 @@ class Archive:
         return stream
 
     def text(self, name: str) -> str:
-        """A short text, which SciPy stores as an array of bytes."""
+        """Return a short text, which SciPy stores as an array of bytes."""
         with self.zip.open(f"{name}.npy") as file:
             value = np.lib.format.read_array(file, allow_pickle=False)
         return value.tobytes().replace(b"\0", b"").decode(errors="replace")
@@ -477,7 +480,7 @@ class Archive:
 
 
 def sparse_shape(archive: Archive) -> tuple[int, int]:
-    """Rows and columns of a sparse matrix that is stored by rows."""
+    """Return rows and columns of a CSR matrix; raise DataError for other formats."""
     found = archive.text("format")
     if found != "csr":
         raise DataError(
@@ -496,7 +499,7 @@ def sparse_shape(archive: Archive) -> tuple[int, int]:
 def pointer_pieces(
     archive: Archive, outline: Outline, start: int
 ) -> Iterator[tuple[int, Array]]:
-    """(first row, its pointers and those of the rows after it, and one more)."""
+    """Yield (first row, row pointers of consecutive rows and the end of the last)."""
     stream = archive.open("indptr")
     for row in range(start, outline.rows, POINTERS):
         stream.seek(row)
@@ -518,7 +521,7 @@ def csr_blocks(
     indices: ArrayStream,
     most: int,
 ) -> Iterator[Any]:
-    """Rows of at most about `most` stored values at a time."""
+    """Yield CSR blocks of consecutive rows with about `most` stored values each."""
     first = 0
     while first < len(pointers) - 1:
         fits = np.searchsorted(pointers, pointers[first] + most, side="right") - 1
@@ -539,7 +542,7 @@ def csr_blocks(
             shape=(last - first, outline.cols),
         )
         if not block.has_canonical_format:
-            block = block.copy()  # what was read cannot be written to
+            block = block.copy()  # the arrays that were read are read-only
             block.sum_duplicates()
         yield block
         first = last
@@ -551,7 +554,7 @@ SPARSE = {"format", "shape", "data", "indices", "indptr"}
 
 
 class NpzSource:
-    """A .npz with X and y (`numpy.savez`), or a sparse one (`scipy.sparse.save_npz`).
+    """A source of a .npz with X and y (`numpy.savez`), or of SciPy's sparse `save_npz`.
 
     Members are read as streams, so that a file may be larger than memory.
     """
@@ -568,7 +571,7 @@ class NpzSource:
         self.x_name, self.y_name = x_name, y_name
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """What the headers of the members say; no pass is needed."""
+        """Return the outline by the headers of the members, without a pass."""
         with Archive(self.path) as archive:
             sparse = archive.names >= SPARSE
             if sparse:
@@ -589,7 +592,7 @@ class NpzSource:
     def blocks(
         self, outline: Outline, budget: int, start: int = 0
     ) -> Iterator[SourceRows]:
-        """The rows after row `start`."""
+        """Yield the rows from row `start` on."""
         with Archive(self.path) as archive:
             labels: Any = open_labels(self.labels, start, outline.rows)
             if labels is None and outline.labelled:
@@ -625,14 +628,14 @@ class NpzSource:
             yield from csr_blocks(self.path, outline, pointers, data, indices, most)
 
 
-# HDF5 files as a source of rows: those of other makers, and stores of our own.
+# HDF5 files as sources of rows: any files, and stores of hpcsgd.
 
 
 class Hdf5Source:
-    """An HDF5 file: a dense X under any name, and y if there is.
+    """A source of an HDF5 file: a dense X under any name, and y if it has one.
 
-    A store of our own is read by its own reader, which decodes its elements and knows
-    how its rows were prepared; so is /X as CSR.
+    A store of hpcsgd, or /X as CSR, is read by `Hdf5Reader`, which decodes elements and
+    returns the preparation of the rows.
     """
 
     def __init__(
@@ -648,7 +651,7 @@ class Hdf5Source:
         self.sides = {"weights": weight_name, "offsets": offset_name, "queries": "qid"}
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """What the file says of its data sets; no pass is needed."""
+        """Return the outline by the data sets of the file, without a pass."""
         reader = self._own_reader()
         if reader is not None:
             try:
@@ -676,7 +679,7 @@ class Hdf5Source:
     def blocks(
         self, outline: Outline, budget: int, start: int = 0
     ) -> Iterator[SourceRows]:
-        """The rows after row `start`; whole chunks at a time, which are read once."""
+        """Yield the rows from row `start` on, in whole chunks that are read once."""
         reader = self._own_reader()
         if reader is not None:
             try:
@@ -696,7 +699,7 @@ class Hdf5Source:
                 row = stop
 
     def _own_reader(self) -> Hdf5Reader | None:
-        """The reader of a store, or of another file that says more than its rows."""
+        """Return a reader of a store, CSR, or named or scaled columns; else None."""
         if (self.x_name, self.y_name) != ("X", "y"):
             return None
         with self._open() as file:
@@ -774,7 +777,7 @@ def _outline_of(reader: Hdf5Reader) -> Outline:
 
 
 def _blocks_of(reader: Hdf5Reader, budget: int, start: int) -> Iterator[SourceRows]:
-    """The rows from `start` on, whole blocks of the store at a time."""
+    """Yield the rows from `start` on, in whole blocks of the store."""
     step = block_rows(budget, 2 * 8 * row_words(reader))
     step = step // reader.block_rows * reader.block_rows or step
     every, row = slice(0, reader.cols), start

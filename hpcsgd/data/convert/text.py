@@ -28,12 +28,12 @@ OPENERS: dict[str, Any] = {
     "xz": lzma.open,
 }
 BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)
-STEP = 2**20  # bytes decompressed at once where they are skipped
+STEP = 2**20  # bytes that are decompressed at once to skip them
 Stamp = tuple[int, int, int]
 
 
 class TextStream:
-    """Reads a regular file from a position of its plain text on."""
+    """A reader of a regular file from a position of its plain text on."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path, self.position = path, 0
@@ -50,7 +50,7 @@ class TextStream:
             raise
 
     def read(self, count: int) -> bytes:
-        """The next `count` bytes; fewer at the end of the text."""
+        """Return the next `count` bytes, or fewer at the end of the text."""
         try:
             piece: bytes = self.text.read(count)
         except BROKEN as error:
@@ -68,7 +68,7 @@ class TextStream:
         self.position = position
 
     def check_unchanged(self) -> None:
-        """Refuse what was read from a file that others wrote to meanwhile."""
+        """Raise DataError if the file was changed while it was read."""
         if self.stamp != stamp_of(self.path):
             raise DataError(
                 f"{self.path} changed while it was read, up to byte {self.position} of"
@@ -94,7 +94,7 @@ class TextStream:
 
 
 def compression(path: Path, file: Any) -> str | None:
-    """What the first bytes say; a suffix that says otherwise is refused."""
+    """Return the compression by the first bytes; refuse a suffix that contradicts."""
     head = file.read(6)
     file.seek(0)
     kind = next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
@@ -108,7 +108,7 @@ def compression(path: Path, file: Any) -> str | None:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Size, time of change and identity of a file; None where it is gone."""
+    """Return size, modification time and inode of a file; None if it is gone."""
     try:
         return _stamp(os.stat(path))
     except OSError:
@@ -136,11 +136,11 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-# What can be wrong with a text: the kinds, and one sentence for each.
+# The faults of a text: their kinds, and one sentence for each.
 
 
 class Kind(IntEnum):
-    """Numbers as in kernels/cpu/parse.c."""
+    """The kinds of faults, with the numbers of kernels/cpu/parse.c."""
 
     NUMBER = 1
     NONFINITE = 2
@@ -154,8 +154,8 @@ class Kind(IntEnum):
     QID = 10
     RAGGED = 11
     MISSING = 12
-    ROOM = 13  # the caller's arrays are too small: never the fault of a text
-    UNENDED = 14  # no newline at the end: never either
+    ROOM = 13  # the caller's arrays are too small: not a fault of the text
+    UNENDED = 14  # no newline at the end: not a fault of the text either
     MIXED = 15
 
 
@@ -181,7 +181,7 @@ SHOWN = 40  # characters of a token in a message
 
 
 class Fault(Exception):
-    """A parser's refusal: the kind, and the first byte in the text it was given."""
+    """A fault that a parser reports: its kind, and its first byte in the text."""
 
     def __init__(self, kind: int, position: int) -> None:
         super().__init__(kind, position)
@@ -189,7 +189,7 @@ class Fault(Exception):
 
 
 def refusal(place: str, kind: Kind, text: bytes, remedy: str = "") -> DataError:
-    """Return the error for `text`, which begins with what was refused."""
+    """Return the error for `text`, which begins with the refused token."""
     if kind not in SENTENCES:
         raise AssertionError(f"{kind.name} in {place}")
     token = text.split(b"\n", 1)[0]
@@ -204,19 +204,19 @@ def refusal(place: str, kind: Kind, text: bytes, remedy: str = "") -> DataError:
 
 
 def _shown(token: bytes, kind: Kind) -> str:
-    """The token alone, cut where it is long, in quotes."""
+    """Return the token in quotes, without later text, cut if it is long."""
     if kind is not Kind.MISSING:
         token = (token.split() or [b""])[0]
     word = token[:SHOWN].decode("ascii", "replace").strip()
     return repr(word + ("..." if len(token) > SHOWN else ""))
 
 
-# Text in pieces of whole lines, and the place of what is wrong in them.
+# Text in pieces of whole lines, and the places of faults in them.
 #
-# Piece k holds the lines that begin in bytes k · size to (k + 1) · size: which line is
-# in which piece is a matter of the text alone, whoever reads it and in what order.
+# Piece k contains the lines that begin in bytes k · size to (k + 1) · size, so that the
+# division into pieces depends on the text only, not on the rank that reads it.
 
-PIECE = 2**20  # larger ones gain nothing
+PIECE = 2**20  # bytes; larger pieces are not faster
 TAIL = 2**16  # read at first behind a piece, to find the end of its last line
 LINE_LIMIT = 64 * 2**20  # a longer line is no text
 BOM = b"\xef\xbb\xbf"
@@ -231,26 +231,26 @@ class TextChunk:
     end: int
 
     def behind(self, position: int) -> "TextChunk":
-        """Those that begin at `position` or later, which is where a line begins."""
+        """Return the lines that begin at `position`, a line start, or later."""
         skipped = min(max(position - self.position, 0), len(self.text))
         begin = self.position + skipped
         return TextChunk(begin, self.text[skipped:], max(self.end, begin))
 
 
 def count_pieces(size: int, piece: int = PIECE) -> int:
-    """How many pieces a plain text of `size` bytes has."""
+    """Return how many pieces a plain text of `size` bytes has."""
     return -(-size // piece)
 
 
 def pieces(path: Path, start: int = 0, size: int = PIECE) -> Iterator[TextChunk]:
-    """All that are not empty, from the line that begins at `start`, in one go."""
+    """Yield all pieces that are not empty, from the line start `start` on."""
     with TextStream(path, start) as stream:
         yield from _cut(stream, start, size)
         stream.check_unchanged()
 
 
 def read_piece(path: Path, number: int, size: int = PIECE) -> TextChunk:
-    """One piece of a plain text; it may be empty, where a line is longer than it."""
+    """Return piece `number` of a plain text; it is empty if no line begins in it."""
     low, high = number * size, (number + 1) * size
     with TextStream(path) as stream:
         piece = _at_one_go(stream, low, high)
@@ -264,7 +264,7 @@ def read_piece(path: Path, number: int, size: int = PIECE) -> TextChunk:
 
 
 def _at_one_go(stream: TextStream, low: int, high: int) -> TextChunk | None:
-    """The piece, where one read finds both its ends: nearly always."""
+    """Return the piece if one read finds both its ends, as usual; else None."""
     start = max(low - 1, 0)
     stream.seek(start)
     read = stream.read(high - start + TAIL)
@@ -278,11 +278,11 @@ def _at_one_go(stream: TextStream, low: int, high: int) -> TextChunk | None:
 
 
 def _line_start(stream: TextStream, low: int, high: int) -> int:
-    """The first line start in low..high, or `high`."""
+    """Return the first line start in low..high, or `high`."""
     if low == 0:
         return 0
     stream.seek(low - 1)
-    # Most lines are short: the rest of the window is looked at only where they are not.
+    # Most lines are short: the rest of the window is read only for long lines.
     for count in (min(TAIL, high - low), max(high - low - TAIL, 0)):
         begin = stream.position
         found = stream.read(count).find(b"\n")
@@ -292,10 +292,10 @@ def _line_start(stream: TextStream, low: int, high: int) -> int:
 
 
 def _cut(stream: TextStream, position: int, size: int) -> Iterator[TextChunk]:
-    """The pieces from the line that begins at `position`, where the stream is."""
+    """Yield the pieces from `position` on, a line start and the stream's position."""
     held = bytearray()
     while True:
-        least = size - position % size  # what is left of its piece
+        least = size - position % size  # bytes left in its piece
         is_last = _fill(stream, position, held, least)
         stop = held.find(b"\n", least - 1) + 1 or len(held)
         _check_line(stream, position, held, stop)
@@ -309,7 +309,7 @@ def _cut(stream: TextStream, position: int, size: int) -> Iterator[TextChunk]:
 
 
 def _fill(stream: TextStream, position: int, held: bytearray, least: int) -> bool:
-    """Read until a line ends at byte `least` of `held` or behind; True at the end."""
+    """Extend `held` until a line ends at byte `least` or later; return True at EOF."""
     step = TAIL
     while len(held) < least or held.find(b"\n", least - 1) < 0:
         wanted = least - len(held) if len(held) < least else step
@@ -326,7 +326,7 @@ def _fill(stream: TextStream, position: int, held: bytearray, least: int) -> boo
 def _check_line(
     stream: TextStream, position: int, held: bytes | bytearray, stop: int
 ) -> None:
-    """Refuse where the line that ends at `stop`, or goes on there, is no line."""
+    """Raise DataError if the line that contains byte `stop` − 1 is too long."""
     if stop <= LINE_LIMIT:
         return
     line = held.rfind(b"\n", 0, stop - 1) + 1
@@ -338,14 +338,14 @@ def _check_line(
 
 
 def _ended(text: bytes, position: int) -> bytes:
-    """With a newline at its end, and without the mark of UTF-8 at the file's start."""
+    """Return a text with a newline at its end and without a byte order mark."""
     if position == 0 and text.startswith(BOM):
-        text = b"   " + text[3:]  # blanks: positions stay
+        text = b"   " + text[3:]  # blanks: positions do not change
     return text if text.endswith(b"\n") else text + b"\n"
 
 
 def refuse_changed(path: Path, stamp: Stamp | None) -> None:
-    """A file that is no longer the one that was looked at first."""
+    """Raise DataError if the file has changed since `stamp` was taken."""
     if stamp is not None and stamp != stamp_of(path):
         raise DataError(
             f"{path} changed while it was read; wait until it is complete and begin"
@@ -363,7 +363,7 @@ def located(
 ) -> DataError:
     """Return the error that names file, line, byte and field of a fault in a piece.
 
-    `column` is what the field's column is called, and `remedy` one more way out.
+    `column` describes the field's column, and `remedy` is appended to the message.
     """
     place = place_of(path, piece.position + fault.position, column)
     line = piece.text[fault.position :].split(b"\n", 1)[0]
@@ -371,13 +371,13 @@ def located(
 
 
 def place_of(path: Path, byte: int, column: str = "") -> str:
-    """Return what a message calls a byte of the text: file, line, byte, column."""
+    """Return the words for a byte of the text: file, line, byte, column."""
     line = f"{path}, line {line_number(path, byte)} (byte {byte})"
     return f"{line}, {column}" if column else line
 
 
 def line_number(path: Path, byte: int) -> int:
-    """The line, from 1, that holds a byte of the text."""
+    """Return the number, from 1, of the line that contains a byte of the text."""
     lines = 1
     with TextStream(path) as stream:
         while stream.position < byte:
@@ -388,14 +388,14 @@ def line_number(path: Path, byte: int) -> int:
     return lines
 
 
-# What sources of text have in common: pieces that any rank may parse.
+# The base class of sources of text: pieces that any rank may parse.
 
-ENDLESS = 2**62  # nobody knows how long a compressed text is
+ENDLESS = 2**62  # for the unknown length of a compressed text
 
 
 @dataclass
 class PassCounts:
-    """What a pass counts."""
+    """The counts of a pass over a text, or over one piece."""
 
     rows: int = 0
     stored: int = 0  # values written out in sparse text
@@ -404,7 +404,7 @@ class PassCounts:
     end: int = 0
 
     def add(self, other: "PassCounts") -> None:
-        """What was counted in another piece."""
+        """Add the counts of another piece."""
         self.rows += other.rows
         self.stored += other.stored
         self.lowest = min(self.lowest, other.lowest)
@@ -454,24 +454,24 @@ def _sorted(levels: set[str]) -> list[str]:
 
 
 class TextSource(ABC):
-    """Rows of a text, plain or compressed. `begin` comes first."""
+    """A source of rows of a text, plain or compressed. `begin` is called first."""
 
     path: Path
     fills: bool  # values that are missing become the mean of their column
     piece = PIECE  # bytes; the same for every rank and every pass
-    delimiter = b"\n"  # between fields, or nothing but lines
+    delimiter = b"\n"  # between fields; a newline if there are none
     first = 0  # byte at which the rows begin
     size = ENDLESS  # of a plain text
     packed: str | None = None  # how it is compressed
     stamp: Stamp | None = None
     levels: dict[str, list[str]]  # column of text -> its levels
-    lacks_levels = False  # a pass of its own has to find them
+    lacks_levels = False  # a separate pass must find them
 
     def follow(self, like: Like) -> None:  # noqa: B027
-        """Take the levels of columns of text from another file, where it has any."""
+        """Take the levels of columns of text from another file, if it has any."""
 
     def begin(self) -> None:
-        """Look at the file: what it is, and what its first lines say."""
+        """Determine stamp, compression and size of the file; read its first lines."""
         with TextStream(self.path) as stream:
             self.stamp, self.packed = stream.stamp, stream.kind
         self.size = ENDLESS if self.packed else self.stamp[0]
@@ -479,7 +479,7 @@ class TextSource(ABC):
 
     @abstractmethod
     def _read_head(self) -> None:
-        """What the first lines say."""
+        """Read the first lines and set the layout of the text."""
 
     def find_levels(self, piece: TextChunk) -> Parts:
         """Return the levels of the columns of text in a piece, as `LevelSets` adds."""
@@ -491,25 +491,28 @@ class TextSource(ABC):
 
     @abstractmethod
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
-        """What it holds, and with `keep` its X: indices and missing values as written.
+        """Return the counts of a piece, and with `keep` its X, else None.
 
-        Without `keep` it is only gone through.
+        X has columns by indices as written, and NaN for missing values.
         """
 
     @abstractmethod
     def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
-        """What there is, once all pieces were scanned."""
+        """Return the outline, from counts and moments of all pieces."""
 
     @abstractmethod
     def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
-        """Those of the columns of X, with a value in every place."""
+        """Return the moments of the columns of X, with all absent values filled in."""
 
     @abstractmethod
     def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
-        """The rows of a piece."""
+        """Return the rows of a piece."""
 
     def tasks(self, start: int = 0, stop: int = ENDLESS) -> Iterator[int | TextChunk]:
-        """What `load` makes pieces of, those of lines that begin in start..stop."""
+        """Yield the tasks of `load` for the lines that begin in start..stop.
+
+        A task is a piece's number, or the piece itself of a compressed text.
+        """
         if self.packed is None:
             last = count_pieces(min(stop, self.size), self.piece)
             yield from range(start // self.piece, last)
@@ -520,14 +523,14 @@ class TextSource(ABC):
             yield piece
 
     def load(self, task: int | TextChunk) -> TextChunk:
-        """The piece itself: a number is read here, on whatever rank this is."""
+        """Return the piece of a task; this rank reads it if the task is a number."""
         if isinstance(task, int):
             task = read_piece(self.path, task, self.piece)
             refuse_changed(self.path, self.stamp)
         return task.behind(self.first)
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """The first pass, on one rank."""
+        """Perform the first pass on one rank."""
         self.begin()
         if self.lacks_levels:
             sets = LevelSets(self.path)
@@ -548,7 +551,7 @@ class TextSource(ABC):
     def blocks(
         self, outline: Outline, budget: int, start: int = 0
     ) -> Iterator[SourceRows]:
-        """The rows after byte `start`, in pieces of a size of their own."""
+        """Yield the rows from byte `start` on, by pieces; `budget` is not used."""
         if self.stamp is None:
             self.begin()
         for task in self.tasks(start):
@@ -558,10 +561,10 @@ class TextSource(ABC):
         refuse_changed(self.path, self.stamp)
 
     def check_unchanged(self) -> None:
-        """Refuse a file that was written to since it was begun."""
+        """Raise DataError if the file has changed since `begin`."""
         refuse_changed(self.path, self.stamp)
 
     def refused(self, piece: TextChunk, fault: Fault) -> DataError:
-        """Return the error that names the place of a fault."""
-        self.check_unchanged()  # else its line is not what it seems
+        """Return the error with the place of a fault."""
+        self.check_unchanged()  # else the line number may be wrong
         return located(self.path, piece, fault, self.delimiter)

@@ -1,4 +1,4 @@
-"""What a conversion does to rows: split, scale, number, measure."""
+"""Operations of a conversion on rows: split, scale, number, measure."""
 
 import ctypes
 import hashlib
@@ -17,32 +17,32 @@ from hpcsgd.data.readers import differing, non_finite, other_columns
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 
-# A file that others are converted like: its columns, their scales, its layout.
+# The columns, scales and layout of a file, for conversions with --like.
 
 INDEX_BASE = "index_base"  # attribute of a store that was LIBSVM text
 
 
 @dataclass(frozen=True)
 class Like:
-    """What a file says of its columns."""
+    """The columns of an HDF5 file, their scales and its layout."""
 
     path: Path
     cols: int
     is_sparse: bool
     preparation: Preparation
     names: list[str] | None
-    index_base: int | None  # what its LIBSVM text called the first column
+    index_base: int | None  # number of the first column in its LIBSVM text
     categories: dict[str, list[str]] | None = None  # levels of columns of text
     label_numbers: dict[str, float] | None = None  # of labels that were text
 
     @property
     def is_centred(self) -> bool:
-        """True where means were subtracted, which leaves no zeros."""
+        """Return whether means were subtracted, which leaves no zeros."""
         scales = self.preparation.scales
         return scales is not None and scales.mean is not None
 
     def fingerprint(self) -> str:
-        """Return what a conversion that is gone on with has to find again."""
+        """Return a hash that must be equal when a conversion resumes."""
         said = (self.cols, self.is_sparse, self.preparation.unit_rows, self.names)
         digest = hashlib.sha256(repr((*said, self.index_base)).encode())
         if self.categories or self.label_numbers:
@@ -54,7 +54,7 @@ class Like:
     def order(self, outline: Outline, path: Path) -> Array | None:
         """Return the numbers of a source's columns in the order of this file.
 
-        None where they are in this order already, or where one of the two has no names.
+        None if they are in this order already, or if one of the two has no names.
         """
         if self.names is not None and outline.names is not None:
             names = list(outline.names)
@@ -72,9 +72,9 @@ class Like:
         return None
 
     def widened(self, outline: Outline, path: Path) -> Outline:
-        """Return the outline with the last columns, which a LIBSVM text may lack.
+        """Return the outline with the columns that a LIBSVM text may lack.
 
-        They are all zeros there. Other files have all of their columns.
+        These last columns are zeros in all of its rows. Other sources are unchanged.
         """
         base = outline.index_base
         if base is None:
@@ -91,7 +91,7 @@ class Like:
 
 
 def read_like(path: Path) -> Like:
-    """Return what an HDF5 file of rows says of its columns."""
+    """Return the columns, scales and layout of an HDF5 file of rows."""
     from hpcsgd.data.hdf5 import Hdf5Reader
 
     reader = Hdf5Reader(path)
@@ -111,28 +111,28 @@ def read_like(path: Path) -> Like:
         reader.close()
 
 
-# What is asked of a conversion: which rows, changed how, stored as what.
+# The options of a conversion: choice of rows, their changes, their storage.
 
-SHARE = 8  # of the memory that one block takes: it is read, widened, scaled, written
+SHARE = 8  # a block takes 1/8 of the memory: it is read, widened, scaled, written
 LEAST_MEMORY = 16 * 2**20  # of one rank
 LAYOUTS = ("auto", "sparse", "dense")
-DENSE_PAYS = 0.05  # density from which rows of text train faster as dense ones
+DENSE_PAYS = 0.05  # density above which rows of text train faster as dense rows
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What happens to the rows on their way."""
+    """The options of a conversion: choice of rows, their changes, their storage."""
 
     element: str = "fp32"  # how X is stored
     standardize: bool = False
     unit_rows: bool = False
-    test_fraction: float = 0.0  # rows that go to a file of their own
+    test_fraction: float = 0.0  # share of rows for a separate file
     seed: int = 0  # of the choice of those rows
-    rows: int | None = None  # the first so many alone; None: all
+    rows: int | None = None  # number of rows, from the first on; None: all
     layout: str = "auto"  # sparse or dense rows
-    labels: tuple[tuple[float, float], ...] = ()  # (as it is, as it shall be)
+    labels: tuple[tuple[float, float], ...] = ()  # (old, new)
     memory: int = 512 * 2**20
-    like: Like | None = None  # a file whose columns and scales these rows shall have
+    like: Like | None = None  # a file whose columns and scales these rows get
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
@@ -153,7 +153,7 @@ class Recipe:
             self._check_like(self.like)
 
     def _check_like(self, like: Like) -> None:
-        """Refuse what would prepare rows otherwise than those of the file."""
+        """Raise ConfigError if other options contradict the preparation of the file."""
         if self.standardize or self.unit_rows:
             flag = "--standardize" if self.standardize else "--unit-rows"
             raise ConfigError(
@@ -168,20 +168,20 @@ class Recipe:
 
     @property
     def block(self) -> int:
-        """Bytes of one block of rows."""
+        """Return the bytes of one block of rows."""
         return self.memory // SHARE
 
     @property
     def chooses(self) -> bool:
-        """True where not all rows end up in one file."""
+        """Return whether some rows are left out or go to a file of test rows."""
         return self.rows is not None or bool(self.test_fraction)
 
     def wanted(self, first: int, count: int) -> int:
-        """How many of `count` rows from `first` on are converted."""
+        """Return how many of `count` rows from `first` on are converted."""
         return count if self.rows is None else min(max(self.rows - first, 0), count)
 
     def drawn(self, first: int, count: int) -> Array:
-        """Which rows of a block are test rows."""
+        """Return which of `count` rows from `first` on are test rows, (count,) bool."""
         if not self.test_fraction:
             return np.zeros(count, dtype=bool)
         from hpcsgd.data.preparation import is_test  # loads SciPy
@@ -190,54 +190,54 @@ class Recipe:
         return is_test(numbers, self.test_fraction, self.seed)
 
     def trained_on(self, X: Any, first: int) -> Any:
-        """The rows of a block that scales are made of."""
+        """Return the rows of X, from number `first` on, that determine the scales."""
         if not self.chooses:
             return X
         wanted = self.wanted(first, X.shape[0])
         return X[:wanted][~self.drawn(first, wanted)]
 
 
-# Who hears how far a pass over a file has come.
+# The progress of passes over a file.
 
 
 class ConversionProgress(Protocol):
-    """Shown on a terminal, written as lines, or dropped."""
+    """A receiver of progress, which shows, writes or drops it."""
 
     def begin(self, what: str, size: int) -> None:
-        """A pass over `size` of what `SourceRows.end` counts."""
+        """Begin a pass `what` over `size` units, as `SourceRows.end` counts them."""
 
     def at(self, position: int) -> None:
-        """Its position now."""
+        """Report the position of the pass."""
 
 
 class HeartbeatProgress:
-    """As another one, and something else hears of every step."""
+    """A progress that forwards to another one and calls `beat` at every position."""
 
     def __init__(self, inner: ConversionProgress, beat: Callable[[], None]) -> None:
         self.inner, self.beat = inner, beat
 
     def begin(self, what: str, size: int) -> None:
-        """A pass over `size`."""
+        """Begin a pass `what` over `size` units."""
         self.inner.begin(what, size)
 
     def at(self, position: int) -> None:
-        """Its position now."""
+        """Report the position of the pass."""
         self.inner.at(position)
         self.beat()
 
 
-# Memory that is freed and asked for again at once, kept instead of given back.
+# Freed memory that stays with the process, since it is requested again at once.
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LARGEST = 32 * 2**20  # bytes, glibc's own limit of the latter
 
 
 def retain_freed_memory(size: int) -> bool:
-    """Keep up to `size` bytes for this process; False where the C library cannot.
+    """Keep up to `size` freed bytes in this process; return False if impossible.
 
-    Blocks of a megabyte that come and go cost a page fault for every 4 KiB of them each
-    time, a third of the time of a conversion. For programs, not for libraries: it is
-    a setting of the whole process.
+    Otherwise each new block of a megabyte costs a page fault for every 4 KiB, which is
+    a third of the time of a conversion. The setting is for programs, not for libraries,
+    because it affects the whole process.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -254,7 +254,7 @@ def retain_freed_memory(size: int) -> bool:
 def numbered(
     blocks: Iterator[SourceRows], row: int, recipe: Recipe
 ) -> Iterator[tuple[int, SourceRows]]:
-    """(number of its first row, block), up to the last row that is wanted."""
+    """Yield (number of the first row, block), up to the last row to be converted."""
     for block in blocks:
         count = block.X.shape[0]
         yield row, first_rows(block, recipe.wanted(row, count))
@@ -264,12 +264,12 @@ def numbered(
 
 
 def first_rows(block: SourceRows, count: int) -> SourceRows:
-    """The block, or its first rows where fewer are wanted."""
+    """Return the first `count` rows of a block."""
     return block if count == block.X.shape[0] else choose(block, slice(0, count))
 
 
 def choose(block: SourceRows, chosen: Any) -> SourceRows:
-    """Some rows of a block."""
+    """Return the rows of a block that `chosen` (mask or slice) selects."""
     sides = (block.y, block.weights, block.offsets, block.queries)
     y, *rest = (None if s is None else s[chosen] for s in sides)
     return SourceRows(block.X[chosen], y, block.end, *rest)
@@ -278,9 +278,9 @@ def choose(block: SourceRows, chosen: Any) -> SourceRows:
 def refuse_non_finite(
     block: SourceRows, first: int, path: Any, names: Sequence[str] | None = None
 ) -> None:
-    """Raise DataError where a block from row `first` on holds NaN or infinity.
+    """Raise DataError if a block from row `first` on has NaN or infinity.
 
-    Training refuses such a file: it is said before it is written.
+    Training would refuse the file, so that it is refused before it is written.
     """
     sides = {"y": block.y, "sample_weight": block.weights, "offset": block.offsets}
     for name, values in sides.items():
@@ -314,7 +314,7 @@ def refuse_non_finite(
 Parts = dict[str, Any]  # name -> an array, a number, or None
 ALIGNED = 8  # bytes that arrays begin at multiples of
 PADDING = np.zeros(ALIGNED, dtype=np.uint8)
-HEAD = 8  # bytes that say how long the description is
+HEAD = 8  # bytes of the length of the description
 
 
 def pack(parts: Parts) -> Array:
@@ -328,7 +328,7 @@ def pack(parts: Parts) -> Array:
 
 
 def packed(parts: Parts) -> tuple[int, list[Array]]:
-    """Return how many bytes `pack` makes, and these in several arrays, not copied."""
+    """Return the number of bytes of `pack`, and the bytes in arrays without a copy."""
     arrays = {k: np.ascontiguousarray(v) for k, v in parts.items() if _is_array(v)}
     others = {k: v for k, v in parts.items() if k not in arrays}
     shapes = {k: [a.dtype.str, list(a.shape)] for k, a in arrays.items()}
@@ -341,7 +341,7 @@ def packed(parts: Parts) -> tuple[int, list[Array]]:
 
 
 def unpack(whole: Array) -> Parts:
-    """What was packed; its arrays are views of `whole`."""
+    """Return the parts that `pack` packed; arrays are views of `whole`."""
     length = int(whole[:HEAD].view("<i8")[0])
     others, shapes = json.loads(whole[HEAD : HEAD + length].tobytes())
     parts: Parts = dict(others)
@@ -361,26 +361,26 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-# Mean and spread of columns, from blocks that anybody measured, added up in order.
+# Mean and spread of columns, from blocks that any rank measured, merged in order.
 #
-# Blocks are merged as Chan, Golub and LeVeque do, so that no large mean cancels. What a
-# block does not hold, zeros of sparse rows and values that are missing, is counted at
-# the end: a merge costs what the block holds, however many columns there are.
+# Blocks are merged as by Chan, Golub and LeVeque, so that no large mean cancels. Absent
+# values (zeros of sparse rows, missing values) are added at the end, so that the cost
+# of a merge depends on the values of the block, not on the number of columns.
 
-WASTE = 4  # columns a stored value for which a table of all columns still pays
+WASTE = 4  # columns per stored value up to which a table of all columns pays
 
 
 @dataclass(frozen=True)
 class BlockMoments:
-    """The columns of one block."""
+    """Count, mean and squared deviations of the columns of one block."""
 
     columns: Any  # a slice or numbers
-    count: Array  # values there are
+    count: Array  # of values present
     mean: Array  # of them
     squares: Array  # Σ (x − mean)² over them
 
     def parts(self) -> Parts:
-        """As it travels."""
+        """Return numbers and arrays by name, for a message."""
         is_range = isinstance(self.columns, slice)
         columns = self.columns.stop if is_range else self.columns
         return {
@@ -392,15 +392,15 @@ class BlockMoments:
 
     @classmethod
     def of(cls, parts: Parts) -> "BlockMoments":
-        """As it was."""
+        """Return the moments from the result of `parts`."""
         columns = parts["columns"]
         at = slice(0, columns) if isinstance(columns, int) else columns
         return cls(at, parts["count"], parts["mean"], parts["squares"])
 
 
 def measure(X: Any) -> BlockMoments:
-    """Of a dense block, where NaN is no value, or of what a sparse one stores."""
-    with np.errstate(over="ignore", invalid="ignore"):  # `scales` refuses what is lost
+    """Return the moments of a dense block, NaN ignored, or of stored sparse values."""
+    with np.errstate(over="ignore", invalid="ignore"):  # `scales` refuses overflows
         return _sparse(X) if issparse(X) else _dense(X)
 
 
@@ -429,7 +429,7 @@ def _sparse(X: Any) -> BlockMoments:
 
 
 def _columns_held(indices: Array) -> tuple[Any, Array, int]:
-    """(columns, place of each value among them, how many they are)."""
+    """Return (columns, place of each value among them, number of columns)."""
     width = int(indices.max()) + 1 if len(indices) else 0
     if width <= WASTE * len(indices):
         return slice(0, width), indices, width
@@ -438,7 +438,7 @@ def _columns_held(indices: Array) -> tuple[Any, Array, int]:
 
 
 class ColumnMoments:
-    """Of all blocks so far."""
+    """Count, mean and squared deviations of columns over all blocks added."""
 
     def __init__(self, cols: int = 0) -> None:
         self.rows = 0
@@ -446,7 +446,7 @@ class ColumnMoments:
         self.mean, self.squares = np.zeros(cols), np.zeros(cols)
 
     def add(self, rows: int, block: BlockMoments) -> None:
-        """The next block, of `rows` rows."""
+        """Add the moments of the next block, of `rows` rows."""
         self.rows += rows
         at = block.columns
         width = at.stop if isinstance(at, slice) else int(at[-1]) + 1
@@ -462,12 +462,12 @@ class ColumnMoments:
         self.count[at] += block.count
 
     def add_block(self, X: Any) -> None:
-        """The next block, measured here."""
+        """Measure the next block and add its moments."""
         if X.shape[0]:
             self.add(X.shape[0], measure(X))
 
     def of_columns(self, first: int, cols: int) -> "ColumnMoments":
-        """Those from `first` on, however many were seen."""
+        """Return the moments of `cols` columns from `first` on, 0 for unseen ones."""
         if first + cols > len(self.count):
             self._widen(first + cols)
         chosen, part = ColumnMoments(cols), slice(first, first + cols)
@@ -476,7 +476,7 @@ class ColumnMoments:
         return chosen
 
     def with_zeros(self) -> "ColumnMoments":
-        """What is not there counts as zeros."""
+        """Return the moments with zeros in place of absent values."""
         full, rows = ColumnMoments(len(self.count)), max(self.rows, 1)
         full.rows, full.count = self.rows, np.full_like(self.count, self.rows)
         full.mean = self.mean * (self.count / rows)
@@ -486,13 +486,16 @@ class ColumnMoments:
         return full
 
     def with_means(self) -> "ColumnMoments":
-        """What is not there counts as the mean of its column."""
+        """Return the moments with column means in place of absent values."""
         full = self.of_columns(0, len(self.count))
         full.count = np.full_like(self.count, self.rows)
         return full
 
     def scales(self, centred: bool) -> Scales:
-        """Unit spread about the mean, or else about 0; constant columns keep 1."""
+        """Return scales for unit spread about the mean or 0; 1 for constant columns.
+
+        With `centred`, the means are subtracted too.
+        """
         count = np.maximum(self.count, 1)
         with np.errstate(over="ignore", invalid="ignore"):
             mean_square = self.squares / count + (0 if centred else self.mean**2)
@@ -503,12 +506,12 @@ class ColumnMoments:
                 " holds infinity, or values whose squares overflow; clean it, or leave"
                 " out --standardize"
             )
-        # What rounding leaves of a constant column is no spread.
+        # A spread due to rounding alone counts as 0.
         flat = spread <= 1e-12 * np.maximum(np.abs(self.mean), np.finfo(float).tiny)
         return Scales(self.mean if centred else None, np.where(flat, 1.0, spread))
 
     def _widen(self, width: int) -> None:
-        """Room for more columns; twice as many, so that growing stays cheap."""
+        """Extend the arrays to `width` columns, at least twofold to amortise copies."""
         more = max(width, 2 * len(self.count)) - len(self.count)
         self.count, self.mean, self.squares = (
             np.concatenate([old, np.zeros(more, old.dtype)])

@@ -213,16 +213,6 @@ class UpdateConfig(Settings, section="update"):
         """Return the limit of clipping; the usual one if `clip_at` is 0."""
         return self.clip_at or (5.0 if self.clip == "percentile" else 1.0)
 
-    @property
-    def shapes(self) -> str:
-        """Return the setting that needs an agreement on gradients; "" for none."""
-        if self.clip == "percentile":
-            return "clip"
-        if self.bits == 8:
-            return "bits"
-        asked = {"centre": self.centre != "none", "normalise": self.normalise}
-        return next((k for k, v in {**asked, "noise": self.noise}.items() if v), "")
-
 
 @dataclass(frozen=True)
 class GridConfig(Settings, section="grid"):

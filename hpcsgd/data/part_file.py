@@ -37,9 +37,13 @@ class PartFile:
         return data
 
     def readinto(self, buffer: Any) -> int:
-        """Read into `buffer` for the file driver of h5py; return the bytes read."""
+        """Fill `buffer`, with zeros behind the end of the file, as HDF5 expects.
+
+        Return the bytes that were read.
+        """
         view = memoryview(buffer).cast("B")
         got = os.preadv(self.number, [view], self.place)
+        view[got:] = bytes(len(view) - got)
         self.place += got
         return got
 

@@ -172,7 +172,7 @@ def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
 
 
 def _srun(job: Job, site: Site, tasks: int) -> list[str]:
-    """Return the words of srun, with counts: it does not inherit the cores of a task."""
+    """Return the words of srun; they repeat the cores of a task, not inherited."""
     resources, launcher = job.resources, site.launcher
     # A rank that has saved and ended must not end ranks that still save.
     common = ["--kill-on-bad-exit=0"]

@@ -168,7 +168,7 @@ class Site:
 
     @property
     def starts_one_rank(self) -> bool:
-        """Return whether Slurm starts ranks without a PMI, each in an MPI world alone."""
+        """Return whether Slurm starts ranks without a PMI: MPI cannot connect them."""
         return self.launcher.kind == "srun" and self.launcher.mpi == "none"
 
     @property

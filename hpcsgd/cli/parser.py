@@ -509,7 +509,7 @@ class Parser(argparse.ArgumentParser):
         return f"{fit}; for SGD {text}" if fit else text
 
     def menu_of(self, words: Sequence[str]) -> str:
-        """Return the page of the command `words` if a subcommand must follow, else ""."""
+        """Return the page of the command `words` if it lacks a subcommand, else ""."""
         menus: list[Any] = [a for a in self._actions if _is_menu(a)]
         if not menus:
             return ""

@@ -17,7 +17,7 @@ from hpcsgd.tuning.exact_exchange import ROOM, ExactExchange
 
 @dataclass(frozen=True)
 class Term:
-    """The bound of the error of w, after an exchange, from one field of the precision."""
+    """The bound of the error of w after an exchange, for one field of the precision."""
 
     field: str
     format: str
@@ -92,7 +92,10 @@ class Case:
         return min(straight, self._by_energy(errors))
 
     def _by_energy(self, errors: Array) -> float:
-        """Return √ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), θ = h l ‖Y‖² / 2ρ; inf if θ ≥ 1."""
+        """Return √ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), θ = h l ‖Y‖² / 2ρ.
+
+        It is inf if some θ_j ≥ 1.
+        """
         of = self.exchange
         rho = 1.0 - np.array(of.rates) * of.l2
         if rho.min() <= 0 or (of.l2 > 0 and of.intercept is not None):
@@ -152,7 +155,10 @@ def sent(values: Array, form: Format, loudest: float) -> Array:
 
 
 def binade(values: Array, form: Format) -> Array:
-    """Return sizes a with |fl(v) − v| ≤ u a for known v: the power of two below |v|."""
+    """Return sizes a with |fl(v) − v| ≤ u a for known v.
+
+    They are the powers of two at or below |v|, at least the least normal number.
+    """
     _, exponent = np.frexp(values)
     size = np.ldexp(1.0, np.maximum(exponent - 1, form.least))
     return np.where(values != 0, size, 0.0)
@@ -352,8 +358,8 @@ def emulated_margin_sum(case: Case) -> float:
 def reduction(case: Case, parts: list[Array], error: Array) -> Array:
     """Return a bound of the error that a sum over members adds to `error`.
 
-    Their `parts` are numbers of the format, and are rounded only if the message is
-    scaled because G is too large for the format.
+    Their `parts` are numbers of the format already. They are rounded again if the
+    message is divided, because G is too large for the format.
     """
     size = np.sum(np.abs(parts), axis=0) + error
     if case.form.is_wide:
@@ -577,7 +583,7 @@ def _is_emulated(precision: Precision, field: str) -> bool:
 
 
 def _is_idle(precision: Precision, field: str) -> bool:
-    """Return True for margins in the format of their sum, which are not rounded again."""
+    """Return True for margins in the format of their sum, which need no rounding."""
     return field == "margin" and precision.margin == wider(
         precision.margin, precision.margin_sum
     )

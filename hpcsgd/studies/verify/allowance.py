@@ -405,7 +405,7 @@ class Allowance:
 
     @property
     def is_joint(self) -> bool:
-        """Whether the errors of weights and intercept form one vector (plain SGD)."""
+        """Return whether errors of weights and intercept are one vector (plain SGD)."""
         plain = self.exchange.update == "sgd"
         return plain and self.linear is None and not self.forgets
 

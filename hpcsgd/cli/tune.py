@@ -88,7 +88,7 @@ def add_tune_parser(commands: Any) -> None:
 
 
 def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Here, under one mpiexec, or under one for each number of ranks."""
+    """Tune on the current ranks, under mpiexec, or once for each number of ranks."""
     asked = question(arguments)
     check_data(asked.config)
     launch.check_readable(asked.config.data.path)
@@ -130,7 +130,7 @@ def question(arguments: argparse.Namespace) -> "TuningQuestion":
 
 
 def parse_ranks(text: str | None) -> list[int]:
-    """Numbers of ranks; none where nothing is said.
+    """Return the numbers of ranks of --ranks, such as 1,2,4; none without the flag.
 
     >>> parse_ranks("1,2,4")
     [1, 2, 4]
@@ -149,7 +149,7 @@ def parse_ranks(text: str | None) -> list[int]:
 
 
 def _check_place(path: str | None) -> None:
-    """Where something is to be written half a minute from now."""
+    """Refuse a path in a folder that does not exist, before the tuning begins."""
     if path and not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"{path}: there is no such folder; make it first")
 
@@ -157,7 +157,7 @@ def _check_place(path: str | None) -> None:
 def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
     from hpcsgd.tuning.tuner import LEAST_SECONDS, TuningResult, document, tune
 
-    # What it took to start the ranks is time, too.
+    # The time of the start of the ranks counts as well.
     spent = max(time.monotonic() - float(os.environ.pop(BEGAN)), 0.0)
     own = max(asked.seconds - spent, LEAST_SECONDS)
 
@@ -173,7 +173,7 @@ def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
 
 
 def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) -> int:
-    """One tuning for each number of ranks, each with its share of the time."""
+    """Run a tuning for each number of ranks, each with a share of the time."""
     from hpcsgd.tuning.tuner import merged
 
     parts = []

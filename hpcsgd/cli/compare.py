@@ -37,7 +37,7 @@ COLUMNS = (
 SHORT = {flag.name[2:]: flag.setting for flag in FLAGS if flag.is_setting}
 
 PASSES, COSTS = ("epoch", "seconds"), ("seconds", "words", "messages")
-MARK = " +"  # behind the baseline's name
+MARK = " +"  # after the name of the baseline
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def plan_comparison(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Ent
 
 
 def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The [compare.NAME] tables."""
+    """Return the [compare.NAME] tables of a file, as (name, settings)."""
     for table in tables.values() if isinstance(tables, dict) else [tables]:
         if not isinstance(table, dict):
             raise ConfigError(
@@ -176,7 +176,7 @@ def _compare(
 
 
 def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -> None:
-    """Save, draw and print; what learnt nothing is said on standard error."""
+    """Save, draw and print the comparison; warn of settings that diverged or rose."""
     from hpcsgd.studies.report.page import make_report, write_page
 
     if out:
@@ -211,7 +211,7 @@ def _on_worse(row: "ComparisonRow") -> str:
 
 
 def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) -> None:
-    """Loss over epochs and seconds; of methods over what they cost."""
+    """Draw the losses over epochs and seconds; those of methods over their costs."""
     by_method = arguments.methods is not None
     from hpcsgd.runs.figures import loss_curves
 
@@ -219,7 +219,7 @@ def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) 
 
 
 def table_of(found: "Comparison") -> "Table":
-    """A row for each setting."""
+    """Return the table of the comparison, a row for each setting."""
     from hpcsgd.studies.compare import REFUSED
     from hpcsgd.studies.plan import Refusal
 
@@ -247,7 +247,7 @@ def _title(found: "Comparison") -> str:
 
 
 def _notes(found: "Comparison") -> list[str]:
-    """What stands below the table."""
+    """Return the sentences below the table, on refusals and missing figures."""
     from hpcsgd.studies.compare import REFUSED
 
     notes = [f"{refusal.name}: {REFUSED}: {refusal.why}" for refusal in found.refused]
@@ -281,7 +281,7 @@ def _notes(found: "Comparison") -> list[str]:
 
 
 def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
-    """Return a rule and the rates of these rows, where it has any."""
+    """Return an update rule, with the rates of the rows `names` if it has rates."""
     if rule == COORDINATE:
         return rule
     rates = dict.fromkeys(f"{row.rate:g}" for row in found.rows if row.name in names)
@@ -289,14 +289,14 @@ def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
 
 
 def _gap(found: "Comparison", row: "ComparisonRow") -> str:
-    """Return the gap, or what became of a row that learnt nothing."""
+    """Return the gap of a row, or its status if it diverged or got worse."""
     if not row.is_whole:
         return row.status
     return f"{100 * found.loss_gap(row):+.4f} %"
 
 
 def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
-    """The figures of one row, in the order of COLUMNS."""
+    """Return the figures of one row as text, in the order of COLUMNS."""
     from hpcsgd.studies.plots.charts import figures
 
     report, first = row.result.report, found.rows[0].setting.global_batch
@@ -322,5 +322,5 @@ def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
 
 
 def _ratio(value: float | None) -> str:
-    """Format how many times; - where nothing is known to be held to."""
+    """Format a ratio; "-" if it is unknown."""
     return "-" if value is None or value != value else f"{value:.2f}x"

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from hpcsgd.data.convert.transform import Recipe
 
 
-# How far a pass over a file has come: a bar on a terminal, plain lines elsewhere.
+# The progress of a pass over a file: a bar on a terminal, plain lines elsewhere.
 
 MEGABYTE = 1e6
 
 
 class ConversionMeter:
-    """Hears positions, tells nobody; the others inherit its clock."""
+    """A meter that measures progress and shows nothing; base class of the others."""
 
     def __init__(self) -> None:
         self.what, self.size, self.started = "", 0, time.monotonic()
@@ -41,18 +41,18 @@ class ConversionMeter:
         self.file_bytes = 0  # of a source whose positions are rows, or 0
 
     def begin(self, what: str, size: int) -> None:
-        """A pass over `size`; 0 where nobody knows."""
+        """Begin a pass, called `what`, over `size` bytes or rows; 0 if unknown."""
         self.what, self.size, self.started = what, size, time.monotonic()
         self.first, self.now = None, 0
 
     def at(self, position: int) -> None:
-        """Where it is."""
-        # What a resumed pass skips was not done at this speed.
+        """Set the position of the pass."""
+        # The part that a resumed pass skips does not count for the speed.
         self.first = position if self.first is None else self.first
         self.now = position
 
     def figures(self) -> str:
-        """Speed and time left."""
+        """Return the speed and the time left as text, or ""."""
         done = self.now - (self.first or 0)
         elapsed = time.monotonic() - self.started
         if done <= 0 or elapsed <= 0:
@@ -69,18 +69,18 @@ class ConversionMeter:
         self.stop()
 
     def stop(self) -> None:
-        """Nothing more comes."""
+        """End the pass, and with it the display."""
 
 
 class ConversionLines(ConversionMeter):
-    """One plain line every so often."""
+    """A meter that writes a plain line every `seconds` seconds."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds, self.last = seconds, time.monotonic()
 
     def at(self, position: int) -> None:
-        """Say it when it is time."""
+        """Set the position; write a line if `seconds` seconds have passed."""
         from hpcsgd.runs.progress import write_line
 
         super().at(position)
@@ -92,7 +92,7 @@ class ConversionLines(ConversionMeter):
 
 
 class ConversionBar(ConversionMeter):
-    """A bar that is gone when the work is done."""
+    """A meter with a bar on a terminal, which disappears at the end."""
 
     def __init__(self, columns: int) -> None:
         from hpcsgd.runs.progress import TerminalBar
@@ -101,22 +101,25 @@ class ConversionBar(ConversionMeter):
         self.bar = TerminalBar(columns, 20)
 
     def begin(self, what: str, size: int) -> None:
-        """Draw the next one in the place of the last."""
+        """Begin a pass, and draw its bar in place of the last one."""
         super().begin(what, size)
         self.bar.begin(size or None, what)
 
     def at(self, position: int) -> None:
-        """Move it."""
+        """Set the position, and move the bar."""
         super().at(position)
         self.bar.move(position, f" {self.figures()}")
 
     def stop(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self.bar.stop()
 
 
 def make_meter(quiet: bool, seconds: float = 10.0) -> ConversionMeter:
-    """What suits the place that standard error leads to."""
+    """Return a meter: a bar on a terminal, else a line every `seconds` seconds.
+
+    With `quiet`, or with `seconds` 0 and no terminal, it shows nothing.
+    """
     if quiet:
         return ConversionMeter()
     from hpcsgd.runs.progress import terminal_columns
@@ -131,7 +134,7 @@ def make_meter(quiet: bool, seconds: float = 10.0) -> ConversionMeter:
 
 
 def add_catalogue_parser(actions: Any) -> None:
-    """Add the three of them."""
+    """Add `list`, `card` and `fetch`."""
     listed = actions.add_parser(
         "list",
         help="list the data sets of the catalogue",
@@ -168,7 +171,7 @@ def add_catalogue_parser(actions: Any) -> None:
 
 
 def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """One line a data set."""
+    """Print one line for each data set of the catalogue."""
     from hpcsgd.data.catalogue import load_catalogue
 
     cards = load_catalogue().values()
@@ -185,7 +188,7 @@ def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def run_card(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Everything that is known of one."""
+    """Print all facts on one data set."""
     from hpcsgd.data.catalogue import get_card
 
     card = get_card(arguments.name)
@@ -196,12 +199,12 @@ def run_card(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def catalogue_text(card: "Card") -> str:
-    """A card as a person reads it."""
+    """Return the facts of a card as text, one on a line."""
     return "\n".join(f"{key:<10} {value}" for key, value in card.as_dict().items())
 
 
 def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Download it, say where it is and what to do with it."""
+    """Download a data set; print its path and the next command."""
     from hpcsgd.data.catalogue import fetch, get_card, sha256
 
     card = get_card(arguments.name)
@@ -230,7 +233,7 @@ def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _pairs(text: str) -> tuple[tuple[float, float], ...]:
-    """Pairs of labels, as in 1=-1,2=1."""
+    """Parse pairs of labels, as in 1=-1,2=1."""
     try:
         pairs = [pair.split("=") for pair in text.split(",")]
         return tuple((float(old), float(new)) for old, new in pairs)
@@ -242,17 +245,17 @@ def _pairs(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def _column(text: str) -> int | str:
-    """A number counts from 0; anything else is a name."""
+    """Parse a column: a number, which counts from 0, or a name."""
     return int(text) if text.lstrip("-").isdigit() else text
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Several columns, each a number or a name."""
+    """Parse several columns, each a number or a name."""
     return tuple(column.strip() for column in text.split(","))
 
 
 def _labels_of_text(text: str) -> tuple[tuple[str, float], ...]:
-    """Labels and their numbers, as in yes=1,no=0."""
+    """Parse labels and their numbers, as in yes=1,no=0."""
     try:
         pairs = [pair.rpartition("=") for pair in text.split(",")]
         numbers = tuple((label.strip(), float(number)) for label, _, number in pairs)
@@ -266,7 +269,7 @@ def _labels_of_text(text: str) -> tuple[tuple[str, float], ...]:
 
 
 GO_ON = "run again with --resume to go on with what was begun"
-# flag, what a source calls it, and what argparse needs to know
+# (flag, options of argparse); a source has the name of the flag for its option
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--labels",
@@ -382,7 +385,7 @@ def add_convert_parser(actions: Any) -> None:
 
 
 def _add_changes(parser: Any) -> None:
-    """What happens to the rows."""
+    """Add the flags that change or select rows."""
     parser.add_argument(
         "--standardize",
         action="store_true",
@@ -429,7 +432,7 @@ def _add_changes(parser: Any) -> None:
 
 
 def _add_running(parser: Any) -> None:
-    """How it is done."""
+    """Add the flags of memory, ranks, resuming and output."""
     parser.add_argument(
         "--memory",
         type=not_negative,
@@ -463,7 +466,7 @@ def _add_running(parser: Any) -> None:
 
 
 def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Convert here, on the ranks there are or under mpiexec; say what was written."""
+    """Convert on the current ranks, or under mpiexec; print the files written."""
     recipe = _recipe(arguments)
     launch.check_readable(arguments.source)
     if launch.must_relaunch(arguments.ranks):
@@ -478,7 +481,7 @@ def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def show(said: dict[str, Any] | None, as_json: bool) -> None:
-    """Print what was written; nothing of a conversion that was interrupted."""
+    """Print a report of the files written; nothing after an interrupt."""
     if said is not None:
         text = json.dumps(said, indent=2) if as_json else conversion_text(said)
         print(text, flush=True)
@@ -503,8 +506,8 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 def _convert(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any] | None:
-    """The work of one rank, under the eyes of a watchdog; None if interrupted."""
-    world.is_patient = True  # for work of tens of milliseconds a message
+    """Convert with a watchdog; return the report, None if interrupted. Collective."""
+    world.is_patient = True  # each message takes tens of milliseconds of work
     world.watch(arguments.timeout)
     said = _watched(world, arguments, recipe)
     world.unwatch()
@@ -514,7 +517,7 @@ def _convert(
 def _watched(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any] | None:
-    """Convert, and let a key end all ranks."""
+    """Convert; return None if Ctrl-C has ended the conversion on all ranks."""
     from hpcsgd.data.convert.parallel import Crew
     from hpcsgd.data.convert.pipeline import convert
     from hpcsgd.data.convert.transform import retain_freed_memory
@@ -544,13 +547,13 @@ def _watched(
     except KeyboardInterrupt:
         if crew.size == 1:
             raise
-        # All ranks have agreed to stop. They end by way of MPI: a launcher kills the
-        # others of a rank that just leaves, and rank 0 may still close its files.
+        # All ranks have agreed to stop. They finalize MPI first: if a rank just exits,
+        # a launcher kills the others, while rank 0 may still close its files.
         return None
 
 
 def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":
-    """The recipe with what the file of --like says."""
+    """Return the recipe with the conversion of the file of --like, if there is one."""
     if arguments.like is None:
         return recipe
     from hpcsgd.data.convert.transform import read_like
@@ -559,7 +562,7 @@ def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":
 
 
 def _source(arguments: argparse.Namespace) -> "Source":
-    """What is to be converted, with the options its format knows."""
+    """Return the source of a conversion, opened with the options of its format."""
     from hpcsgd.data.convert.sources import open_any
 
     options = {
@@ -571,7 +574,7 @@ def _source(arguments: argparse.Namespace) -> "Source":
 
 @contextmanager
 def _interruptible(crew: "Crew") -> Iterator[None]:
-    """Ctrl-C ends all ranks together, and never in the middle of a message."""
+    """Let Ctrl-C end all ranks together, and never during a message."""
     if crew.size == 1:
         yield
         return
@@ -583,12 +586,12 @@ def _interruptible(crew: "Crew") -> Iterator[None]:
 
 
 def _size(count: int) -> str:
-    """Bytes, as a person reads them."""
+    """Return a number of bytes in KiB or MiB, as text."""
     return format_bytes(count, ("KiB", "MiB"), ".1f")
 
 
 def conversion_text(said: dict[str, Any]) -> str:
-    """As a person reads it."""
+    """Return the report of a conversion as text."""
     lines = [
         f"{part['path']}: {part['rows']} rows x {said['columns']} columns of"
         f" {said['element']}, {_size(part['bytes'])}"
@@ -609,7 +612,7 @@ def conversion_text(said: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# `hpcsgd data inspect`: what a file of rows is like.
+# `hpcsgd data inspect`: facts on a file of rows.
 
 
 def add_inspect_parser(actions: Any) -> None:
@@ -627,7 +630,7 @@ def add_inspect_parser(actions: Any) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Read it once, say what was seen."""
+    """Read a file once; print the facts on its rows."""
     from hpcsgd.data.inspection import inspect
     from hpcsgd.data.readers import open_reader
 
@@ -644,7 +647,7 @@ SHOWN_NAMES = 10
 
 
 def inspection_text(said: dict[str, Any]) -> str:
-    """As a person reads it."""
+    """Return the facts on a file of rows as text."""
     norm = said["row_norm"]
     lines = [
         f"{said.get('path', 'data')}: {said['rows']} rows x {said['columns']} columns"
@@ -681,7 +684,7 @@ def inspection_text(said: dict[str, Any]) -> str:
     return "\n".join(lines + _advice(said["suggested"]))
 
 
-# what a file has beside X and y -> what training does with it
+# column beside X and y -> its use in training
 SIDES = {
     "weights": "the loss of a row counts so many times",
     "offsets": "added to the score of a row, as log exposure is",
@@ -689,7 +692,7 @@ SIDES = {
 
 
 def _columns_text(said: dict[str, Any]) -> list[str]:
-    """What the columns are called, how far they spread, which of them were text."""
+    """Return the lines on columns: their names, one-hot levels and spreads."""
     lines = []
     if said["column_names"]:
         names = said["column_names"]
@@ -710,7 +713,7 @@ def _columns_text(said: dict[str, Any]) -> list[str]:
 
 
 def _range_text(found: dict[str, Any]) -> str:
-    """The least and the largest value, each with its column."""
+    """Return the least and the largest value as text, each with its column."""
     ends = [
         f"{end['value']:.4g} (column {end['name'] or end['column']})"
         for end in (found["min"], found["max"])
@@ -766,7 +769,7 @@ def _advice(suggested: dict[str, Any] | None) -> list[str]:
 # `hpcsgd data synth`: a synthetic data set in the shape of a known one.
 
 DATA_EXAMPLE = "hpcsgd data synth --shape susy --rows 4000 --out rows.h5"
-# flag, what it does
+# (flag, help)
 KNOBS = (
     ("--condition", "ratio of the largest to the smallest column variance; default 1"),
     ("--correlation", "correlation of neighbouring columns; default 0"),
@@ -819,7 +822,7 @@ def add_synth_parser(actions: Any) -> None:
 
 
 def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write the file, say what it holds."""
+    """Write a synthetic file; print its size and contents."""
     from hpcsgd.data.synthetic import SHAPES, Knobs, write_synthetic
 
     shape = SHAPES[arguments.shape]
@@ -869,7 +872,7 @@ def add_verify_parser(actions: Any) -> None:
 
 
 def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Read all of it; 1 where something is damaged."""
+    """Read the whole file; return 1 if a part is damaged."""
     from hpcsgd.data.store import verify_store
 
     path = Path(arguments.data)

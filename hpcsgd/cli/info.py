@@ -20,7 +20,7 @@ from hpcsgd.cli.parser import add_json
 if TYPE_CHECKING:
     from hpcsgd.comm.gpu_mpi import PathCheck
 
-# `hpcsgd info`: what this installation and this machine offer.
+# `hpcsgd info`: facts on this installation and this machine.
 
 PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "ml_dtypes", "jinja2", "rich", "cupy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "sve", "bf16")
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print the facts; every missing piece is a fact, none an error."""
+    """Print the facts; a missing package or device is a fact, not an error."""
     facts = gather()
     if arguments.json:
         print(json.dumps(facts, indent=2))
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def gather() -> dict[str, Any]:
-    """Section -> facts."""
+    """Return section -> facts."""
     from hpcsgd.agreements import AGREEMENTS
     from hpcsgd.agreements.codecs import CODECS
     from hpcsgd.backends import compiled_calls
@@ -96,7 +96,7 @@ def _version(package: str) -> str:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """Cores, and the vector and matrix units that matter here."""
+    """Return the model, the cores, and the vector and matrix units of the CPU."""
     model, flags = platform.machine(), set[str]()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -107,7 +107,7 @@ def cpu_facts() -> dict[str, Any]:
                 if key.strip() in ("flags", "Features"):
                     flags |= set(value.split())
     except OSError:
-        pass  # not Linux: the machine's name and no flags are what there is to say
+        pass  # not Linux: the facts are the machine's name, without flags
     return {
         "model": model,
         "cores": os.cpu_count(),
@@ -116,7 +116,7 @@ def cpu_facts() -> dict[str, Any]:
 
 
 def gpus() -> list[str] | str:
-    """The cards that nvidia-smi sees."""
+    """Return the GPUs that nvidia-smi lists, or a text with "none"."""
     if shutil.which("nvidia-smi") is None:
         return "none (no nvidia-smi)"
     shown = _output(
@@ -126,7 +126,7 @@ def gpus() -> list[str] | str:
 
 
 def slurm() -> str:
-    """Slurm's version, and the job we are in."""
+    """Return Slurm's version, and the number of the current job, if any."""
     if shutil.which("sinfo") is None:
         return "not found"
     job = os.environ.get("SLURM_JOB_ID")
@@ -155,9 +155,9 @@ def _line(content: Any) -> str:
     )
 
 
-# What `hpcsgd info` says of transports, and of the way that arrays on GPUs take.
+# The facts on transports, and on the path of arrays on GPUs.
 
-# Set by launchers: a child that starts MPI would then wait for its siblings.
+# Launchers set these variables: a child process that starts MPI would wait for ranks.
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_FD")
 ASK = "from hpcsgd.comm.mpi import reads_device_memory as r; print(r())"
 KVIKIO = ("kvikio-cu13", "kvikio-cu12", "kvikio")
@@ -165,7 +165,7 @@ BY_HOST = "mpi-host"
 
 
 def transport_facts(packages: Mapping[str, str], gpus: int) -> dict[str, Any]:
-    """Transport -> whether it can be had here; and the ways of theirs."""
+    """Return transport -> availability on this machine, from packages and GPUs."""
     import ctypes.util
 
     from hpcsgd.comm import gpu_mpi
@@ -191,7 +191,10 @@ def describe(
     rdma: "PathCheck",
     storage: "PathCheck",
 ) -> dict[str, Any]:
-    """The same of given facts; `nccl` is its version, None without it."""
+    """Return transport -> availability, for a machine with these properties.
+
+    `nccl` is the version of NCCL, None without it.
+    """
     needs = "needs CuPy" if not cupy else ""
     has_nccl = nccl is not None and cupy
     return {
@@ -205,7 +208,7 @@ def describe(
 
 
 def _auto(has_nccl: bool, cupy: bool, gpus: int) -> str:
-    """What --transport auto would take here."""
+    """Return the transport that --transport auto chooses, or why there is none."""
     if not gpus:
         return "none: no GPU is here"
     if not cupy:
@@ -216,7 +219,7 @@ def _auto(has_nccl: bool, cupy: bool, gpus: int) -> str:
 
 
 def nccl_library() -> str | None:
-    """The one that is found: the system's, or that of its wheel."""
+    """Return the library of NCCL: that of its wheel, else the system's, else None."""
     import ctypes.util
 
     wheel = find_spec("nvidia.nccl") if find_spec("nvidia") else None
@@ -228,7 +231,7 @@ def nccl_library() -> str | None:
 
 
 def nccl_version(library: str | None) -> str | None:
-    """What NCCL says of itself; None where it cannot be loaded."""
+    """Return the version of NCCL in `library`, or None if it cannot be loaded."""
     import ctypes
 
     from hpcsgd.comm import gpu_mpi
@@ -244,9 +247,9 @@ def nccl_version(library: str | None) -> str | None:
 
 
 def probe_mpi_device_memory() -> bool | None:
-    """Return whether MPI reads device memory, by a process of its own that starts it.
+    """Return whether MPI reads device memory, from a child process that starts MPI.
 
-    None where MPI has no word on it, or where a launcher would start it for all ranks.
+    Return None if MPI does not report it, or if this process was started by a launcher.
     """
     if any(name in os.environ for name in LAUNCHED):
         return None

@@ -12,14 +12,14 @@ from hpcsgd import ENDED_BY_INTERRUPTS
 
 # Set for each rank by the launchers of MPI.
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-INTERRUPTED = 130  # exit code of what Ctrl-C has ended
+INTERRUPTED = 130  # exit code of a process that Ctrl-C has ended
 
 
 def end_by_interrupts(environment: Mapping[str, str]) -> None:
-    """Let SIGINT end a rank at once until it listens; its launcher ends the rest.
+    """Let SIGINT end a rank at once until it has a handler; its launcher ends the rest.
 
-    A KeyboardInterrupt would be a traceback amid imports, and in the start of MPI come
-    only when that is over.
+    A KeyboardInterrupt would print a traceback amid imports, and during the start of
+    MPI it would be raised only after the start.
     """
     is_main = threading.current_thread() is threading.main_thread()
     usual = signal.default_int_handler
@@ -28,7 +28,7 @@ def end_by_interrupts(environment: Mapping[str, str]) -> None:
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher has started this process as one of its ranks."""
+    """Return whether a launcher has started this process as one of its ranks."""
     return any(name in environment for name in RANKS)
 
 
@@ -36,10 +36,10 @@ def is_rank(environment: Mapping[str, str]) -> bool:
 def exit_when_interrupted() -> Iterator[None]:
     """End the process with 130 at the first SIGINT inside the `with`.
 
-    For imports and parsing, which leave nothing behind. An exception would not do:
-    a compiled module that is being imported turns it into errors of its own, and the
-    interpreter prints where it was. A program that calls `main` with a handler of its
-    own, or with SIGINT ignored, keeps what it has chosen.
+    It is for imports and parsing, which need no clean-up. An exception would not do: a
+    compiled module that is being imported turns it into other errors, and the
+    interpreter prints a traceback. If the program that calls `main` has its own
+    handler, or ignores SIGINT, this stays so.
     """
     try:
         if not _is_free_to_listen():
@@ -55,7 +55,10 @@ def exit_when_interrupted() -> Iterator[None]:
 
 
 def _is_free_to_listen() -> bool:
-    """Whether SIGINT does what the interpreter, or our own first import, made it do."""
+    """Return whether the handler of SIGINT is a default, which may be replaced.
+
+    It is that of the interpreter or, except on ranks, SIG_DFL set by importing hpcsgd.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if ENDED_BY_INTERRUPTS and handler is signal.SIG_DFL:
         return not is_rank(os.environ)
@@ -63,11 +66,11 @@ def _is_free_to_listen() -> bool:
 
 
 def exit_by_interrupt(*_: Any) -> None:
-    """End the process with 130, whatever the interpreter makes of an interrupt.
+    """End the process with 130, without the interpreter's treatment of an interrupt.
 
-    It would kill itself by SIGINT where the exception came out of code that was
-    compiled at run time, as dataclasses are, and finalize an MPI that other ranks are
-    still in.
+    The interpreter would kill itself by SIGINT if the exception came from code that was
+    compiled at run time, as that of dataclasses, and would finalize MPI while other
+    ranks use it.
     """
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()

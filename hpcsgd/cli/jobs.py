@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hpcsgd.jobs.status import JobState
 
 
-# `hpcsgd jobs cancel`: end what waits or runs of a folder.
+# `hpcsgd jobs cancel`: cancel the waiting and running jobs of a folder.
 
 
 def add_cancel_parser(actions: Any) -> None:
@@ -61,7 +61,7 @@ def add_cancel_parser(actions: Any) -> None:
 
 
 def run_cancel(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Standard output has the numbers of what was cancelled."""
+    """Cancel jobs; print the numbers of the cancelled jobs on standard output."""
     from hpcsgd.jobs.submit import cancel
 
     done = [j for f in arguments.folders for j in cancel(Path(f), arguments.job)]
@@ -72,11 +72,11 @@ def run_cancel(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
-# Columns for a person.
+# Tables of text.
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines, every column as wide as its widest cell."""
+    """Return the lines of a table, in which a column is as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return [_line(row, widths) for row in (heads, *rows)]
 
@@ -105,7 +105,7 @@ def add_collect_parser(actions: Any) -> None:
 
 
 def run_collect(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """One row for each run."""
+    """Print one row for each run."""
     from hpcsgd.jobs.status import as_csv, collect
     from hpcsgd.runs.result import finite
 
@@ -120,7 +120,7 @@ def run_collect(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def collected_text(rows: list[dict[str, Any]]) -> str:
-    """As a person reads it."""
+    """Return the results of runs as a table of text."""
     heads = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[_cell(row.get(head)) for head in heads] for row in rows]
     return "\n".join(table(heads, cells)) if rows else "no runs yet"
@@ -132,7 +132,7 @@ def _cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-# `hpcsgd jobs new-site`: a file for a site of one's own.
+# `hpcsgd jobs new-site`: a file for a new site.
 
 
 def add_new_site_parser(actions: Any) -> None:
@@ -164,7 +164,7 @@ def add_new_site_parser(actions: Any) -> None:
 
 
 def run_new_site(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write it, say where; or list what there is."""
+    """Write the file of a new site and print its path; or list all sites."""
     if arguments.list:
         for name, path in known_sites().items():
             print(f"{name:<18} {path}")
@@ -186,7 +186,7 @@ def run_new_site(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
-# What the ranks of a job run, from what stands behind `--`.
+# The commands of the ranks of a job, from the words after `--`.
 
 Words = tuple[str, ...]
 DEVICE = "run.device="
@@ -194,7 +194,7 @@ RESUME = ("--resume", "auto")
 
 
 def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """The launches of a job, all that they say tried as command lines here and now."""
+    """Return the launches of a job, after a test that their command lines are valid."""
     steps = MAKERS[arguments.template](arguments, resources)
     for step in _telling(steps):
         _try(step.command)
@@ -202,9 +202,9 @@ def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 
 
 def _telling(steps: Sequence[Step]) -> Iterator[Step]:
-    """The first, and each that says something that none before it said.
+    """Yield the first step, and each step with a word that no earlier one has.
 
-    Of a sweep these are as many as values, not as many as combinations.
+    In a sweep they are as many as values, not as many as combinations.
     """
     said: set[str] = set()
     for step in steps:
@@ -224,15 +224,15 @@ def training(
 ) -> Words:
     """Return the words of a run that resumes in `folder`, unless they name another.
 
-    What its table [run] says of device and comm becomes flags: those that check and
-    render a job see words alone.
+    Device and comm of its table [run] become flags, because checks of a job and its
+    script use words only.
     """
     out = () if _says(words, "--out") else ("--out", folder)
     return ("train", *words, *_flags(("train", *words), run, resources), *out, *RESUME)
 
 
 def _flags(command: Words, run: Mapping[str, Any], resources: Resources) -> Words:
-    """Return the flags of device and comm, of which `command` has none."""
+    """Return the flags of device and comm that `run` sets and `command` does not."""
     on_gpus = resources.device_of(run) == "cuda" and not _says(command, "--device")
     comm = str(run.get("comm", "auto"))
     gives_comm = comm != "auto" and leaves_comm_open(command)
@@ -262,7 +262,7 @@ def _run_table_of(command: Words) -> Mapping[str, Any] | None:
 
 
 def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Every combination of what is varied, each with its own folder."""
+    """Return a step for every combination of varied values, each with its folder."""
     _refuse_out(arguments)
     if not arguments.vary:
         raise ConfigError("a sweep needs --vary, as in --vary schedule.steps=1,2,4,8")
@@ -281,7 +281,7 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
 
 
 def _axis(text: str) -> list[str]:
-    """section.key=value for each value of section.key=V1,V2,..."""
+    """Return section.key=value for each value of section.key=V1,V2,..."""
     key, equals, values = text.partition("=")
     found = [value for value in values.split(",") if value]
     if not (equals and found and re.fullmatch(r"\w+\.\w+", key)):
@@ -297,7 +297,7 @@ def _sets(point: Sequence[str]) -> Words:
 
 
 def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """The same run on other numbers of ranks."""
+    """Return a step of the same run for each number of ranks, each with its folder."""
     _refuse_out(arguments)
     found, run = [], _run_table(arguments)
     for ranks in ranks_of(arguments.ranks):
@@ -307,7 +307,7 @@ def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 
 
 def ranks_of(text: str) -> list[int]:
-    """Numbers of ranks with commas between them."""
+    """Return the numbers of ranks of a text such as 1,2,4, without repetitions."""
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text, re.ASCII):
         raise ConfigError(f"--ranks {text}: write numbers, for example 1,2,4,8")
     return list(dict.fromkeys(int(part) for part in text.split(",")))
@@ -319,7 +319,7 @@ def _convert(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 
 
 def _command(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Return the command as it stands; one that trains, with flags of its [run]."""
+    """Return the command of the user; if it trains, with the flags of its [run]."""
     words = tuple(arguments.words)
     run = _run_table_of(words) if words else None
     return (Step(words if run is None else (*words, *_flags(words, run, resources))),)
@@ -328,7 +328,7 @@ def _command(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 def _smoke_command(
     arguments: argparse.Namespace, resources: Resources
 ) -> tuple[Step, ...]:
-    """In the job's own folder, on GPUs where it asks for some."""
+    """Return the smoke test in the folder of the job, on GPUs if it requests some."""
     folder = ("--folder", arguments.out)
     is_open = resources.gpus and not _says(arguments.words, "--device")
     device = ("--device", "cuda") if is_open else ()
@@ -370,7 +370,7 @@ def _refuse_out(arguments: argparse.Namespace) -> None:
 
 
 def _try(command: Words) -> None:
-    """Read it as it will be read on the nodes: a mistake is cheaper here."""
+    """Parse a command as on the nodes, so that errors are raised before submission."""
     from hpcsgd.cli.parser import make_parser
     from hpcsgd.cli.train import check_data, configuration
 
@@ -379,9 +379,9 @@ def _try(command: Words) -> None:
         check_data(configuration(read))
 
 
-# The flags of a job, and the job that they mean.
+# The flags of a job, and the job that they describe.
 
-SITE = "HPCSGD_SITE"  # the site where none is named
+SITE = "HPCSGD_SITE"  # variable with the site if no flag names one
 COUNTS = {
     "nodes": "nodes of the job",
     "tasks": "ranks of the job, over all nodes",
@@ -419,7 +419,7 @@ TEMPLATES = {
 
 
 FOLDER_HELP = "folder of a job, as given to `hpcsgd jobs submit --out`"
-# A command line for each template; what it submits in one line can be pasted.
+# A command line for each template, in one line that can be pasted.
 _START = "hpcsgd jobs {action} %s --site generic-cpu --tasks 2 --out jobs/first"
 EXAMPLES = {
     "train": _START % "train" + " -- --data rows.h5",
@@ -432,12 +432,12 @@ EXAMPLES = {
 
 
 def _example(templates: Any, name: str) -> str:
-    """Return the example of a template below the action that it belongs to."""
+    """Return the example of a template for the action (render or submit)."""
     return EXAMPLES[name].format(action=templates._prog_prefix.split()[2])
 
 
 def add_templates(parser: Any, run: Any) -> list[Any]:
-    """A parser for each template; all of them."""
+    """Add a parser for each template; return the parsers."""
     templates = parser.add_subparsers(
         dest="template", metavar="TEMPLATE", required=True
     )
@@ -485,7 +485,7 @@ def _template(templates: Any, name: str) -> Any:
 
 
 def _add_place(parser: Any) -> None:
-    """Where, under which name, and when."""
+    """Add the flags of site, folder, name, dependencies and signal."""
     parser.add_argument(
         "--site",
         metavar="NAME|FILE.toml",
@@ -536,7 +536,7 @@ def _add_place(parser: Any) -> None:
 
 
 def _add_resources(parser: Any) -> None:
-    """What it asks for."""
+    """Add the flags of the resources of a job."""
     parser.add_argument(
         "--resources",
         metavar="FILE.toml",
@@ -549,7 +549,7 @@ def _add_resources(parser: Any) -> None:
 
 
 def site_of(arguments: argparse.Namespace) -> Site:
-    """The site that was named, here or for all jobs."""
+    """Return the site of --site, or of the variable SITE."""
     name = arguments.site or os.environ.get(SITE)
     if not name:
         raise ConfigError(
@@ -562,7 +562,7 @@ def site_of(arguments: argparse.Namespace) -> Site:
 
 
 def job_of(arguments: argparse.Namespace, site: Site) -> Job:
-    """The job that the flags mean."""
+    """Return the job that the flags describe."""
     resources = _resources(arguments, site)
     steps = steps_of(arguments, resources)
     is_one = len(steps) == 1 and arguments.template not in ("sweep", "scaling")
@@ -582,12 +582,12 @@ def job_of(arguments: argparse.Namespace, site: Site) -> Job:
 
 
 def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
-    """The site's defaults, the file over them, flags over both."""
+    """Return the resources: defaults of the site, then the file, then flags."""
     from hpcsgd.config import read_toml
 
     table = dict(site.defaults)
     if arguments.template == "convert":
-        table.pop("gpus", None)  # which it could not use
+        table.pop("gpus", None)  # a conversion uses no GPUs
     if arguments.resources:
         said = read_toml(arguments.resources)
         check_known(said, arguments.resources)
@@ -600,7 +600,7 @@ def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
 
 
 def _plain(name: str) -> str:
-    """A folder's name as Slurm takes names of jobs."""
+    """Return the name of a folder, in characters that Slurm allows for jobs."""
     kept = "".join(
         c if c.isascii() and (c.isalnum() or c in "_.+-") else "-" for c in name
     )
@@ -622,7 +622,7 @@ def add_render_parser(actions: Any) -> None:
 
 
 def run_render(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print it, to the byte."""
+    """Print the script of a job, with no other output."""
     from hpcsgd.jobs.script import render
 
     site = site_of(arguments)
@@ -635,12 +635,12 @@ def run_render(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def warn(job: Job, site: Site) -> None:
-    """Say what works and may not be meant."""
+    """Print warnings of requests that are valid but probably not meant."""
     for text in warnings(job, site):
         print(f"hpcsgd: warning: {text}", file=sys.stderr)
 
 
-# `hpcsgd jobs smoke`: one verdict on MPI, GPUs, files and clocks.
+# `hpcsgd jobs smoke`: checks of MPI, GPUs, files and clocks.
 
 
 def add_smoke_parser(actions: Any) -> None:
@@ -687,7 +687,7 @@ def add_smoke_parser(actions: Any) -> None:
 
 
 def run_smoke(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Standard output has the verdict alone, standard error every look."""
+    """Run the checks; print the verdict on standard output, each check on stderr."""
     from hpcsgd.jobs.smoke import SmokeCheck
 
     if launch.must_relaunch(arguments.ranks):
@@ -700,7 +700,7 @@ def run_smoke(arguments: argparse.Namespace, argv: list[str]) -> int:
             code=lambda checks: int(not all(check.good for check in checks)),
             timeout=arguments.timeout,
         )
-    except HpcsgdError as error:  # ranks that never met have a verdict, too
+    except HpcsgdError as error:  # without a communicator the check `ranks` fails
         if launch.is_rank_0_of_launcher():
             _show([SmokeCheck("ranks", False, str(error))], arguments.json)
         return 1
@@ -735,7 +735,7 @@ def _show(checks: "list[SmokeCheck]", as_json: bool) -> None:
         print(verdict(checks), flush=True)
 
 
-# `hpcsgd jobs status`: what became of the jobs of a folder.
+# `hpcsgd jobs status`: the states of the jobs of a folder.
 
 HEADS = ("job", "name", "state", "code", "starts", "elapsed", "nodes", "run")
 
@@ -755,7 +755,7 @@ def add_status_parser(actions: Any) -> None:
 
 
 def run_status(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """1 where a job has failed, so that scripts can ask."""
+    """Print the states of jobs; return 1 if a job has failed."""
     from hpcsgd.jobs.status import BAD, states
     from hpcsgd.runs.result import finite
 
@@ -769,7 +769,7 @@ def run_status(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def status_text(found: "list[JobState]") -> str:
-    """A table, and a sentence for each that did not end well."""
+    """Return a table of jobs, and a sentence on each that did not end well."""
     lines = table(HEADS, [_row(state) for state in found])
     for state in found:
         if state.why:
@@ -787,7 +787,7 @@ def _row(state: "JobState") -> list[str]:
 
 
 def _progress(state: "JobState") -> str:
-    """How far its run is, or how many of several are done."""
+    """Return the progress of a job's run, or how many of its runs have completed."""
     from hpcsgd.runs.result import Status
 
     if len(state.facts) > 1:
@@ -802,7 +802,7 @@ def _progress(state: "JobState") -> str:
     return f"{facts['status']}, epoch {facts['epoch']:g}{shown}"
 
 
-# `hpcsgd jobs submit`: send a job, and print its number.
+# `hpcsgd jobs submit`: submit a job, and print its number.
 
 
 def add_submit_parser(actions: Any) -> None:
@@ -824,7 +824,7 @@ def add_submit_parser(actions: Any) -> None:
 
 
 def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Standard output has the number alone, for the next --after."""
+    """Submit a job; print only its number on standard output, for the next --after."""
     from hpcsgd.jobs.submit import submit
 
     site = site_of(arguments)
@@ -843,7 +843,7 @@ def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
-# `hpcsgd jobs`: scripts for Slurm, and what became of them.
+# `hpcsgd jobs`: scripts for Slurm, and the states of jobs.
 
 ACTIONS = (
     add_render_parser,

@@ -1,4 +1,4 @@
-"""Launching ranks from a command, and what ends them."""
+"""The launch of ranks from a command, and the causes of their ends."""
 
 import os
 import shutil
@@ -32,38 +32,41 @@ from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
 
 # The processes of one launch, found by a mark in their environment.
 #
-# Launchers put ranks into sessions of their own, and whoever outlives its parent gets
-# another one: neither groups nor parents lead to all of them. Linux only; where there
-# is no /proc nobody is found.
+# Launchers put ranks into new sessions, and a process that outlives its parent gets
+# another parent: neither process groups nor parents lead to all of them. This works on
+# Linux only; without /proc no process is found.
 
 MARK = "HPCSGD_JOB"  # set by our launcher, inherited by all that it starts
 
 
 class MarkedProcesses:
-    """All processes, other than this one, that carry the mark."""
+    """The processes, other than this one, with a mark in their environment."""
 
     def __init__(self, mark: str) -> None:
         self.variable = f"{MARK}={mark}".encode()
 
     def members(self) -> list[int]:
-        """Those alive now."""
+        """Return the process ids of the marked processes that are alive."""
         return [pid for pid in _all_processes() if self._has(pid)]
 
     def ranks(self, command: list[str]) -> list[int]:
-        """Those that run exactly `command`, without what they forked."""
+        """Return the ids of marked processes that run exactly `command`.
+
+        A process whose parent is among them was forked by a rank, and is left out.
+        """
         wanted = b"".join(word.encode() + b"\0" for word in command)
         found = [p for p in self.members() if _read(p, "cmdline") == wanted]
         return [pid for pid in found if _parent(pid) not in found]
 
     def tell(self, number: int, pids: list[int]) -> None:
-        """Send a signal to those that are still what they were."""
+        """Send the signal `number` to the processes `pids` that still have the mark."""
         for pid in pids:
             if self._has(pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def end(self, grace: float) -> None:
-        """Returns when nobody is left; who is there after `grace` seconds is killed."""
+        """Wait until no marked process is left; kill them after `grace` seconds."""
         limit = time.monotonic() + grace
         while members := self.members():
             if time.monotonic() >= limit:
@@ -82,7 +85,7 @@ def _all_processes() -> Iterator[int]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """/proc/PID/name; nothing for a process that is gone, a zombie or not ours."""
+    """Return /proc/PID/name; b"" if the process has ended or is not readable."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/{name}").read_bytes()
     return b""
@@ -93,38 +96,39 @@ def _parent(pid: int) -> int | None:
     return int(fields[1]) if fields else None
 
 
-# One mpiexec: started, handed the signals that reach us, and cleaned up after.
+# One mpiexec: its start, the signals that are passed on to ranks, and the clean-up.
 #
-# mpiexec stands in a session of its own, so that a key pressed on the terminal reaches
-# us alone, and the ranks once.
+# mpiexec runs in a new session, so that a key pressed on the terminal reaches only this
+# process, which sends the signal to each rank once.
 
 GRACE = 5.0  # seconds for processes to follow a mpiexec that has ended
-FAREWELL = 10.0  # seconds for ranks to end where one of them has failed
-LOOK = 0.25  # seconds between looks at ranks that have ended
-# Before the command of a rank of MPI: stands above it and notes how it ends.
+FAREWELL = 10.0  # seconds for ranks to end after one of them has failed
+LOOK = 0.25  # seconds between two checks for ranks that have ended
+# Words before the command of a rank: a parent process that records how the rank ends.
 NOTED = [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank_wrapper.py"))]
 INTERRUPTED = 130
 PREEMPTED = 75
-OWN_CODES = (0, 1, 2, PREEMPTED, INTERRUPTED)  # a rank that ends with one has said why
-# What reaches us, and what the ranks get: a terminal that closes asks for an end.
+# A rank that ends with one of these codes has printed a message.
+OWN_CODES = (0, 1, 2, PREEMPTED, INTERRUPTED)
+# Signal to this process -> signal to the ranks; a closed terminal ends the run.
 PASSED_ON = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGUSR2: signal.SIGUSR2,
     signal.SIGHUP: signal.SIGTERM,
 }
-# What ends a process that does not listen, of which launchers tell by number.
+# Signals that end a process without a handler; launchers report their numbers.
 FATAL = [
     s
     for s in signal.Signals
     if s < 16 or s.name in ("SIGXCPU", "SIGXFSZ", "SIGSYS", "SIGBUS")
 ]
-NOTICES = {"SIGTERM", "SIGUSR2"}  # wishes to save: start me again
+NOTICES = {"SIGTERM", "SIGUSR2"}  # requests to save, after which the run is restarted
 
 
 @dataclass(frozen=True)
 class LaunchEnd:
-    """How a launch ended, and what ended it."""
+    """The end of a launch: its exit code, and the rank and signal that caused it."""
 
     code: int  # of the launcher, or of the rank that failed first
     who: str = "a rank"
@@ -132,10 +136,11 @@ class LaunchEnd:
 
 
 class RankLaunch:
-    """`command` on many ranks, behind `launcher`.
+    """A launch of `command` on many ranks, by `launcher`.
 
-    With `survives` ranks go on when one of them is lost; else a rank that has failed
-    leaves the others FAREWELL seconds: before MPI is up its launcher may not notice.
+    With `survives` ranks continue when one of them is lost. Otherwise, when a rank has
+    failed, the others have FAREWELL seconds to end: before MPI has started, the
+    launcher may not notice the failure.
     """
 
     def __init__(
@@ -157,7 +162,7 @@ class RankLaunch:
         self._early: list[int] = []
 
     def run(self) -> LaunchEnd:
-        """Start it and wait for its end; nobody of it is left then."""
+        """Start the ranks and wait for their end; no process of the launch is left."""
         with tempfile.TemporaryDirectory(prefix="hpcsgd-ends-") as folder:
             return self._run(Path(folder))
 
@@ -178,14 +183,14 @@ class RankLaunch:
                 self.family.end(0.0 if self.interrupts > 1 else GRACE)
                 remove_unused()
         ending = ending_of(code, read_ends(folder))
-        # A rank that was still starting, or no longer listening, is killed by a signal.
+        # A rank without a handler, at its start or its end, is killed by a signal.
         by = set(ending.signals)
         if self.interrupts > 1 or (self.interrupts and "SIGINT" in by):
             return LaunchEnd(INTERRUPTED)
         return LaunchEnd(PREEMPTED) if self.notices and by & NOTICES else ending
 
     def _wait(self, folder: Path) -> int:
-        """The launcher's exit code; it is ended where ranks outlive one that failed."""
+        """Return the launcher's exit code; kill it if ranks outlive one that failed."""
         failed = 0.0
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -196,11 +201,11 @@ class RankLaunch:
             if failed and time.monotonic() - failed > FAREWELL:
                 self._kill()
                 self._process.wait()
-                return 1  # what ended it is the rank, not we
+                return 1  # the cause is the rank that failed, not the kill
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
-        """Pass signals on meanwhile; only a main thread may ask for them."""
+        """Pass signals on to the ranks; only a main thread can set handlers."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -218,7 +223,10 @@ class RankLaunch:
             self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
-        """To the ranks themselves: launchers treat every signal in another way."""
+        """Send a signal to the ranks themselves: launchers treat signals differently.
+
+        A second SIGINT kills them.
+        """
         self.interrupts += number == signal.SIGINT
         self.notices += number != signal.SIGINT
         if self.interrupts > 1:
@@ -230,24 +238,24 @@ class RankLaunch:
             late.start()
 
     def _tell_ranks(self, number: int) -> bool:
-        """False where there are none (yet) that can be seen from here."""
+        """Send a signal to the ranks; return False if no rank is visible (yet)."""
         ranks = self.family.ranks(self.command)
         if ranks:
             self.family.tell(PASSED_ON[signal.Signals(number)], ranks)
         return bool(ranks)
 
     def _tell_later(self, number: int) -> None:
-        """Ranks that are being started; a launcher drops what comes before them."""
+        """Send a signal to ranks that are being started, which a launcher would not."""
         until = time.monotonic() + GRACE
         while time.monotonic() < until:
             if self._process.returncode is not None or self._tell_ranks(number):
                 return
             time.sleep(0.05)
-        # All of them on other nodes: their launcher knows them.
+        # If all ranks are on other nodes, the signal goes to their launcher.
         self._signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
     def _kill(self) -> None:
-        """Ranks first: their launcher could start nothing new, only clean up."""
+        """Kill the marked processes first, then the launcher."""
         self.family.tell(signal.SIGKILL, self.family.members())
         self._signal(signal.SIGKILL)
 
@@ -258,24 +266,25 @@ class RankLaunch:
 
 
 def _before_mpiexec() -> None:
-    """In mpiexec, before it starts.
+    """Ignore SIGUSR2 in the process that becomes mpiexec; let it end with its parent.
 
-    Slurm signals every process of a task, and SIGUSR2 would end a launcher; ranks hear
-    it again (`launch.restore_signal_handlers`).
+    Slurm signals every process of a task, and SIGUSR2 would end a launcher. Ranks stop
+    ignoring it (`launch.restore_signal_handlers`).
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     end_with_parent()
 
 
 def first_failure(ends: list[RankEnd]) -> RankEnd | None:
-    """Return the first end that is not good, which is the cause of those behind it."""
+    """Return the first end of a rank with an error, the cause of the later ones."""
     return next((end for end in ends if end.code), None)
 
 
 def ending_of(code: int, ends: list[RankEnd]) -> LaunchEnd:
     """Return what ended a launch whose launcher ended with `code`.
 
-    The ranks' own ends say more than a launcher, which joins all codes.
+    The recorded ends of ranks are more precise than the launcher's code, which joins
+    all codes.
     """
     first = first_failure(ends)
     if code < 0:
@@ -318,7 +327,7 @@ def report_launch_end(
         if keeps_checkpoints
         else "run again, with --out DIR to keep what is done"
     )
-    # The launcher's own words are still on their way.
+    # The launcher may still be writing its own message.
     time.sleep(0.1)
     print(
         f"hpcsgd: error: {ending.who} {how}{memory}; {remedy}",
@@ -334,7 +343,7 @@ RANK_NAMES = (*MPI_RANK_NAMES, "SLURM_PROCID")
 
 
 def launcher_rank() -> int | None:
-    """This process's number, if a launcher started it."""
+    """Return the rank of this process, or None if no launcher started it."""
     for name in () if has_agent(os.environ) else MPI_RANK_NAMES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -343,7 +352,7 @@ def launcher_rank() -> int | None:
 
 
 def launcher_size() -> int:
-    """How many processes a launcher started; 1 without one."""
+    """Return the number of processes that a launcher started; 1 without a launcher."""
     return launched_size(os.environ) or 1 if is_launched(os.environ) else 1
 
 
@@ -365,7 +374,7 @@ def is_rank_0_on_node() -> bool:
 
 
 def _above(pid: int) -> set[int]:
-    """The parent of a process and the parent of that one, of which none is init."""
+    """Return the ids of the parent and the grandparent of a process, without init."""
     found: list[int] = []
     for _ in range(2):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -377,14 +386,14 @@ def _above(pid: int) -> set[int]:
 
 
 def check_readable(path: str) -> None:
-    """Refuse what is no file, or one that this user cannot read.
+    """Raise DataError if `path` is no file, or one that this user cannot read.
 
-    Before ranks meet: others would wait in the start of MPI for one that has left.
+    It is called before MPI starts, where other ranks would wait for one that ended.
     """
     if not os.path.exists(path):
         hint = did_you_mean_file(path)
         raise DataError(f"{path} does not exist{hint}; check the name")
-    if not os.path.isfile(path) and not os.path.isdir(path):  # a pipe is waited for
+    if not os.path.isfile(path) and not os.path.isdir(path):  # a pipe would block
         raise DataError(f"{path} is not a regular file; write it to one first")
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} cannot be read by this user; check its permissions")
@@ -409,9 +418,9 @@ def relaunch(
     shrinks: bool = False,
     remedy: str = "",
 ) -> int:
-    """Run `python -m hpcsgd argv` on `ranks` ranks of MPI; its exit code.
+    """Run `python -m hpcsgd argv` on `ranks` ranks of MPI; return its exit code.
 
-    A run that was to go on without a lost rank and could not asks to be requeued.
+    With `shrinks`, a run that could not continue without a lost rank returns REQUEUE.
     """
     if ranks < 1:
         raise ConfigError(
@@ -435,9 +444,9 @@ def relaunch(
 
 
 def must_relaunch(ranks: int | None) -> bool:
-    """True where `ranks` were asked for and no launcher has started this process.
+    """Return True if `ranks` is set and no launcher has started this process.
 
-    Under a launcher the number becomes what the world must have.
+    Under a launcher, `ranks` becomes the number that the world must have.
     """
     if ranks is None or EXPECTED in os.environ:
         return False
@@ -448,7 +457,7 @@ def must_relaunch(ranks: int | None) -> bool:
 
 
 def mpiexec(shrinks: bool = False) -> list[str]:
-    """The launcher that belongs to the MPI that mpi4py loads."""
+    """Return the words of mpiexec of the MPI that mpi4py loads."""
     path = find_mpiexec()
     if path is None:
         raise ConfigError(
@@ -459,15 +468,15 @@ def mpiexec(shrinks: bool = False) -> list[str]:
 
 
 def find_mpiexec() -> str | None:
-    """The one beside this Python belongs to its MPI."""
+    """Return the mpiexec beside this Python, which is of its MPI, or that on PATH."""
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def _flags(path: str, shrinks: bool) -> list[str]:
-    """Open MPI refuses more ranks than cores unless told; MPICH does not care.
+    """Return the flags of mpiexec; MPICH needs none.
 
-    It also outlives a lost rank only when told.
+    Without flags, Open MPI refuses more ranks than cores, and ends with a lost rank.
     """
     shown = subprocess.run(
         [path, "--version"], capture_output=True, text=True, check=False
@@ -481,7 +490,7 @@ def _flags(path: str, shrinks: bool) -> list[str]:
 
 def _environment(ranks: int) -> dict[str, str]:
     environment = dict(os.environ)
-    environment.pop(AGENT, None)  # that of a single process: these are not its ranks
+    environment.pop(AGENT, None)  # the agent of a single process has no ranks
     environment[EXPECTED] = str(ranks)
     environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpcsgd.solvers.snapshot import Snapshot
 
 
-# `hpcsgd evaluate`: how good a model is on a file.
+# `hpcsgd evaluate`: the quality of a model on the rows of a file.
 
 MODEL_HELP = "run folder of `hpcsgd train`, or a model file (result.h5)"
 TITLES = {
@@ -47,7 +47,7 @@ def add_evaluate_parser(commands: Any) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Evaluate here or under mpiexec; the first rank speaks."""
+    """Evaluate on the current ranks or under mpiexec; rank 0 prints the figures."""
     from hpcsgd.data.readers import open_reader
     from hpcsgd.runs.predict import evaluate_reader
     from hpcsgd.runs.result import load_result
@@ -73,7 +73,7 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def table(document: dict[str, Any]) -> str:
-    """A line for each figure, and one for each label."""
+    """Return a line for each figure, and one for each label, as text."""
     lines = []
     for key, value in document.items():
         if key == "errors_by_label":
@@ -92,7 +92,7 @@ def _evaluation_text(value: Any) -> str:
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-# `hpcsgd predict`: what a model says about the rows of a file, into a file.
+# `hpcsgd predict`: predictions for the rows of a file, written into a file.
 
 
 def add_predict_parser(commands: Any) -> None:
@@ -124,7 +124,7 @@ def add_predict_parser(commands: Any) -> None:
 
 
 def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Predict block by block; say what was written."""
+    """Predict block by block into a file; print its path and size."""
     from hpcsgd.data.readers import open_reader
     from hpcsgd.data.writers import open_writer
     from hpcsgd.runs.predict import (
@@ -142,7 +142,7 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     model = model_of(result)
     check_what(model, what)
     reader, preparation = rows_for(model, open_reader(Path(arguments.data)))
-    # The first block before the file: what is wrong with the data leaves no trace.
+    # The first block precedes the file, so that an error in the data leaves no file.
     blocks = predict_prepared(model, reader, what)
     block = next(blocks)
     names = column_names(model, what)
@@ -164,7 +164,7 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
-# `hpcsgd inspect`: what a run folder, model or checkpoint is, in a few lines.
+# `hpcsgd inspect`: facts on a run folder, model or checkpoint, in a few lines.
 
 LARGEST = 10  # weights shown
 Facts = dict[str, Any]
@@ -189,7 +189,7 @@ def add_inspect_parser(commands: Any) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print the facts of whatever it is."""
+    """Print the facts on a run folder, a model file or a checkpoint."""
     from hpcsgd.runs.result import finite
 
     facts = describe(Path(arguments.path))
@@ -202,7 +202,7 @@ def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def describe(path: Path) -> Facts:
-    """The facts of `path` by the first kind that knows it."""
+    """Return the facts on `path`, by the first kind that recognises it."""
     if not path.exists():
         raise DataError(
             f"{path} does not exist{did_you_mean_file(path)}; name a run folder or its"
@@ -216,14 +216,14 @@ def describe(path: Path) -> Facts:
 
 
 def is_run(path: Path) -> bool:
-    """A folder that holds any file of a run."""
+    """Return whether `path` is a folder that contains a file of a run."""
     from hpcsgd.runs.folder import FILES
 
     return path.is_dir() and any((path / name).exists() for name in FILES)
 
 
 def run_facts(path: Path) -> Facts:
-    """The model, and whether the parts of the folder belong together."""
+    """Return the facts on a run: its model, and whether its files belong together."""
     from hpcsgd.runs.result import load_result
 
     if not (path / "result.h5").exists():
@@ -233,28 +233,28 @@ def run_facts(path: Path) -> Facts:
 
 
 def is_model(path: Path) -> bool:
-    """A file that says it is a result."""
+    """Return whether `path` is a file of a result."""
     from hpcsgd.files import is_sealed
 
     return is_sealed(path, "result")
 
 
 def model_facts(path: Path) -> Facts:
-    """The model alone."""
+    """Return the facts on the model of a file."""
     from hpcsgd.runs.result import load_result
 
     return result_facts(load_result(path))
 
 
 def is_checkpoint(path: Path) -> bool:
-    """A file that says it is a checkpoint."""
+    """Return whether `path` is a file of a checkpoint."""
     from hpcsgd.files import is_sealed
 
     return is_sealed(path, "checkpoint")
 
 
 def checkpoint_facts(path: Path) -> Facts:
-    """Where a run stood when it was saved."""
+    """Return the facts on a checkpoint: progress, sizes, weights and settings."""
     from hpcsgd.runs.checkpoint import read_checkpoint
 
     checkpoint = read_checkpoint(path)
@@ -296,7 +296,7 @@ def weight_state_facts(checkpoint: "Snapshot") -> Facts:
     }
 
 
-# kind -> (does it know the path, what it says of it), asked in this order
+# kind -> (recognises a path, facts on the path), tried in this order
 FILE_KINDS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Facts]]] = {
     "run folder": (is_run, run_facts),
     "model file": (is_model, model_facts),
@@ -305,7 +305,7 @@ FILE_KINDS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Facts]]] = 
 
 
 def _unfinished(path: Path) -> Facts:
-    """What a run that has not ended, or was cut off, has said so far."""
+    """Return the facts on a run without a result: settings and the last evaluation."""
     from hpcsgd.config import read_toml
 
     facts: Facts = {"status": "unfinished: there is no result.h5", "run": _way_on(path)}
@@ -318,7 +318,7 @@ def _unfinished(path: Path) -> Facts:
 
 
 def _way_on(path: Path) -> str:
-    """Who trains in the folder; where nobody does, how to go on."""
+    """Return the process that trains in the folder, or else how to continue the run."""
     from hpcsgd.runs.checkpoint import CheckpointStore
 
     user = user_of(path)
@@ -335,7 +335,7 @@ def _way_on(path: Path) -> str:
 
 
 def _last_record(lines: list[str]) -> Any:
-    """The last loss of a history; the very last line may be cut off."""
+    """Return the last record with a loss; the last line may be incomplete."""
     for line in reversed(lines):
         record = parse_object(line)
         if record and "loss" in record:
@@ -344,7 +344,7 @@ def _last_record(lines: list[str]) -> Any:
 
 
 def result_facts(result: "Result") -> Facts:
-    """Everything about a model but the folder it lies in."""
+    """Return the facts on a model, without those on its folder."""
     report = result.report
     return {
         "status": result.status.value,
@@ -368,20 +368,20 @@ def result_facts(result: "Result") -> Facts:
 
 
 def preparation_facts(result: "Result") -> Facts:
-    """What was done to the rows of the training, where they were not raw."""
+    """Return the preparation of the rows of the training; empty if they were raw."""
     if result.preparation is None or result.preparation.is_raw:
         return {}
     return {"preparation": result.preparation.describe()}
 
 
 def category_facts(report: Facts) -> Facts:
-    """The columns of text of the training data, and the levels of each."""
+    """Return the columns of text of the training data, and the levels of each."""
     categories = report.get("categories")
     return {"categories": categories} if categories else {}
 
 
 def weight_facts(result: "Result") -> Facts:
-    """Norm, intercept and the largest of the weights."""
+    """Return dtype, norm, zeros, intercept and the largest weights of a model."""
     import numpy as np
 
     weights = np.asarray(result.weights, dtype=np.float64)
@@ -397,7 +397,7 @@ def weight_facts(result: "Result") -> Facts:
 
 
 def changed(config: dict[str, dict[str, Any]]) -> Facts:
-    """The settings that are not the defaults."""
+    """Return the settings that differ from the defaults."""
     from hpcsgd.config import RunConfig
 
     defaults = RunConfig().tables()
@@ -410,14 +410,14 @@ def changed(config: dict[str, dict[str, Any]]) -> Facts:
 
 
 def source_facts(source: Facts) -> Facts:
-    """Where the rows came from, and whether that is still there."""
+    """Return the source of the rows, and whether its file still exists."""
     if "path" not in source:
         return source
     return {**source, "found": Path(str(source["path"])).exists()}
 
 
 def agreement(folder: Path, result: "Result") -> str:
-    """Whether result.json and resolved.toml speak of the model in result.h5."""
+    """Return "agree" if result.json and resolved.toml are of `result`, else why not."""
     from hpcsgd.config import RunConfig, read_toml
 
     try:
@@ -439,7 +439,7 @@ def agreement(folder: Path, result: "Result") -> str:
 
 
 def _inspection_text(value: Any) -> str:
-    """A fact on one line."""
+    """Return a fact as text on one line."""
     if isinstance(value, dict) and "weight" in value:
         *place, weight = value.values()
         return f"[{', '.join(_inspection_text(v) for v in place)}] {weight:.6g}"

@@ -1,4 +1,4 @@
-"""The commands' parsers, and what happens to their errors."""
+"""The parsers of the commands, their log and the report of their errors."""
 
 import argparse
 import logging
@@ -46,7 +46,7 @@ def not_negative(text: str) -> float:
     return value
 
 
-# Tables for people.
+# Tables on a terminal.
 
 
 def new_console(width: int, stream: Any = None) -> "Console":
@@ -78,17 +78,17 @@ def new_table(
 
 
 def require_figures(plot: str | None) -> None:
-    """Refuse --plot where what draws is not installed, before the work is done."""
+    """Refuse --plot if matplotlib is not installed, before the work is done."""
     if plot:
         from hpcsgd.runs.figures import require
 
         require()
 
 
-# What the command line shows of the log: one handler, every record with its rank.
+# The log on the command line: one handler, which writes the rank of every record.
 #
-# By default rank 0 shows INFO, and every rank shows warnings; what all ranks would say
-# alike carries `on_all_ranks` and is shown once.
+# By default rank 0 writes INFO, and every rank writes warnings; a record that is the
+# same on all ranks has `on_all_ranks` and is written once.
 
 ROOT = "hpcsgd"
 CHATTY = logging.getLogger("hpcsgd.runs.session")  # a few lines a run
@@ -126,17 +126,17 @@ def add_progress(parser: Any) -> None:
 
 
 class RankHandler(logging.Handler):
-    """Writes to what standard error is now, which a progress bar may have replaced."""
+    """A handler that writes to the current sys.stderr, which a bar may replace."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rank, self.size = launch.launcher_rank() or 0, launch.launcher_size()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line, if it is this rank's to say."""
+        """Write the record on one line, if this rank writes it."""
         try:
             if self.says(record):
-                # One write: lines of several ranks meet behind mpiexec.
+                # One write, as mpiexec merges the lines of all ranks.
                 sys.stderr.write(self.line(record) + "\n")
                 sys.stderr.flush()
         except BrokenPipeError:
@@ -145,7 +145,11 @@ class RankHandler(logging.Handler):
             self.handleError(record)
 
     def says(self, record: logging.LogRecord) -> bool:
-        """Whether the user should read this record, and from this rank."""
+        """Return whether this rank writes the record.
+
+        Rank 0 writes all records, other ranks warnings, and all records with --verbose,
+        except those that are the same on all ranks.
+        """
         if self.rank == 0:
             return True
         if getattr(record, "on_all_ranks", False):
@@ -153,7 +157,7 @@ class RankHandler(logging.Handler):
         return record.levelno >= logging.WARNING or self.level <= logging.DEBUG
 
     def line(self, record: logging.LogRecord) -> str:
-        """The record as a line, told apart from those of other ranks."""
+        """Return the record as a line, with the rank if there are several."""
         tag = f"[rank {self.rank}/{self.size}]" if self.size > 1 else ""
         loud = record.levelno >= logging.WARNING or record.levelno <= logging.DEBUG
         level = f"{record.levelname}: " if loud else ""
@@ -164,7 +168,7 @@ HANDLER = RankHandler()
 
 
 def set_up(arguments: argparse.Namespace) -> None:
-    """Install the one handler, as loud as was asked for."""
+    """Install the handler, with the level of -q and -v."""
     level = logging.INFO
     if getattr(arguments, "quiet", False):
         level = logging.ERROR
@@ -178,17 +182,20 @@ def set_up(arguments: argparse.Namespace) -> None:
 
 
 def set_rank(rank: int, size: int) -> None:
-    """What the communicator says; a launcher's variables were the best guess so far."""
+    """Set the rank and the number of ranks of log lines, from the communicator.
+
+    Until then they are those of the launcher's variables.
+    """
     HANDLER.rank, HANDLER.size = rank, size
 
 
-# What a command does on all ranks: open the world, work, let rank 0 speak.
+# A command on all ranks: open the world, work, print on rank 0.
 
 T = TypeVar("T")
 
 
 def add_comm(parser: Any, default: str | None = "auto") -> None:
-    """Add --comm to a command whose configuration does not hold it."""
+    """Add --comm to a command without a configuration."""
     text = help_of("run.comm")
     parser.add_argument(
         "--comm", type=_comm, default=default, metavar="KIND", help=text
@@ -206,7 +213,7 @@ def add_ranks(parser: Any) -> None:
 
 
 def _comm(text: str) -> str:
-    """Return `text`, or refuse what earlier versions took."""
+    """Return `text`, or refuse kinds of earlier versions."""
     if text != "tcp" and not text.startswith("file:"):
         return text
     from hpcsgd.config import why_retired
@@ -217,11 +224,11 @@ def _comm(text: str) -> str:
     return text
 
 
-_met: list[bool] = []  # whether this process has been in a world
+_met: list[bool] = []  # not empty if this process has opened a world
 
 
 def is_world_open() -> bool:
-    """Return whether the ranks have met: an error of one can reach the others."""
+    """Return whether the world has been opened: errors of one rank can reach others."""
     return bool(_met)
 
 
@@ -232,13 +239,13 @@ def on_all_ranks(
     code: Callable[[T], int],
     timeout: float = TIMEOUT,
 ) -> int:
-    """Work on the world of `comm`, show the result on rank 0; the exit code.
+    """Run `action` on the world of `comm`, show its result on rank 0; return the code.
 
-    From the start on no rank waits longer than `timeout` seconds for one that does
-    nothing; 0 = for ever.
+    A rank waits at most `timeout` seconds for a rank that makes no progress; 0 = for
+    ever.
 
-    `code` judges what all ranks hold alike, so that none has to be told: rank 0 may
-    have left already, its reader gone.
+    `code` returns the exit code of the result, which is the same on all ranks. It needs
+    no message, as rank 0 may have ended already because its output was closed.
     """
     world = open_world(comm, timeout=timeout)
     _met.append(True)
@@ -252,12 +259,12 @@ def on_all_ranks(
 
 
 def _or_abort(world: "Communicator", action: Callable[[], T]) -> T:
-    """Run `action`; an error that only this rank knows ends them all."""
+    """Return the result of `action`; abort all ranks for an error of this one only."""
     try:
         return action()
     except HpcsgdError as error:
         if world.size > 1 and not error.on_all_ranks:
-            # The others wait in a collective.
+            # The other ranks wait in a collective.
             print(f"hpcsgd: rank {world.rank}: error: {error}", file=sys.stderr)
             world.abort(error.exit_code)
         raise
@@ -488,7 +495,7 @@ class Parser(argparse.ArgumentParser):
         return Formatter(self.prog, self.default_of)
 
     def default_of(self, action: argparse.Action) -> str:
-        """Return what holds without this flag, "" where nothing does."""
+        """Return the value without this flag, "" if there is none."""
         fit = self.fits.get(action.dest, "")
         if action.nargs == 0:
             return f"{fit}; for SGD off" if fit else ""
@@ -502,7 +509,7 @@ class Parser(argparse.ArgumentParser):
         return f"{fit}; for SGD {text}" if fit else text
 
     def menu_of(self, words: Sequence[str]) -> str:
-        """Return the page of what `words` name, if a command has to follow them."""
+        """Return the page of the command `words` if it lacks a subcommand, else ""."""
         menus: list[Any] = [a for a in self._actions if _is_menu(a)]
         if not menus:
             return ""
@@ -512,7 +519,7 @@ class Parser(argparse.ArgumentParser):
         return below.menu_of(words[1:]) if below else ""
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse what is left over here, where its neighbours are known."""
+        """Parse the arguments; refuse unknown ones with a suggestion."""
         found, left = super().parse_known_args(*args, **kwargs)
         if left:
             self._refuse(left[0])
@@ -547,7 +554,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, text)
 
     def error(self, message: str) -> NoReturn:
-        """Name the command that explains itself."""
+        """Raise the error, with the command that shows the help."""
         page = "--help-all" if self.rare else "--help"
         raise ConfigError(f"{message}; see {self.prog} {page}")
 
@@ -561,10 +568,10 @@ def _value(action: argparse.Action) -> str:
     return str(action.metavar or action.dest.upper())
 
 
-# What settings do, and what holds without them: parsers read it from the file that
+# The help and the defaults of settings: parsers read them from the file that
 # `hpcsgd new` writes, because the declarations of the settings need NumPy.
 
-ONE_OF = "; one of "  # between what a setting does and what it may be
+ONE_OF = "; one of "  # between the help of a setting and its choices
 KEY = re.compile(r'(?P<key>\w+) = .*|# (?P<unset>\w+) = ""(  # .*)?')
 
 
@@ -607,7 +614,7 @@ def _helps() -> dict[str, str]:
 
 
 def help_of(setting: str) -> str:
-    """Return what a setting does, "" for a word that is none."""
+    """Return the help of a setting, "" for a word that is no setting."""
     return _helps().get(setting, "")
 
 
@@ -621,7 +628,7 @@ def make_parser(word: str = "") -> Parser:
 
 
 def make_menu() -> Parser:
-    """Return a parser that knows what commands there are, and imports none of them.
+    """Return a parser with the names of all commands, which imports none of them.
 
     It answers `--help`, `--version` and a command that does not exist.
     """
@@ -632,7 +639,7 @@ def make_menu() -> Parser:
 
 
 def _without_commands() -> tuple[Parser, Any]:
-    """Return the parser of `hpcsgd` and what commands are added to."""
+    """Return the parser of `hpcsgd`, and the action to which commands are added."""
     parser = Parser(
         prog="hpcsgd",
         description="Communication-avoiding SGD for generalized linear models."
@@ -651,10 +658,11 @@ def _without_commands() -> tuple[Parser, Any]:
 
 
 def _is_said_by_rank_0(error: HpcsgdError) -> bool:
-    """Whether rank 0 says it, because it makes the same mistake or hears of it.
+    """Return whether rank 0 reports `error`: it has the same error, or receives it.
 
-    Before ranks have met none knows of the others: a flag or a file may be bad on this
-    one alone. Then rank 0 is still there after some time and waits for this one.
+    Before the world is open, ranks do not know of each other: a flag or a file may be
+    bad on this rank alone. Then rank 0 is alive after RANK_0_FIRST seconds, as it waits
+    for this rank.
     """
     is_bad_input = isinstance(error, ConfigError | DataError)
     if error.on_all_ranks or is_world_open() or not is_bad_input:
@@ -664,7 +672,7 @@ def _is_said_by_rank_0(error: HpcsgdError) -> bool:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse, run, and turn what is wrong into one sentence and an exit code."""
+    """Parse and run a command; print an error as one sentence; return the exit code."""
     launch.restore_signal_handlers()
     try:
         with exit_when_interrupted():
@@ -688,16 +696,16 @@ def run(argv: Sequence[str]) -> int:
             print(f"hpcsgd: {who}: error: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # The reader of our output has left (a pager, head): not an error of ours.
+        # The reader of the output (a pager, head) has ended: this is no error.
         sys.stderr.close()
         return 0
 
 
-# What a flag's text means where it is more than a number or a name.
+# Parsers of the values of flags that are more than a number or a name.
 
 
 def gib(text: str) -> float:
-    """GiB of "64MiB", "1.5GiB" or a plain number of GiB."""
+    """Return the GiB of "64MiB", "1.5GiB" or a plain number of GiB."""
     number, unit = text.strip(), 2**30
     for name in BINARY[1:]:
         if number.endswith(name):
@@ -710,7 +718,7 @@ def gib(text: str) -> float:
 
 
 def numbers(text: str) -> list[float]:
-    """Numbers with commas between them."""
+    """Return the numbers of a text such as 1e-5,1e-4."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
@@ -728,7 +736,7 @@ def whole_or_auto(text: str) -> int | str:
 
 
 def rate(text: str) -> float | str:
-    """A step size, or auto."""
+    """Return a learning rate, or auto."""
     try:
         return text if text == "auto" else float(text)
     except ValueError as error:

@@ -27,8 +27,9 @@ FOR_THE_RANK = {
 
 
 def main(command: list[str]) -> int:
-    """Run `command` to its end; its exit code."""
-    # Blocked until the rank is there, ignored behind that: none ends this one first.
+    """Run `command` to its end; return its exit code."""
+    # These signals are blocked until the rank has started, then ignored, so that
+    # they do not end this process before the rank.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RANK)
     rank = os.posix_spawn(command[0], command, os.environ, setsigmask=before)
     for number in FOR_THE_RANK:
@@ -50,7 +51,7 @@ def _note(code: int) -> None:
 
 
 def _end_by(number: int) -> None:
-    """As the rank did, without a second core file: launchers look at that."""
+    """End by the rank's signal, which launchers report, without a second core file."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -16,7 +16,7 @@ WIDTH = 88
 
 
 def template() -> str:
-    """Every section with every key at its default, explained."""
+    """Return the file: every section with every key at its default, explained."""
     head = [
         "# Configuration of hpcsgd; run it with: hpcsgd train FILE",
         "# Every value is the default of SGD. Keys with a # in front are optional.",
@@ -80,7 +80,7 @@ def _section(name: str, kind: type[Any]) -> str:
 
 
 def _key(key: str, value: Any, note: str) -> list[str]:
-    """`key = value  # note`, the note above where the line would be too long."""
+    """Return `key = value  # note`; the note is above if the line would be too long."""
     line = f'# {key} = ""' if value is None else f"{key} = {toml_literal(value)}"
     if not note:
         return [line]
@@ -89,7 +89,7 @@ def _key(key: str, value: Any, note: str) -> list[str]:
 
 
 def _remarks(text: str) -> list[str]:
-    """`text` as comment lines that fit, its own line breaks kept."""
+    """Return `text` as comment lines of limited length, with its own line breaks."""
     lines = []
     for paragraph in text.splitlines():
         line = "#"

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hpcsgd.solvers.callbacks import Callback
 
 
-# A result as a person wants to read it.
+# The summary of a result, as text.
 
 
 def summary(result: "Result") -> str:
-    """What a person wants to read."""
+    """Return the summary of a result: status, loss, steps, traffic and seconds."""
     from hpcsgd.runs.advice import in_short
 
     report, ledger = result.report, result.ledger
@@ -48,7 +48,7 @@ def summary(result: "Result") -> str:
         f"   ({report['rows_per_second']:.4g} rows/s)",
         f"weights       sha256 {result.weights_sha256[:16]}…",
     ]
-    if not report["emulated_members"]:  # else there is no loss to judge by
+    if not report["emulated_members"]:  # emulated ranks have no loss
         lines += [f"{title:13s} {line}" for title, line in in_short(result).items()]
     return "\n".join(lines)
 
@@ -67,13 +67,13 @@ COLUMNS = ("seconds", "share", "µs/exchange", "slowest", "on rank")
 
 
 def show_profile(report: Mapping[str, Any]) -> None:
-    """One table, a block for each section."""
+    """Print the profile as one table, a block for each section, on standard error."""
     console = parser_module.new_console(WIDTH, sys.stderr)
     console.print(profile_table(report))
 
 
 def profile_table(report: Mapping[str, Any]) -> "Table":
-    """Mean seconds over ranks and their share; the slowest rank and its seconds."""
+    """Return the table of a profile: mean seconds over ranks, and the slowest rank."""
     ranks = report["ranks"]
     said = f"mean of {ranks} ranks, and the slowest" if ranks > 1 else "one rank"
     table = parser_module.new_table(f"profile: {said}", ("",), COLUMNS)
@@ -85,7 +85,7 @@ def profile_table(report: Mapping[str, Any]) -> "Table":
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The figures of one row, in the order of COLUMNS."""
+    """Return the figures of one row as text, in the order of COLUMNS."""
     return (
         f"{row['seconds']:.4f}",
         f"{100 * row['share']:.1f} %",
@@ -160,20 +160,20 @@ def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def configuration(arguments: argparse.Namespace) -> "RunConfig":
-    """Return all settings of a run of `train`, as it has them on one rank."""
+    """Return all settings of a run of `train`, as on one rank."""
     from hpcsgd.runs.defaults import resolve_defaults
 
     return resolve_defaults(named_settings(arguments))
 
 
 def named_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return what the TOML file, --set and the flags name, each over the one before."""
+    """Return the settings of the TOML file, overridden by --set and the flags."""
     from hpcsgd.config import read_toml
     from hpcsgd.runs.defaults import requested_defaults
 
     tables = read_toml(arguments.config) if arguments.config else {}
     merged = overlaid(tables, arguments)
-    # The file may list settings that `overlaid` leaves to a method.
+    # The file may contain settings that `overlaid` leaves to a method.
     requested = requested_defaults(merged) or requested_defaults(tables)
     if requested:
         merged["run"] = {**merged.get("run", {}), "defaults": requested}
@@ -181,7 +181,7 @@ def named_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def check_data(config: "RunConfig") -> None:
-    """Refuse a run without data, or on no network, where one process can say so."""
+    """Refuse a run without data, or with an invalid network, before ranks start."""
     if not config.data.path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
     if config.run.network:
@@ -193,7 +193,7 @@ def check_data(config: "RunConfig") -> None:
 def overlaid(
     tables: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """What a file's `tables` choose, with --set over it and the flags over both."""
+    """Return the settings that `tables` choose, overridden by --set and the flags."""
     from hpcsgd.comm.grid import parse_grid
     from hpcsgd.config import apply_settings, chosen_settings
 
@@ -244,19 +244,19 @@ def _plan(config: "RunConfig", arguments: argparse.Namespace) -> int:
 
 
 def exit_code(result: "Result") -> int:
-    """1 where all went well but the disk; an ending that is none says more."""
+    """Return the exit code of the status; if it is 0, 1 if a file was not saved."""
     return result.status.exit_code or int("unsaved" in result.report)
 
 
 def progress(arguments: argparse.Namespace) -> "list[Callback]":
-    """What rank 0 shows while it runs."""
+    """Return the callbacks by which rank 0 shows progress; none with --quiet."""
     from hpcsgd.runs.progress import make_progress
 
     return [] if arguments.quiet else make_progress(arguments.progress)
 
 
 def _show(result: "Result", arguments: argparse.Namespace) -> None:
-    """Print the result, and what its profile and its ending say."""
+    """Print the result, its profile, and the advice of its status."""
     print(result.json() if arguments.json else summary(result), flush=True)
     if "profile" in result.report:
         show_profile(result.report)
@@ -342,7 +342,7 @@ def run_sweep(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def sweep_configuration(arguments: argparse.Namespace) -> "RunConfig":
-    """The TOML file, then --set, then the flags."""
+    """Return all settings of a sweep: the TOML file, overridden by --set and flags."""
     from hpcsgd.config import RunConfig, read_toml
     from hpcsgd.estimators.sweep import with_sweep
 
@@ -374,7 +374,7 @@ def _sweep(config: "RunConfig", arguments: argparse.Namespace) -> int:
 
 
 def _show_sweep(found: "Sweep", arguments: argparse.Namespace) -> None:
-    """Print the table, and what the ending says."""
+    """Print the table of a sweep, and the advice of its status."""
     print(found.json() if arguments.json else table(found), flush=True)
     outcome = found.outcome
     if outcome.advice:
@@ -383,7 +383,7 @@ def _show_sweep(found: "Sweep", arguments: argparse.Namespace) -> None:
 
 
 def table(found: "Sweep") -> str:
-    """A line for each model, or for each setting where there are folds; the best."""
+    """Return the table: a line for each model on all rows, and lines on the best."""
     shown = [row for row in found.rows() if row["fold"] is None]
     names = ("l2", "rate", "status", "loss", "mean_held")
     titles = ("l2", "rate", "status", "loss", "held-out loss")
@@ -446,7 +446,7 @@ def add_new_parser(commands: Any) -> None:
 
 
 def run_new(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write the file, say how to go on."""
+    """Write the file of all settings; print the next command."""
     from hpcsgd.cli.template import template
     from hpcsgd.files import write_text
 

@@ -88,7 +88,7 @@ def add_tune_parser(commands: Any) -> None:
 
 
 def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Here, under one mpiexec, or under one for each number of ranks."""
+    """Tune on the current ranks, under mpiexec, or once for each number of ranks."""
     asked = question(arguments)
     check_data(asked.config)
     launch.check_readable(asked.config.data.path)
@@ -130,7 +130,7 @@ def question(arguments: argparse.Namespace) -> "TuningQuestion":
 
 
 def parse_ranks(text: str | None) -> list[int]:
-    """Numbers of ranks; none where nothing is said.
+    """Return the numbers of ranks of --ranks, such as 1,2,4; none without the flag.
 
     >>> parse_ranks("1,2,4")
     [1, 2, 4]
@@ -149,7 +149,7 @@ def parse_ranks(text: str | None) -> list[int]:
 
 
 def _check_place(path: str | None) -> None:
-    """Where something is to be written half a minute from now."""
+    """Refuse a path in a folder that does not exist, before the tuning begins."""
     if path and not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"{path}: there is no such folder; make it first")
 
@@ -157,7 +157,7 @@ def _check_place(path: str | None) -> None:
 def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
     from hpcsgd.tuning.tuner import LEAST_SECONDS, TuningResult, document, tune
 
-    # What it took to start the ranks is time, too.
+    # The time of the start of the ranks counts as well.
     spent = max(time.monotonic() - float(os.environ.pop(BEGAN)), 0.0)
     own = max(asked.seconds - spent, LEAST_SECONDS)
 
@@ -173,7 +173,7 @@ def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
 
 
 def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) -> int:
-    """One tuning for each number of ranks, each with its share of the time."""
+    """Run a tuning for each number of ranks, each with a share of the time."""
     from hpcsgd.tuning.tuner import merged
 
     parts = []
@@ -193,7 +193,7 @@ def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) 
 
 
 def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Write what was asked for, then print."""
+    """Write the requested files, then print the result."""
     from hpcsgd.tuning.tuner import explained
 
     if arguments.part:
@@ -203,7 +203,7 @@ def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
         write_text(Path(arguments.tuned), found["toml"])
     if arguments.write_machine:
         path = Path(arguments.write_machine)
-        _, rest = found["machine_toml"].split("\n", 1)  # the file's name is its own
+        _, rest = found["machine_toml"].split("\n", 1)  # the name is that of the file
         write_text(path, f"name = {json.dumps(path.stem)}\n{rest}")
     if arguments.json:
         print(json.dumps(found, indent=2), flush=True)
@@ -214,7 +214,7 @@ def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def table(found: dict[str, Any]) -> "Table":
-    """The best five: what was expected of a step, and what it took."""
+    """Return the table of the best five, with predicted and measured seconds."""
     shown = parser_module.new_table(
         "seconds of a step, the best first",
         (),
@@ -233,7 +233,7 @@ def table(found: dict[str, Any]) -> "Table":
     return shown
 
 
-# `hpcsgd precision`: what number formats cost and gain on the data at hand.
+# `hpcsgd precision`: the errors and the savings of number formats on the data.
 
 PRECISION_WIDTH = 130  # where standard output is no terminal
 log = logging.getLogger(__name__)
@@ -288,7 +288,7 @@ def add_precision_parser(commands: Any) -> None:
 
 
 def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Look at the data in this process, and print."""
+    """Study the number formats on the data in this process, and print the report."""
     from hpcsgd.config import RunConfig, read_toml
     from hpcsgd.data.readers import open_reader
     from hpcsgd.studies.precision import study
@@ -365,7 +365,7 @@ def warnings(found: "PrecisionReport") -> list[str]:
 
 
 def fields_table(found: "PrecisionReport") -> "Table":
-    """A row for each field and format."""
+    """Return the table of fields, a row for each field and format."""
     asked = found.question
     schedule = asked.config.schedule
     drawn = parser_module.new_table(
@@ -391,7 +391,7 @@ def fields_table(found: "PrecisionReport") -> "Table":
 
 
 def recipes_table(found: "PrecisionReport") -> "Table":
-    """A row for each recipe."""
+    """Return the table of recipes, a row for each recipe."""
     drawn = parser_module.new_table(
         "whole recipes",
         ("recipe",),

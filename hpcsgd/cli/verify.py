@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from hpcsgd.studies.report.page import Report
 
 
-# `hpcsgd verify`: replay a run's recorded exchanges, count its messages again.
+# `hpcsgd verify`: replay the recorded exchanges of a run, and recount its messages.
 
-UNDECIDED = 3  # exit code: nothing fails, and something cannot be decided
+UNDECIDED = 3  # exit code: no check fails, and some check is undecided
 WORDS = {"products": "for products", "agreement": "to agree"}
 
 
@@ -54,7 +54,7 @@ def add_verify_parser(commands: Any) -> None:
 
 
 def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write the certificate, say what holds."""
+    """Print the certificate of a run; return 0 if all checks hold."""
     from hpcsgd.studies.verify.certificate import certify
 
     if arguments.exchanges < 1 or arguments.seed < 0:
@@ -80,7 +80,7 @@ def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def table(found: Any) -> str:
-    """One line for each check."""
+    """Return one line for each check, as text."""
     lines = [
         f"{check.name:14} {_verdict(check):12} {_figures(check)}".rstrip()
         for check in found.checks
@@ -107,12 +107,15 @@ def _figures(check: Any) -> str:
 
 
 def _sent(counted: Mapping[str, int], words: str) -> str:
-    """Of codecs the bytes alone have a formula."""
+    """Return a figure of the traffic as text: calls, or with a codec bytes.
+
+    The messages of codecs have a formula for bytes only.
+    """
     key = "calls" if "calls" in counted else "bytes"
     return f"{counted[key]} {key} {words}"
 
 
-# `hpcsgd report`: what was measured, as one page and as figures for a paper.
+# `hpcsgd report`: measurements as one page, and as figures for a paper.
 
 
 def add_report_parser(commands: Any) -> None:
@@ -146,7 +149,7 @@ def add_report_parser(commands: Any) -> None:
 
 
 def run_report(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Read, write, and say what is best."""
+    """Read the folders, write the report, and print a verdict on each problem."""
     from hpcsgd.studies.report.page import make_report, write_figures, write_page
 
     report = make_report(arguments.folders)

@@ -1,6 +1,6 @@
-"""scikit-learn estimators: the home of scikit-learn.
+"""scikit-learn estimators.
 
-This file needs none, so that a saved model loads without it.
+This file imports no scikit-learn, so that a saved model loads without it.
 """
 
 from importlib import import_module
@@ -39,8 +39,8 @@ def __dir__() -> list[str]:
 
 
 def has_sklearn() -> bool:
-    """Whether scikit-learn can be imported here."""
+    """Return whether scikit-learn can be imported."""
     try:
         return find_spec("sklearn") is not None
-    except ImportError:  # somebody refuses it
+    except ImportError:  # an import hook refuses it
         return False

@@ -1,4 +1,4 @@
-"""What scikit-learn estimators share."""
+"""Base class, checks and labels that all scikit-learn estimators share."""
 
 from __future__ import annotations
 
@@ -58,28 +58,28 @@ from hpcsgd.runs.result import Result, asks_for_history
 # The rows of a fit, checked as scikit-learn does it, on all ranks together.
 
 T = TypeVar("T")
-# The first is what whole numbers become; float32 stays as it is, without a copy.
-# Parameters of a rank's own: the seed is that of rank 0.
+# Parameters that may differ between ranks; the seed is that of rank 0.
 OWN = ("callbacks", "verbose", "random_state")
+# Whole numbers become the first dtype, float64; float32 is not copied.
 CHECKS = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
 
 
 @dataclass(frozen=True)
 class FitRanks:
-    """The ranks of a fit, and what each of them passes."""
+    """The ranks of a fit, the layout of their rows, and the grid."""
 
     world: Communicator
     layout: str = "replicated"
     grid: Any = None
 
     def together(self, action: Callable[[], T]) -> T:
-        """Run `action`; what any rank finds wrong is raised on every rank."""
+        """Return the result of `action`; raise an error of one rank on all ranks."""
         if self.world.size == 1:
             return action()
         return self.world.together(lambda: _as_data_error(action))
 
     def of_rows(self, item: Any) -> list[Any]:
-        """The items of all ranks that hold rows of their own; else this one alone."""
+        """Return the items of all ranks with layout "rows"; else a list of `item`."""
         return self.world.exchange_objects(item) if self.layout == "rows" else [item]
 
     def share(self, rows: FitRows) -> FitRows:
@@ -97,7 +97,7 @@ class FitRanks:
 
     @property
     def fewest_rows(self) -> int:
-        """That a rank must have: none, where others have some."""
+        """Return the fewest rows that a rank must have: 0 if other ranks have rows."""
         return 0 if self.layout == "rows" and self.world.size > 1 else 1
 
 
@@ -109,7 +109,7 @@ def opened(comm: Any, layout: str, grid: Any) -> Iterator[FitRanks]:
 
 
 def check_alike(estimator: Any, X: Any, ranks: FitRanks) -> None:
-    """Refuse ranks that ask for different fits."""
+    """Refuse ranks that pass different estimators, parameters, layouts or grids."""
     if ranks.world.size == 1:
         return
     kind = "a path" if isinstance(X, str | PathLike) else "no path"
@@ -117,7 +117,7 @@ def check_alike(estimator: Any, X: Any, ranks: FitRanks) -> None:
     said["layout"] = repr(ranks.layout)
     for name, value in estimator.get_params(deep=False).items():
         if name not in OWN:
-            # Of a splitter rank 0 draws the folds for all.
+            # Rank 0 draws the folds of a splitter: its type is compared, not its state.
             is_plain = name != "cv" or isinstance(value, int)
             said[name] = repr(value) if is_plain else type(value).__name__
     check_same(ranks.world, said)
@@ -148,7 +148,7 @@ def take(
 
 
 def take_rows(estimator: Any, X: Any) -> Any:
-    """Rows to predict."""
+    """Return the rows of X for a prediction, checked as in a fit."""
     if is_on_device(X):
         return _as_fitted(estimator, X)
     with _naming_text(X):
@@ -157,7 +157,7 @@ def take_rows(estimator: Any, X: Any) -> Any:
 
 @contextmanager
 def _naming_text(X: Any, y: Any = None) -> Iterator[None]:
-    """Refuse text by its column, of which scikit-learn shows the value alone."""
+    """Name the column in errors on text; scikit-learn shows only the value."""
     try:
         yield
     except ValueError as error:
@@ -184,7 +184,10 @@ def _checked(
 
 
 def _as_fitted(estimator: Any, X: Any) -> Any:
-    """Rows on a GPU stay there: scikit-learn's checks would bring them to the host."""
+    """Return X on a GPU if it has the fitted columns; else raise DataError.
+
+    scikit-learn's checks would copy the rows to the host.
+    """
     if X.ndim != 2 or X.shape[1] != estimator.n_features_in_:
         raise DataError(
             f"X has shape {X.shape} and the model {estimator.n_features_in_} columns;"
@@ -194,7 +197,10 @@ def _as_fitted(estimator: Any, X: Any) -> Any:
 
 
 def _as_data_error(action: Callable[[], T]) -> T:
-    """What scikit-learn finds wrong as an error that ranks tell each other."""
+    """Return the result of `action`; raise errors of scikit-learn as DataError.
+
+    `Communicator.together` then raises the error of one rank on all ranks.
+    """
     try:
         return action()
     except HpcsgdError:
@@ -204,17 +210,17 @@ def _as_data_error(action: Callable[[], T]) -> T:
 
 
 def check_targets(y: Any, sample_weight: Any, X: Any) -> tuple[Array, Array | None]:
-    """The targets and weights of a score."""
+    """Return the targets (n,) and the weights (n,), or None, of a score as float64."""
     y, rows = column_or_1d(y, dtype=np.float64), X.shape[0]
     if sample_weight is None:
         return column(y, rows, "y"), None
     return column(y, rows, "y"), column(sample_weight, rows, "sample_weight")
 
 
-# Arguments of scikit-learn's classes, and what says the same here.
+# Arguments of scikit-learn's classes, and their counterparts in this package.
 
 OF_CLASS = "choose it by the class, or by GLM(family=...)"
-# Arguments of `fit`, too, which has the same remedies.
+# `hpcsgd.fit` refuses these arguments as well, with the same remedies.
 OF_BOTH = ("C", "penalty", "positive", "learning_rate", "eta0", "batch_size")
 # argument -> what to do instead
 FOREIGN = {
@@ -243,16 +249,16 @@ FOREIGN = {
 
 
 class Arguments:
-    """Refuses arguments of scikit-learn's classes, and names those of this package.
+    """Mixin that refuses arguments of scikit-learn's classes and names counterparts.
 
-    It comes behind the estimators in the order of classes, whose own `__init__` has the
-    signature, and looks at names alone that no estimator has to take.
+    It is the last base class of the estimators, whose `__init__` has the signature. It
+    refuses only names that are no parameters of the estimator.
     """
 
-    _instead: ClassVar[Mapping[str, str]] = {}  # of the class, before those of all
+    _instead: ClassVar[Mapping[str, str]] = {}  # of this class; precedes FOREIGN
 
     def __new__(cls, *positional: Any, **named: Any) -> Arguments:
-        """Refuse what the class does not take, where its counterpart is known."""
+        """Raise TypeError for an argument of scikit-learn, with its counterpart."""
         for name in named:
             remedy = cls._remedy(name)
             if remedy:
@@ -261,22 +267,22 @@ class Arguments:
 
     @classmethod
     def _remedy(cls, name: str) -> str:
-        """A sentence on an argument of scikit-learn; "" for all others."""
+        """Return a sentence on an argument of scikit-learn; "" for any other name."""
         instead = cls._instead.get(name, FOREIGN.get(name, ""))
         if not instead or name in cls._get_param_names():  # type: ignore[attr-defined]
             return ""
         return f"{cls.__name__} has no argument {name}; {instead}"
 
 
-# What all estimators share: their parameters, and the way to `hpcsgd.fit` and back.
+# The base class of all estimators: parameters, the call of `hpcsgd.fit`, attributes.
 
-# scikit-learn does not hand these on as metadata: they say on which ranks a fit runs.
+# scikit-learn must not route these as metadata: they choose the ranks of a fit.
 NOT_ROUTED = {"comm": UNUSED, "layout": UNUSED, "grid": UNUSED}
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Coefficients as the engine has them, and the run that found them."""
+    """The coefficients of one run, in the engine's shapes, and its Result."""
 
     weights: Array  # (d, K) float64
     intercept: Array  # (K,) float64; zeros without one
@@ -286,14 +292,18 @@ class Solution:
 # Labels of any kind as numbers 0..K-1, the same on all ranks, and their weights.
 
 NUMBERS = "biuf"  # kinds of dtypes
-ROWS = 2**20  # targets of a file that are looked at together
+ROWS = 2**20  # targets of a file that are read at once
 
 
 def find_classes(X: Any, y: Any, ranks: FitRanks) -> Array:
-    """The labels of all ranks in ascending order; one exchange where rows are dealt."""
+    """Return the labels of all ranks in ascending order.
+
+    With layout "rows" the ranks exchange their labels once. Without y, rank 0 reads
+    those of the file X.
+    """
     if y is None:
         return _of_file(X, ranks)
-    # Of a rank without rows not even the type is known.
+    # The type of the labels is unknown on a rank without rows.
     parts = [labels for labels in ranks.of_rows(np.unique(y)) if len(labels)]
     if not parts:
         raise DataError("no rank has a row; give rows to one of them at least")
@@ -312,7 +322,7 @@ def find_classes(X: Any, y: Any, ranks: FitRanks) -> Array:
 
 
 def _of_file(path: Any, ranks: FitRanks) -> Array:
-    """Rank 0 reads the labels of a file, and tells the others."""
+    """Return the labels of a file, which rank 0 reads and sends to all. Collective."""
 
     def read() -> Array:
         labels: Array = np.empty(0)
@@ -329,13 +339,13 @@ def _of_file(path: Any, ranks: FitRanks) -> Array:
 
 
 def check_classes(estimator: Any, classes: Any) -> Array:
-    """All classes there will ever be, said at the first call of `partial_fit`."""
+    """Return all classes, which the first call of `partial_fit` must name."""
     _check_partial_fit_first_call(estimator, classes)
     return np.asarray(estimator.classes_)
 
 
 def encode(y: Array, classes: Array) -> Array:
-    """The place of each label among the classes, as float64."""
+    """Return the index of each label of `y` in `classes`, (n,) in float64."""
     places = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
     strange = np.flatnonzero(classes[places] != y)
     if len(strange):
@@ -353,7 +363,7 @@ def weigh(
     weights: Array | None,
     ranks: FitRanks,
 ) -> Array | None:
-    """Sample weights times the weights of their classes; None = all alike.
+    """Return sample weights times the weights of their classes, (n,); None = all 1.
 
     "balanced": Σc / (K Σ_k c), sums over all rows and over those of class k.
     """
@@ -364,60 +374,60 @@ def weigh(
     if isinstance(class_weight, str) and class_weight == "balanced":
         counts = np.bincount(places, own, minlength=len(classes))
         counts = np.sum(ranks.of_rows(counts), axis=0)
-        # A class without weight has no rows that a factor would reach.
+        # The factor of a class of total weight 0 has no effect.
         factors = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1.0))
     else:
         factors = compute_class_weight(class_weight, classes=classes, y=classes)
     return np.asarray(own * factors[places])
 
 
-# How far a fit has come: passes, records, and a warning where it did not arrive.
+# The progress of a fit: passes, records, and a warning if it did not converge.
 
 
 def passes_of(result: Result) -> int:
-    """Passes over the data: epochs of steps, then those of the finisher; at least 1."""
+    """Return the passes over the data: epochs of SGD and of refinement, at least 1."""
     last = result.history[-1] if result.history else {}
     return max(int(last.get("epoch", 0)) + int(last.get("passes", 0)), 1)
 
 
 def history_of(result: Result, number: int | None) -> list[dict[str, Any]]:
-    """Its records; those of one class against all others say which."""
+    """Return the records of `result`, each with the class `number` if it has one."""
     more = {} if number is None else {"class": number}
     return [{**more, **record} for record in result.history]
 
 
 def warn_unless_converged(estimator: Any, rank: int) -> None:
-    """Say what to change, as scikit-learn's warning, on rank 0."""
+    """Warn on rank 0 with the advice of the runs, by a ConvergenceWarning."""
     results = estimator.result_
     results = results if isinstance(results, list) else [results]
     said = dict.fromkeys(one.advice for one in results if one.advice)
     if said and rank == 0:
         sentence = f"{type(estimator).__name__}: {'; '.join(said)}"
-        # Named as `fit` has it; the parameter is scikit-learn's.
+        # The advice names the argument of `hpcsgd.fit`; here it is scikit-learn's.
         sentence = sentence.replace("raise epochs", "raise max_iter")
         if getattr(estimator, "max_iter", None) is not None:
             sentence = sentence.replace("raise polish.passes", "raise max_iter")
         warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
 
 
-# From rows and targets to coefficients: what every estimator does with what it has.
+# From rows and targets to coefficients: the fit of every estimator.
 
 # One epoch of CA-SGD and nothing else.
 ONE_EPOCH = {"epochs": 1, "polish": False, "average": "none", "hold_out": 0.0}
-# A rate that no batch is too steep for, however few rows come: nothing is averaged.
-# No goal: an epoch is an epoch, and a gap of these rows would cost more than it.
+# The rate is derived from the longest row: it is stable for any batch, however few the
+# rows. There is no stopping test: a gap of these rows would cost more than the epoch.
 ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
 
 
 class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
-    """Fits of numbers and of labels; what differs is the family.
+    """Base class of all estimators, whose targets are numbers or labels.
 
     `documented` describes the parameters that every estimator has.
     """
 
     family: str
     more_classes = ""  # with three or more: "softmax", "one-vs-rest", or refused
-    class_weight: Any = None  # a parameter of those that learn labels
+    class_weight: Any = None  # a parameter of estimators of labels only
     alpha: float
     l1_ratio: float
     fit_intercept: bool
@@ -534,7 +544,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     def _fit(
         self, rows: FitRows, opening: AbstractContextManager[FitRanks], **more: Any
     ) -> None:
-        """Learn from the rows, on the ranks that `opening` gives."""
+        """Fit the estimator to the rows, on the ranks of `opening`. Collective."""
         with opening as ranks:
             taken = self._take(rows, ranks)
             if self._labelled:
@@ -551,7 +561,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         opening: AbstractContextManager[FitRanks],
         classes: Any = None,
     ) -> None:
-        """Run one epoch on the rows from where the model stands."""
+        """Run one epoch on the rows, from the current coefficients. Collective."""
         is_first = not hasattr(self, "coef_")
         done, before = (0, []) if is_first else (self.n_iter_, self.history_)
         with opening as ranks:
@@ -664,14 +674,14 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         return int(ranks.world.exchange_objects(seed)[0])
 
     def _take_names(self, names: list[str] | None) -> None:
-        """Names of the columns of a file, in the place of those of an earlier fit."""
+        """Set the column names of a file, or delete those of an earlier fit."""
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
 
     def _label_tasks(self, rows: FitRows, ranks: FitRanks) -> list[FitRows]:
-        """Rows with labels as numbers: once, or for each class against all others."""
+        """Return rows with labels as numbers: once, or for each class against all."""
         if rows.y is None:  # the labels of a file are encoded where it is read
             return [rows]
         codes = ranks.together(lambda: encode(rows.y, self.classes_))
@@ -687,13 +697,13 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         return self.more_classes == "one-vs-rest" and len(self.classes_) > 2
 
     def _family(self) -> str:
-        """The family that is fitted, which may depend on the number of classes."""
+        """Return the family of the fit, which may depend on the number of classes."""
         if self.more_classes == "softmax" and len(self.classes_) > 2:
             return "softmax"
         return self.family
 
     def _keep(self, solutions: list[Solution]) -> None:
-        """The attributes that a fit leaves, in scikit-learn's shapes."""
+        """Set the attributes of a fit from its solutions, in scikit-learn's shapes."""
         coef = np.hstack([one.weights for one in solutions]).T
         intercept = np.concatenate([one.intercept for one in solutions])
         self.coef_ = coef if self._labelled else coef[0]
@@ -708,11 +718,14 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         self.n_iter_ = self._count(max(passes_of(result) for result in results))
 
     def _count(self, passes: int) -> Any:
-        """`n_iter_` as scikit-learn's class of the same name has it."""
+        """Return `passes` as `n_iter_` of scikit-learn's class of the same name."""
         return passes
 
     def _starts(self) -> list[Any] | None:
-        """Where each run begins: at the coefficients there are, if they still suit."""
+        """Return the start (weights, intercept) of each run: the current coefficients.
+
+        Return None if there are none, or if their number of columns or classes differs.
+        """
         if not hasattr(self, "coef_"):
             return None
         coef = np.atleast_2d(np.asarray(self.coef_, dtype=np.float64))
@@ -730,7 +743,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         return count if count > 2 or self._family() == "softmax" else 1
 
     def _name_columns(self, ranks: FitRanks) -> None:
-        """Columns of the whole data, where each rank has given some of them."""
+        """Set the number of columns, and their names with layout "columns"."""
         self.n_features_in_ = np.atleast_2d(self.coef_).shape[1]
         if ranks.layout != "columns":
             return
@@ -807,7 +820,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     def _rows(
         self, X: Any, offset: Any = None, exposure: Any = None
     ) -> tuple[Any, Array | None]:
-        """Checked rows, and what is added to their scores."""
+        """Return checked rows, and the offsets (n,) of their scores, or None."""
         check_is_fitted(self)
         X = take_rows(self, X)
         return X, total_offset(offset, exposure, X.shape[0])

@@ -15,7 +15,7 @@ from hpcsgd.formats import Array
 
 
 class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
-    """What classifiers have in common."""
+    """Base class of classifiers: parameters, fits, scores and labels."""
 
     def __init__(
         self,

@@ -39,11 +39,11 @@ from hpcsgd.solvers.callbacks import Callback, View
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Where a fit begins: at weights that are known, or at the best constant model.
+# The start of a fit: given weights, or the best constant model.
 
 
 def make_start(given: Any) -> Start:
-    """From a result, (weights, intercept), weights alone, or nothing."""
+    """Return the start of a fit, from a Result, weights (and intercept), or None."""
     if given is None:
         return Start()
     if isinstance(given, Result):
@@ -81,7 +81,7 @@ def _numbers(given: Any) -> Array:
         ) from error
 
 
-# What a person sees of a fit: a line for every pass.
+# The progress of a fit on the terminal: a line for every pass.
 
 FIGURES = {"loss": "F", "gap": "gap", "gradient": "gradient", "held": "held out"}
 
@@ -106,7 +106,7 @@ class Shown(Callback):
 
 
 def line_of(record: dict[str, Any]) -> str:
-    """For example "pass 3: F 0.31207, gap 2e-05, 0.12 s"."""
+    """Return a record as text, for example "pass 3: F 0.31207, gap 2e-05, 0.12 s"."""
     said = [
         f"{name} {record[key]:.8g}"
         for key, name in FIGURES.items()
@@ -147,7 +147,7 @@ def agree_on_names(
 
 # The functional door: data in, a model out.
 
-# Arguments of other functions and classes, and what says the same in `fit`.
+# Arguments of other functions and classes, and their counterparts in `fit`.
 OTHER_NAMES = {
     "C": "alpha = 1/(C·n) for n rows",
     "l1": "alpha with l1_ratio=1",
@@ -172,7 +172,7 @@ OTHER_NAMES = {
 
 
 def answers_other_names(function: Callable[P, T]) -> Callable[P, T]:
-    """Answer arguments that `function` has under another name."""
+    """Return `function`, which names its argument in place of a foreign one."""
     known = inspect.signature(function).parameters
 
     @wraps(function)
@@ -454,7 +454,7 @@ def with_bits_of_rank_0(result: Result, world: Communicator) -> Result:
 
 
 def _check_callbacks(given: Any) -> list[Callback]:
-    """A list of its own, of callbacks alone."""
+    """Return a new list of the callbacks; raise ConfigError for other objects."""
     found = list(given) if isinstance(given, list | tuple) else [given]
     found = [] if given is None else found
     for one in found:
@@ -467,9 +467,9 @@ def _check_callbacks(given: Any) -> list[Callback]:
 
 
 def timeout_in(config: Any) -> float:
-    """Return `run.timeout` of what a caller gave as configuration, else its default.
+    """Return `run.timeout` of a caller's configuration, else its default.
 
-    What is wrong in it is said later, by all ranks together.
+    Errors in the configuration are raised later, on all ranks together.
     """
     if isinstance(config, RunConfig):
         return config.run.timeout
@@ -484,11 +484,11 @@ def timeout_in(config: Any) -> float:
 def ranks_of(
     comm: Communicator | Any, timeout: float = TIMEOUT
 ) -> Iterator[Communicator]:
-    """The ranks of a communicator, ours or mpi4py's; this process where there is none.
+    """Open the ranks of `comm`, of hpcsgd or mpi4py; without it, this process.
 
-    Ranks of it that do not call this are named by the others after `timeout` seconds.
-    What is opened here is closed here, but not after an error of one rank: others may
-    still be in a sum, and closing waits for them.
+    After `timeout` seconds, an error names ranks that do not call this. The world is
+    closed at the end, but not after an error of one rank: other ranks may be in a
+    collective, for which closing would wait.
     """
     if comm is None or isinstance(comm, Communicator):
         yield SerialCommunicator() if comm is None else comm
@@ -506,10 +506,10 @@ def ranks_of(
     world.close()
 
 
-# What `help` shows of estimators and paths, whose arguments `fit` describes.
+# The docstrings of estimators and paths, whose arguments `fit` describes.
 
 D = TypeVar("D", bound=Callable[..., Any])
-# parameter of an estimator that `fit` has not -> its type and its description
+# parameter of an estimator that `fit` does not have -> its type and description
 PARAMETERS = {
     "family": (
         "str",

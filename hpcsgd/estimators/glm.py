@@ -18,7 +18,7 @@ from hpcsgd.estimators.saved import LOG_LINK, PROBABLE
 from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 
-# What generic estimators have in common: they are what their family is.
+# The base of generic estimators: regressors or classifiers, depending on the family.
 
 
 def _labels(model: Generic) -> bool:

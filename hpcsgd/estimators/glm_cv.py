@@ -25,13 +25,13 @@ from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, overlay_tables
 from hpcsgd.runs.session import RunSettings, Session
 from hpcsgd.solvers.evaluation import StopConfig
 
-# Folds of a cross-validation, as scikit-learn's splitters say them or by number.
+# Folds of a cross-validation, by scikit-learn's splitters or by their number.
 
 LEAST = 2
 
 
 def count_folds(cv: Any, groups: Any = None) -> int | None:
-    """`cv` where it is a number of folds; None where it is a splitter or splits."""
+    """Return `cv` if it is a number of folds; None if it is a splitter or splits."""
     if not isinstance(cv, int | np.integer):
         return None
     if groups is not None:
@@ -92,11 +92,15 @@ def folds_of(
 def _folds_of(
     cv: Any, rows: FitRows, is_labelled: bool, groups: Any, ranks: FitRanks
 ) -> Array:
-    """Each row may be held out once: all others are what its model is trained on."""
+    """Return the fold of every row, (n,), by the splitter `cv`; −1: never held out.
+
+    A row may be held out at most once, and the model of a fold must be trained on all
+    other rows. Only rank 0 draws the folds.
+    """
     count = len(rows.y)
     folds = np.full(count, -1, dtype=np.int64)
     if ranks.world.rank > 0:
-        return folds  # which groups there are rank 0 alone may know
+        return folds  # only rank 0 needs the groups
     splitter = check_cv(cv, rows.y, classifier=is_labelled)
     for number, (train, test) in enumerate(splitter.split(rows.X, rows.y, groups)):
         held = np.zeros(count, dtype=bool)
@@ -396,7 +400,7 @@ class GLM_CV(Generic):
         start: Any = weights.reshape(len(weights), -1)
         if intercepts is not None:
             start = (start, intercepts.reshape(-1))
-        # The first look of a sweep is at where it begins.
+        # The first evaluation of a sweep is before its first step.
         held = self._compare(rows, ranks, folds, start).history[0]["held"]
         return np.array([np.nan if one is None else one for one in held])
 

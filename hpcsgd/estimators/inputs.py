@@ -28,18 +28,18 @@ from hpcsgd.precision import AUTO
 from hpcsgd.runs.coordinate import grid_of
 from hpcsgd.solvers.coordinate import COORDINATE
 
-# Rows that lie anywhere, dealt once to the ranks of a grid that want them.
+# Rows in the memory of any ranks, dealt once to the blocks of a grid.
 #
-# Rank q has some rows with all columns, rank p wants the rows of its replica and the
-# columns of its member. The rows of a rank travel in rounds of at most `ROUND` bytes,
-# so that two such buffers are what is held beside the old and the new block.
+# Rank q has some rows with all columns; rank p needs the rows of its replica and the
+# columns of its member. A rank sends its rows in rounds of at most `ROUND` bytes, so
+# that it needs two such buffers in addition to its rows and its block.
 
-ROUND = 64 * 2**20  # bytes of one rank's rows that travel together
+ROUND = 64 * 2**20  # bytes of rows that one rank sends in a round
 
 
 @dataclass(frozen=True)
 class Deal:
-    """Who has which rows, and who wants which block."""
+    """The rows that each rank has, and the block of rows and columns that it needs."""
 
     world: Communicator
     counts: tuple[int, ...]  # rows that each rank has; in rank order they are the data
@@ -48,16 +48,19 @@ class Deal:
 
     @property
     def rows(self) -> int:
-        """Of the whole data."""
+        """Return the number of rows of the whole data."""
         return sum(self.counts)
 
     def wanted(self, rank: int) -> tuple[slice, slice]:
-        """Rows and columns of a rank of the grid."""
+        """Return the rows and columns of the block of `rank`, as two slices."""
         replica, member = place_on_grid(rank, len(self.parts))
         return split_range(self.rows, self.replicas, replica), self.parts[member]
 
     def rounds(self, step: int) -> Iterator[list[slice]]:
-        """The rows that each rank sends in a round, numbered as in the whole data."""
+        """Yield the rows that each rank sends in a round of at most `step` rows.
+
+        Rows are numbered as in the whole data.
+        """
         edges = np.cumsum([0, *self.counts]).tolist()
         for number in range(max(-(-count // step) for count in self.counts)):
             yield [
@@ -66,23 +69,26 @@ class Deal:
             ]
 
     def first(self) -> int:
-        """The number of this rank's first row."""
+        """Return the number of this rank's first row in the whole data."""
         return sum(self.counts[: self.world.rank])
 
 
 def common(one: slice, other: slice) -> slice:
-    """The numbers in both, an empty range where there are none."""
+    """Return the intersection of two ranges; an empty range if they are disjoint."""
     start = max(one.start, other.start)
     return slice(start, max(min(one.stop, other.stop), start))
 
 
 def length(part: slice) -> int:
-    """How many."""
+    """Return the number of indices in a range."""
     return int(part.stop - part.start)
 
 
 def deal_dense(deal: Deal, own: Array) -> Array:
-    """The dense block that this rank wants; `own` itself where that is all of it."""
+    """Return the dense block of this rank, a copy of rows of all ranks. Collective.
+
+    `own` contains the rows of this rank, with all columns.
+    """
     world, (rows, cols) = deal.world, deal.wanted(deal.world.rank)
     first, ranks = deal.first(), range(deal.world.size)
     block = np.empty((length(rows), length(cols)), dtype=own.dtype)
@@ -108,7 +114,10 @@ def deal_dense(deal: Deal, own: Array) -> Array:
 
 
 def deal_sparse(deal: Deal, own: Any) -> Any:
-    """The sparse block that this rank wants, from a SciPy CSR of its rows."""
+    """Return the sparse block of this rank, a SciPy CSR matrix. Collective.
+
+    `own` contains the rows of this rank in CSR, with all columns.
+    """
     world, (rows, cols) = deal.world, deal.wanted(deal.world.rank)
     most = max(world.exchange_objects(int(own.nnz / max(own.shape[0], 1)) + 1))
     step = max(ROUND // (16 * most), 1)
@@ -122,7 +131,7 @@ def deal_sparse(deal: Deal, own: Any) -> Any:
 
 
 def _piece(deal: Deal, own: Any, sent: slice, rank: int) -> Csr:
-    """What `rank` wants of the rows that are sent now."""
+    """Return the part of the rows `sent` that belongs to the block of `rank`."""
     rows, cols = deal.wanted(rank)
     part, first = common(sent, rows), deal.first()
     block = own[part.start - first : part.stop - first][:, cols]
@@ -133,7 +142,11 @@ def _piece(deal: Deal, own: Any, sent: slice, rank: int) -> Csr:
 def _swap(
     world: Communicator, pieces: list[Csr], taken: list[int], width: int
 ) -> list[Csr]:
-    """The pieces that all ranks have for this one: lengths, then columns and values."""
+    """Send `pieces[r]` to each rank r; return the pieces for this rank. Collective.
+
+    Rank r sends `taken[r]` rows of `width` columns: first the numbers of entries of the
+    rows, then column indices and values.
+    """
     heights = [len(piece) for piece in pieces]
     lengths = np.empty(sum(taken), dtype=np.int64)
     said = np.concatenate([piece.lengths for piece in pieces]).astype(np.int64)
@@ -157,14 +170,15 @@ def _swap(
     ]
 
 
-# What each rank has in memory, and how that becomes the block it trains on.
+# The layouts: the arrays of each rank, and how they become the block it trains on.
 #
 # replicated   all ranks have the same arrays; each takes its block of them
 # rows         each rank has some rows, in rank order, with all columns
 # columns      each rank has all rows of some columns, in rank order
 # hdf5         a file that all ranks can read
 #
-# Whatever is wrong is found by all ranks together: each says what it has, all read it.
+# All ranks raise the same errors: they exchange the outlines of their arrays and check
+# all of them.
 
 LAYOUTS = ("replicated", "rows", "columns", "hdf5")
 SIDES = ("y", "sample_weight", "offset")
@@ -172,14 +186,14 @@ SIDES = ("y", "sample_weight", "offset")
 
 @dataclass(frozen=True)
 class RankArrays:
-    """What one rank passed, as arrays."""
+    """The arrays that one rank passed: X, and the columns beside it."""
 
     X: Any  # dense float array or SciPy CSR
     sides: dict[str, Array | None]
 
     @property
     def outline(self) -> dict[str, Any]:
-        """What the others have to know of it."""
+        """Return sizes, dtype and kind of the arrays, which the other ranks check."""
         return {
             "rows": self.X.shape[0],
             "cols": self.X.shape[1],
@@ -193,7 +207,11 @@ class RankArrays:
 def open_layout(
     layout: str, X: Any, sides: Mapping[str, Any], config: RunConfig
 ) -> Callable[[Communicator], RowReader]:
-    """What opens the data on the ranks of a world; the pieces travel once."""
+    """Return a function that opens the data on the ranks of a world as a RowReader.
+
+    With the layouts "rows" and "columns" its first call sends the data, and later calls
+    return the same reader.
+    """
     if layout not in LAYOUTS or layout == "hdf5":
         known = ", ".join(LAYOUTS)
         raise ConfigError(
@@ -204,7 +222,7 @@ def open_layout(
     found: list[tuple[int, RowReader]] = []
 
     def opened(world: Communicator) -> RowReader:
-        """Once: a run that falls back opens its data again."""
+        """Return the one reader: a run opens its data again after a fall-back."""
         if found and found[0][0] != world.size:
             raise _alike("the rows of a lost rank are lost with it; start again")
         if not found:
@@ -221,14 +239,17 @@ def open_layout(
 
 
 def _replicas(config: RunConfig, world: Communicator) -> int:
-    """Of the grid that this run will have."""
+    """Return the number of replicas of the grid of this run."""
     if config.update.kind == COORDINATE:
         return grid_of(config, world.size)[0]
     return config.grid.replicas
 
 
 def _given(X: Any, sides: Mapping[str, Any]) -> RankArrays:
-    """Checked as a reader of arrays does; a rank may have no rows, or no y."""
+    """Return the arrays of this rank, checked as by MemoryReader.
+
+    X may be None or empty; then it needs no y.
+    """
     shape = (0, 0) if X is None else np.shape(X)
     if len(shape) == 2 and 0 in shape:
         empty = X if hasattr(X, "tocsr") else np.empty(shape, np.float32)
@@ -262,7 +283,7 @@ def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowRea
 
 
 def _same(said: list[dict[str, Any]], names: tuple[str, ...], layout: str) -> None:
-    """Refused alike by all ranks, where ranks differ in what they must share."""
+    """Raise DataError on all ranks if the outlines `said` differ in one of `names`."""
     for name in names:
         values = [one[name] for one in said]
         other = next((r for r, v in enumerate(values) if v != values[0]), None)
@@ -273,7 +294,7 @@ def _same(said: list[dict[str, Any]], names: tuple[str, ...], layout: str) -> No
             )
 
 
-# Of what is there or not the value says all.
+# Nouns in messages; those on side columns have none, as their values are y or no y.
 _WORDS = {"dtype": "element type ", "cols": "columns ", **dict.fromkeys(SIDES, "")}
 _REMEDIES = {
     "replicated": "give every rank the same arrays, or say layout='rows' or 'columns'",
@@ -291,7 +312,10 @@ def _alike(sentence: str) -> DataError:
 def _rows(
     world: Communicator, given: RankArrays, replicas: int, partition: str
 ) -> RowReader:
-    """Dealt to the grid's blocks; targets, weights and offsets are told to all."""
+    """Deal the rows to the grid; return a reader of this rank's block. Collective.
+
+    All ranks receive the targets, weights and offsets of all rows.
+    """
     said = world.exchange_objects(given.outline)
     counts = tuple(one["rows"] for one in said)
     held = [_with_presence(one) for one in said if one["rows"]]
@@ -303,7 +327,7 @@ def _rows(
     deal = Deal(world, counts, parts, replicas)
     rows, _ = deal.wanted(world.rank)
     stays = all(_is_there(deal, rank) for rank in range(world.size))
-    if stays:  # nobody needs anything
+    if stays:  # every rank has its block
         block = own
     else:
         block = (deal_sparse if held[0]["kind"] == "sparse" else deal_dense)(deal, own)
@@ -318,13 +342,13 @@ def _rows(
 
 
 def _with_presence(one: Mapping[str, Any]) -> dict[str, Any]:
-    """An outline with the names of its side columns: all ranks have them, or none."""
+    """Return the outline with "y" or "no y" in place of the length of a side column."""
     there = {n: f"no {n}" if one[n] is None else n for n in SIDES}
     return {**one, **there}
 
 
 def _nothing(like: Mapping[str, Any]) -> Any:
-    """No rows of what the others have."""
+    """Return an array of no rows, with the columns, dtype and kind of an outline."""
     shape = (0, like["cols"])
     if like["kind"] == "sparse":
         from scipy.sparse import csr_array
@@ -340,7 +364,11 @@ def _parts(
     replicas: int,
     partition: str,
 ) -> tuple[slice, ...]:
-    """The columns of every member, sparse ones by stored values where that is asked."""
+    """Return the columns of each member. Collective.
+
+    Members get equal numbers of columns, or of stored values if X is sparse and
+    `partition` is not "equal".
+    """
     members, cols = world.size // replicas, like["cols"]
     if members > cols:
         raise _alike(
@@ -354,7 +382,7 @@ def _parts(
 
 
 def _is_there(deal: Deal, rank: int) -> bool:
-    """Whether a rank has what it wants, and nothing else."""
+    """Return whether the rows and columns that `rank` passed are exactly its block."""
     rows, cols = deal.wanted(rank)
     first = sum(deal.counts[:rank])
     has = slice(first, first + deal.counts[rank])
@@ -367,7 +395,7 @@ def _told(
     like: Mapping[str, Any],
     counts: tuple[int, ...],
 ) -> dict[str, Array | None]:
-    """The side columns of all rows, on all ranks."""
+    """Return the side columns of all rows, on all ranks. Collective."""
     found: dict[str, Array | None] = {}
     for name in SIDES:
         if like[name] != name:
@@ -376,7 +404,7 @@ def _told(
         own = given.sides[name]
         own = np.empty(0) if own is None else own
         out = np.empty(sum(counts))
-        # A list: two counts in a tuple are something else to mpi4py.
+        # A list, because mpi4py gives a tuple of two counts another meaning.
         found[name] = world.gather(own, list(counts), out, "control")
     if found["y"] is None:
         raise _alike("layout = 'rows': no y was given; give each rank y of its rows")
@@ -384,7 +412,10 @@ def _told(
 
 
 def _columns(world: Communicator, given: RankArrays, replicas: int) -> RowReader:
-    """Nothing moves but the side columns of rank 0."""
+    """Return a reader of the columns that this rank passed. Collective.
+
+    Only the side columns of rank 0 are sent.
+    """
     if replicas != 1:
         raise ConfigError(
             f"layout = 'columns' needs one replica and the grid asks for {replicas};"
@@ -414,7 +445,7 @@ def _columns(world: Communicator, given: RankArrays, replicas: int) -> RowReader
 def _of_rank_0(
     world: Communicator, given: RankArrays, first: Mapping[str, Any], name: str
 ) -> Array | None:
-    """A side column as rank 0 has it, on all ranks."""
+    """Return the side column `name` of rank 0 on all ranks, or None. Collective."""
     if first[name] is None:
         if name == "y":
             raise _alike("layout = 'columns': rank 0 has no y; give it there at least")
@@ -426,7 +457,7 @@ def _of_rank_0(
     return world.broadcast(column, 0, "control")
 
 
-# What a caller passed, as something that the ranks can open.
+# The arguments of a caller, as data that the ranks can open.
 
 
 @dataclass(frozen=True)
@@ -458,7 +489,7 @@ class FitRows:
 
 @dataclass(frozen=True)
 class FitData:
-    """The data of a fit."""
+    """The data of a fit: a function that opens a reader, and the names of columns."""
 
     open_reader: Callable[[Communicator], RowReader]
     names: list[str] | None  # of the columns, where they have any
@@ -483,7 +514,7 @@ class FitData:
 def open_data(
     matrix: Matrix, sides: Mapping[str, Any], layout: str, config: RunConfig
 ) -> FitData:
-    """Arrays by their layout, a path as a file."""
+    """Return the data of a fit: arrays in their layout, or a file."""
     if layout not in LAYOUTS:
         raise ConfigError(f"layout = {layout!r}; known: {', '.join(LAYOUTS)}")
     if matrix.path is not None:
@@ -502,7 +533,7 @@ def open_data(
 
 
 def _check_there(layout: str, config: RunConfig) -> None:
-    """Rows on a GPU are trained on there, by ranks that all have them."""
+    """Refuse X on a GPU unless the run uses that GPU and X is replicated."""
     if config.run.device != "cuda" or layout != "replicated":
         raise ConfigError(
             f"X is in the memory of a GPU, and device = {config.run.device!r}, layout ="

@@ -49,7 +49,7 @@ from hpcsgd.runs.session import Start
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import level, open_rows
 
-# The penalties of a path, given or chosen from the data.
+# The penalties of a path, passed by the caller or chosen from the data.
 
 NAMED = 6  # coefficients of a picture that have a name and a colour
 LEAST_RATIO = 1e-3  # of l1, where the largest alpha is chosen: ridge alone has none
@@ -58,14 +58,14 @@ BEYOND = 1 + 1e-12  # so that rounding leaves no weight at the largest alpha
 
 @dataclass
 class Alphas:
-    """The penalties, given or chosen."""
+    """The penalties of a path: those of the caller, or chosen from the data."""
 
     given: Sequence[float] | None
     count: int
     eps: float
 
     def check(self) -> None:
-        """Refuse what makes no path."""
+        """Raise ConfigError for numbers that make no path."""
         if self.count < 1 or not 0.0 < self.eps < 1.0:
             raise ConfigError(
                 f"n_alphas = {self.count} must be at least 1, and eps = {self.eps!r}"
@@ -112,13 +112,13 @@ class PathFit:
         self.arguments.problem()
 
     def has_form(self, solver: str) -> bool:
-        """Whether the solver is a coordinate form; "auto": where there is one."""
+        """Return whether `solver` is a coordinate form; "auto" is one if one exists."""
         if solver == "auto":
             return fits(self._settings(self.arguments))
         return solver == COORDINATE
 
     def by_coordinates(self, grid: Alphas) -> list[Result]:
-        """Fit all models by coordinates: data and Gram are made once."""
+        """Fit all models by coordinate descent; open data and compute Gram once."""
         config = self._settings(self.arguments)
         data = self._open(config)
 
@@ -173,7 +173,7 @@ class PathFit:
         )
 
     def _settings(self, arguments: FitArguments) -> RunConfig:
-        """Return the settings of a coordinate form, whether the problem has one."""
+        """Return the settings of a coordinate form, which `fits` may then refuse."""
         family, ratio = arguments.family, arguments.l1_ratio
         tables: dict[str, dict[str, Any]] = {
             "problem": arguments.problem(),
@@ -192,12 +192,12 @@ class PathFit:
         if best_form(config) == "dual" and not has_section(
             arguments.config, "sampling"
         ):
-            # In one order for all epochs it may take ten times as many.
+            # With one order for all epochs, the dual form may take ten times as many.
             return config.with_values({"sampling.mode": "reshuffle"})
         return config
 
 
-# What a path leaves behind: every model a result of its own.
+# The result of a path: every model is a Result.
 
 
 @dataclass(frozen=True)

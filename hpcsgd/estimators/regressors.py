@@ -35,7 +35,7 @@ from hpcsgd.formats import Array
 def explained(
     family: str, y: Array, mean: Array, weights: Array | None, offset: Array | None
 ) -> float:
-    """D² of `mean` (n,)."""
+    """Return D² of the predictions `mean`, (n,)."""
     weights = np.ones(len(y)) if weights is None else weights
     null = _null_mean(family, y, weights, offset)
     left = float(weights @ _deviance(family, y, mean))
@@ -54,7 +54,7 @@ def _deviance(family: str, y: Array, mean: Array) -> Array:
 
 
 def _null_mean(family: str, y: Array, c: Array, offset: Array | None) -> Array:
-    """The best mean that knows the offsets alone."""
+    """Return the means (n,) of the best model of an intercept and the offsets."""
     offset = np.zeros(len(y)) if offset is None else offset
     if family == "poisson":
         exposure = np.exp(offset)
@@ -65,11 +65,11 @@ def _null_mean(family: str, y: Array, c: Array, offset: Array | None) -> Array:
     return np.asarray(offset + (c @ (y - offset)) / c.sum())
 
 
-# What regressors have in common: `fit`, `predict` and `score`.
+# The base class of regressors: `fit`, `predict` and `score`.
 
 
 class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
-    """What regressors have in common."""
+    """Base class of regressors: fits, predictions and their score."""
 
     @documented
     def fit(
@@ -260,11 +260,11 @@ class Ridge(Regressor):
 # where it is too small, goes up to the root in finitely many steps. Where more than
 # Σc (1 − 1/epsilon²) belong to rows without an error there is no root, and σ is 0.
 
-SCALE_ROUNDS = 30  # fits at most; some four are usual, twenty where the scale is near 0
+SCALE_ROUNDS = 30  # most fits; four are usual, twenty where the scale is near 0
 SCALE_TOL = 1e-6  # relative change of the scale that ends them
-LONGEST = 50.0  # steps of the secant, in those that the residuals ask for
+LONGEST = 50.0  # largest ratio of a secant step to r
 LEAST_SCALE = 1e-6  # of the root mean square of the targets about their mean
-ROUND_TOL = 1e-6  # of fits whose residuals are all that is wanted
+ROUND_TOL = 1e-6  # of fits of which only the residuals are needed
 
 
 def robust_scale(errors: Array, c: Array, epsilon: float, ranks: FitRanks) -> float:
@@ -284,17 +284,17 @@ def robust_scale(errors: Array, c: Array, epsilon: float, ranks: FitRanks) -> fl
 
 
 def _mean(values: Array, c: Array, ranks: FitRanks) -> float:
-    """The mean over the rows of all ranks with weights c. Collective."""
+    """Return the mean over the rows of all ranks with weights c. Collective."""
     total, moment = np.sum(ranks.of_rows(np.array([c.sum(), c @ values])), axis=0)
     return float(moment / total)
 
 
 class ScaleSearch:
-    """The scale σ that residuals at delta = epsilon·σ have themselves.
+    """The search for σ, the scale of the residuals of a fit at delta = epsilon·σ.
 
-    With s = log σ and r(s) the logarithm of the scale of the residuals less s, it is a
-    root of r: the first step is s + r, the next are those of the secant, or halves
-    where the root is known to lie between two scales and the secant leaves them.
+    With s = log σ and r(s) the logarithm of the scale of the residuals minus s, it is a
+    root of r. The first step goes to s + r, the next ones are secant steps. If a step
+    leaves the interval that is known to contain the root, the interval is halved.
     """
 
     def __init__(self, scale: float) -> None:
@@ -304,11 +304,11 @@ class ScaleSearch:
 
     @property
     def scale(self) -> float:
-        """The scale to try next, or the one that was found."""
+        """Return the scale to try next; after the search, the root."""
         return float(np.exp(self._at))
 
     def is_done(self, scale: float) -> bool:
-        """Go on from the `scale` that the residuals have; True at the root."""
+        """Take a step, given the `scale` of the residuals; return True at the root."""
         s, r = self._at, float(np.log(scale)) - self._at
         if r > 0.0:
             self._low = max(self._low, s)
@@ -414,11 +414,11 @@ class HuberRegressor(Regressor):
     def _learn(
         self, rows: FitRows, ranks: FitRanks, starts: list[Any] | None, **changed: Any
     ) -> None:
-        """Fit at `delta`, or at that of the residuals."""
+        """Fit with `delta`, or without it with epsilon times the scale of residuals."""
         self._check(rows)
         passes = 0
         if self.delta is None:
-            # What changes settings is `partial_fit`.
+            # `partial_fit` passes changed settings: its scale needs no fits.
             rounds = 0 if changed else SCALE_ROUNDS
             starts, passes = self._find_scale(rows, ranks, starts, rounds)
             self.delta_ = self.epsilon * self.scale_
@@ -455,9 +455,9 @@ class HuberRegressor(Regressor):
         return starts, passes
 
     def _scale(self, errors: Array, c: Array, ranks: FitRanks, spread: float) -> float:
-        """The scale of errors, alike on all ranks.
+        """Return the scale of the errors of all ranks, alike on all ranks. Collective.
 
-        Where it is 0, since most rows are met exactly, a small one stands for it.
+        If it is 0, because most rows have no error, return a small positive scale.
         """
         scale = robust_scale(errors, c, self.epsilon, ranks)
         scale = max(scale, LEAST_SCALE * spread) or 1.0 / self.epsilon
@@ -466,7 +466,7 @@ class HuberRegressor(Regressor):
     def _errors(
         self, rows: FitRows, ranks: FitRanks, weights: Array, intercept: Array
     ) -> Array:
-        """Residuals of the rows of this rank, (n,)."""
+        """Return the residuals of the rows of this rank, (n,)."""
         world, X = ranks.world, rows.X
         if not X.shape[0]:
             return np.empty(0)
@@ -481,7 +481,7 @@ class HuberRegressor(Regressor):
         return np.asarray(scores + intercept[0] - rows.y)
 
     def _check(self, rows: FitRows) -> None:
-        """Refuse numbers that make no F, and rows whose targets are in a file."""
+        """Raise ConfigError for parameters that make no F or need targets in memory."""
         if self.delta is not None and not 0.0 < self.delta < float("inf"):
             raise ConfigError(
                 f"delta = {self.delta!r} must be positive and finite, or None, which"
@@ -505,10 +505,10 @@ class HuberRegressor(Regressor):
         is_silent: bool = False,
         **changed: Any,
     ) -> Solution:
-        """The family's delta is 1: targets and coefficients in units of ours.
+        """Run a fit with targets and coefficients in units of delta, where delta is 1.
 
-        F is delta² times what it is in these units; the ridge is the same part of it,
-        l1 is not.
+        F is delta² times its value in these units. The ridge penalty scales as F, so l2
+        is the same; l1 is divided by delta.
         """
         unit = self.delta_
         if start is not None:
@@ -532,7 +532,7 @@ class HuberRegressor(Regressor):
                     record[name] *= self.delta_ ** powers[name]
 
     def _penalty_in(self, unit: float) -> dict[str, Any]:
-        """The arguments of `fit` that depend on the unit of coefficients."""
+        """Return the arguments of `fit` that depend on the unit of coefficients."""
         l1, l2 = self.alpha * self.l1_ratio / unit, self.alpha * (1 - self.l1_ratio)
         bounds = self.bounds
         if bounds is not None:
@@ -542,7 +542,7 @@ class HuberRegressor(Regressor):
 
 
 def _in(unit: float, rows: FitRows) -> FitRows:
-    """Targets in a unit; those of a file stay as they are."""
+    """Return `rows` with targets divided by `unit`; if it is 1, y may be in a file."""
     return rows if unit == 1.0 else replace(rows, y=np.asarray(rows.y) / unit)
 
 
@@ -550,7 +550,7 @@ def _in(unit: float, rows: FitRows) -> FitRows:
 
 
 class RateRegressor(Regressor):
-    """Regressors with a log link: with offsets, and exposures to multiply rates."""
+    """Base class of regressors with a log link, which take offsets and exposures."""
 
     @documented
     def fit(

@@ -31,18 +31,18 @@ from hpcsgd.runs.predict import KINDS, TrainedModel, block_scores, blocks_of, ro
 from hpcsgd.runs.result import ESTIMATOR, Result, load_result, restore, saving
 from hpcsgd.runs.result import KIND as RESULT
 
-# What a linear model says about rows, without scikit-learn: a saved one needs no more.
+# Predictions of a linear model. They need no scikit-learn, as a saved model needs none.
 #
 # Scores are t = X w + intercept + offset in float64, made block by block: rows of
 # float32 are never copied as a whole.
 
-BLOCK_BYTES = 2**23  # of rows in float64 that are held at once
-LOG_LINK = ("poisson", "gamma")  # families that know an exposure
-PROBABLE = ("logistic", "probit", "softmax")  # labelled ones that know probabilities
+BLOCK_BYTES = 2**23  # of rows in float64 that are in memory at once
+LOG_LINK = ("poisson", "gamma")  # families with exposures
+PROBABLE = ("logistic", "probit", "softmax")  # families of labels with probabilities
 
 
 def is_labelled(family: str) -> bool:
-    """True where targets are labels; a family that nobody knows has none."""
+    """Return whether targets of a family are labels; False for an unknown family."""
     return family in FAMILIES and get_family(family).targets in LABELLED
 
 
@@ -58,7 +58,7 @@ class Formula:
 
     @property
     def model(self) -> TrainedModel:
-        """As predictions of results have it: w is (d, K)."""
+        """Return the model in the form of a Result's predictions: w is (d, K)."""
         family = get_family(self.family)
         coef = np.atleast_2d(np.asarray(self.coef, dtype=np.float64))
         intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
@@ -74,7 +74,7 @@ class Formula:
         )
 
     def scores(self, X: Any, offset: Array | None = None) -> Array:
-        """t, (n, K)."""
+        """Return the scores t of the rows of X, (n, K)."""
         model = self.model
         if is_on_device(X):
             return _scores_there(model, X, offset)
@@ -85,29 +85,32 @@ class Formula:
             return np.concatenate([block_scores(model, prepared, r) for r in blocks])
 
     def decision(self, X: Any, offset: Array | None = None) -> Array:
-        """What a classifier decides by: (n,) of the second of two, or (n, K)."""
+        """Return the scores by which a classifier decides, (n,) or (n, K).
+
+        Two classes have one score for each row, which is positive for the second class.
+        """
         scores = self.scores(X, offset)
         if scores.shape[1] == 1:
             return scores[:, 0]
-        # Two columns of scores say no more than their difference.
+        # Only the difference of two columns of scores matters.
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def means(self, X: Any, offset: Array | None = None) -> Array:
-        """μ(t), (n,)."""
+        """Return the means μ(t) of the rows of X, (n,)."""
         return KINDS["mean"](self.model, self.scores(X, offset))
 
     def labels(self, X: Any, offset: Array | None = None) -> Array:
-        """The likeliest label of each row."""
+        """Return the likeliest label of each row, (n,)."""
         decision = self.decision(X, offset)
         places = decision.argmax(axis=1) if decision.ndim > 1 else decision > 0
         return np.asarray(self.classes)[places.astype(np.intp)]
 
     def probabilities(self, X: Any, offset: Array | None = None) -> Array:
-        """A column for each class."""
+        """Return the probabilities (n, K), a column for each class."""
         return KINDS["probability"](self.model, self.scores(X, offset))
 
     def log_probabilities(self, X: Any, offset: Array | None = None) -> Array:
-        """Their logarithms, finite where a probability is too small for a float."""
+        """Return the log-probabilities, finite where a probability underflows."""
         scores = self.scores(X, offset)
         if scores.shape[1] > 1:
             return np.asarray(log_softmax(scores, axis=1))
@@ -116,7 +119,10 @@ class Formula:
 
 
 def _scores_there(model: TrainedModel, X: Any, offset: Array | None) -> Array:
-    """Of rows on a GPU, which stay there: blocks of scores come to the host."""
+    """Return the scores (n, K), on the host, of rows X that are on a GPU.
+
+    Blocks of scores are copied to the host; X stays on the GPU.
+    """
     if X.ndim != 2 or X.shape[1] != len(model.weights):
         raise DataError(
             f"X has shape {X.shape} and the model {len(model.weights)} columns; give"
@@ -127,7 +133,7 @@ def _scores_there(model: TrainedModel, X: Any, offset: Array | None) -> Array:
             "X is in the memory of a GPU and the model was trained on scaled rows; the"
             " host has to scale them, pass X.get()"
         )
-    home = sys.modules[type(X).__module__.partition(".")[0]]  # who made the array
+    home = sys.modules[type(X).__module__.partition(".")[0]]  # the array's library
     weights = home.asarray(model.weights)
     blocks = blocks_of(slice(0, X.shape[0]), X.shape[1], BLOCK_BYTES)
     scores = np.concatenate([home.asnumpy(X[rows] @ weights) for rows in blocks])
@@ -144,12 +150,12 @@ def preparation_of_runs(results: Result | list[Result] | None) -> Preparation:
 
 
 def is_on_device(X: Any) -> bool:
-    """True for an array in the memory of a GPU."""
+    """Return True for an array in the memory of a GPU."""
     return hasattr(X, "__cuda_array_interface__")
 
 
 def total_offset(offset: Any, exposure: Any, rows: int) -> Array | None:
-    """offset + log(exposure), or None where neither is given."""
+    """Return offset + log(exposure), (rows,), or None if both are None."""
     parts = []
     if offset is not None:
         parts.append(column(offset, rows, "offset"))
@@ -166,7 +172,7 @@ def total_offset(offset: Any, exposure: Any, rows: int) -> Array | None:
 
 
 def column(values: Any, rows: int, name: str) -> Array:
-    """`values` as `rows` finite numbers."""
+    """Return `values` as float64 of shape (rows,); raise DataError if not finite."""
     found = np.asarray(values, dtype=np.float64)
     if found.shape not in ((rows,), (rows, 1)):
         raise DataError(
@@ -178,12 +184,12 @@ def column(values: Any, rows: int, name: str) -> Array:
     return found.reshape(-1)
 
 
-# A saved model where there is no scikit-learn: it predicts all the same.
+# A saved model without scikit-learn: it predicts the same.
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """What `hpcsgd.load` gives without scikit-learn: predictions, and what is known.
+    """A fitted model that `hpcsgd.load` returns if there is no scikit-learn.
 
     Attributes
     ----------
@@ -192,7 +198,7 @@ class Predictor:
     coef_, intercept_, classes_ : as the estimator has them
     feature_names_in_ : names of the columns, or None
     result_ : `Result` of the run, or a list of them
-    attributes : everything else that the fit had left
+    attributes : all other attributes of the fit
     """
 
     name: str
@@ -240,7 +246,7 @@ class Predictor:
         return self.formula.probabilities(*self._rows(X, offset))
 
     def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
-        """Their logarithms."""
+        """Logarithms of the probabilities, a column for each class."""
         self._need(self.formula.family in PROBABLE, "probabilities")
         return self.formula.log_probabilities(*self._rows(X, offset))
 
@@ -264,7 +270,7 @@ class Predictor:
 
 # One file for a fitted model: a sealed HDF5 file that loads anywhere.
 #
-# It holds numbers and one JSON document, never a pickle: parameters, coefficients,
+# It contains numbers and one JSON document, never a pickle: parameters, coefficients,
 # classes, names of columns and the report of the run. No MPI, no GPU and no version of
 # scikit-learn is needed to read it.
 
@@ -279,13 +285,13 @@ SCHEMA = {
     "results": [dict],
     "is_list": bool,
 }
-PAIRS = "pairs"  # of a dict whose keys are no strings, which JSON would make of them
+PAIRS = "pairs"  # items of a dict with other keys than strings, which JSON would change
 # Attributes with a place of their own in the file.
 PLACED = ("coef_", "intercept_", "classes_", "feature_names_in_", "result_")
 
 
 def save(estimator: Any, path: str | PathLike[str]) -> None:
-    """Write a fitted estimator, whole or not at all."""
+    """Write a fitted estimator into the file `path`, whole or not at all."""
     results = estimator.result_
     document = {
         "class": _known_class(estimator),
@@ -396,7 +402,7 @@ def _read(path: Path) -> Predictor:
 def _formula(
     path: Path, document: Any, arrays: Mapping[str, Array], preparation: Preparation
 ) -> Formula:
-    """The coefficients, if they make a model."""
+    """Return the coefficients of a file; raise DataError if they make no model."""
     coef, intercept = arrays.get("coef"), arrays.get("intercept")
     classes = None
     if document["classes"] is not None:
@@ -422,13 +428,13 @@ def _formula(
 
 
 def _estimator(predictor: Predictor) -> Any:
-    """The estimator that was saved; parameters that it no longer has are left out."""
+    """Return the estimator that was saved, without parameters that no longer exist."""
     import hpcsgd.estimators as home
 
     kind = getattr(home, predictor.name)
     known = kind._get_param_names()
     given = {k: v for k, v in predictor.parameters.items() if k in known}
-    # JSON has no tuples, which is what sequences among parameters are.
+    # Sequences among parameters are tuples, which JSON stores as lists.
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     estimator = kind(**given)
     for name in ("coef_", "intercept_", "classes_", "feature_names_in_", "result_"):
@@ -449,7 +455,7 @@ def _of(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _is_table(value: Any) -> bool:
-    """A dict of arrays, as `cv_results_`."""
+    """Return whether `value` is a dict of arrays, as `cv_results_` is."""
     return (
         isinstance(value, dict)
         and bool(value)
@@ -458,7 +464,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _tables(arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Such dicts by their names, from arrays called name:key."""
+    """Return name -> dict of arrays, from arrays called name:key."""
     found: dict[str, dict[str, Array]] = {}
     for name, array in arrays.items():
         table, _, key = name.partition(":")
@@ -467,7 +473,7 @@ def _tables(arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
 
 
 def _known_class(estimator: Any) -> str:
-    """Its class, or the one of ours that it descends from."""
+    """Return the name of the estimator's class, or of its base in this package."""
     for kind in type(estimator).__mro__:
         if kind.__module__.startswith("hpcsgd.") and kind.__name__ in KNOWN:
             return kind.__name__
@@ -493,7 +499,7 @@ def _classes(classes: Array | None) -> dict[str, Any] | None:
 
 
 def _dtype(path: Path, name: str) -> Any:
-    """A dtype that `_classes` has written."""
+    """Return the dtype of classes that `_classes` wrote as `name`."""
     try:
         dtype = np.dtype(name)
     except TypeError as error:
@@ -504,7 +510,7 @@ def _dtype(path: Path, name: str) -> Any:
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON can say; callbacks and other objects stay behind."""
+    """Return the parameters that JSON can store, without callbacks and objects."""
     found = {}
     for name, value in parameters.items():
         value = _listed(value)
@@ -514,7 +520,10 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> Any:
-    """Arrays and NumPy's numbers as Python's."""
+    """Return `value` with lists and numbers of Python in place of those of NumPy.
+
+    A dict with other keys than strings becomes a list of pairs.
+    """
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -525,7 +534,7 @@ def _listed(value: Any) -> Any:
 
 
 def _unlisted(value: Any) -> Any:
-    """A dict again, of what `_listed` has made pairs of."""
+    """Return `value`, as a dict if `_listed` made pairs of it."""
     if isinstance(value, dict) and value.keys() == {PAIRS}:
         return dict(value[PAIRS])
     return value

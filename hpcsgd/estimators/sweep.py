@@ -54,7 +54,7 @@ from hpcsgd.runs.settle import EarlierChoice
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.evaluation import AverageConfig, is_good
 
-# What a sweep leaves behind: every model a result of its own, and which is best.
+# The result of a sweep: every model is a Result, and one is the best.
 
 COLUMNS = ("model", "l2", "rate", "fold", "status", "loss", "held", "mean_held")
 
@@ -155,7 +155,7 @@ class Sweep:
 
     @property
     def ledger(self) -> dict[str, dict[str, Any]]:
-        """What all models together sent."""
+        """Return calls, words, bytes and seconds of all models together, by purpose."""
         return self.outcome.ledger
 
     @property
@@ -166,7 +166,7 @@ class Sweep:
         for setting in dict.fromkeys(settings):
             own = np.array([one == setting for one in settings])
             seen = np.array([m.fold is not None for m in self.models]) & own
-            # A fold that diverged says what there is to say of its setting.
+            # A fold that diverged stays in the mean of its setting.
             means[own] = held[seen if seen.any() else own].mean()
         return means
 
@@ -199,7 +199,7 @@ class Sweep:
 
     @property
     def _is_made_up(self) -> bool:
-        """True where one rank was timed as one of many."""
+        """Return True if one rank was timed as one of many (emulated ranks)."""
         return bool(self.outcome.report["emulated_members"])
 
     def status(self, number: int) -> Status:
@@ -242,7 +242,7 @@ class Sweep:
 
     @property
     def _first_losses(self) -> Array:
-        """F of each before the first step; NaN where that is not known."""
+        """Return F of each model before the first step; NaN if it is unknown."""
         return _values(self.outcome.report["first_losses"] or None, len(self))
 
     def result(self, number: int) -> Result:
@@ -404,7 +404,7 @@ class Sweep:
         return folder
 
     def add_to(self, folder: Path) -> None:
-        """Write what a sweep has more than a result, beside result.h5.
+        """Write the files that a sweep has in addition to those of a result.
 
         Parameters
         ----------
@@ -428,7 +428,7 @@ class Sweep:
             return None
 
     def _apart(self, values: Array) -> Array:
-        """The last axis as models, and the scores of each where it has several."""
+        """Return `values` with the last axis split into models and scores (K > 1)."""
         each = values.shape[-1] // len(self)
         shape = (*values.shape[:-1], len(self), each)
         return values if each == 1 else values.reshape(shape)
@@ -473,7 +473,7 @@ def load_sweep(folder: str | Path) -> Sweep:
 
 
 def _values(values: list[float | None] | None, count: int) -> Array:
-    """Numbers of a report as an array; None is NaN."""
+    """Return `count` numbers of a report as a float64 array, with NaN for None."""
     given = values if values is not None else [None] * count
     return np.array([np.nan if v is None else v for v in given], dtype=np.float64)
 
@@ -483,7 +483,7 @@ def _order(loss: float) -> float:
 
 
 def _own(record: dict[str, Any], number: int) -> dict[str, Any]:
-    """What a record of the history says of one model."""
+    """Return a record of the history as that of model `number` alone."""
     kept = {k: v for k, v in record.items() if k not in ("losses", "held")}
     if "losses" in record:
         value = record["losses"][number]
@@ -606,11 +606,11 @@ def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
 
 # Several rates raced in one run; the worse half is dropped until one is left.
 #
-# All of them share rows, Gram and messages, and those that are left go on from where
-# they stand: a race costs little more than the part of an epoch that it takes.
+# All of them share rows, Gram and messages, and those that are left continue from their
+# weights: a race costs little more than the part of an epoch that it takes.
 
 log = logging.getLogger(__name__)
-ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+ONCE = {"on_all_ranks": True}  # all ranks log the same
 WAYS = 8  # rates in a race: every round halves them
 RACED = ("sgd", "momentum", "nesterov", "nesterov-classic")
 SHARE = 0.5  # of an epoch, for the whole race
@@ -697,7 +697,10 @@ def race_on(
     rates: tuple[float, ...] = (),
     share: float = SHARE,
 ) -> float:
-    """The same on ranks and rows that are at hand; called by all of them together."""
+    """Return the best rate, as `race` does, on given ranks and rows. Collective.
+
+    `reader` opens the rows on the ranks of `world`.
+    """
     _check(config)
     with _counted_apart(world):
         settings = _for_race(config)
@@ -719,7 +722,7 @@ def _check(config: RunConfig) -> None:
 
 
 def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
-    """Powers of two around the rate of the run; around that of the data where open."""
+    """Return powers of two times the rate of the run, or of the data if it is auto."""
     family = opened.words.family
     steepness = find_steepness(config, opened.grid, opened.loaded, family)
     middle = rate_of(config, steepness).value
@@ -743,7 +746,7 @@ def _for_race(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def _counted_apart(world: Communicator) -> Iterator[None]:
-    """Keep what a race sends out of the ledger of the run; its sums are ordered."""
+    """Omit the messages of a race from the ledger; make its sums ordered."""
     counted = world.ledger.as_dict()
     try:
         with world.ordered_sums():
@@ -755,7 +758,7 @@ def _counted_apart(world: Communicator) -> Iterator[None]:
 
 @dataclass
 class _Race:
-    """Rounds of training, a look at F after each."""
+    """A race: rounds of training, with F evaluated after each of them."""
 
     config: RunConfig
     opened: OpenedRun
@@ -797,12 +800,12 @@ class _Race:
 
     def _config(self, rates: tuple[float, ...]) -> RunConfig:
         """Return the settings of a round with these rates."""
-        # The rates are those of the sweep: none is looked for in the data.
+        # The rates are those of the sweep: none is derived from the data.
         rate = replace(self.config.rate, value=1.0, per_batch=0)
         return replace(self.config, sweep=SweepConfig(rate=rates), rate=rate)
 
     def _losses(self, live: AssembledRun) -> Array:
-        """F of every rate; replicas that have not agreed yet do so for the look."""
+        """Return F of every rate, at the consensus of the replicas. Collective."""
         seen = live.agreement.consensus(live.state, live.view.exchanges)
         own, columns = live.evaluation.own, live.task.columns
         intercept = None if seen.intercept is None else seen.intercept[0]
@@ -815,7 +818,7 @@ class _Race:
     def _fewer(
         self, live: AssembledRun, left: tuple[float, ...], kept: list[int]
     ) -> AssembledRun:
-        """The same run with the columns of those that are left."""
+        """Return the run of the rates `left`, in the state of the models `kept`."""
         chosen = live.chosen
         earlier = EarlierChoice(
             chosen.product, chosen.steps, chosen.look_ahead, live.task.members.size
@@ -829,7 +832,11 @@ class _Race:
 
 
 def _better_half(losses: Array, first: Array) -> list[int]:
-    """Those that go on, in their order: at most half, none that diverged."""
+    """Return the numbers of the models that remain, in ascending order.
+
+    At most half of the models remain, and none that diverged. `losses` and `first`,
+    (models,), are F now and before the first step.
+    """
     good = [
         k
         for k, (loss, start) in enumerate(zip(losses, first, strict=True))
@@ -840,7 +847,7 @@ def _better_half(losses: Array, first: Array) -> list[int]:
 
 
 def _take_columns(before: State, after: State, models: Models, kept: list[int]) -> None:
-    """Of every state the columns of those that are kept."""
+    """Copy the columns of the models `kept`, of every state, to the state `after`."""
     whole = np.arange(before.weights.shape[1]).reshape(-1, len(models), models.scores)
     after.weights[...] = before.weights[:, whole[:, kept].reshape(-1)]
     if before.intercept is not None and after.intercept is not None:

@@ -1,4 +1,4 @@
-"""A job: a template, what it asks for, and what its ranks run."""
+"""A job: its template, its resources, and the commands of its ranks."""
 
 import os
 import re
@@ -16,7 +16,8 @@ from hpcsgd.jobs.resources import (
 )
 
 TEMPLATES = ("train", "sweep", "scaling", "convert", "command", "smoke")
-RESTARTING = ("train", "sweep", "scaling")  # a signal ahead of the end, and a requeue
+# Templates with a signal before the time limit, and a requeue after it.
+RESTARTING = ("train", "sweep", "scaling")
 Words = tuple[str, ...]
 ON_CUDA = re.compile(r"\bdevice=cuda\b")  # of a flag, --set or --setting
 
@@ -46,14 +47,14 @@ class Step:
 
     @property
     def computes_on_gpus(self) -> bool:
-        """Whether the command, or the file that it reads, says cuda."""
+        """Return whether the command, or the file that it reads, sets device cuda."""
         pairs = zip(self.command, self.command[1:], strict=False)
         says = any(ON_CUDA.search(word) for word in self.command)
         return self.on_gpus or says or ("--device", "cuda") in pairs
 
     @property
     def folder(self) -> str:
-        """The run folder, whose checkpoints tell whether it gets on; or nothing."""
+        """Return the run folder, whose checkpoints show progress; "" without one."""
         for number, word in enumerate(self.command[:-1]):
             if word == "--out":
                 return self.command[number + 1]
@@ -164,7 +165,7 @@ class Job:
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
-        """The steps, or one step with the command."""
+        """Return the steps of the job, or one step with its command."""
         return self.steps or (Step(self.command),)
 
     @property
@@ -179,7 +180,7 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """Whether the job is an array."""
+        """Return whether the job is an array of Slurm."""
         return self.template == "sweep"
 
     @property
@@ -189,5 +190,5 @@ class Job:
 
     @property
     def restarting(self) -> bool:
-        """Whether the job requests a restart when its time ends."""
+        """Return whether the job requests a restart when its time ends."""
         return self.template in RESTARTING

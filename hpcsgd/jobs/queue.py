@@ -1,4 +1,4 @@
-"""Commands of Slurm that are run from here, and what they say of jobs."""
+"""Commands of Slurm, their output on jobs, and the records of a job's folder."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from typing import Any
 from hpcsgd.errors import ConfigError, TransportError
 from hpcsgd.files import append_line, own_folder, parse_object, read_entry_text
 
-# Slurm's own programs: asked, and read.
+# The programs of Slurm: calls of them, and their output.
 
 PATIENCE = 60.0  # seconds for a busy controller
 
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """What a program said."""
+    """The exit code and the output of a program."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class CommandOutput:
 def run_command(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> CommandOutput | None:
-    """Run it; None where it is not there, or says nothing for a minute."""
+    """Run `command`; return None if it is not found or does not end in a minute."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -52,7 +52,7 @@ def run_command(
 
 
 def need(program: str) -> None:
-    """Refuse where Slurm is not installed."""
+    """Raise ConfigError if `program` of Slurm is not on PATH."""
     if shutil.which(program) is None:
         raise ConfigError(
             f"there is no {program} on PATH: Slurm is not here; log in where it is,"
@@ -61,9 +61,9 @@ def need(program: str) -> None:
 
 
 def clean_environment(directives: Sequence[str]) -> dict[str, str]:
-    """The environment without what would win over the script's own lines.
+    """Return the environment without variables that override `directives`.
 
-    Nor has a job that is submitted from inside of another anything of that one.
+    If the command runs in a job, the variables of that job are removed as well.
     """
     said = {line.partition("=")[0].removeprefix("--") for line in directives}
     names = {f"SBATCH_{name.replace('-', '_').upper()}" for name in said} | ALWAYS
@@ -76,14 +76,14 @@ def clean_environment(directives: Sequence[str]) -> dict[str, str]:
     }
 
 
-# What a job leaves in the environment of those inside; and what is the site's own.
+# Prefixes of variables that Slurm and MPI set in a job, and the variables of the site.
 AROUND = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD", "HPCSGD_EXPECT")
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
-# With it sbatch would say no number before the job is over.
+# With this variable, sbatch returns no job number before the job has ended.
 ALWAYS = {"SBATCH_WAIT"}
-# Where sbatch's variable is not called as its option is, or says the contrary.
+# Options of sbatch whose variables have other names, or the opposite meaning.
 OTHERS = {
     "array": ("SBATCH_ARRAY_INX",),
     "time": ("SBATCH_TIMELIMIT",),
@@ -93,7 +93,7 @@ OTHERS = {
 }
 
 
-# What Slurm knows of jobs: the queue, and the accounting where a site keeps it.
+# The state of jobs in Slurm: the queue, and the accounting if a site has it.
 
 ACTIVE = (
     "PENDING",
@@ -118,7 +118,7 @@ class QueueEntry:
     """One job, or one element of an array, as Slurm shows it."""
 
     job: str  # 12, or 12_3
-    state: str  # a word of Slurm, in capitals
+    state: str  # a state of Slurm, in capitals
     reason: str = ""
     elapsed: str = ""
     nodes: str = ""
@@ -126,14 +126,14 @@ class QueueEntry:
 
     @property
     def is_active(self) -> bool:
-        """Whether it waits or runs."""
+        """Return whether the job waits or runs."""
         return self.state in ACTIVE
 
 
 def queued() -> dict[str, QueueEntry] | None:
-    """Job -> what the queue says of this user's, ended ones for some minutes too.
+    """Return job -> entry of the queue, for the jobs of this user.
 
-    None where there is no queue to ask.
+    Slurm shows ended jobs for some minutes. Return None if squeue fails.
     """
     shown = "%i|%T|%M|%N|%r"
     user = str(os.getuid())
@@ -152,7 +152,7 @@ def queued() -> dict[str, QueueEntry] | None:
 
 
 def need_queue(jobs: Iterable[str], what: str) -> None:
-    """Refuse to act on jobs of which nobody knows whether they wait or run."""
+    """Raise TransportError if there are `jobs` of unknown state and squeue fails."""
     unknown = list(jobs)
     if unknown and queued() is None:
         raise TransportError(
@@ -162,7 +162,7 @@ def need_queue(jobs: Iterable[str], what: str) -> None:
 
 
 def accounted(jobs: Iterable[str]) -> dict[str, QueueEntry]:
-    """Job -> what the accounting says; nothing where there is none, or it is off."""
+    """Return job -> entry of the accounting; empty if the site has no accounting."""
     own = {job.partition("_")[0] for job in jobs}
     numbers = ",".join(sorted(filter(str.isdigit, own)))
     if not numbers:
@@ -178,14 +178,14 @@ def accounted(jobs: Iterable[str]) -> dict[str, QueueEntry]:
     for line in answer.out.splitlines():
         job, state, code, elapsed, nodes = (*line.split("|", 4), *[""] * 5)[:5]
         if re.fullmatch(r"\d+(_\d+)?", job) and state:
-            # "CANCELLED by 1000"; a code as 1:0, the second being a signal.
+            # The state may be "CANCELLED by 1000"; the code is CODE:SIGNAL, as 1:0.
             word = state.split()[0].rstrip("+")
             found[job] = QueueEntry(job, word, "", elapsed, nodes, _code(code))
     return found
 
 
 def _code(text: str) -> int | None:
-    """1 of 1:0, 137 of 0:9."""
+    """Return the exit code of CODE:SIGNAL: 1 for 1:0, 137 for 0:9."""
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if not found:
         return None
@@ -193,14 +193,14 @@ def _code(text: str) -> int | None:
     return code or (128 + signal if signal else 0)
 
 
-# What is known of a job in its folder: what was submitted, and what became of it.
+# The records of a job in its folder: its submission, its starts and its end.
 
 LOG, SCRIPT, STATE = "jobs.jsonl", "job.sbatch", "state"
 SCHEMA = 1
 
 
 def add_record(folder: Path, event: str, **said: Any) -> dict[str, Any]:
-    """Append one line to the jobs of a folder, whole and flushed to disk."""
+    """Append a record to the jobs of a folder, flushed to disk; return the record."""
     at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     record = {"schema": SCHEMA, "event": event, "at": at, **said}
     try:
@@ -215,7 +215,7 @@ def add_record(folder: Path, event: str, **said: Any) -> dict[str, Any]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Every line, oldest first."""
+    """Return the records of the jobs of a folder, oldest first."""
     try:
         text = read_entry_text(folder / LOG, "replace")
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -232,24 +232,27 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file that may still be written, or be missing."""
+    """Yield the complete JSON lines of a file that may be incomplete or missing."""
     with suppress(OSError):
         yield from _objects(read_entry_text(path, "replace"))
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The lines that are whole, and objects."""
+    """Return the lines of `text` that are complete JSON objects, parsed."""
     objects = (parse_object(line) for line in text.splitlines())
     return (entry for entry in objects if entry is not None)
 
 
 def submitted(folder: Path) -> list[dict[str, Any]]:
-    """What was submitted from here, oldest first."""
+    """Return the records of submissions in a folder, oldest first."""
     return [r for r in records(folder) if r.get("event") == "submitted"]
 
 
 def notes(folder: Path, job: str) -> list[dict[str, Any]]:
-    """What the script of a job, or of an element as 12_3, wrote of itself."""
+    """Return the records that the script of a job (12), or of an element (12_3), wrote.
+
+    Return an empty list if the file is missing.
+    """
     with suppress(OSError):
         return list(lines(own_folder(folder, STATE) / f"{job}.jsonl"))
     return []

@@ -10,7 +10,7 @@ from hpcsgd.errors import ConfigError, reject_unknown
 
 # Times, memory, arrays and dependencies as Slurm writes them.
 
-TIMES = (  # every form that sbatch knows, and what its parts are
+TIMES = (  # every form that sbatch accepts, and the units of its parts
     (r"(?P<m>\d+)", "minutes"),
     (r"(?P<m>\d+):(?P<s>\d+)", "minutes:seconds"),
     (r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)", "hours:minutes:seconds"),
@@ -26,7 +26,7 @@ AFTER = {"ok": "afterok", "any": "afterany", "notok": "afternotok"}
 
 
 def seconds_of(text: str) -> int:
-    """Seconds of a time limit in any of Slurm's forms."""
+    """Return the seconds of a time limit in any of Slurm's forms."""
     for pattern, _ in TIMES:
         found = re.fullmatch(pattern, text, re.ASCII)
         if found:
@@ -42,12 +42,12 @@ def seconds_of(text: str) -> int:
 
 
 def written(seconds: int) -> str:
-    """Seconds as hours:minutes:seconds."""
+    """Return `seconds` as hours:minutes:seconds."""
     return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
 
 
 def mebibytes_of(text: str) -> float:
-    """MiB of an amount of memory as in 64G; without a unit it is MiB."""
+    """Return the MiB of an amount of memory as 64G; without a unit it is in MiB."""
     found = re.fullmatch(r"(\d{1,9})([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
     if not found or int(found[1]) == 0:
         raise ConfigError(
@@ -66,7 +66,7 @@ class JobArray:
 
     @classmethod
     def parse(cls, text: str) -> "JobArray":
-        """Read `text`; refuse what sbatch would."""
+        """Parse `text`; raise ConfigError for text that sbatch would refuse."""
         elements, percent, limit = text.partition("%")
         found = [_range(part) for part in elements.split(",")]
         good = not percent or re.fullmatch(r"[1-9]\d{0,6}", limit, re.ASCII)
@@ -80,7 +80,7 @@ class JobArray:
 
 
 def _range(part: str) -> range | None:
-    """The numbers of 3, 0-7 or 0-8:2; None for anything else."""
+    """Return the numbers of 3, 0-7 or 0-8:2; None for any other text."""
     found = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", part, re.ASCII)
     if not found:
         return None
@@ -100,7 +100,7 @@ class JobDependency:
 
     @classmethod
     def parse(cls, text: str) -> "JobDependency":
-        """Read ID[:ok|any|notok]."""
+        """Parse ID[:ok|any|notok]."""
         job, colon, how = text.partition(":")
         known = (how or "ok") in AFTER and not (colon and not how)
         if not known or not re.fullmatch(r"\d{1,10}(_\d{1,7})?", job, re.ASCII):
@@ -112,13 +112,13 @@ class JobDependency:
 
     @property
     def dependency(self) -> str:
-        """As Slurm writes it."""
+        """Return the dependency in Slurm's syntax, as afterok:123."""
         return f"{AFTER[self.how]}:{self.job}"
 
 
-# What may stand in a script: text that is safe for Slurm, and words for a shell.
+# Text that a script may contain: words that are safe for Slurm and for a shell.
 
-# What Slurm calls accounts, partitions, qualities of service; also names of jobs.
+# Names of accounts, partitions, qualities of service and jobs in Slurm.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 # Features with counts and operators: "gpu&hbm80g", "[rack1|rack2]*2", "!old".
 CONSTRAINT = re.compile(r"[A-Za-z0-9_.+:()\[\]&|*,!-]{1,256}")
@@ -127,7 +127,7 @@ LONGEST_WORD = 4096
 
 
 def check_name(value: str, what: str) -> str:
-    """A name as Slurm has them, or an error that says which are."""
+    """Return `value` if it is a name in Slurm's syntax; else raise ConfigError."""
     if not NAME.fullmatch(value):
         raise ConfigError(
             f"{what} = {value!r} must be letters, digits and _ . + - alone, and begin"
@@ -137,14 +137,14 @@ def check_name(value: str, what: str) -> str:
 
 
 def check_names(value: str, what: str) -> str:
-    """One such name, or several with commas between them."""
+    """Return `value` if it is one name, or several names separated by commas."""
     for part in value.split(","):
         check_name(part, what)
     return value
 
 
 def check_constraint(value: str, what: str) -> str:
-    """Features of nodes, without anything that ends a line or a word."""
+    """Return `value` if it lists features of nodes, without spaces or quotes."""
     if not CONSTRAINT.fullmatch(value):
         raise ConfigError(
             f"{what} = {value!r} must be features as in gpu&hbm80g, without spaces or"
@@ -154,7 +154,7 @@ def check_constraint(value: str, what: str) -> str:
 
 
 def check_line(value: str, what: str) -> str:
-    """Text that stays on its line: no control characters, nothing that breaks lines."""
+    """Return `value` if it has printable characters only, so that it is one line."""
     if len(value) > LONGEST_WORD:
         raise ConfigError(
             f"{what} has {len(value)} characters; at most {LONGEST_WORD} fit into a"
@@ -170,7 +170,7 @@ def check_line(value: str, what: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number and its noun, as 1 rank and 2 ranks.
+    """Return a number and its noun, as 1 rank and 2 ranks.
 
     >>> counted(2, "rank")
     '2 ranks'
@@ -179,19 +179,19 @@ def counted(number: int, what: str) -> str:
 
 
 def quote(value: str) -> str:
-    """`value` as one word of a shell that stays what it is."""
+    """Return `value` quoted as one word of a shell."""
     return shlex.quote(check_line(value, "a word of the command"))
 
 
 def quote_all(words: Iterable[str]) -> str:
-    """A command line of a shell."""
+    """Return `words` quoted and joined to a command line of a shell."""
     return " ".join(quote(word) for word in words)
 
 
 def file_pattern(path: str) -> str:
-    """A path as the value of a directive that stands for file names.
+    """Return a path as the value of a directive that takes a file name pattern.
 
-    Slurm reads quotes, backslashes and # there, and % begins a pattern.
+    Slurm interprets quotes, backslashes and # in it; % begins a pattern.
     """
     check_line(path, "the folder of the job")
     if any(c in path for c in "\"'\\#"):
@@ -202,7 +202,7 @@ def file_pattern(path: str) -> str:
     return path.replace("%", "%%")
 
 
-# What a job asks for: typed, checked where it is born, nothing unknown accepted.
+# The resources of a job: typed fields that are checked when they are set.
 
 MOST = {"nodes": 100_000, "tasks": 10_000_000, "gpus": 64, "cpus": 4096}
 LEAST = {"nodes": 1, "tasks": 1, "gpus": 0, "cpus": 1}
@@ -210,7 +210,7 @@ LEAST = {"nodes": 1, "tasks": 1, "gpus": 0, "cpus": 1}
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job requests.
+    """Resources that a job requests.
 
     Attributes
     ----------
@@ -290,17 +290,17 @@ class Resources:
 
     @property
     def seconds(self) -> int:
-        """The time limit in seconds."""
+        """Return the time limit in seconds."""
         return seconds_of(self.walltime)
 
     @property
     def mebibytes(self) -> float:
-        """Memory of each node in MiB; 0 where none is requested."""
+        """Return the memory of each node in MiB; 0 if none is requested."""
         return mebibytes_of(self.memory) if self.memory else 0
 
     @property
     def tasks_per_node(self) -> int:
-        """Ranks of the fullest node."""
+        """Return the largest number of ranks on a node."""
         return -(-self.tasks // self.nodes)
 
     def device_of(self, run: Mapping[str, Any]) -> str:
@@ -346,7 +346,7 @@ KNOWN = tuple(field.name for field in fields(Resources))
 
 
 def check_known(table: Mapping[str, Any], place: str = "resources") -> None:
-    """Reject what no field is called, and show what they are called."""
+    """Raise ConfigError for a key that is no field of Resources, with their names."""
     reject_unknown(place, table, KNOWN)
 
 

@@ -19,7 +19,7 @@ from hpcsgd.jobs.resources import (
 )
 from hpcsgd.jobs.sites import Site
 
-if TYPE_CHECKING:  # parsers of commands wait for no template
+if TYPE_CHECKING:  # the parsers of commands start without jinja2
     from jinja2 import Environment
 
 
@@ -29,7 +29,7 @@ NAMES = ("account", "partition", "qos", "constraint")
 
 
 def directives(job: Job, site: Site) -> list[str]:
-    """Every option that sbatch reads from the script; none without Slurm."""
+    """Return the options that sbatch reads from the script; none without Slurm."""
     if not site.has_slurm:
         return []
     return [
@@ -43,7 +43,7 @@ def directives(job: Job, site: Site) -> list[str]:
 
 
 def signal_seconds(job: Job, site: Site) -> int:
-    """How long before the end the ranks are told; 0 = never."""
+    """Return the seconds between the signal and the time limit; 0 = no signal."""
     if not job.restarting:
         return 0
     if job.signal_seconds is None:
@@ -52,7 +52,10 @@ def signal_seconds(job: Job, site: Site) -> int:
 
 
 def _counts(job: Job, site: Site) -> list[str]:
-    """One task has all cores where it starts the ranks itself."""
+    """Return the options of nodes, tasks and cores.
+
+    With the launcher `task`, one task has all cores and starts the ranks.
+    """
     wanted = job.resources
     if site.launcher.kind == "task":
         cores = wanted.tasks * wanted.cpus
@@ -78,7 +81,10 @@ def _amounts(job: Job) -> list[str]:
 
 
 def _ends(job: Job, site: Site) -> list[str]:
-    """A signal to the ranks themselves: without B: it does not go to the script."""
+    """Return the options of the end: signal, requeue and the mode of the log.
+
+    The signal goes to the ranks: with the prefix B: it would go to the script.
+    """
     seconds = signal_seconds(job, site)
     return [
         *([f"--signal=USR2@{seconds}"] if seconds else []),
@@ -100,9 +106,9 @@ def _log(job: Job) -> str:
     return f"{folder}/%A_%a.log" if job.is_array else f"{folder}/%j.log"
 
 
-# Who starts the ranks: the words before and after the command.
+# The launcher of the ranks: words before and after the command.
 
-# Commands that take --comm; all others are of one rank.
+# Commands that take --comm; all others run on one rank.
 COLLECTIVE = (
     ("train",),
     ("sweep",),
@@ -116,11 +122,11 @@ COLLECTIVE = (
 
 
 def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
-    """Return what stands behind `hpcsgd` in the script of a job.
+    """Return the words after `hpcsgd` in the script of a job.
 
-    Several ranks are told that they are of MPI (`--comm mpi`), unless the command
-    names another `--comm`: an MPI that does not bring them together is then an error.
-    Where one task starts the others, `--ranks N` says how many.
+    Several ranks get `--comm mpi`, unless the command names another `--comm`: if MPI
+    starts them apart, that is then an error. If one task starts the ranks, `--ranks N`
+    is their number.
     """
     if any(word.partition("=")[0] == "--ranks" for word in step.command):
         raise ConfigError(
@@ -145,7 +151,7 @@ def _collective_name(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def leaves_comm_open(command: Sequence[str]) -> bool:
-    """Whether a command takes --comm, and neither this flag nor --set gives it."""
+    """Return whether a command takes --comm and sets it by no flag and no --set."""
     gives = any(
         word.partition("=")[0] in ("--comm", "run.comm")
         or word.startswith("--set=run.comm=")
@@ -155,7 +161,7 @@ def leaves_comm_open(command: Sequence[str]) -> bool:
 
 
 def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
-    """What stands before the command, in parts that are lines of the script."""
+    """Return the words before the command, in parts that are lines of the script."""
     program = quote_all((python, "-m", "hpcsgd"))
     if not site.has_slurm:
         return [program]
@@ -166,13 +172,13 @@ def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
 
 
 def _srun(job: Job, site: Site, tasks: int) -> list[str]:
-    """Counts are said again: srun does not inherit the cores of a task."""
+    """Return the words of srun; they repeat the cores of a task, not inherited."""
     resources, launcher = job.resources, site.launcher
-    # One that saves and leaves must not end those that still save.
+    # A rank that has saved and ended must not end ranks that still save.
     common = ["--kill-on-bad-exit=0"]
     if launcher.kind == "task":
         cores = resources.tasks * resources.cpus
-        # Whoever has the variables of a launcher starts no ranks of its own.
+        # With the variables of a PMI, the task would start no ranks itself.
         return ["--mpi=none", *common, "--ntasks=1", f"--cpus-per-task={cores}"]
     nodes = min(resources.nodes, -(-tasks // resources.tasks_per_node))
     counts = [f"--nodes={nodes}", f"--ntasks={tasks}"]
@@ -180,13 +186,13 @@ def _srun(job: Job, site: Site, tasks: int) -> list[str]:
     return [*mpi, *common, *counts, f"--cpus-per-task={resources.cpus}"]
 
 
-# What a job asks for against what a site has: refused here, not after a queue.
+# Requests of a job beyond the limits of a site are refused here, before it waits.
 
 COARSE = 60  # seconds by which Slurm may send a signal early
 
 
 def check(job: Job, site: Site) -> None:
-    """Raise what is wrong, in one sentence."""
+    """Raise ConfigError if the site cannot run the job."""
     _check_gpus(job, site)
     _check_node(job, site)
     _check_limits(job, site)
@@ -194,7 +200,7 @@ def check(job: Job, site: Site) -> None:
 
 
 def warnings(job: Job, site: Site) -> list[str]:
-    """What works, and may not be what was meant."""
+    """Return a list of sentences on requests that are valid but probably not meant."""
     notice = signal_seconds(job, site)
     if site.has_slurm and job.resources.seconds < 2 * (notice + COARSE):
         return [
@@ -206,7 +212,7 @@ def warnings(job: Job, site: Site) -> list[str]:
 
 
 def _check_launcher(job: Job, site: Site) -> None:
-    """Refuse ranks and nodes that the launcher of the site cannot bring together."""
+    """Refuse ranks and nodes for which the site's launcher makes no communicator."""
     ranks = max(step.tasks or job.resources.tasks for step in job.all_steps)
     if site.starts_one_rank and ranks > 1:
         raise ConfigError(
@@ -236,7 +242,7 @@ def _check_gpus(job: Job, site: Site) -> None:
             f"{wanted.gpus} GPUs of each node were asked for, and a node of"
             f" {site.name} has {site.node.gpus}; ask for more nodes"
         )
-    # Each element of an array is a job, and holds GPUs of its own.
+    # Each element of an array is a job with its own GPUs.
     some_idle = job.is_array and not all(step.computes_on_gpus for step in steps)
     if wanted.gpus and (some_idle or not uses):
         raise ConfigError(
@@ -321,7 +327,7 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
     >>> "#SBATCH --ntasks=4" in script
     True
     """
-    from hpcsgd.runs.result import Status  # parsers of commands wait for no NumPy
+    from hpcsgd.runs.result import Status  # the parsers of commands need no NumPy
 
     check(job, site)
     template = _environment().get_template(f"{job.template}.sbatch")
@@ -342,7 +348,7 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
 
 
 def _steps(job: Job, site: Site, python: str) -> list[dict[str, Any]]:
-    """What templates see of each launch."""
+    """Return folder, command and words of each launch, for the templates."""
     found = []
     for step in job.all_steps:
         command = command_words(job, site, step)
@@ -354,7 +360,7 @@ def _steps(job: Job, site: Site, python: str) -> list[dict[str, Any]]:
 
 @cache
 def _environment() -> "Environment":
-    """Nothing undefined is empty, and nothing breaks a line."""
+    """Return the environment of the templates, in which undefined names are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -369,5 +375,5 @@ def _environment() -> "Environment":
 
 
 def _lines(words: list[str]) -> str:
-    """The parts of a launch, each on its line."""
+    """Return the parts of a launch, each on its line."""
     return " \\\n    ".join(words)

@@ -1,4 +1,4 @@
-"""Sites: what a cluster has, and how its jobs start."""
+"""Sites: nodes, limits and launchers of clusters."""
 
 import os
 import tomllib
@@ -20,13 +20,13 @@ from hpcsgd.jobs.resources import (
     seconds_of,
 )
 
-# Where the files of sites are: those that come along, and one's own.
+# The files of sites: those of the package, and those of the user.
 
-SITE_VARIABLE = "HPCSGD_SITES"  # a folder of one's own, or of a group
+SITE_VARIABLE = "HPCSGD_SITES"  # a folder of the user, or of a group
 
 
 def own_folders() -> list[Path]:
-    """Where one's own sites are looked for; the first is where new ones go."""
+    """Return the folders of the user's sites; new sites are written into the first."""
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     named = os.environ.get(SITE_VARIABLE)
     home = Path(config) / "hpcsgd" / "sites"
@@ -34,13 +34,13 @@ def own_folders() -> list[Path]:
 
 
 def site_files() -> Iterator[Path]:
-    """Every file of a site that a name can stand for, one's own first."""
+    """Yield the files of all sites, those of the user first."""
     for folder in [*own_folders(), files.asset_path("slurm/sites")]:
         yield from sorted(folder.glob("*.toml"))
 
 
 def known_sites() -> dict[str, Path]:
-    """Name -> file; one's own hides one that came along."""
+    """Return name -> file; a site of the user hides one of the package."""
     found: dict[str, Path] = {}
     for path in site_files():
         found.setdefault(path.stem, path)
@@ -48,7 +48,7 @@ def known_sites() -> dict[str, Path]:
 
 
 def find_site(name: str) -> Path:
-    """The file that `name` stands for, which may be a path itself."""
+    """Return the file of the site `name`, which may be the path of the file."""
     if name.endswith(".toml") or os.sep in name:
         path = Path(name)
         if not path.is_file():
@@ -65,9 +65,9 @@ def find_site(name: str) -> Path:
 
 
 def new_site(name: str, source: str, path: str = "") -> str:
-    """The text of a new site's file, which begins as that of `source`.
+    """Return the text of a new site's file, a copy of `source` with a comment.
 
-    `path` is where it will be, if not where its name alone finds it.
+    `path` is the path of the file, if the name does not suffice to find it.
     """
     check_name(name, "the name of a site")
     text = find_site(source).read_text(encoding="utf-8")
@@ -81,7 +81,7 @@ def new_site(name: str, source: str, path: str = "") -> str:
     return begin + text
 
 
-# What one needs to know of a site: its nodes, limits, launcher and environment.
+# The description of a site: its nodes, limits, launcher and environment.
 
 LAUNCHERS = ("srun", "task", "mpiexec")
 GPUS = ("cuda", "rocm", "none")
@@ -89,7 +89,7 @@ GPUS = ("cuda", "rocm", "none")
 
 @dataclass(frozen=True)
 class NodeResources:
-    """What one node has; 0 and empty say that nobody knows."""
+    """The resources of one node; 0 or "" if they are unknown."""
 
     cpus: int = 0  # as Slurm counts them: hardware threads, mostly
     gpus: int = 0
@@ -99,27 +99,27 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Limits:
-    """What jobs may ask for; 0 and empty are no limit."""
+    """The limits of jobs; 0 or "" is no limit."""
 
     nodes: int = 0
     walltime: str = ""
     qos: Mapping[str, str] = field(default_factory=dict)  # its own time limits
 
     def longest(self, qos: str) -> str:
-        """The time limit of a quality of service."""
+        """Return the time limit of a quality of service."""
         return self.qos.get(qos, self.walltime)
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """Who starts the ranks.
+    """The way in which a site starts ranks.
 
-    srun: Slurm itself, through `mpi`; task: one task that starts them with --ranks, on
-    one node; mpiexec: as `task`, without Slurm.
+    The kind srun: Slurm starts them, through the PMI `mpi`. task: one task of Slurm
+    starts them with --ranks, on one node. mpiexec: as `task`, without Slurm.
     """
 
     kind: str = "srun"
-    # Of srun --mpi; empty takes what the site has chosen, none is for one rank alone.
+    # The value of srun --mpi; "" takes the site's default, "none" starts single ranks.
     mpi: str = ""
     requeue: bool = True  # jobs may be started again under their number
     signal_seconds: int = 120  # between the signal and the end
@@ -127,7 +127,7 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Reason:
-    """One line of a script, and why it is there."""
+    """One line of a script, and the reason for it."""
 
     value: str
     why: str
@@ -145,7 +145,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Site:
-    """One site, as its file has it."""
+    """One site, as its file describes it."""
 
     name: str
     summary: str = ""
@@ -163,17 +163,17 @@ class Site:
 
     @property
     def has_slurm(self) -> bool:
-        """False on a machine of one's own."""
+        """Return whether the site has Slurm; a workstation has not."""
         return self.launcher.kind != "mpiexec"
 
     @property
     def starts_one_rank(self) -> bool:
-        """Whether Slurm starts ranks without a PMI, so that several would not meet."""
+        """Return whether Slurm starts ranks without a PMI: MPI cannot connect them."""
         return self.launcher.kind == "srun" and self.launcher.mpi == "none"
 
     @property
     def may_requeue(self) -> bool:
-        """Whether a job may be started again under its number."""
+        """Return whether Slurm may requeue a job, under the same number."""
         return self.has_slurm and self.launcher.requeue
 
 
@@ -218,7 +218,7 @@ def load_site(name: str) -> Site:
 
 
 def with_mpi(site: Site, kind: str) -> Site:
-    """The same site, whose ranks Slurm starts through another PMI."""
+    """Return `site` with the PMI `kind` for srun; raise ConfigError without srun."""
     if site.launcher.kind != "srun":
         raise ConfigError(
             f"--mpi is of srun, and site {site.name} starts ranks with --ranks;"
@@ -229,7 +229,7 @@ def with_mpi(site: Site, kind: str) -> Site:
 
 
 def parse_site(path: Path, tables: Mapping[str, Any]) -> Site:
-    """Check the tables of a site's file."""
+    """Return the site that the tables of its file describe, after checks of them."""
     rows = _table("the file", tables, TOP)
     return Site(
         name=check_name(path.stem, "its name"),
@@ -259,7 +259,7 @@ TOP = {
 def _table(
     name: str, table: Mapping[str, Any], kinds: Mapping[str, type]
 ) -> dict[str, Any]:
-    """`table` if its keys are known and its values of their types."""
+    """Return `table` if its keys and the types of its values are those of `kinds`."""
     reject_unknown(name, table, kinds)
     for key, value in table.items():
         if type(value) is not kinds[key]:
@@ -314,7 +314,7 @@ def _defaults(table: Mapping[str, Any]) -> dict[str, Any]:
 def _reasons(
     key: str, rows: Mapping[str, Any], names: tuple[str, ...]
 ) -> tuple[Reason, ...]:
-    """The rows of [[key]], each with a reason."""
+    """Return the rows of [[key]], each with its reason."""
     return tuple(_reason(key, row, names) for row in rows.get(key, []))
 
 
@@ -323,7 +323,7 @@ def _reason(key: str, row: Any, names: tuple[str, ...]) -> Reason:
         raise ConfigError(f"{key} = {row!r}: write it as a table [[{key}]]")
     found = _table(f"[[{key}]]", row, dict.fromkeys(names, str))
     missing = [name for name in names if not found.get(name, "").strip()]
-    # A variable may be empty on purpose; a word of srun or a module may not.
+    # The value of a variable may be empty; a word of srun or a module may not.
     if missing and (missing != ["value"] or key != "env" or "value" not in found):
         raise ConfigError(
             f"[[{key}]] {row} lacks {missing}; every line says {list(names)}"

@@ -1,4 +1,4 @@
-"""The smoke job: does this site start ranks that meet?"""
+"""The smoke job: checks of ranks, GPUs, files and clocks of a site."""
 
 import os
 import platform
@@ -21,15 +21,15 @@ from hpcsgd.errors import DataError, HpcsgdError, TransportError
 from hpcsgd.files import replace_file
 from hpcsgd.jobs.resources import counted
 
-# Files as training uses them: written whole, flushed, moved, seen by all ranks.
+# Files as in training: written as a whole, flushed, moved, visible to all ranks.
 
 PATIENCE = 10.0  # seconds for a network file system to show what another node wrote
-MOST_READ = 64  # files that a rank reads of others
+MOST_READ = 64  # files of other ranks that a rank reads, about
 SIZE = 2**16
 
 
 def check_files(world: Communicator, folder: Path) -> str:
-    """Check that every rank writes and all ranks see it; report the slowest write."""
+    """Check that the file of each rank is visible to all; return the slowest times."""
     names = world.exchange_objects(f"smoke-{uuid.uuid4().hex[:12]}")
     place = folder / names[0]
     try:
@@ -46,12 +46,12 @@ def check_files(world: Communicator, folder: Path) -> str:
 
 
 def content(rank: int) -> bytes:
-    """What a rank writes: no two alike."""
+    """Return the bytes that a rank writes, which differ from rank to rank."""
     return f"rank {rank}\n".encode() * (SIZE // 8)
 
 
 def _write(place: Path, world: Communicator) -> float:
-    """Seconds to write, flush and move a file."""
+    """Return the seconds to write, flush and move a file."""
     began = time.perf_counter()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def _write(place: Path, world: Communicator) -> float:
 
 
 def _read(place: Path, world: Communicator) -> float:
-    """Seconds until the files of others were there with all that they hold."""
+    """Return the seconds until the files of other ranks were visible and complete."""
     began = time.perf_counter()
     step = max(1, world.size // MOST_READ)
     for rank in range(0, world.size, step):
@@ -87,10 +87,10 @@ def _holds(path: Path, rank: int) -> bool:
         return False
 
 
-# Whether ranks, GPUs, files and clocks are as training needs them: a look at each.
+# Checks of ranks, sums, versions, GPUs, files and clocks.
 
-WORDS = (1, 2048, 2**18)  # prepared, in shared memory, and long
-MOST_SKEW = 5.0  # seconds between clocks; more confuses times of files
+WORDS = (1, 2048, 2**18)  # sizes of sums on the three paths of messages
+MOST_SKEW = 5.0  # seconds between clocks; times of files are wrong beyond
 SHORT = 8  # bytes of the sum whose latency is measured
 LONG = 8 * 2**20  # bytes of the sum whose bandwidth is measured
 REPEATS = {SHORT: 101, LONG: 7}  # timed sums, after WARM_UP others
@@ -101,7 +101,7 @@ Look = Callable[[], str | tuple[str, Facts]]
 
 @dataclass(frozen=True)
 class SmokeCheck:
-    """One look, what was seen in a sentence, and the figures of it."""
+    """The result of one check: whether it passed, a sentence, and figures."""
 
     name: str
     good: bool
@@ -116,7 +116,7 @@ def smoke(
     transport: str = "auto",
     expected: int | None = None,
 ) -> list[SmokeCheck]:
-    """Look at everything, on all ranks, which hold the same answers.
+    """Run all checks, on all ranks, which return the same results.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def smoke(
 
 
 def verdict(checks: Sequence[SmokeCheck]) -> str:
-    """One line for all of it."""
+    """Return one line on all checks."""
     bad = [f"{check.name}: {check.text}" for check in checks if not check.good]
     if bad:
         return f"smoke: bad: {'; '.join(bad)}"
@@ -146,7 +146,7 @@ def verdict(checks: Sequence[SmokeCheck]) -> str:
 
 
 def _check(name: str, look: Look) -> SmokeCheck:
-    """An error that all ranks raise is an answer."""
+    """Run a check; an error that all ranks raise is a result that is not good."""
     try:
         seen = look()
         text, facts = (seen, {}) if isinstance(seen, str) else seen
@@ -156,7 +156,7 @@ def _check(name: str, look: Look) -> SmokeCheck:
 
 
 def check_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
-    """Check the number of ranks; report their nodes and their transport."""
+    """Check the number of ranks; return a sentence on their nodes, and facts on MPI."""
     if expected is not None and world.size != expected:
         raise TransportError(
             f"{expected} ranks were asked for and there are {world.size}; ask for"
@@ -220,7 +220,7 @@ def _sum_seconds(world: Communicator, size: int) -> float:
 
 
 def content_of(rank: int) -> int:
-    """What a rank adds: so small that float32 holds the sums of 2^18 ranks exactly."""
+    """Return the number that a rank adds; float32 is exact for sums of 2^18 ranks."""
     return 1 + rank % 63
 
 
@@ -262,7 +262,7 @@ def check_gpus(world: Communicator, device: str, transport: str) -> str:
 
 
 def check_clocks(world: Communicator) -> str:
-    """Check that the clocks of all ranks agree, as far as a message can tell."""
+    """Check that the clocks of all ranks agree, up to the time of a message."""
     world.exchange_objects(None)
     times = world.exchange_objects(time.clock_gettime(time.CLOCK_REALTIME))
     skew = max(times) - min(times)
@@ -276,7 +276,7 @@ def check_clocks(world: Communicator) -> str:
 
 
 def _agree(world: Communicator, is_good: bool, text: str) -> None:
-    """Raise on all ranks what is wrong on some."""
+    """Raise TransportError on all ranks unless `is_good` is true on all. Collective."""
     bad = [r for r, good in enumerate(world.exchange_objects(is_good)) if not good]
     if bad:
         raise TransportError(

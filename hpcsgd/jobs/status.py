@@ -1,4 +1,4 @@
-"""What became of jobs, and why."""
+"""The states of jobs, and the causes of their failures."""
 
 import csv
 import io
@@ -31,10 +31,10 @@ from hpcsgd.jobs.queue import (
 from hpcsgd.jobs.resources import JobArray, written
 from hpcsgd.runs.result import REQUEUE
 
-# One word for what became of a job, from its own notes and from Slurm.
+# The state of a job in one word, from the notes of its script and from Slurm.
 
 Notes = Sequence[dict[str, Any]]
-# Ends that only Slurm knows of, and what to do.
+# Ends that only Slurm records, with the state and a remedy.
 ENDS = {
     "TIMEOUT": (
         "timeout",
@@ -59,10 +59,11 @@ SAID = {"COMPLETED": "completed", "FAILED": "failed"}
 
 
 def judge(notes: Notes, seen: QueueEntry | None, has_queue: bool) -> tuple[str, str]:
-    """(word, why).
+    """Return the state of a job and a sentence on it.
 
-    The word is pending, running, requeued, completed, preempted, failed, timeout,
-    cancelled, terminated, lost or unknown.
+    The state is pending, running, requeued, completed, preempted, failed, timeout,
+    cancelled, terminated, lost or unknown. `notes` are the records of the job's script,
+    `seen` is its entry in Slurm.
     """
     if seen is not None and seen.is_active:
         active = _of_active(notes, seen)
@@ -85,7 +86,7 @@ def judge(notes: Notes, seen: QueueEntry | None, has_queue: bool) -> tuple[str, 
 
 
 def _of_active(notes: Notes, seen: QueueEntry) -> tuple[str, str] | None:
-    """None for one that has said its last word and is being cleaned up after."""
+    """Return the state of a job that waits or runs; None if its script has ended."""
     if seen.state in WAITING:
         reason = seen.reason if seen.reason not in ("", "None") else ""
         return ("requeued" if notes else "pending", reason)
@@ -94,7 +95,7 @@ def _of_active(notes: Notes, seen: QueueEntry) -> tuple[str, str] | None:
 
 
 def _of_notes(last: dict[str, Any], has_queue: bool) -> tuple[str, str]:
-    """By what its script wrote last."""
+    """Return the state of a job by the last note of its script."""
     event, code = last["event"], last.get("code", 0)
     if event == "ended" and code == REQUEUE:
         return "preempted", "its state is saved; submit it again to go on"
@@ -113,12 +114,12 @@ def _of_notes(last: dict[str, Any], has_queue: bool) -> tuple[str, str]:
 
 
 def last_event(notes: Notes) -> dict[str, Any]:
-    """The last note about the job as a whole; empty without one."""
+    """Return the last note on the job as a whole; empty without one."""
     whole = [n for n in notes if n.get("event") not in (None, "step")]
     return whole[-1] if whole else {}
 
 
-# Which rank made a job fail, from what its log says.
+# The rank that made a job fail, by the job's log.
 
 MOST = 4 * 2**20  # bytes of a log that are read, from its end
 BEGINS = re.compile(r"(?m)^hpcsgd: job \S+: begins .*$")
@@ -126,20 +127,20 @@ BEGINS = re.compile(r"(?m)^hpcsgd: job \S+: begins .*$")
 
 @dataclass(frozen=True)
 class Blame:
-    """A rank, where one is named, and the sentence that names it."""
+    """The rank that made a job fail, if the log names it, and a line of the log."""
 
     rank: int | None
     text: str
 
 
-# A rank that dies comes first: others then fail, of a broken connection, and say more.
-# Once Slurm ends the step everybody is killed, which says nothing.
+# The death of a rank precedes other signs: other ranks then fail by a broken connection
+# and write more. When Slurm ends the step it kills all ranks, which shows no cause.
 DEATH = re.compile(
     r"^(?P<text>srun: error: \S+: task (?P<rank>\d+): (?!Exited with|Terminated).*)$",
     re.MULTILINE,
 )
 ENDING = re.compile(r"(?m)^(srun: Job step aborted|slurmstepd\S*: error: \*\*\* STEP)")
-# What says it best comes first; `rank` and `text` are groups.
+# The clearest sign is first; `rank` and `text` are groups.
 SIGNS = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -158,7 +159,7 @@ SIGNS = tuple(
         r"^(?P<text>slurmstepd: error: .*)$",
     )
 )
-ENDED_WELL = "Exited with exit code 75"  # saved, to go on later
+ENDED_WELL = "Exited with exit code 75"  # preempted: the state is saved
 
 
 def find_culprit(log: Path) -> Blame | None:
@@ -175,7 +176,7 @@ def find_culprit(log: Path) -> Blame | None:
 
 
 def last_start(log: Path) -> str:
-    """What a log says of the last start of its job."""
+    """Return the text of a log after the last start of its job; "" without a log."""
     try:
         own_folder(log.parents[1], log.parent.name)
         with open(open_entry(log), "rb") as file:
@@ -188,13 +189,13 @@ def last_start(log: Path) -> str:
 
 
 def _as_blame(found: "re.Match[str]") -> Blame:
-    """The last line alone of what is a traceback."""
+    """Return the rank of a match and the last line of its text, as of a traceback."""
     rank = found.groupdict().get("rank")
     text = found["text"].rstrip().rsplit("\n", 1)[-1]
     return Blame(int(rank) if rank is not None else None, text.strip())
 
 
-# How far a run is, from its folder alone.
+# The progress of a run, from its folder only.
 
 
 def run_facts(folder: Path, is_over: bool = False) -> dict[str, Any]:
@@ -223,14 +224,14 @@ def run_facts(folder: Path, is_over: bool = False) -> dict[str, Any]:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """result.json, or nothing."""
+    """Return the contents of result.json; empty if it cannot be read."""
     try:
         return parse_object(read_entry_text(folder / "result.json")) or {}
     except (OSError, ValueError):  # it is missing, or no text
         return {}
 
 
-# What became of jobs: by their folders, the queue, and accounting if there is any.
+# The states of jobs, by their folders, the queue, and accounting if a site has it.
 
 BAD = ("failed", "lost", "timeout")
 ACTIVE = ("pending", "running", "requeued")
@@ -238,7 +239,7 @@ ACTIVE = ("pending", "running", "requeued")
 
 @dataclass(frozen=True)
 class JobState:
-    """One job, or one element of an array; `state` as `hpcsgd.jobs.status` has it."""
+    """The state of one job, or of one element of an array, as `judge` names it."""
 
     job: str
     name: str
@@ -249,40 +250,42 @@ class JobState:
     nodes: str = ""
     elapsed: str = ""
     why: str = ""  # one sentence, where it did not end well
-    rank: int | None = None  # the one that failed, where the log names it
+    rank: int | None = None  # the rank that failed, if the log names it
     runs: tuple[str, ...] = ()
     facts: tuple[dict[str, Any], ...] = ()  # of each run folder
     log: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the fields as a dict for JSON."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class SlurmFacts:
-    """What Slurm says; without a queue `queue` is None."""
+    """The entries of Slurm on jobs; `queue` is None if squeue fails."""
 
     queue: Mapping[str, QueueEntry] | None
     account: Mapping[str, QueueEntry] = field(default_factory=dict)
     cancelled: frozenset[str] = frozenset()
 
     def seen(self, job: str) -> QueueEntry | None:
-        """The newest word: the queue's while it is active, then the accounting's."""
+        """Return the newest entry of a job: the queue's while it is active, else the
+        accounting's.
+        """
         queued = (self.queue or {}).get(job)
         if queued is not None and queued.is_active:
             return queued
         return self.account.get(job) or queued
 
     def was_cancelled(self, job: str) -> bool:
-        """By `hpcsgd jobs cancel`, as a whole or this element."""
+        """Return whether `hpcsgd jobs cancel` cancelled the job, or its whole array."""
         return bool({job, job.partition("_")[0]} & self.cancelled)
 
 
 def states(folder: Path) -> list[JobState]:
-    """Every job that was submitted from `folder`, elements of arrays apart."""
+    """Return the state of every job of `folder`, one for each element of an array."""
     said = records(folder)
-    # A script that is run by hand has one name however often it is written.
+    # A script that is run by hand has the same job name for all its submissions.
     sent = {r["job"]: r for r in said if r.get("event") == "submitted"}.values()
     jobs = [(job, number, r) for r in sent for number, job in elements(r)]
     known = query_slurm([job for job, _, _ in jobs], said)
@@ -302,7 +305,7 @@ def query_slurm(
 
 
 def elements(record: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """(number, job) of what one submission started."""
+    """Return (number, job) of each element that a submission started."""
     job = str(record["job"])
     if not record.get("array"):
         return [(0, job)]
@@ -312,7 +315,7 @@ def elements(record: Mapping[str, Any]) -> list[tuple[int, str]]:
 def _state(
     folder: Path, job: str, number: int, record: Mapping[str, Any], known: SlurmFacts
 ) -> JobState:
-    """The verdict on one job, and who is to blame."""
+    """Return the state of one job, with the rank that made it fail."""
     said, seen = notes(folder, job), known.seen(job)
     word, why = judge(said, seen, known.queue is not None)
     if word not in (*ACTIVE, "completed") and known.was_cancelled(job):
@@ -339,7 +342,7 @@ def _state(
 
 
 def _runs(record: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    """Run folders of this job: of its own element alone where it is one of an array."""
+    """Return the run folders of a job; of an element of an array, its own folder."""
     steps = record.get("steps", [])
     mine = steps[number : number + 1] if record.get("array") else steps
     place = Path(record.get("workplace", "."))
@@ -347,7 +350,10 @@ def _runs(record: Mapping[str, Any], number: int) -> tuple[str, ...]:
 
 
 def _code(said: Notes, seen: QueueEntry | None) -> int | None:
-    """Its own word first: accounting has no 75 of a job that was requeued."""
+    """Return the exit code of a job: that of its notes, else that of Slurm.
+
+    The accounting does not contain the code 75 of a job that was requeued.
+    """
     last = last_event(said)
     if last and last["event"] != "began":
         return int(last["code"])
@@ -355,7 +361,7 @@ def _code(said: Notes, seen: QueueEntry | None) -> int | None:
 
 
 def _elapsed(said: Notes) -> str:
-    """Of the last start."""
+    """Return the time from the last start of a job to its last note, or ""."""
     began = [n["at"] for n in said if n.get("event") == "began"]
     last = last_event(said)
     if not began or last.get("event") == "began":
@@ -370,7 +376,10 @@ COLUMNS = ("job", "state", "run", *OF_RESULT)
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
-    """A row for each run, by the newest job that used it; what differs is beside it."""
+    """Return a row for each run, of the newest job that used it.
+
+    A row has the settings that differ between the runs.
+    """
     settings = _settings(folder)
     differing = _differing(list(settings.values()))
     rows: dict[str, dict[str, Any]] = {}
@@ -383,14 +392,14 @@ def collect(folder: Path) -> list[dict[str, Any]]:
 
 
 def _row(state: JobState, run: str) -> dict[str, Any]:
-    """What a table shows of one run."""
+    """Return job, state, folder and figures of one run, for the table."""
     result = read_result(Path(run))
     found = {name: result.get(name) for name in OF_RESULT}
     return {"job": state.job, "state": state.state, "run": run, **found}
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Run folder -> what --set said in the command that made it."""
+    """Return run folder -> settings by --set in the command of the run."""
     found = {}
     for record in submitted(folder):
         place = Path(record.get("workplace", "."))
@@ -400,20 +409,20 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _sets(command: Sequence[str]) -> dict[str, Any]:
-    """Section.key -> value of every --set."""
+    """Return section.key -> value of every --set."""
     pairs = zip(command, command[1:], strict=False)
     said = [word.partition("=") for flag, word in pairs if flag == "--set"]
     return {key: toml_value(value) for key, _, value in said}
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys that do not have one value everywhere, in their order."""
+    """Return the keys whose values differ between `settings`, in their order."""
     keys = dict.fromkeys(key for one in settings for key in one)
     return [k for k in keys if len({repr(one.get(k)) for one in settings}) > 1]
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table that spreadsheets read."""
+    """Return the rows as CSV with a header."""
     names = list(dict.fromkeys(key for row in rows for key in row)) or list(COLUMNS)
     file = io.StringIO()
     writer = csv.DictWriter(file, names, lineterminator="\n")

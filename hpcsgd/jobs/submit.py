@@ -26,14 +26,14 @@ from hpcsgd.jobs.script import directives, render
 from hpcsgd.jobs.sites import Site
 from hpcsgd.jobs.status import ACTIVE, states
 
-# Send a job to Slurm, and write down what was sent.
+# Submission of a job to Slurm, and the record of it.
 
-BY_HAND = "local"  # what a script that no Slurm has numbered calls itself
+BY_HAND = "local"  # the job number of a script that runs without Slurm
 
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job that was sent; `job` is empty where it was only tried."""
+    """A job that was submitted; `job` is empty for a dry run."""
 
     job: str
     name: str
@@ -50,12 +50,12 @@ def submit(
     Parameters
     ----------
     job, site : what `render` takes
-    dry_run : write and send nothing
+    dry_run : whether to write and submit nothing
     python : the interpreter that runs hpcsgd on the nodes
 
     Returns
     -------
-    Submitted : with Slurm's number of the job
+    SubmittedJob : with Slurm's number of the job
     """
     text = render(job, site, python)
     script = job.path / SCRIPT
@@ -100,7 +100,7 @@ def check_idle(job: Job) -> None:
 
 
 def write_script(job: Job, text: str) -> None:
-    """The folder of the job, and the script in it."""
+    """Make the folder of the job, and write the script into it."""
     try:
         job.path.mkdir(parents=True, exist_ok=True)
         for name in ("log", STATE):
@@ -114,7 +114,7 @@ def write_script(job: Job, text: str) -> None:
 
 
 def _send(command: tuple[str, ...], lines: list[str]) -> str:
-    """Slurm's number of the job."""
+    """Run sbatch; return Slurm's number of the job."""
     answer = run_command(command, clean_environment(lines))
     if answer is None:
         raise TransportError(
@@ -127,7 +127,7 @@ def _send(command: tuple[str, ...], lines: list[str]) -> str:
             f"sbatch refused the job: {said}; look at it with hpcsgd jobs render, and"
             " mend the site's file or what was asked for"
         )
-    # NUMBER, or NUMBER;CLUSTER where there are several.
+    # The output is NUMBER, or NUMBER;CLUSTER with several clusters.
     found = re.search(r"(?m)^(\d+)(;.*)?$", answer.out)
     if not found:
         raise TransportError(
@@ -138,7 +138,7 @@ def _send(command: tuple[str, ...], lines: list[str]) -> str:
 
 
 def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
-    """What a reader of the record wants to know, long after."""
+    """Return the facts on a job for its record: resources, steps, checksum."""
     return {
         "name": job.name,
         "template": job.template,
@@ -155,11 +155,11 @@ def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
     }
 
 
-# Cancel the jobs of a folder, and write that down.
+# Cancellation of the jobs of a folder, and the record of it.
 
 
 def cancel(folder: Path, job: str = "") -> list[str]:
-    """Cancel what waits or runs of a folder, or one of its jobs; the cancelled."""
+    """Cancel the active jobs of a folder, or one of them; return their numbers."""
     need("scancel")
     found = states(folder)
     if job and not any(job in (s.job, s.job.partition("_")[0]) for s in found):

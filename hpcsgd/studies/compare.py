@@ -83,17 +83,17 @@ class ComparisonRow:
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss grew without bound."""
+        """Return whether the loss grew without bound."""
         return self.result.status is Status.DIVERGED
 
     @property
     def worse(self) -> bool:
-        """Whether the last loss is larger than the first."""
+        """Return whether the last loss is larger than the first."""
         return self.result.is_worse
 
     @property
     def is_whole(self) -> bool:
-        """Whether the run reached its end with a loss that is not larger."""
+        """Return whether the run reached its end with a loss that is not larger."""
         return self.result.status.is_finished and not self.worse
 
     @property
@@ -274,7 +274,7 @@ class Comparison:
 
     @property
     def is_equal_batch(self) -> bool:
-        """Whether a step of every setting has the same number of rows."""
+        """Return whether a step of every setting has the same number of rows."""
         return is_equal_batch([row.setting for row in self.rows])
 
     @property

@@ -280,12 +280,12 @@ class PrecisionReport:
 
     @property
     def is_safe(self) -> bool:
-        """Whether the rate is below the limit of stability."""
+        """Return whether the largest rate is at most the limit of stability."""
         return self.rate <= self.safe_rate
 
     @property
     def covers_update(self) -> bool:
-        """Whether the update is plain SGD, to which bounds and errors apply."""
+        """Return whether the update is plain SGD, to which bounds and errors apply."""
         return self.question.config.update.kind == "sgd"
 
     def _will_do(self, row: RecipeRow) -> bool:

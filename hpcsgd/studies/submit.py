@@ -65,12 +65,12 @@ class PointJob:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the job is in the queue or runs."""
+        """Return whether the job is in the queue or runs."""
         return self.state in ACTIVE
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, as far as Slurm knows."""
+        """Return whether the job has ended, as far as Slurm knows."""
         return self.state not in (*ACTIVE, "unknown")
 
 

@@ -1,4 +1,4 @@
-"""`--precision auto`: the cheapest recipe that pilots find good enough."""
+"""`--precision auto`: the cheapest recipe within the tolerance, by pilot runs."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -28,21 +28,21 @@ from hpcsgd.tuning.pilots import (
 
 log = logging.getLogger(__name__)
 WIDEST = "fp64"
-# Recipes by their usual seconds, the cheapest first. It decides where measured seconds
-# would not choose alike twice. The tuner has another order, that of its trials.
+# Recipes by their usual seconds, the cheapest first. A reproducible run chooses by this
+# order, as measured seconds differ from run to run. The tuner's order is another one.
 ORDER = ("c", "d", "fp32", "fp8", "fp16", "bf16", "fp64")
 
 
 @dataclass(frozen=True)
 class RecipeChoice:
-    """A recipe, and why."""
+    """A recipe, its predicted gap, and the figures of all compared recipes."""
 
     recipe: str
     predicted_gap: float
     considered: dict[str, dict[str, float]]  # recipe -> seconds an exchange, gap
 
     def as_dict(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the fields as a dict, for the report."""
         return dict(vars(self))
 
 
@@ -55,8 +55,8 @@ def resolve_precision(
     """Return the configuration with a recipe in the place of `auto`, and what to
     report.
 
-    Rank 0 tries; all ranks take what it found. A run that goes on keeps what was
-    `recorded` of it.
+    Rank 0 runs the pilots, and all ranks use its choice. A resumed run uses the choice
+    in the checkpoint, `recorded`.
     """
     if config.precision.recipe != AUTO:
         return config, {}
@@ -71,7 +71,7 @@ def resolve_precision(
         chosen = replace(config.precision, recipe=found.recipe)
         return chosen, {PRECISION_AUTO: found.as_dict()}
 
-    # Its own on every rank: what is found on the way is added.
+    # Each rank needs a copy, to which the run adds facts.
     precision, said = deepcopy(on_first_rank(world, choose))
     if said:
         found = said[PRECISION_AUTO]
@@ -92,7 +92,7 @@ def recipe_reason(notes: Mapping[str, Any]) -> str:
 
 
 def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeChoice:
-    """The cheapest of what runs here as such and stays under the tolerance."""
+    """Return the cheapest recipe that is not emulated and is within the tolerance."""
     members = config.grid.members or max(ranks // config.grid.replicas, 1)
     try:
         sample = draw_sample_of(config, reader)
@@ -107,7 +107,7 @@ def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeCho
         name: cost_of(exchange, one.resolve(), network, seconds=True).total
         for name, one in asked.items()
     }
-    if config.run.reproducible:  # what was measured is something else every time
+    if config.run.reproducible:  # measured seconds differ from run to run
         costs = {name: float(ORDER.index(name)) for name in asked}
     good = [n for n in asked if gaps[n].predicted <= config.precision.tolerance]
     best = min(good, key=lambda name: costs[name], default=WIDEST)
@@ -134,7 +134,7 @@ def affordable(asked: PrecisionConfig) -> dict[str, PrecisionConfig]:
 
 
 def _network(config: RunConfig) -> Network:
-    """The one that is emulated, or one as it usually is."""
+    """Return the emulated network, or else one with the usual constants."""
     if config.run.network:
         return parse_network(config.run.network)
     usual = Machine()

@@ -17,24 +17,24 @@ from hpcsgd.tuning.exact_exchange import ROOM, ExactExchange
 
 @dataclass(frozen=True)
 class Term:
-    """What one field of the precision may add to the error of w after an exchange."""
+    """The bound of the error of w after an exchange, for one field of the precision."""
 
     field: str
     format: str
     unit_roundoff: float
     absolute: float  # ‖δw‖ at most this; inf: no bound
     relative: float  # to ‖Δw‖, the update of the exact exchange
-    model: str  # emulated: accumulators as they are here; any: whatever their order
-    norms: str  # exact, or upper bound: of ‖Y_j‖₂, where the batches are large
-    condition: str = ""  # what it takes for granted
+    model: str  # emulated: the order of sums of this program; any: every order
+    norms: str  # exact, or upper bound: of ‖Y_j‖₂, if the batches are large
+    condition: str = ""  # the assumptions of the bound
 
     @property
     def is_bounded(self) -> bool:
-        """False where the format is too short for sums of this length."""
+        """Return False if the format is too short for sums of this length."""
         return self.absolute < float("inf")
 
 
-# What all terms of the bound share: how errors in one place reach the weights.
+# The common part of all terms: how errors in one place change the weights.
 #
 # Let ŵ_j be the iterates that the computed residuals r̂ would give in exact arithmetic.
 # Then t̂_j = Y_j ŵ_j + e_j, r̂_j = residual(t̂_j) + σ_j, and δ_j = ŵ_j − w_j obeys
@@ -43,8 +43,8 @@ class Term:
 #
 # so that  ‖δ_s‖ ≤ Σ_j growth_j h_j ‖Y_j‖ (‖l e_j‖ + ‖σ_j‖),
 #
-# l a column of bounds on ∂r/∂t, one a row. Where only scores are off, σ = 0, the
-# squares can be added instead. With x = Y_j δ_j + e_j and r̂ − r = D x,
+# l a column of bounds on ∂r/∂t, one for each row. If only scores have errors, σ = 0,
+# the squares can be added instead. With x = Y_j δ_j + e_j and r̂ − r = D x,
 #
 #     ‖δ_{j+1}‖² = ρ² ‖δ_j‖² − 2ρh ⟨x − e, D x⟩ + h² ‖YᵀD x‖²
 #                ≤ ‖δ_j‖² − 2ρh (1 − θ) ‖√D x‖² + 2ρh ⟨e, D x⟩,  θ = h l_j ‖Y_j‖² / 2ρ,
@@ -55,27 +55,27 @@ class Term:
 
 @dataclass(frozen=True)
 class Case:
-    """One field of one exchange, in the format that stands there."""
+    """One field of one exchange, and its number format."""
 
     exchange: ExactExchange
     form: Format  # of the field
-    working: Format  # in which values lie meanwhile
+    working: Format  # of values between the roundings
     depth: int  # κ, additions of the reduction over members
-    comes_wider: bool  # what is sent has more digits than its buffer
+    comes_wider: bool  # sums have more digits than the buffer in which they are sent
 
     @property
     def unit(self) -> float:
-        """u of the field's format."""
+        """Return u of the field's format."""
         return self.form.unit_roundoff
 
     @property
     def width(self) -> int:
-        """d/C: the most columns of a member."""
+        """Return d/C, the largest number of columns of a member."""
         return int(max(part.stop - part.start for part in self.exchange.parts))
 
     @property
     def loudest(self) -> float:
-        """Nothing that a member sends, G or z, or their sums, is larger."""
+        """Return an upper bound of the entries of G and z, of their parts and sums."""
         of = self.exchange
         squares = np.square(of.rows).sum(axis=1).max(initial=0.0)
         reach = np.abs(of.rows) @ np.abs(of.before)
@@ -83,16 +83,19 @@ class Case:
 
     @property
     def hidden(self) -> float:
-        """u of what is computed wide before it is rounded to the format."""
+        """Return u of the wide format in which values are computed before rounding."""
         return self.working.unit_roundoff
 
     def from_scores(self, errors: Array) -> float:
-        """‖δw‖ where scores are off by `errors`, (m, K): the less of two bounds."""
+        """Return a bound of ‖δw‖ for errors of the scores, (m, K): the less of two."""
         straight = self.from_residuals(self.exchange.slopes * errors)
         return min(straight, self._by_energy(errors))
 
     def _by_energy(self, errors: Array) -> float:
-        """√ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), θ = h l ‖Y‖² / 2ρ; inf where θ ≥ 1."""
+        """Return √ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), θ = h l ‖Y‖² / 2ρ.
+
+        It is inf if some θ_j ≥ 1.
+        """
         of = self.exchange
         rho = 1.0 - np.array(of.rates) * of.l2
         if rho.min() <= 0 or (of.l2 > 0 and of.intercept is not None):
@@ -104,11 +107,11 @@ class Case:
         return float(np.sqrt(np.sum(rho * of.per_row * squares / (2 * (1 - share)))))
 
     def from_residuals(self, errors: Array) -> float:
-        """‖δw‖ where residuals are off by `errors`, (m, K)."""
+        """Return a bound of ‖δw‖ for errors of the residuals, (m, K)."""
         return float(self._reach() @ self._norms(errors))
 
     def from_steps(self, errors: list[Array]) -> float:
-        """‖δw‖ where step j itself is off by h_j times errors_j."""
+        """Return a bound of ‖δw‖ if step j has the error h_j errors_j."""
         size = np.array([np.linalg.norm(error) for error in errors])
         return float((self.exchange.growth * self.exchange.per_row) @ size)
 
@@ -121,27 +124,30 @@ class Case:
         return np.array([np.linalg.norm(errors[part]) for part in self.exchange.slices])
 
 
-# How far sums may be off: the constants of rounding error analysis.
+# Bounds of the errors of sums: the constants of rounding error analysis.
 #
 # `partial_sums` is for accumulators whose order is known, as the emulated ones are;
 # `gamma` holds for every order.
 
 
 def gamma(count: float, unit: float) -> float:
-    """γ_k(u) = k u / (1 − k u); no bound where k u reaches 1."""
+    """Return γ_k(u) = k u / (1 − k u); inf if k u ≥ 1."""
     return count * unit / (1.0 - count * unit) if count * unit < 1.0 else math.inf
 
 
 def rounded(values: Array, form: Format) -> Array:
-    """What u times is at least |fl(v) − v|: |v|, or the smallest normal number."""
+    """Return sizes a with |fl(v) − v| ≤ u a: |v|, at least the least normal number.
+
+    For v = 0 the size is 0.
+    """
     size = np.abs(values)
     return np.where(size > 0, np.maximum(size, 2.0**form.least), 0.0)
 
 
 def sent(values: Array, form: Format, loudest: float) -> Array:
-    """The same in a message that is divided until `loudest` fits, or multiplied.
+    """Return sizes a with |fl(v) − v| ≤ u a, for values v of a scaled message.
 
-    Its largest value comes to lie in the upper half of the format's range.
+    The scale takes `loudest` into the upper half of the format's range.
     """
     factor = 2.0 * loudest / form.largest if form.wants_scale else 1.0
     size = np.abs(values)
@@ -149,20 +155,23 @@ def sent(values: Array, form: Format, loudest: float) -> Array:
 
 
 def binade(values: Array, form: Format) -> Array:
-    """The same for values that are known: the power of two at or below |v|."""
+    """Return sizes a with |fl(v) − v| ≤ u a for known v.
+
+    They are the powers of two at or below |v|, at least the least normal number.
+    """
     _, exponent = np.frexp(values)
     size = np.ldexp(1.0, np.maximum(exponent - 1, form.least))
     return np.where(values != 0, size, 0.0)
 
 
 def partial_sums(parts: Iterable[Array], form: Format) -> Array:
-    """The error of Σ parts, where every addition is rounded to `form`.
+    """Return a bound of the error of Σ parts, if every addition is rounded to `form`.
 
     With s_k the exact sum of the first k parts, and ŝ_k = fl(ŝ_{k−1} + p_k),
 
         |ŝ_k − s_k| ≤ |ŝ_{k−1} − s_{k−1}| + min(u |ŝ_{k−1} + p_k|, |p_k|):
 
-    the nearest number is no further than ŝ_{k−1}, which is one.
+    the number nearest to the sum is no further from it than ŝ_{k−1}, a number.
     """
     unit = form.unit_roundoff
     total = error = np.zeros(1)
@@ -174,23 +183,23 @@ def partial_sums(parts: Iterable[Array], form: Format) -> Array:
 
 
 def chunks(columns: slice, width: int) -> Iterator[slice]:
-    """`columns` cut into pieces of `width`, the last one shorter."""
+    """Yield the chunks of `columns`, of `width` columns each, the last one shorter."""
     for first in range(columns.start, columns.stop, width):
         yield slice(first, min(first + width, columns.stop))
 
 
-# The nine terms for any machine: sums in whatever order, as they are usually stated.
+# The nine terms for any machine, in the usual form: sums in any order.
 #
 # |·| is componentwise, C_ji = |h_i P_{i+1..j}|, γ_k(u) = k u / (1 − k u).
 
-LIBRARY = 6  # roundoffs that the exponential of a library and a quotient may cost
+LIBRARY = 6  # roundoffs of a library's exponential and a quotient
 CANONICAL = ("gaussian", "logistic", "poisson", "softmax")  # r = μ − y
 
 
 def matrix(case: Case) -> float:
     """T1: u ( |Y_j| |w_j| in the scores and |Y_j|ᵀ |r_j| in the steps ).
 
-    Its values are given and rounded once: their powers of two stand for |Y|.
+    The values of Y are known and rounded once, so that |Y| is taken from their binades.
     """
     of, path = case.exchange, case.exchange.path
     size = _stored_size(case)
@@ -201,7 +210,7 @@ def matrix(case: Case) -> float:
 
 
 def _stored_size(case: Case) -> Array:
-    """2^⌊log₂|y|⌋ as columns are scaled: given values are off by u times that."""
+    """Return 2^⌊log₂|y|⌋ of the scaled columns; stored y have errors of u times it."""
     rows, exponents = case.exchange.rows, case.exchange.exponents
     if exponents is None or not case.form.wants_scale:
         return binade(rows, case.form)
@@ -239,7 +248,7 @@ def gram_wire(case: Case) -> float:
 
 
 def member_grams(case: Case) -> Array:
-    """Σ_c |Y^c (Y^c)ᵀ|: parts may cancel in the sum, their roundings do not."""
+    """Return Σ_c |Y^c (Y^c)ᵀ|: parts may cancel in the sum, their roundings do not."""
     rows = case.exchange.rows
     shares = (rows[:, part] for part in case.exchange.parts)
     loudest = case.loudest
@@ -248,7 +257,7 @@ def member_grams(case: Case) -> Array:
 
 
 def correction(case: Case, gram: Array) -> Array:
-    """Σ_{i<j} C_ji |G_ji| |r_i| for some |G|."""
+    """Return Σ_{i<j} C_ji |G_ji| |r_i| for given |G|."""
     of = case.exchange
     found: Array = (np.abs(of.coupling) * gram) @ np.abs(of.path.residuals)
     return found
@@ -289,7 +298,7 @@ def residual(case: Case) -> float:
 
 
 def mean_size(case: Case) -> Array:
-    """|μ|, or what a residual is the difference of."""
+    """Return |μ|, or the size of the terms whose difference is the residual."""
     of, family = case.exchange, case.exchange.family
     if family.name in CANONICAL:
         return np.asarray(np.abs(family.mean(of.path.scores.copy())))
@@ -326,14 +335,14 @@ TERMS: dict[str, Callable[[Case], float]] = {
 }
 
 
-# The terms for arithmetic as it is emulated here, where they can be sharper.
+# The terms for the emulated arithmetic of this program, which can be sharper.
 #
 # An accumulator adds the sum of `TOGETHER` products at a time, computed wide, and is
-# rounded after each addition, in a known order: what counts is the size of the partial
-# sums that are rounded, not that of the products. Of a wire of few bits members round
-# their parts once and their total once, and sum in float32 between.
+# rounded after each addition, in a known order: the bound depends on the size of the
+# partial sums that are rounded, not on that of the products. If messages have few bits,
+# members round their parts once and the total once, and sum in float32 between.
 
-CARRIED = get_format("fp32").unit_roundoff  # of sums between roundings to few bits
+CARRIED = get_format("fp32").unit_roundoff  # of sums between these roundings
 
 
 def emulated_margin_sum(case: Case) -> float:
@@ -347,9 +356,10 @@ def emulated_margin_sum(case: Case) -> float:
 
 
 def reduction(case: Case, parts: list[Array], error: Array) -> Array:
-    """Of a sum over members; their parts are numbers of the format already.
+    """Return a bound of the error that a sum over members adds to `error`.
 
-    They are rounded nevertheless where the message is divided, as G is too large.
+    Their `parts` are numbers of the format already. They are rounded again if the
+    message is divided, because G is too large for the format.
     """
     size = np.sum(np.abs(parts), axis=0) + error
     if case.form.is_wide:
@@ -367,7 +377,7 @@ def emulated_gram_sum(case: Case) -> float:
 
 
 def _summed(case: Case, left: Array, right: Array) -> Array:
-    """The error of left · right where every member accumulates its own columns."""
+    """Return a bound of the error of left · right, summed by members over columns."""
     errors = []
     for part in case.exchange.parts:
         pieces = list(chunks(part, TOGETHER))
@@ -379,7 +389,7 @@ def _summed(case: Case, left: Array, right: Array) -> Array:
 
 
 def _spread(case: Case, left: Array, right: Array) -> Array:
-    """What the wide sums are off by themselves, as it grows with each rounding."""
+    """Return a bound of the errors of the wide sums, which grow with each rounding."""
     count = -(-left.shape[1] // TOGETHER)
     wide = gamma(TOGETHER + 1, case.hidden) * (1 + case.unit) ** count
     return np.asarray(wide * (left @ right))
@@ -467,7 +477,7 @@ EMULATED_TERMS: dict[str, Callable[[Case], float]] = {
 }
 
 
-# How far the formats of one exchange may carry its weights from the exact ones.
+# The bound of the error of the weights after one exchange, from its number formats.
 
 MODELS = ("emulated", "any")
 ACCUMULATING = (
@@ -526,7 +536,7 @@ def bound(
 def term(
     exchange: ExactExchange, precision: Precision, field: str, model: str = "emulated"
 ) -> Term:
-    """The bound for one field."""
+    """Return the bound for one field."""
     form = get_format(getattr(precision, field))
     sharp = model == "emulated" and _is_emulated(precision, field)
     terms = EMULATED_TERMS if sharp else TERMS
@@ -563,7 +573,7 @@ def _case(
 
 
 def _is_emulated(precision: Precision, field: str) -> bool:
-    """True where every rounding is made here, in an order that is known."""
+    """Return True if every rounding is emulated, in a known order."""
     form = get_format(getattr(precision, field))
     if field == "gram_wire":
         return not form.is_wide
@@ -573,7 +583,7 @@ def _is_emulated(precision: Precision, field: str) -> bool:
 
 
 def _is_idle(precision: Precision, field: str) -> bool:
-    """Margins that are stored as they were summed are not rounded again."""
+    """Return True for margins in the format of their sum, which need no rounding."""
     return field == "margin" and precision.margin == wider(
         precision.margin, precision.margin_sum
     )

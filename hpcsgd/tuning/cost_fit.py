@@ -1,4 +1,4 @@
-"""The cost model, fitted to times that were measured."""
+"""The fit of the cost model to measured times."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,23 +18,23 @@ from hpcsgd.products.cost import (
 )
 from hpcsgd.tuning.timed_exchanges import FIRST, Burst, TimedSetting
 
-# Figures from times: the constants of the cost model that explain what was measured.
+# The constants of the cost model that explain measured times.
 #
-# The model is a sum of constants times what an exchange has of each (messages, bytes,
-# multiply-adds, bytes of rows, ...), so a fit is least squares: relative errors,
-# nothing negative, and a pull toward what was measured of each part alone where times
-# cannot tell two constants apart.
+# The model is a sum of constants times counts of an exchange (messages, bytes,
+# multiply-adds, bytes of rows, ...), so the fit is by least squares: relative errors,
+# no negative constant, and a pull toward the constants that were measured separately,
+# for constants that times do not distinguish.
 
 Array = NDArray[np.float64]
-LEAST_SECONDS = 0.1  # of what was measured alone: nothing is done in no time at all
-PULL = 0.03  # weight of "as measured alone", of a time that is known to 100 %
-ROUNDS = 6  # which of two terms counts, and which times are strange, is found anew
-STRANGE = 0.1  # a time that is off by more counts less
+LEAST_SECONDS = 0.1  # least ratio of a constant to its separate measurement
+PULL = 0.03  # weight of a constant's relative distance from its measurement
+ROUNDS = 6  # each determines again which of two terms counts, and the outliers
+STRANGE = 0.1  # times with a larger relative error have less weight
 
 
 @dataclass(frozen=True)
 class TimeSample:
-    """One time that is to be explained."""
+    """One measured time of an exchange, and the inputs of its cost model."""
 
     product: str
     steps: int
@@ -43,20 +43,20 @@ class TimeSample:
 
 
 def fit_machine(times: Sequence[TimeSample], start: Machine) -> Machine:
-    """The constants nearest to `start` that explain the times."""
+    """Return the machine nearest to `start` that explains the times."""
     if not times:
         return start
     y = np.array([t.seconds for t in times])
     models = [_time_of(t) for t in times]
     first = costs_of(start)
-    # A machine that is slower in all is no reason to pull at each constant.
+    # A machine that is slower in everything must not pull each constant.
     first *= np.exp(np.median(np.log(y / [model(first) for model in models])))
     unit = np.where(first > 0, first, SMALL)
     pull, least = PULL * np.eye(len(first)), np.where(first > 0, LEAST_SECONDS, 0.0)
     costs, weights = first, np.ones(len(y))
     for _ in range(ROUNDS):
         parts = np.array([parts_of(model, costs) for model in models])
-        # Casts of narrow sums are nobody's constant.
+        # Casts of narrow sums belong to no constant.
         given = np.array([model(costs) for model in models]) - parts @ costs
         scaled = parts * unit / y[:, None] * weights[:, None]
         rows = np.concatenate([scaled, pull])
@@ -69,7 +69,7 @@ def fit_machine(times: Sequence[TimeSample], start: Machine) -> Machine:
 
 
 def _time_of(timed: TimeSample) -> Callable[[Array], float]:
-    """Seconds of such an exchange, from constants."""
+    """Return a function from constants to the seconds of such an exchange."""
 
     def time(costs: Array) -> float:
         machine = machine_of(costs)
@@ -79,28 +79,28 @@ def _time_of(timed: TimeSample) -> Callable[[Array], float]:
 
 
 def _bounded(rows: Array, aims: Array) -> Array:
-    """Least squares without negative parts."""
-    from scipy.optimize import nnls  # heavy: other commands do without
+    """Return the solution of least squares without negative entries."""
+    from scipy.optimize import nnls  # slow to import; other commands do not need it
 
     found: Array = nnls(rows, aims)[0]
     return found
 
 
-# The cost model as it stands after a fit: seconds of a step of any setting.
+# The cost model after a fit: seconds of a step of any setting.
 
-FOR_EVER = 10**12  # epochs, of which the first is nothing
+FOR_EVER = 10**12  # epochs, so that the first one has no weight
 
 
 @dataclass(frozen=True)
 class MachineModels:
-    """One machine for each kind of exchange, all of them near the one measured."""
+    """A fitted machine for each kind of exchange, all near the measured one."""
 
     job: CostInputs  # of the run that is planned, whatever its batch
     start: Machine
     machines: Mapping[str, Machine] = field(default_factory=dict)
 
     def step(self, setting: TimedSetting) -> float:
-        """Seconds of a step, on average over the run."""
+        """Return the seconds of a step, on average over the run."""
         if not product_facts(setting.product).keeps_batches or not self.job.comes_again:
             return self.exchange(setting) / setting.steps
         first = 1.0 / self.job.epochs
@@ -109,7 +109,7 @@ class MachineModels:
         return (first * once + (1.0 - first) * later) / setting.steps
 
     def exchange(self, setting: TimedSetting, later: bool = False) -> float:
-        """Seconds of one exchange."""
+        """Return the seconds of one exchange, of a first or a `later` epoch."""
         timed = question(setting, later, self.job)
         machine = self.machines.get(kind_of(setting, later), self.start)
         return seconds(timed.product, timed.steps, timed.job, machine) * setting.steps
@@ -135,7 +135,7 @@ def kind_of(setting: TimedSetting, later: bool) -> str:
 
 
 def question(setting: TimedSetting, later: bool, job: CostInputs) -> TimeSample:
-    """Return the sample of such an exchange, its seconds left open."""
+    """Return the sample of such an exchange, with 0 seconds."""
     job = replace(job, batch=setting.batch, apart=job.apart or setting.look_ahead)
     if not product_facts(setting.product).keeps_batches:
         return TimeSample(setting.product, setting.steps, job, 0.0)

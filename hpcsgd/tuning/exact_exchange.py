@@ -71,7 +71,7 @@ class ExactExchange:
 
     @property
     def blocks(self) -> Blocks:
-        """Where each batch begins."""
+        """The number of the first row of each batch."""
         return blocks_of(self.sizes)
 
     @cached_property
@@ -109,12 +109,12 @@ class ExactExchange:
 
     @cached_property
     def gram(self) -> Array:
-        """G, all of it, (m, m)."""
+        """The whole of G, (m, m)."""
         return self.rows @ self.rows.T
 
     @cached_property
     def begins(self) -> Array:
-        """How many rows lie before the batch of every row, (m, 1)."""
+        """The number of rows before the batch of every row, (m, 1)."""
         return np.repeat(self.blocks.starts[:-1], self.sizes)[:, None]
 
     @cached_property
@@ -129,12 +129,12 @@ class ExactExchange:
 
     @cached_property
     def steepest(self) -> Array:
-        """l_j: the largest of them in every batch, (s,)."""
+        """l_j: the largest l_i of every batch, (s,)."""
         return np.array([self.slopes[part].max() for part in self.slices])
 
     @cached_property
     def growth(self) -> Array:
-        """How much what happens in a step may grow in those after it, (s,)."""
+        """Bounds of the growth of an error of step j until the end, (s,)."""
         return growth_of(self)
 
     @cached_property
@@ -156,7 +156,7 @@ class ExactPath:
     after: Array  # w⁺, (d, K)
 
     def update(self, before: Array) -> float:
-        """‖Δw‖."""
+        """Return ‖Δw‖, the norm of the update of `before`."""
         return float(np.linalg.norm(self.after - before))
 
 
@@ -194,7 +194,7 @@ class Norms:
 
 
 def norms_of(exchange: ExactExchange) -> Norms:
-    """Spectral norms; an intercept is one more column of ones."""
+    """Return the spectral norm of every batch; an intercept is a column of ones."""
     found = [_norm(_extended(exchange, part)) for part in exchange.slices]
     return Norms(np.array([value for value, _ in found]), all(ok for _, ok in found))
 
@@ -205,7 +205,7 @@ def _extended(exchange: ExactExchange, part: slice) -> Array:
 
 
 def _norm(Y: Array) -> tuple[float, bool]:
-    """From the smaller Gram, or the least of two bounds where that is too large."""
+    """Return ‖Y‖₂ by the smaller Gram and True, or a bound and False if it is large."""
     if min(Y.shape) <= SMALL:
         square = Y @ Y.T if len(Y) <= Y.shape[1] else Y.T @ Y
         return float(np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0))), True
@@ -214,7 +214,7 @@ def _norm(Y: Array) -> tuple[float, bool]:
 
 
 def slopes_of(exchange: ExactExchange) -> Array:
-    """The curvature of the loss, or near the scores where it has no bound."""
+    """Return l_i: the bound of the curvature, or the largest slope near the scores."""
     family, path = exchange.family, exchange.path
     c = np.ones_like(exchange.targets) if exchange.weights is None else exchange.weights
     if np.isfinite(family.curvature):
@@ -223,7 +223,7 @@ def slopes_of(exchange: ExactExchange) -> Array:
 
 
 def _steepest(family: Family, t: Array, y: Array) -> Array:
-    """The largest slope within `ROOM` of every score.
+    """Return the largest slope ∂r/∂t within `ROOM` of every score.
 
     The residual is monotone and convex or concave: its slope is largest at one end,
     and a secant outside of that end is steeper still.
@@ -235,7 +235,7 @@ def _steepest(family: Family, t: Array, y: Array) -> Array:
 
 
 def largest_safe_rate(exchange: ExactExchange) -> float:
-    """The largest rate at which no error grows: min over batches 2/(λ + l ‖Y‖²/b).
+    """Return the largest rate at which no error grows: min_j 2/(λ + l ‖Y_j‖²/b).
 
     Up to it every step I − η(λ + YᵀDY/b) has a norm of at most 1.
     """
@@ -245,10 +245,10 @@ def largest_safe_rate(exchange: ExactExchange) -> float:
 
 
 def growth_of(exchange: ExactExchange) -> Array:
-    """How much what happens in step j may grow in the steps after it, (s,).
+    """Return bounds of the growth of an error of step j in the steps after it, (s,).
 
-    One step stretches by no more than max(ρ, |ρ − h l ‖Y‖²|), ρ = 1 − ηλ; an
-    intercept is not penalised: 1 in place of the first ρ.
+    One step multiplies by at most max(ρ, |ρ − h l ‖Y‖²|), ρ = 1 − ηλ. An intercept is
+    not penalised, so that the first ρ is 1.
     """
     rho = 1.0 - np.array(exchange.rates) * exchange.l2
     low = rho - exchange.per_row * exchange.steepest * exchange.norms.values**2

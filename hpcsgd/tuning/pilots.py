@@ -44,26 +44,26 @@ from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import RunSettings, Session
 from hpcsgd.tuning.exact_exchange import ExactExchange
 
-# A small run of the real thing: what rounding does to the loss on these data.
+# Pilot runs: the effect of rounding on the loss on these data.
 #
-# Some rows of the data are trained on in one process, by the very code of a run, once
-# in float64 and once for each precision that is asked about. How the gap of a long run
-# follows from that of a short one is explained in docs/trust/precision.md.
+# A pilot trains on some rows of the data in one process, with the code of a run, once
+# in float64 and once in each precision in question. docs/trust/precision.md explains
+# how the gap of a long run follows from that of a short one.
 
-ROWS = 4096  # at most, as long as an epoch has `EXCHANGES`
+ROWS = 4096  # of a sample, unless 4 exchanges need more
 BYTES = 64 * 2**20  # of rows in float64
-SLICES = 32  # places of the file from which they come
-EXCHANGES = 48  # at least, in as many epochs as it takes
-MOST_MEMBERS = 4  # ranks that the pilot has: more would round no more
-DEFAULT_STEPS = 8  # where steps are left open
-# [run] of a pilot: ranks in this process, on a processor, behind no network.
+SLICES = 32  # of the file, from which the rows are taken
+EXCHANGES = 48  # at least, in as many epochs as they need
+MOST_MEMBERS = 4  # ranks of the pilot: more of them would not round more
+DEFAULT_STEPS = 8  # if the number of steps is open
 Value = TypeVar("Value")
+# [run] of a pilot: thread ranks in this process, on the CPU, without a network.
 THREADS = RunSection(comm="threads", timeout=0.0)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of the data, with all that belongs to them."""
+    """Some rows of the data, with their targets, weights and offsets."""
 
     X: Any  # dense, or a scipy.sparse matrix
     y: Array
@@ -71,7 +71,7 @@ class Sample:
     offsets: Array | None
 
     def reader(self) -> MemoryReader:
-        """As a run reads them."""
+        """Return a reader of the sample for a run."""
         return MemoryReader(self.X, self.y, self.weights, self.offsets)
 
 
@@ -80,16 +80,16 @@ class Gap:
     """The change of the loss by a precision."""
 
     measured: float  # the largest (F − F_fp64) / |F_fp64| of the pilot, in size
-    predicted: float  # for the run that was asked about
+    predicted: float  # for the run in question
     diverged: bool = False
 
 
 def draw_sample(
     reader: RowReader, group_rows: int, seed: int = 0, family: str = ""
 ) -> Sample:
-    """Rows from places all over the data; all of them where there are few.
+    """Return rows from slices of the whole data; all rows if there are few.
 
-    Of a family of classes there is a row of every class, however rare.
+    For a family of classes, the sample has a row of every class.
     """
     fits = BYTES // (8 * row_words(reader))
     wanted = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
@@ -108,14 +108,14 @@ def draw_sample(
 
 
 def draw_sample_of(config: RunConfig, reader: RowReader) -> Sample:
-    """Return a sample of the rows of a run, which has room for its exchanges."""
+    """Return a sample of the rows of a run, with enough rows for its exchanges."""
     return draw_sample(
         reader, rows_of_exchange(config), config.sampling.seed, config.problem.family
     )
 
 
 def rows_of_exchange(config: RunConfig) -> int:
-    """Return the rows of one exchange of one replica, of open steps the usual ones."""
+    """Return the rows of one exchange of one replica, by default of 8 steps."""
     return config.schedule.batch * (config.schedule.steps or DEFAULT_STEPS)
 
 
@@ -126,7 +126,7 @@ def planned_exchanges(config: RunConfig, rows: int) -> int:
 
 
 def _places(rows: int, wanted: int, seed: int) -> list[slice]:
-    """Slices of equal length, one somewhere in each part of the data."""
+    """Return slices of equal length, one at a random place in each part of the data."""
     if wanted >= rows:
         return [slice(0, rows)]
     count = max(min(SLICES, wanted), 1)
@@ -137,11 +137,11 @@ def _places(rows: int, wanted: int, seed: int) -> list[slice]:
 
 
 def _rare_labels(reader: RowReader, parts: list[slice]) -> list[slice]:
-    """The first row of every label that no part has."""
+    """Return the first row of every label that no part contains, as slices."""
     y = reader.targets(slice(0, reader.rows))
     labels, firsts = np.unique(y, return_index=True)
     if len(labels) > MOST_CLASSES:
-        return []  # no classes: whoever encodes them says so
+        return []  # no classes: the encoder of targets raises the error
     there = np.concatenate([np.unique(y[part]) for part in parts])
     return [slice(int(i), int(i) + 1) for i in firsts[~np.isin(labels, there)]]
 
@@ -172,9 +172,9 @@ def loss_gaps(
     members: int,
     exchanges: int,
 ) -> dict[str, Gap]:
-    """The gap of every precision to float64, over a run of so many exchanges.
+    """Return the gap of every precision to float64, for a run of so many exchanges.
 
-    One that ends as diverged where float64 does not has no gap: it is infinite.
+    The gap of a precision in which the pilot diverges is infinite.
     """
 
     def run_in(precision: PrecisionConfig) -> Result:
@@ -189,7 +189,10 @@ def loss_gaps(
 
 
 def _gap(found: Result, exact: Result, exchanges: int) -> Gap:
-    """Errors of different exchanges are as good as independent: they add as roots."""
+    """Return the gap of a pilot, and its prediction for a run of so many exchanges.
+
+    Errors of different exchanges are almost independent: the gap grows as their root.
+    """
     if found.status.value == "diverged":
         return Gap(float("inf"), float("inf"), diverged=True)
     pairs = zip(_curve(found), _curve(exact), strict=True)
@@ -260,10 +263,10 @@ def silence_pilots() -> Iterator[None]:
         log.setLevel(before)
 
 
-# One exchange in any formats, all members in lock step in one process, and its error.
+# One exchange in any formats, of all members in one process, and its error.
 #
-# The calls are those of the products, one member after the other; what members say to
-# one another is rounded as it is on the wire.
+# The calls are those of the products, one member after the other; messages between
+# members are rounded as in a run.
 
 EXACT = RECIPES["fp64"]
 
@@ -278,7 +281,7 @@ class Outcome:
 
 @dataclass
 class Member:
-    """One rank: its backend, its columns, its slice of the weights."""
+    """One rank: its backend, its columns of the rows, and its part of the weights."""
 
     backend: Backend
     rows: Any
@@ -286,7 +289,7 @@ class Member:
 
 
 def perform(exchange: ExactExchange, precision: Precision) -> Outcome:
-    """The exchange as all members together would make it."""
+    """Return the outcome of an exchange of all members, in a precision."""
     crew = [_member(exchange, precision, part) for part in exchange.parts]
     gram, margins = _products(exchange, precision, crew)
     for member in crew:
@@ -307,14 +310,14 @@ def with_one_field(field: str, name: str) -> Precision:
 
 
 def held(exchange: ExactExchange, name: str) -> ExactExchange:
-    """The exchange with weights that format `name` has, as a run would hold them."""
+    """Return the exchange with weights rounded to format `name`, as in a run."""
     before = exchange.before.astype(np.float64)
     round_through(before, name)
     return replace(exchange, before=before)
 
 
 def relative_error(exchange: ExactExchange, precision: Precision) -> float:
-    """‖w⁺ − exact w⁺‖ / ‖Δw‖, Δw the update of the exact exchange."""
+    """Return ‖w⁺ − exact w⁺‖ / ‖Δw‖, Δw the update of the exact exchange."""
     exact = exchange.path.after
     off = np.linalg.norm(perform(exchange, precision).after - exact)
     return float(off / exchange.path.update(exchange.before))
@@ -348,7 +351,7 @@ def _batch(exchange: ExactExchange, precision: Precision) -> StepBatch:
 def _products(
     exchange: ExactExchange, precision: Precision, crew: list[Member]
 ) -> tuple[Array, Array]:
-    """Packed G and z, summed over members and stored."""
+    """Return packed G and z, summed over members and rounded to their formats."""
     sums = [
         sum_parts(parts, name) for parts, name in _messages(exchange, precision, crew)
     ]
@@ -380,14 +383,14 @@ def _messages(
     return [(grams, wire), (margins, summed)]
 
 
-# Real groups of real data, given exactly: what an error bound is computed on.
+# Exact exchanges on a sample of the data, for which error bounds are computed.
 
 MOST_BYTES = 2**30  # of the rows of one group in float64
 
 
 @dataclass(frozen=True)
 class SamplePath:
-    """The groups of a run on a sample, and the exact weights that each begins with."""
+    """The exchanges of a run on a sample, with the exact weights before each."""
 
     config: RunConfig
     sample: Sample
@@ -395,7 +398,7 @@ class SamplePath:
 
     @cached_property
     def sizes(self) -> list[tuple[int, ...]]:
-        """The batches of every group of an epoch."""
+        """The batch sizes of every exchange of an epoch."""
         schedule = self.config.schedule
         steps = schedule.steps or DEFAULT_STEPS
         found = plan_groups(len(self.sample.y), schedule.batch, steps)
@@ -407,7 +410,7 @@ class SamplePath:
         return found
 
     def exchanges(self, count: int, apart: int) -> list[ExactExchange]:
-        """`count` of them, each `apart` exchanges further on the exact path."""
+        """Return `count` exchanges: each `apart`-th one of the exact run."""
         chosen: list[ExactExchange] = []
         weights: Array = np.zeros((self._cols, self._columns))
         intercept = np.zeros(self._columns) if self.config.problem.intercept else None
@@ -496,7 +499,7 @@ class SamplePath:
 
 
 def _advanced(exchange: ExactExchange) -> Array:
-    """The intercept after the exchange."""
+    """Return the intercept after the exchange, (K,)."""
     path, h = exchange.path, exchange.per_row
     sums = [path.residuals[part].sum(axis=0) for part in exchange.slices]
     assert exchange.intercept is not None
@@ -504,10 +507,10 @@ def _advanced(exchange: ExactExchange) -> Array:
     return moved
 
 
-# What one exchange costs a member in some precision: bytes, and seconds here.
+# The cost of one exchange of a member in a precision: bytes, and measured seconds.
 
 REPEATS = 7
-COPIES = 64 * 2**20  # bytes of rows that an exchange draws its own from: not of cache
+COPIES = 64 * 2**20  # bytes of rows that an exchange samples from: more than a cache
 
 
 @dataclass(frozen=True)
@@ -516,12 +519,12 @@ class Cost:
 
     moved: dict[str, int]  # bytes by field: read or sent in its format
     sent: int  # bytes of the messages
-    seconds: float | None  # of arithmetic, measured; None where it is emulated
+    seconds: float | None  # of arithmetic, measured; None if it is emulated
     network: float  # seconds of the messages, by the network's model
 
     @property
     def total(self) -> float:
-        """Seconds; infinite where nobody can say."""
+        """Return the seconds of arithmetic and messages; inf if they are unknown."""
         return float("inf") if self.seconds is None else self.seconds + self.network
 
 
@@ -531,7 +534,11 @@ def cost_of(
     network: Network | None,
     seconds: bool,
 ) -> Cost:
-    """By counting, by measuring where it is not emulated, by the network's model."""
+    """Return the cost of one exchange of one member.
+
+    Bytes are counted, seconds of arithmetic are measured if `seconds` is set and no
+    format is emulated, and those of messages are by the model of `network`.
+    """
     moved = bytes_of(exchange, precision)
     members = len(exchange.parts)
     sent = moved["gram_wire"] + moved["margin_sum"] if members > 1 else 0
@@ -547,7 +554,7 @@ def cost_of(
 def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
     """Return the bytes that each field moves: rows from memory, words in messages.
 
-    0 for fields whose values never leave the processor.
+    They are 0 for fields whose values stay in the processor.
     """
     m, width = len(exchange.rows), exchange.parts[0].stop - exchange.parts[0].start
     scores = exchange.before.shape[1]
@@ -572,7 +579,11 @@ def _network_seconds(
     network: Network | None,
     moved: dict[str, int],
 ) -> float:
-    """One message where G and z have one format, else two; narrow ones call twice."""
+    """Return the seconds of the messages, by the model of the network.
+
+    G and z are one message if they have the same format, else two. A narrow message
+    needs two calls.
+    """
     members = len(exchange.parts)
     if network is None or members == 1:
         return 0.0
@@ -586,14 +597,15 @@ def _network_seconds(
 
 
 def _is_narrow(name: str) -> bool:
-    """Return whether a sum in this format travels in pieces, by two calls."""
+    """Return whether a sum in this format needs two calls, on parts of the message."""
     return messages.is_narrow(get_format(name))
 
 
 def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
-    """The first member's arithmetic, its rows not in cache: the shortest time of a few.
+    """Return the seconds of the first member's arithmetic, with rows not in cache.
 
-    Others on the machine, and BLAS threads that wait for a core, only ever add.
+    It is the shortest of some times: other processes, and BLAS threads that wait for a
+    core, only make them longer.
     """
     part = exchange.parts[0]
     own = np.ascontiguousarray(exchange.rows[:, part])
@@ -612,7 +624,7 @@ def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
 def _once(
     exchange: ExactExchange, precision: Precision, backend: Any, matrix: Array
 ) -> Any:
-    """Seconds of the arithmetic of one exchange on these rows of `matrix`."""
+    """Return a function from row numbers of `matrix` to the seconds of an exchange."""
     blocks, batch = exchange.blocks, _batch(exchange, precision)
     room = np.empty((blocks.rows, matrix.shape[1]), dtype=precision.working)
     gram = np.empty(blocks.gram_words, get_format(precision.gram_wire).carrier)

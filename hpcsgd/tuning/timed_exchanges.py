@@ -23,19 +23,20 @@ from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.opened_run import open_run
 from hpcsgd.runs.settle import job_of
 
-# The real thing for some hundredths of a second: exchanges of a setting, timed.
+# Timed exchanges of a setting: a real run for some hundredths of a second.
 #
 # The data are loaded once; every setting gets its own product, feed and loop on them,
-# so that what is timed is what a run does, messages and all.
+# so that the times are those of a run, messages included.
 
-EPOCHS = 10**6  # as many as anybody waits for: a burst ends before
+EPOCHS = 10**6  # more than any burst takes
 LEAST, MOST = 3, 20000  # exchanges of a burst
-FIRST_EPOCH = 0.15  # seconds of one in which all is kept, and which is not timed
-WOKEN = 2  # exchanges after which everything has its place
-FEW = 16  # exchanges of it, where nobody knows what one takes
+FIRST_EPOCH = 0.15  # seconds of a first epoch, in which a product stores its batches
+WOKEN = 2  # exchanges after which all memory and messages are allocated
+FEW = 16  # exchanges of a first epoch, if the time of one is unknown
 MOST_TOUCHED = 2**29  # bytes
-TINY = 1e-9  # rate: what is timed is not to diverge
-FIRST = {"cached": "gram", "gather-once": "gather"}  # what the first epoch is like
+TINY = 1e-9  # learning rate at which a timed run does not diverge
+# product that stores batches -> the product that its first epoch costs as much as
+FIRST = {"cached": "gram", "gather-once": "gather"}
 
 
 @dataclass(frozen=True, order=True)
@@ -46,16 +47,16 @@ class TimedSetting:
     steps: int
     batch: int
     look_ahead: bool = False
-    period: int = 0  # exchanges between agreements; 0 = none while it is timed
+    period: int = 0  # exchanges between agreements; 0 = no agreement while timed
 
     @property
     def rows(self) -> int:
-        """Rows of an exchange, m."""
+        """Return the rows of an exchange, m."""
         return self.steps * self.batch
 
     @property
     def kind(self) -> str:
-        """The product, with a word on whether it looks ahead."""
+        """Return the product, with " ahead" if it looks ahead."""
         return self.product + (" ahead" if self.look_ahead else "")
 
     def applied_to(self, config: RunConfig) -> RunConfig:
@@ -73,16 +74,16 @@ class TimedSetting:
 
 @dataclass(frozen=True)
 class Burst:
-    """Some exchanges of a setting."""
+    """A number of timed exchanges of a setting, in a row."""
 
     setting: TimedSetting
-    later: bool  # of epochs in which all is kept
+    later: bool  # after the first epoch, with all batches stored
     exchanges: int
     seconds: float  # of one exchange
 
 
 class Stage:
-    """One grid and one precision of a world, with data in it."""
+    """The data on one grid in one precision, on which settings are timed."""
 
     def __init__(
         self,
@@ -112,12 +113,12 @@ class Stage:
 
     @property
     def rows(self) -> int:
-        """Rows of a replica, at least."""
+        """Return the least number of rows of a replica."""
         return self.opened.loaded.shard.total_rows // self.opened.grid.replicas.size
 
     @property
     def task(self) -> Task:
-        """Any that stands on these data: kernels and groups are the same in all."""
+        """Return a task on these data; kernels and communicators are those of all."""
         if self._task is None:
             self._task = self._live(TimedSetting("direct", 1, 1)).task
         return self._task
@@ -134,7 +135,10 @@ class Stage:
         return setting.rows <= self.rows
 
     def burst(self, setting: TimedSetting, seconds: float) -> Burst:
-        """About so many seconds of it; of a product that keeps, of later epochs."""
+        """Time exchanges of a setting for about `seconds` seconds. Collective.
+
+        If the product stores batches, they are exchanges of later epochs.
+        """
         later = product_facts(setting.product).keeps_batches
         if setting not in self._runs:
             self._runs[setting] = _TimedRun(self._live(setting), setting)
@@ -143,26 +147,26 @@ class Stage:
         return Burst(setting, later, *self._runs[setting].run(seconds))
 
     def _touch(self, setting: TimedSetting) -> None:
-        """Take memory for all that it keeps, and give it back.
+        """Allocate the memory that the product stores batches in, and free it.
 
-        Pages that nobody has used since the machine began can take ten times as long
-        as others, where the machine is a virtual one; a run seldom meets any.
+        On a virtual machine, pages that were never used since its start can take ten
+        times as long as others; a run seldom gets such pages.
         """
         size = kept_bytes(setting.product, setting.steps, self.job(self.rows, 2))
         np.empty(min(size, MOST_TOUCHED), dtype=np.uint8).fill(0)
 
     def first(self, setting: TimedSetting) -> Burst:
-        """The first epoch, of a product that keeps; there has been a burst of it."""
+        """Return the burst of the first epoch of a setting that `burst` has timed."""
         return Burst(setting, False, *self._runs[setting].first)
 
     def forget(self) -> None:
-        """Let go of the products that bursts were made with."""
+        """Finish and release the products of all bursts."""
         for run in self._runs.values():
             run.finish()
         self._runs.clear()
 
     def close(self) -> None:
-        """Let go of the groups, with all ranks."""
+        """Release the products and close the grid. Collective."""
         self.forget()
         self.opened.grid.close()
 
@@ -175,13 +179,13 @@ class Stage:
         return assemble_run(config, opened, [])
 
     def _fewer(self, setting: TimedSetting) -> LoadedRows:
-        """As many rows as a first epoch may take in which everything is kept."""
+        """Return the rows on which a first epoch takes about `first_epoch` seconds."""
         loaded, replicas = self.opened.loaded, self.opened.grid.replicas.size
         first = TimedSetting(FIRST[setting.product], setting.steps, setting.batch)
         known = self._runs.get(first)
         each = known.each if known and known.each else self.first_epoch / FEW
         count = max(int(self.first_epoch / each), LEAST)
-        # Of every replica as many: the last ones may have a row less than the first.
+        # The same number for every replica: the last ones may have one row less.
         height = min(self.rows, count * setting.rows)
         shard, part = loaded.shard, slice(0, height)
         return replace(
@@ -204,11 +208,11 @@ class _TimedRun:
     def __init__(self, live: AssembledRun, setting: TimedSetting) -> None:
         self.live = live
         self.keeps = product_facts(setting.product).keeps_batches
-        self.first = (0, 0.0)  # exchanges of a first epoch, and what one took
-        self.each = 0.0  # seconds of an exchange, as far as is known
+        self.first = (0, 0.0)  # exchanges of a first epoch, and seconds of one
+        self.each = 0.0  # seconds of an exchange in the last burst; 0 before it
 
     def run(self, seconds: float) -> tuple[int, float]:
-        """(exchanges, seconds of one): the same on all ranks."""
+        """Return exchanges and seconds of one, the same on all ranks. Collective."""
         if not self.each:
             self._wake()
         count = min(max(int(seconds / self.each), LEAST), MOST)
@@ -216,7 +220,7 @@ class _TimedRun:
         return count, self.each
 
     def finish(self) -> None:
-        """Finish messages that are still under way."""
+        """Wait for messages that have not arrived."""
         self.live.product.finish()
 
     def _wake(self) -> None:
@@ -224,9 +228,9 @@ class _TimedRun:
         live = self.live
         live.warm_up()
         view = live.view
-        view.history.append({})  # no loss is asked for
+        view.history.append({})  # no loss is evaluated
         first = live.feed.exchanges_per_epoch if self.keeps else LEAST
-        # The first of all exchanges makes room and messages, once in a run.
+        # The very first exchange allocates memory and messages, once in a run.
         woken = min(WOKEN, first - 1)
         if woken:
             self._time(woken)
@@ -234,7 +238,7 @@ class _TimedRun:
         self.each = self._time(LEAST)
 
     def _time(self, count: int) -> float:
-        """Seconds of an exchange of the slowest rank, looks as often as in a run."""
+        """Return the seconds of an exchange on the slowest rank, polls included."""
         loop, world = self.live.loop, self.live.grid.world
         looks = world.ledger.entries["control"]
         view, control = loop.view, (looks.calls, looks.seconds)
@@ -248,11 +252,11 @@ class _TimedRun:
         return float(max(*world.exchange_objects(own), 1e-9))
 
 
-# Seconds to spend: every part of the plan asks what is left, and ends in time.
+# The seconds of a tuning: every part queries the time that is left, and ends in time.
 
 
 class TimeBudget:
-    """A clock that all ranks read alike: rank 0's."""
+    """A limited time, by the clock of rank 0 on all ranks."""
 
     def __init__(
         self,
@@ -267,21 +271,21 @@ class TimeBudget:
 
     @property
     def spent(self) -> float:
-        """Seconds since the beginning; asked by all ranks together."""
+        """Return the seconds since the beginning. Collective."""
         own = self.clock() - self.began
         said: float = self.world.exchange_objects(own)[0]
         return said
 
     def until(self, share: float) -> float:
-        """Seconds until so much of the whole is spent, or 0."""
+        """Return the seconds until `share` of the time is spent, or 0. Collective."""
         return max(share * self.seconds - self.spent, 0.0)
 
 
-# The first rows of a file as a file of its own: what is timed on instead of all.
+# A reader of the first rows of a file, on which settings are timed.
 
 
 class FirstRows:
-    """Rows 0 .. n − 1 of a reader; of a family of classes with every label in them."""
+    """Rows 0 .. n − 1 of a reader, with every label if the family has classes."""
 
     def __init__(self, whole: RowReader, rows: int, family: str) -> None:
         self.whole = whole
@@ -292,39 +296,39 @@ class FirstRows:
         self._y = _with_all_labels(whole, self.rows, family)
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """As the whole has it."""
+        """Return a block of the rows, as a dense array."""
         return self.whole.read(rows, cols)
 
     def read_csr(self, rows: slice, cols: slice) -> Any:
-        """As the whole has it."""
+        """Return a block of the rows, in CSR."""
         return self.whole.read_csr(rows, cols)
 
     def targets(self, rows: slice) -> Array:
-        """With every label somewhere."""
+        """Return the targets of rows; among all of them is every label."""
         found: Array = self._y[rows]
         return found
 
     def sample_weight(self, rows: slice) -> Array | None:
-        """As the whole has it."""
+        """Return the sample weights of rows, or None."""
         return self.whole.sample_weight(rows)
 
     def offset(self, rows: slice) -> Array | None:
-        """As the whole has it."""
+        """Return the offsets of rows, or None."""
         return self.whole.offset(rows)
 
     def describe(self) -> dict[str, Any]:
-        """As the whole does."""
+        """Return the description of the whole file."""
         return self.whole.describe()
 
     def close(self) -> None:
-        """Close the whole."""
+        """Close the reader of the whole file."""
         self.whole.close()
 
 
 def _with_all_labels(whole: RowReader, rows: int, family: str) -> Array:
-    """Targets of the first rows; labels that they lack take the places of some.
+    """Return the targets of the first rows, with all labels put first if one lacks.
 
-    Times depend on how many classes there are, not on whose row is whose.
+    Times depend on the number of classes, not on the label of a row.
     """
     y = np.array(whole.targets(slice(0, rows)))
     if get_family(family).targets not in LABELLED or rows == whole.rows:

@@ -60,12 +60,12 @@ from hpcsgd.tuning.timed_exchanges import (
     TimedSetting,
 )
 
-# What is asked of the tuner, and what of it is open.
+# The question of a tuning: a run, and its open settings.
 
 log = logging.getLogger(__name__)
-BATCHES = (8, 16, 32, 64, 128)  # where --batch auto leaves them open
+BATCHES = (8, 16, 32, 64, 128)  # of --batch auto
 LEAST_SECONDS = 1.0
-KINDS = ("auto", "none", "average")  # that tune knows the times of
+KINDS = ("auto", "none", "average")  # agreements whose times are modelled
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class TuningQuestion:
     """A run, with some of its settings left open."""
 
     config: RunConfig
-    batches: tuple[int, ...]  # one: it is settled
+    batches: tuple[int, ...]  # to choose from; a single one is fixed
     seconds: float = 30.0
     any_recipe: bool = False  # the recipe is open
-    any_replicas: bool = False  # grids that change what is learnt may be chosen
+    any_replicas: bool = False  # grids of several replicas may be chosen
 
     def __post_init__(self) -> None:
         if not LEAST_SECONDS <= self.seconds < float("inf"):
@@ -116,11 +116,11 @@ class TuningQuestion:
         )
 
     def reader(self) -> RowReader:
-        """Open all the data."""
+        """Return a reader of all the data."""
         return open_reader(Path(self.config.data.path))
 
     def grids(self, ranks: int) -> list[tuple[int, int]]:
-        """R x C that may be chosen; one replica alone where that is not said."""
+        """Return the grids (R, C) to choose from; R is 1 unless more are allowed."""
         grid = self.config.grid
         if grid.members or grid.replicas > 1:
             return [(grid.replicas, grid.members or max(ranks // grid.replicas, 1))]
@@ -149,7 +149,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def probing_steps(batch: int, rows: int, most: int) -> list[int]:
-    """Steps at which times are taken for the fit, small and large ones."""
+    """Return the numbers of steps that are timed for the fit, small and large ones."""
     fits = [s for s in STEPS if s * batch <= min(rows, most)]
     wanted = [s for s in PROBED if s in fits]
     return wanted or fits[-1:]
@@ -158,20 +158,20 @@ def probing_steps(batch: int, rows: int, most: int) -> list[int]:
 PROBED = (2, 6, 20, 48, 128)
 
 
-# What a larger batch, or replicas that agree seldom, cost in rows: short real runs.
+# The cost in rows of a larger batch, or of replicas that agree seldom, by short runs.
 #
-# All of them start at zero on the same sample of rows. The first, with the smallest
-# batch and no replicas, says which loss is to be reached: that of half of its epochs.
-# The others have all of them, twice as many rows, to reach it; one that does not is
-# out.
+# All runs start at zero on the same sample of rows. The first run, with the smallest
+# batch and one replica, defines the loss to reach: that after half of its epochs. The
+# others have all epochs, twice as many rows, to reach it; a run that does not is
+# excluded.
 
-AT_ONCE = 8  # steps between two looks at the clock; they change nothing that is learnt
-EPOCHS = 6  # of a run; the loss is that of the first one after half of them
+AT_ONCE = 8  # steps of an exchange, which do not change the iterates
+EPOCHS = 6  # of a run; half of them define the loss to reach
 
 
 @dataclass(frozen=True)
 class LearningSetting:
-    """Settings that decide how much is learnt from a row."""
+    """Settings that determine the decrease of the loss by a row."""
 
     batch: int  # rows a step of one replica
     rate: float
@@ -180,7 +180,7 @@ class LearningSetting:
 
     @property
     def rows(self) -> int:
-        """Rows of all replicas in one step."""
+        """Return the rows of all replicas in one step."""
         return self.batch * self.replicas
 
     def __str__(self) -> str:
@@ -192,20 +192,20 @@ class LearningSetting:
 
 @dataclass(frozen=True)
 class Learnt:
-    """Rows that a way needs for the loss, over those of the first."""
+    """The ratio of the rows that a setting needs for the loss to those of the first."""
 
     way: LearningSetting
-    penalty: float  # infinite where it did not get there in time
+    penalty: float  # inf if the run did not reach the loss
     loss: float = float("nan")  # at the end of its run
 
 
 def ways_of(
     config: RunConfig, batches: Sequence[int], grids: Sequence[tuple[int, int]]
 ) -> list[LearningSetting]:
-    """The first is what the others are held to.
+    """Return the learning settings to try; the others are compared with the first.
 
-    A rate that suits one batch is small for a larger one: both are tried, the same and
-    one that grows with the rows of a step.
+    A rate that suits one batch is small for a larger one, so two rates are tried: the
+    same one, and one that is proportional to the rows of a step.
     """
     first = LearningSetting(min(batches), config.rate.value)
     found = {first: None}
@@ -224,10 +224,10 @@ LOCAL = (8, 32)  # steps between agreements that are tried
 def learn(
     config: RunConfig, sample: Sample, ways: Sequence[LearningSetting], seconds: float
 ) -> list[Learnt]:
-    """Each way's penalty, as long as there is time; on one rank, for all of them.
+    """Return the penalty of each setting, as long as there is time, on one rank.
 
-    What is learnt hangs on batches and replicas alone, not on how many ranks share the
-    columns: replicas are threads here, and nobody waits for a network.
+    The iterates depend on batches and replicas only, not on the number of ranks that
+    share the columns: replicas are threads of this process, without a network.
     """
     found: list[Learnt] = []
     goal, needed, longest, end = 0.0, 1.0, 0.0, perf_counter() + seconds
@@ -271,7 +271,10 @@ def learning_run(config: RunConfig, sample: Sample, way: LearningSetting) -> Res
 
 
 def rows_to(result: Result, goal: float) -> float:
-    """Epochs until the loss was `goal`: between looks its logarithm is a line."""
+    """Return the epochs until the loss was `goal`; inf if it was not reached.
+
+    Between evaluations, the logarithm of the loss is interpolated linearly.
+    """
     if result.status is Status.DIVERGED:
         return inf
     looks = [(float(r["epoch"]), float(r["loss"])) for r in result.history]
@@ -282,14 +285,14 @@ def rows_to(result: Result, goal: float) -> float:
 
 
 def _part(above: float, below: float, goal: float) -> float:
-    """How much of the way from `above` to `below` lies above the goal."""
+    """Return the part of the decrease from `above` to `below` that is above `goal`."""
     if below <= 0.0:
         return (above - goal) / (above - below)
     return math.log(above / goal) / math.log(above / below) if above > below else 1.0
 
 
 def _goal(result: Result) -> float:
-    """The loss that the first way has after half of its epochs."""
+    """Return the loss of the first setting after half of its epochs."""
     losses = {int(r["epoch"]): float(r["loss"]) for r in result.history}
     goal = losses.get(EPOCHS // 2, inf)
     if result.status is Status.DIVERGED or not goal < losses[0]:
@@ -301,15 +304,15 @@ def _goal(result: Result) -> float:
     return goal
 
 
-# One grid in one recipe: its stage, its figures, its model, its candidates.
+# One grid in one recipe: its data, figures, model and candidates.
 
-BURST, SHORTEST = 0.05, 0.005  # seconds of one
-FIRST = 6  # times a burst: a first epoch in which all is kept
-OVERHEAD = 2.0  # times a burst, to put up what it is of
-ROUNDS = 3  # of bursts for a fit, in turns; the middle one counts
+BURST, SHORTEST = 0.05, 0.005  # most and least seconds of a burst
+FIRST = 6  # seconds of a first epoch of a product that stores batches, in bursts
+OVERHEAD = 2.0  # seconds of a burst with its preparation, in bursts
+ROUNDS = 3  # of bursts for a fit, in turns; their median is used
 AROUND = ("exchange", "step", "alone", "turn")
 WORD = 4  # bytes of a weight that replicas average
-WIDE = 4  # bytes of a value of the matrix; the Gram of fewer has a rate of its own
+WIDE = 4  # bytes of a value of the matrix; narrower ones have another rate of Gram
 
 
 @dataclass(frozen=True)
@@ -318,32 +321,32 @@ class TimedRows:
 
     rows: int
     total: int  # of all the data
-    reading: float  # bytes of float64 a second that a rank reads
+    reading: float  # bytes of float64 that a rank reads in a second
 
 
 @dataclass(frozen=True)
 class GridFigures:
     """Figures of the machine on one grid, in one recipe."""
 
-    machine: Machine  # each constant alone, before any fit
+    machine: Machine  # each constant measured separately, before any fit
     directions: tuple[NetworkFigures, ...]  # members, replicas
     kernels: tuple[dict[str, Any], ...]  # each rate with the rows it was measured on
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting on a grid, and what is expected of it."""
+    """A setting on a grid, with its predicted and measured seconds of a step."""
 
     grid: tuple[int, int]
     recipe: str
     learnt: Learnt
     setting: TimedSetting
     predicted: float  # seconds of a step
-    measured: float = 0.0  # the same; 0 = not yet
+    measured: float = 0.0  # seconds of a step; 0 = not measured
 
     @property
     def place(self) -> tuple[tuple[int, int], str]:
-        """The grid and the recipe."""
+        """Return the grid and the recipe."""
         return self.grid, self.recipe
 
     @property
@@ -353,18 +356,18 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step: measured, or else predicted."""
+        """Return the seconds of a step: measured, or else predicted."""
         return self.measured or self.predicted
 
     @property
     def score(self) -> float:
-        """Seconds for as much learning as one row of the first way gives."""
+        """Return the seconds for the progress by one row of the first setting."""
         return self.seconds / self.learnt.way.rows * self.learnt.penalty
 
 
 @dataclass
 class CandidateGroup:
-    """Where bursts of one grid and recipe are made."""
+    """The candidates of one grid and recipe, their bursts, and the fitted model."""
 
     grid: tuple[int, int]
     recipe: str
@@ -375,10 +378,10 @@ class CandidateGroup:
 
     @property
     def comparison_machine(self) -> Machine:
-        """Figures that can be compared with another machine's.
+        """Return a machine that can be compared with other machines.
 
-        Rates are those of each kernel alone: a fit on one width of rows may lay what
-        one of them takes upon another. What surrounds kernels shows in a fit alone.
+        Its rates are measured for each kernel separately, as a fit on one width of rows
+        may confuse them. Overheads around kernels are fitted.
         """
         fitted = self.model.start
         around = {name: getattr(fitted, name) for name in AROUND}
@@ -387,7 +390,7 @@ class CandidateGroup:
     def candidates(
         self, question: TuningQuestion, ways: Sequence[Learnt]
     ) -> list[Candidate]:
-        """All that is open to a run, by what the model says."""
+        """Return all candidates for the open settings, with seconds by the model."""
         return [
             Candidate(self.grid, self.recipe, way, setting, self._step(setting))
             for way in ways
@@ -398,7 +401,7 @@ class CandidateGroup:
     def settings(
         self, question: TuningQuestion, batch: int, local: int = 0
     ) -> Iterator[TimedSetting]:
-        """Products and steps; with replicas, steps that divide `local`."""
+        """Yield settings of products and steps; with replicas, steps divide `local`."""
         config, model = question.config, self.model
         job, replicas = replace(model.job, batch=batch), self.grid[0]
         fixed = config.schedule.steps if replicas == 1 or local == 0 else 0
@@ -425,7 +428,7 @@ class CandidateGroup:
         budget: TimeBudget,
         share: float,
     ) -> None:
-        """Bursts of a few settings, in turns, until the time is spent; then the fit."""
+        """Time bursts of some settings in turns, as time allows; fit the model."""
         wanted = self._probes(question, batches)
         each = budget.until(share) / (OVERHEAD * ROUNDS * max(len(wanted), 1))
         each = min(max(each, SHORTEST), BURST)
@@ -456,7 +459,7 @@ class CandidateGroup:
             chosen = [s for s in every if s.steps in steps] or every
             for setting in dict.fromkeys(chosen):
                 found.setdefault(setting.kind, []).append(setting)
-        # One of each kind before a second of any: time may be short.
+        # One setting of each kind precedes a second one, as time may be short.
         turns = zip_longest(*found.values())
         return [setting for turn in turns for setting in turn if setting is not None]
 
@@ -467,7 +470,7 @@ class CandidateGroup:
         return wish == "on" or self.figures.directions[0].latency >= WORTH_HIDING
 
     def _step(self, setting: TimedSetting) -> float:
-        """By the model, with what replicas say to one another."""
+        """Return the seconds of a step by the model, with averages of replicas."""
         found = self.model.step(replace(setting, period=0))
         replicas, words = self.figures.directions[1], self.model.job.local_columns
         if replicas.ranks == 1 or not setting.period:
@@ -485,7 +488,7 @@ def open_candidate_group(
     budget: TimeBudget,
     share: float,
 ) -> CandidateGroup:
-    """Load the sample onto the grid and measure what it can do."""
+    """Load the sample onto the grid and measure the figures of the machine."""
     config, whole = on_grid(question.config, grid, recipe), question.reader()
 
     def reader(_: Communicator) -> RowReader:
@@ -504,7 +507,7 @@ def measure_figures(
 ) -> GridFigures:
     """Measure both directions of the grid, and the rates of a rank.
 
-    Collective. The slowest ranks count, in each direction, so that all choose alike.
+    Collective. In each direction the slowest rank counts, so that all choose alike.
     """
     task, grid, world = stage.task, stage.opened.grid, stage.world
     seconds = budget.until(share) / 4
@@ -528,7 +531,7 @@ def measure_figures(
 
 
 def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
-    """The run there, in this recipe."""
+    """Return the configuration with this grid and recipe."""
     replicas, members = grid
     return config.with_values(
         {
@@ -539,22 +542,22 @@ def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
     )
 
 
-# From what is open to what is settled: measure, predict, run the best, choose.
+# The choice of open settings: measure, predict, run the best, choose.
 
 BEST = 5  # candidates that are run
 TURNS = 3  # of each of them
 LONGEST = 0.2  # seconds of a burst of a candidate
-ROOM_SECONDS = 2.0  # that the bursts of one grid and recipe need for a fit
-CLOSE = 1.15  # one that is expected within this of the best is run, too
+ROOM_SECONDS = 2.0  # for the bursts of one grid and recipe before a fit
+CLOSE = 1.15  # candidates with at most this ratio to the best score are run as well
 SAMPLE = 192 * 2**20  # bytes of float64 of all ranks: larger than a last-level cache
 MOST_RECIPES = 3  # that are timed, the cheapest of the good ones
-# What of the time is spent when each part ends.
+# The share of the time that is spent at the end of each part.
 LEARNT, RECIPES, OPENED, FITTED, RUN = 0.2, 0.27, 0.37, 0.65, 0.88
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The fastest settings, and what they rest on."""
+    """The fastest settings, and the measurements by which they were chosen."""
 
     question: TuningQuestion
     ranks: int
@@ -564,22 +567,22 @@ class TuningResult:
     gaps: dict[str, float]  # recipe -> expected gap to fp64's loss
     groups: tuple[CandidateGroup, ...]
     sample: TimedRows
-    seconds: float  # that it took
+    seconds: float  # of the tuning
 
     @property
     def chosen(self) -> Candidate:
-        """The fastest candidate."""
+        """Return the fastest candidate."""
         return self.best[0]
 
     def config(self) -> RunConfig:
-        """The run with nothing left open."""
+        """Return the configuration of the fastest candidate, without open settings."""
         best, config = self.chosen, self.question.config
         chosen = best.setting.applied_to(on_grid(config, best.grid, best.recipe))
         return chosen.with_values({"rate.value": best.learnt.way.rate})
 
 
 def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
-    """Choose what is open, in the seconds that were given; called by all ranks."""
+    """Choose the open settings in the given seconds. Collective."""
     check_rate(question.config)
     budget = TimeBudget(world, question.seconds)
     reader = world.together(question.reader)
@@ -632,7 +635,7 @@ def rows_to_time(
 
 
 def check_rate(config: RunConfig) -> None:
-    """Refuse a rate that every trial would find for itself."""
+    """Refuse an automatic rate, which would differ between the trials."""
     if config.rate.is_open:
         raise ConfigError(
             "tune compares batches at one rate, and --rate auto finds another for each;"
@@ -643,7 +646,7 @@ def check_rate(config: RunConfig) -> None:
 def _learn(
     question: TuningQuestion, reader: Any, world: Communicator, budget: TimeBudget
 ) -> list[Learnt]:
-    """The penalty of every batch and of every number of replicas that is open."""
+    """Return the penalty of every open batch and number of replicas. Collective."""
     config = question.config
     ways = ways_of(config, question.batches, question.grids(world.size))
     if len(ways) == 1:
@@ -660,7 +663,7 @@ def _learn(
 def _gaps(
     question: TuningQuestion, reader: Any, world: Communicator, budget: TimeBudget
 ) -> dict[str, float]:
-    """Recipes that may be chosen, each with its expected gap; rank 0 tries them."""
+    """Return recipe -> predicted gap, by pilots on rank 0. Collective."""
     config = question.config
     if not question.any_recipe:
         return {config.precision.recipe: 0.0}
@@ -690,13 +693,13 @@ def _open_groups(
     sample: TimedRows,
     budget: TimeBudget,
 ) -> list[CandidateGroup]:
-    """One for each grid and each recipe that is good enough, as time allows."""
+    """Return a group for each grid and each good recipe, as time allows. Collective."""
     limit = question.config.precision.tolerance
     good = [name for name, gap in gaps.items() if gap <= limit]
-    if question.any_recipe:  # the widest is what is left where no other will do
+    if question.any_recipe:  # the widest recipe is taken only if no other is good
         good = [n for n in PREFERRED[:-1] if n in good][:MOST_RECIPES] or ["fp64"]
     places = [(g, r) for r in good for g in question.grids(world.size)]
-    # A fit of a few bursts says less than none of another place.
+    # A fit with too few bursts is worse than one grid or recipe less.
     most = max(int((FITTED - OPENED) * budget.seconds / ROOM_SECONDS), 1)
     if len(places) > most:
         said = "time for %d of %d grids and recipes; give more --seconds"
@@ -759,7 +762,7 @@ def _take_turns(
     budget: TimeBudget,
     each: float,
 ) -> None:
-    """A burst of each, and again, as long as there is time."""
+    """Time a burst of each candidate, `TURNS` times as long as there is time."""
     for turn in range(TURNS):
         for candidate in wanted:
             if turn and budget.until(RUN) <= 0.0:
@@ -795,7 +798,7 @@ SCHEMA = 1
 
 
 def document(found: TuningResult) -> dict[str, Any]:
-    """All of it, as JSON may have it."""
+    """Return the result as a JSON object."""
     return {
         "schema": SCHEMA,
         "chosen": row(found.chosen, found.ranks),
@@ -835,7 +838,7 @@ def _figures(group: CandidateGroup, sample: TimedRows) -> dict[str, Any]:
 
 
 def row(one: Candidate, ranks: int) -> dict[str, Any]:
-    """One line of the table."""
+    """Return the figures of one candidate, a row of the table."""
     setting, way = one.setting, one.learnt.way
     return {
         "ranks": ranks,
@@ -850,7 +853,7 @@ def row(one: Candidate, ranks: int) -> dict[str, Any]:
         "predicted": one.predicted,
         "measured": one.measured,
         "penalty": one.learnt.penalty,
-        "seconds_per_row": one.score,  # for as much learning
+        "seconds_per_row": one.score,  # for the same progress
     }
 
 

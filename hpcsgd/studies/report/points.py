@@ -141,18 +141,18 @@ class ReportPoint:
 
     @property
     def is_good(self) -> bool:
-        """Whether the run has reached its end."""
+        """Return whether the run has reached its end, and its time is known."""
         seconds = self.costs.seconds
         return self.outcome.status in GOOD and seconds is not None and seconds > 0
 
     @property
     def is_saved(self) -> bool:
-        """Whether the run was preempted or interrupted, so that it can be resumed."""
+        """Return whether the run was preempted or interrupted, so it can be resumed."""
         return self.outcome.status in SAVED
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there were more ranks than cores, so that ranks waited for a core."""
+        """Return whether there were more ranks than cores, which ranks waited for."""
         cores = self.machine.cores
         return self.machine.oversubscribed or 0 < cores < self.config.ranks
 
@@ -332,7 +332,7 @@ class RunSetting:
 
     @property
     def was_busy(self) -> bool:
-        """Whether other processes used the machine when one of the runs began."""
+        """Return whether other processes used the machine as one of the runs began."""
         return any(
             m.load is not None and m.cores and m.load / m.cores > BUSY
             for m in (point.machine for point in self.points)
@@ -368,7 +368,7 @@ class RunSetting:
 
     @property
     def is_one_rank(self) -> bool:
-        """Whether one rank did all the work, without emulated ranks."""
+        """Return whether one rank did all the work, without emulated ranks."""
         return self.width == 1 and not self.config.emulated
 
     def named(self, others: Sequence["RunSetting"]) -> str:
@@ -396,7 +396,7 @@ class Problem:
 
     @property
     def is_weak(self) -> bool:
-        """Whether the rows grow with the ranks."""
+        """Return whether the rows grow with the ranks (weak scaling)."""
         return any(p.task.study == "weak" for s in self.settings for p in s.points)
 
     @property

@@ -299,7 +299,7 @@ class Allowance:
         return float(2.0**form.least * max(1.0, 2.0 * loudest / form.largest))
 
     def _stored(self, exact: Array, off: Array, known: Array) -> tuple[Array, Array]:
-        """Margins as they are stored, and how far they are off.
+        """Return margins in their stored format, and bounds of their errors.
 
         Parameters
         ----------
@@ -405,7 +405,7 @@ class Allowance:
 
     @property
     def is_joint(self) -> bool:
-        """Whether the errors of weights and intercept form one vector (plain SGD)."""
+        """Return whether errors of weights and intercept are one vector (plain SGD)."""
         plain = self.exchange.update == "sgd"
         return plain and self.linear is None and not self.forgets
 

@@ -152,7 +152,7 @@ class Certificate:
 
     @property
     def ok(self) -> bool:
-        """Whether no check fails and no check is undecided."""
+        """Return whether no check fails and no check is undecided."""
         return not self.failed and not self.undecided
 
     def json(self) -> str:

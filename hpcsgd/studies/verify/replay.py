@@ -114,12 +114,15 @@ class ReplayDifference:
 
     @property
     def is_within(self) -> bool:
-        """Whether the deviation is within the tolerance; nan is not."""
+        """Return whether the deviation is at most the tolerance; False if it is nan."""
         return self.deviation <= self.tolerance
 
     @property
     def is_decided(self) -> bool:
-        """Whether the result is wrong, or a wrong result could not have passed."""
+        """Return whether the result is wrong, or a wrong result could not have passed.
+
+        A wrong result could have passed if the tolerance is above DECISIVE.
+        """
         return not self.is_within or self.tolerance <= DECISIVE
 
 
@@ -484,7 +487,7 @@ class RecordedRun:
 
     @property
     def agrees_on_gradients(self) -> bool:
-        """Whether all replicas take one step together in an exchange."""
+        """Return whether all replicas take one step together in an exchange."""
         return self.config.agreement.kind == GRADIENT
 
     @property

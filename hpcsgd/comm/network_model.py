@@ -31,7 +31,7 @@ from hpcsgd.formats import Array
 
 @dataclass(frozen=True)
 class Network:
-    """Latency and bandwidth, and whom they are felt with."""
+    """Latency and bandwidth of an emulated network, and its number of ranks."""
 
     alpha: float  # seconds per hop of a tree
     bandwidth: float  # bytes per second of one rank's link

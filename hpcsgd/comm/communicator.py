@@ -360,8 +360,8 @@ class Pending:
 
 
 class Address(NamedTuple):
-    """Rack and node of a rank; ranks on one node have equal ones. "" is an unknown
-    rack.
+    """Rack and node of a rank, equal for ranks that share them; "" is an
+    unknown rack.
     """
 
     rack: str
@@ -442,7 +442,7 @@ class Communicator(Transport):
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
     serves_threads = True  # False: one thread of a rank alone may call it
-    address: Address | None = None  # of this rank, where it is not what the system says
+    address: Address | None = None  # of this rank, where it differs from the system's
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
@@ -549,7 +549,7 @@ class Communicator(Transport):
         return self.start(Collective("sum", buffer, buffer), purpose)
 
     def reduce(self, buffer: Array, purpose: str) -> Array:
-        """buffer ← Σ over ranks, on rank 0 alone; the others' keep what they held."""
+        """buffer ← Σ over ranks, on rank 0 alone; other ranks keep their values."""
         if self.size > 1:
             self.run(Collective("reduce", buffer, buffer), purpose)
         return buffer
@@ -740,8 +740,8 @@ class Communicator(Transport):
         return result  # type: ignore[return-value]
 
     def working(self, what: str) -> AbstractContextManager[None]:
-        """Return a context in which this rank counts as busy though it looks idle: slow
-        disks.
+        """Return a context for work that looks idle, such as slow disks, but
+        is busy.
         """
         return self.ledger.place.working(what)
 

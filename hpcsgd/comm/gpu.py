@@ -62,7 +62,7 @@ class Layer(Protocol):
         """Return an event that is done once the work on the stream so far is."""
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
-        """Make the stream wait for the event; the host goes on."""
+        """Make the stream wait for the event; the host continues."""
 
     def is_done(self, event: Any) -> bool:
         """Return whether the event is done, without waiting."""
@@ -154,7 +154,7 @@ class Carrier(ABC):
 #
 # Arrays of the host, flags and objects go the way of the host's communicator; arrays
 # of the device go through a carrier. Both are booked in one ledger by the same lines,
-# so no transport can count in a way of its own.
+# so that all transports count alike.
 
 
 class DeviceCommunicator(Communicator):
@@ -379,7 +379,7 @@ def gpu_of_rank(
     ----------
     environment : what the launcher left, such as `os.environ`
     visible : GPUs that this process sees
-    local_ranks : ranks on this node; None takes what the launcher says
+    local_ranks : ranks on this node; None takes the launcher's number
     share_gpus : several ranks may use one GPU
     """
     if visible < 1:

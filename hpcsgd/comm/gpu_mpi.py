@@ -378,5 +378,5 @@ class DevicePieces(NarrowPieces):
         self.group.layer.narrow(values, self.held, self.group.stream)
 
     def read(self, out: Any) -> None:
-        """out ← the values that are held."""
+        """out ← the values of the pieces."""
         self.group.layer.widen(self.held, out, self.group.stream)

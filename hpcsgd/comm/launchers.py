@@ -66,8 +66,8 @@ def has_mpi_signs(environment: Mapping[str, str]) -> bool:
 
 
 def has_agent(environment: Mapping[str, str]) -> bool:
-    """Return whether torchrun started this process: MPI's variables are its agent's
-    then.
+    """Return whether torchrun started this process: its agent may have MPI's
+    variables.
     """
     return AGENT in environment and "MASTER_ADDR" in environment
 
@@ -179,7 +179,7 @@ def _cores_of(process: int) -> int:
         return os.cpu_count() or 1
 
 
-# The end of a job in which a rank fails where nobody catches it.
+# The end of a job in which a rank fails by an uncaught exception.
 
 
 def abort_on_uncaught(world: "Communicator") -> None:
@@ -206,7 +206,7 @@ def abort_on_uncaught(world: "Communicator") -> None:
 # MPICH shares memory on a node through a file, 2 to 4 MB, which a rank that is killed
 # cannot remove. It names the file by what PMI calls the job. For Slurm that is
 # NUMBER.STEP, and so again after a requeue: a rank that finds the file waits for ever
-# for whoever made it, or reads addresses of the dead. `mpiexec` draws a new name each
+# for its maker, or reads addresses of the dead. `mpiexec` draws a new name each
 # time.
 #
 # `python -m hpcsgd.comm.launchers` removes them at the end of a job's script.
@@ -316,9 +316,7 @@ LOSSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 
 
 def is_loss(mpi: Any, error: BaseException) -> bool:
-    """Return whether MPI reports that a rank is gone, or that another rank has noticed
-    it.
-    """
+    """Return whether MPI reports a lost rank, or that another rank has noticed one."""
     if not isinstance(error, mpi.Exception):
         return False
     known = {getattr(mpi, name) for name in LOSSES if hasattr(mpi, name)}

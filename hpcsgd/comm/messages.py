@@ -250,7 +250,7 @@ class NarrowPieces:
         self._exponents[self._heads] = exponent
 
     def read(self, out: Array) -> None:
-        """out ← the values that are held."""
+        """out ← the values of the pieces, times their factors."""
         name = self.form.name
         if not self.header:
             widen(self.held, name, out)

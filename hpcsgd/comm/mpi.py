@@ -93,7 +93,7 @@ class MpiMail:
         return process_state(self._mates[rank]) if rank in self._mates else ""
 
     def close(self) -> None:
-        """Discard late messages and free the communicator; all ranks have stopped
+        """Discard late messages and free the communicator, after all ranks stopped
         posting.
         """
         while self.fetch() is not None:

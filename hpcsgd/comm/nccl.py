@@ -368,7 +368,7 @@ def _places(start: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 # recorded once and launched again and again; every launch is booked as its sums are.
 
 AHEAD = 16  # larger = the host runs further ahead of its GPU, and gets errors later
-# One algorithm for every message; NVLS adds in an order of its own each time.
+# One algorithm for every message; NVLS adds in another order each time.
 PINNED = {"NCCL_NVLS_ENABLE": ("0",), "NCCL_ALGO": ("Ring", "Tree")}
 PINNED["NCCL_PROTO"] = ("Simple",)
 # Buffers of graphs that NCCL has registered have hung without a word between nodes

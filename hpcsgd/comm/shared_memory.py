@@ -460,7 +460,7 @@ class SumChoice:
         node = self._node
         assert node is not None
         memory = node.take(bytes_needed(node, words, dtype))
-        # A node without room keeps the others from waiting for it.
+        # If one node has no room, no node uses shared memory: none waits for it.
         if not agreed(self._comm, self._mpi, memory is not None):
             log.debug("no room for a shared sum of %d words; summed by MPI", words)
             return None

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-TIMEOUT = 20.0  # seconds, where no command or configuration says otherwise
+TIMEOUT = 20.0  # seconds, unless a command or configuration sets another limit
 START = 300.0  # seconds: imports of many ranks on a busy file system take minutes
 TICK = 0.5  # seconds of a step of the clock, which counts none while it is stopped
 FIRST = 1.0  # seconds by which a stopped rank is named before others report

@@ -131,11 +131,10 @@ class Board:
             raise TransportError(f"{waits()}: {late}")
 
     def _wait_for(self, is_there: Callable[[], bool]) -> bool:
-        """Return whether the condition holds in time; the limit is ten times as long
-        while any rank works.
+        """Wait for a condition or a failure; return whether one of them comes in time.
 
-        Ranks that are threads share one clock of CPU time, which does not show the rank
-        that works.
+        The limit is ten times as long while any rank works. Ranks that are threads
+        share one clock of CPU time, which does not show the rank that works.
         """
         for _ in range(PATIENCE):
             began, used = time.perf_counter(), time.process_time()

@@ -203,14 +203,14 @@ def _traffic() -> int:
 #
 # Nothing is sent while all is well. A rank that is late in a collective calls the roll:
 # every watchdog answers where its main thread is, also while that one sleeps or loops.
-# Of several late ranks the lowest asks.
+# Of several late ranks, the lowest calls.
 
 log = logging.getLogger("hpcsgd")
 TICK = 1.0  # seconds between checks while all is well
 ALERT = 0.05  # and while a roll is called
 HEARING = 2.0  # seconds that an answer may take
-MANNERS = 5.0  # seconds for which the question of a lower rank keeps ours back
-STAGGER = 0.1  # seconds that each rank lets the one below it ask first, up to 2 s
+MANNERS = 5.0  # seconds for which a roll call of a lower rank delays ours
+STAGGER = 0.1  # seconds by which each rank calls after the one below it, up to 2 s
 STACKS = 1.0  # seconds for the suspects to print their stacks
 
 
@@ -330,7 +330,7 @@ class Watchdog:
             sender, (kind, number, content) = letter
             self.alert_until = self.clock() + MANNERS
             if kind == "where":
-                if sender < self.rank:  # the lowest rank asks for all
+                if sender < self.rank:  # the lowest rank calls for all
                     self.quiet_until, self.call = self.clock() + MANNERS, None
                 self.mail.post(sender, ("here", number, self._here(content)))
             elif kind == "here" and self.call and number == self.call.number:
@@ -370,8 +370,8 @@ class Watchdog:
         return complete or self.clock() - call.started_at >= HEARING
 
     def _judge(self, call: RollCall) -> None:
-        """Act on the answers; a silent rank is asked once more before it counts as
-        silent.
+        """Act on the answers; a silent rank counts after a second roll call, or if its
+        process is stopped or gone.
         """
         self.call = None
         others = set(range(self.size)) - {self.rank}

@@ -144,7 +144,7 @@ def register(name: str, kind: type[Family]) -> None:
 
 
 def _family_fault(name: str, kind: Any) -> str:
-    """Return what keeps `kind` from being a family, or ""."""
+    """Return why `kind` is not a complete family, or "" if it is."""
     if not isinstance(kind, type):
         return f"{kind!r} is no class; give the class itself"
     for method, arguments in (

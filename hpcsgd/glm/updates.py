@@ -186,7 +186,7 @@ class LinearRule(Rule):
         weights[...] = moved.reshape(weights.shape)
 
 
-# Adagrad and Adam: every word has a rate of its own, from the gradients it has seen.
+# Adagrad and Adam: every word has a separate rate, which its past gradients set.
 #
 # The penalty is part of the gradient, so that both go to the optimum of F, as SGD does.
 

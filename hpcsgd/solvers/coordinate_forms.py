@@ -548,7 +548,7 @@ class ClassItems(Items):
 
 # Sweeps over the columns of a quadratic model on one process, compiled.
 #
-# One process has no message to save: instead of a Gram, the residuals are kept up to
+# One process sends no messages: instead of a Gram matrix, the residuals are kept up to
 # date after every single step, and a column costs as much as it has values
 # (`kernels/cpu/sweep.c`). The iterates are those of exchanges with blocks of one.
 
@@ -795,7 +795,7 @@ def sum_gram(
 #
 # An epoch makes the model (one sum of m K² + K² + K words for m columns), takes
 # `SWEEPS` sweeps over items, and goes from w towards where they end, as far as F falls
-# (one sum of `TRIALS` + 2 words, and a word that says how far).
+# (one sum of `TRIALS` + 2 words, and a word, the length).
 #
 # With l1 an epoch takes a working set alone: the weights that are not 0, and those
 # whose slope is above `NEAR` l1. Every other weight is 0 and meets the condition of a
@@ -872,7 +872,7 @@ class NewtonForm(Form):
         return float(word[0]) * self.scale
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """Return the point of these weights, or of 0, with the best intercept.
+        """Return the point of these weights, or 0, with the best intercept.
         Collective.
         """
         shape = (self.columns.count, self.classes)
@@ -917,8 +917,8 @@ class NewtonForm(Form):
         return FormModel(slope.loss, self.objective.norm(slope), gap)
 
     def prepare(self, point: CoordinatePoint, order: Array) -> Array:
-        """Make the quadratic model about the point; return this epoch's items, in their
-        order. Collective.
+        """Make the quadratic model about the point; return this epoch's items.
+        Collective.
         """
         self.anchor = point.x.reshape(-1, self.classes).copy()
         family, c = self.objective.family, self.weights[:, None]
@@ -1012,8 +1012,8 @@ class NewtonForm(Form):
         return numbers.astype(np.int64)
 
     def _slope(self) -> Array:
-        """Return ∇ of the smooth part at the point, (d, K), by the last evaluation if
-        it can.
+        """Return ∇ of the smooth part at the point, (d, K), that of an evaluation if
+        known.
         """
         if self.slope is not None:
             return self.slope

@@ -76,7 +76,7 @@ class Evaluation:
         self.clipped = 0  # scores beyond the range of exp at the last evaluation
 
     def measure(self, state: State, view: View) -> bool:
-        """Write the loss into the view; return False if the run has diverged.
+        """Write the loss into the view; return False if the run diverged.
         Collective.
         """
         seen = self.agreement.consensus(state, view.exchanges).host_state()
@@ -420,9 +420,7 @@ class BestWeights(Observer):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """Return the epoch and the held-out loss of the best weights, for the
-        report.
-        """
+        """Return epoch and held-out loss of the best weights, for the report."""
         return {"best_held": dict(self.figures)} if self.figures else {}
 
     def _best(self) -> Mapping[str, Any] | None:

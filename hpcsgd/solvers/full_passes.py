@@ -222,8 +222,8 @@ def _is_lower(ahead: _LevelTrial, before: _LevelTrial, step: Array) -> bool:
 
 
 def _newton(look: _LevelTrial, reach: float) -> Array:
-    """Return Newton's step, cut to `reach`; of classes, none by the same for all of
-    them.
+    """Return Newton's step, at most `reach` in size, with no equal shift of all
+    classes.
     """
     if not look.bend.any():  # all residuals are saturated: the longest step
         downhill: Array = -look.slope * (reach / np.abs(look.slope).max())
@@ -373,7 +373,7 @@ def curvatures(
 #     F(u, γ) ≥ Σ p_i ℓ_i(t_i) + g·(u − w) + (Σ p_i r_i)·(γ − β) + penalty(u)
 #
 # for all u, γ. Where Σ p_i r_i = 0 the right side has a minimum in u, column by column:
-# a bound of F* from below. With a ridge alone it says F − F* ≤ ‖∇_w F‖²/(2λ). It is the
+# a bound of F* from below. With a ridge alone it is F − F* ≤ ‖∇_w F‖²/(2λ). It is the
 # dual of Fenchel at θ = r. An intercept that is not penalised is first moved to its own
 # optimum β* on the scores at hand, which takes no pass over the matrix:
 #
@@ -437,7 +437,7 @@ def gap_scale(loss: float, null_excess: float) -> float:
 
 
 def gap_of(objective: Objective, weights: Array, intercept: Array | None) -> Optimality:
-    """Return gradient and gap: two passes, for the scores and for both gradients.
+    """Return gradient and gap: a pass for the scores, one for both gradients.
     Collective.
     """
     rows = open_rows(objective)
@@ -632,7 +632,7 @@ def may_lack_minimum(family: str, penalty: Penalty) -> bool:
 
 
 def is_separated(rows: AllRows, scores: Array) -> bool:
-    """Return whether all scores are on the side of their class, on all ranks.
+    """Return whether all scores of all ranks are on the side of their class.
     Collective.
 
     One flag over all ranks; no pass over the matrix.

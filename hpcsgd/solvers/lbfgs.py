@@ -429,7 +429,7 @@ class GapCertificate:
 def null_excess(rows: AllRows, has_intercept: bool) -> float:
     """Return F of the null model less the mean of the least losses there can be.
 
-    Collective: two words over all ranks, and the looks of `level` for the intercept.
+    Collective: two words over all ranks, and the trials of `level` for the intercept.
     """
     scores = np.zeros((rows.height, rows.columns))
     if rows.objective.shard.offsets is not None:
@@ -462,7 +462,7 @@ DEPTH = 20  # pairs that are kept; larger = fewer passes, more memory
 LEAST_DEPTH = 5
 KEPT_WORDS = 2**25  # of all pairs together, over all columns: fewer of wide ones
 STALE = 40  # iterations without a gain that a float64 can show
-RESCALED_FIRST = 50  # iterations before the first look at the scaling; then doubled
+RESCALED_FIRST = 50  # iterations before the first check of the scaling; then doubled
 RESCALED_BY = 4.0  # change of a column's curvature for which the scaling is replaced
 REFINEMENTS = 6  # of a point whose certified gap is above its limit
 TIGHTER = 0.1  # of a gradient that a refinement begins with
@@ -621,7 +621,7 @@ class Lbfgs:
             self._forget()
 
     def _certified(self, ending: StopReason) -> StopReason | None:
-        """Return how a run ends by the certified gap of its point; None: it goes on.
+        """Return how a run ends by the certified gap of its point; None: it continues.
 
         The gap decides wherever there is one. The gradient is relative to residuals,
         which mislead where a few rows are huge, and vanish on separable data.

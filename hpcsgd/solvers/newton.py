@@ -56,9 +56,7 @@ class WholeScaling:
 
 
 class Hessian:
-    """The Hessian of a landscape, in the variables (u, ν) flattened as
-    gradients are.
-    """
+    """The Hessian of a landscape in the variables (u, ν), flattened like gradients."""
 
     def __init__(self, land: Landscape, scaling: VariableScaling) -> None:
         self.landscape = land
@@ -76,9 +74,7 @@ class Hessian:
         self.product = np.empty((self.variables, self.variables))
 
     def take(self, point: RefinementPoint, gradient: Array) -> tuple[Array, Array]:
-        """Return (F'', g) of the whole at a point; `gradient` is this member's, flat.
-        Collective.
-        """
+        """Return (F'', g) at a point, of this member's flat `gradient`. Collective."""
         P = self.variables
         words = np.zeros(P * P + P)
         whole = words[: P * P].reshape(P, P)
@@ -158,9 +154,7 @@ class Hessian:
         return found
 
     def _own_rows(self, rows: slice) -> tuple[Array, slice]:
-        """Return all columns of this member's part of these rows, and which part that
-        is.
-        """
+        """Return all columns of this member's part of these rows, and that part."""
         members = self.rows.grid.members
         block = dense(self.rows.objective.read(rows))
         shares = [split_range(len(block), members.size, r) for r in range(members.size)]
@@ -202,8 +196,8 @@ def dense(block: Any) -> Array:
 #
 # Without a ridge no gap bounds F − F*, and a small gradient may hide a large one: a row
 # 1e7 times as long as the others scales their part of the gradient away. The fall that
-# a step of Newton expects, g·H⁺g/2, does not depend on any scale, and is held to the
-# limit of a gap there. It is an estimate, exact for least squares, and certifies
+# a step of Newton expects, g·H⁺g/2, does not depend on any scale, and has to
+# meet the limit of a gap. It is an estimate, exact for least squares, and certifies
 # nothing; it counts only where that step changes no score by much.
 
 CACHED_VALUES, LEAST_ROWS = 2**15, 256  # of rows that are multiplied together
@@ -292,9 +286,7 @@ class NewtonSystem:
 
     @cached_property
     def _factor(self) -> Array | None:
-        """Return the Cholesky factor; None where the Hessian is not well
-        conditioned.
-        """
+        """Return the Cholesky factor; None if the Hessian is ill conditioned."""
         from scipy.linalg.lapack import dpocon, dpotrf
 
         factor, failed = dpotrf(self.whole, lower=1, clean=0)
@@ -403,9 +395,7 @@ class NewtonSolver(Lbfgs):
         return gradient, NewtonSystem(whole, rounding, self.landscape.rows.columns)
 
     def _directions(self) -> Iterator[tuple[Array, float]]:
-        """Yield Newton's direction, then those of L-BFGS, which are tried where it
-        fails.
-        """
+        """Yield Newton's direction, then as a fallback those of L-BFGS."""
         if self.passes > self.after:
             yield self._newton()
         yield from super()._directions()
@@ -450,8 +440,8 @@ class NewtonSolver(Lbfgs):
 #
 # The optimum of m rows is about sqrt(P/m) away from that of all n rows, in units in
 # which a step of Newton is 1 long: where a pass over m rows is cheap beside one over n,
-# passes over m rows save half of the others. The rows are read in pieces that lie
-# anywhere, since their order may follow the targets.
+# passes over m rows save half of the others. The rows are read in pieces at random
+# places, since their order may follow the targets.
 
 SAMPLED = 20  # rows for each variable
 LEAST_SAMPLE = 2000  # rows of all replicas
@@ -587,9 +577,7 @@ class Refinement:
         return self
 
     def begin(self, state: State, view: View) -> None:
-        """Evaluate the start at the weights of `state`: a few passes over all rows.
-        Collective.
-        """
+        """Evaluate the start at the weights of `state`, by a few passes. Collective."""
         self.clock.start()
         began = perf_counter()
         self.sent = replace(self.ledger.entries["evaluate"])
@@ -769,9 +757,7 @@ def make_steps(
     start: RefinementPoint,
     certificate: GapCertificate | None,
 ) -> Lbfgs:
-    """Return L-BFGS or Newton's method, by the kind of the settings and the problem's
-    size.
-    """
+    """Return L-BFGS or Newton's method, by the settings and the problem's size."""
     columns, scores = land.rows.objective.shard.total_columns, land.rows.columns
     small = is_small(columns, scores)
     if settings.kind == "newton" and not small:

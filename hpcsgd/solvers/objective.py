@@ -28,9 +28,7 @@ BLOCK_VALUES = 2**20  # of a block, over all columns: wide rows make it shorter
 
 
 def block_rows(total_columns: int) -> int:
-    """Return the rows of one block, the same for all members, whose widths
-    may differ.
-    """
+    """Return the rows of one block; members of any width use the same."""
     return max(min(BLOCK_ROWS, BLOCK_VALUES // total_columns), 64)
 
 
@@ -353,9 +351,7 @@ class TiledObjective(Objective):
         return on_disk.is_broken
 
     def measure(self, weights: Any, intercept: Array | None) -> Losses:
-        """Return F, and the mean loss on held-out rows, by one pass over the tiles of
-        w.
-        """
+        """Return F, and the loss on held-out rows, by one pass over the tiles of w."""
         on_disk: OnDisk = weights
         scores = np.zeros((self.shard.height, on_disk.columns))
         value, penalty = np.zeros(1), self.penalty
